@@ -1,0 +1,305 @@
+"""What can be set: frozen dataclasses, the presets, and their validation.
+
+Unknown names fail when a config is read back; wrong values fail at construction with the field, the value and the
+remedy. The resolved config of a run is written to its folder.
+"""
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from dist_transformer.errors import UserError
+
+T = TypeVar("T")
+
+
+def _require(condition: bool, field_name: str, value: object, remedy: str) -> None:
+    if not condition:
+        raise UserError(f"{field_name} is {value!r}: {remedy}")
+
+
+def _require_fraction(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _require(0.0 <= value < 1.0, name, value, "give a number from 0 up to, not including, 1")
+
+
+def _require_positive(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _require(value > 0, name, value, "give a number above 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """The network of Vaswani et al. 2017, section 3; the defaults are `base`."""
+
+    width: int = 512
+    """d_model: width of the residual stream."""
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    heads: int = 8
+    head_width: int | None = None
+    """d_k = d_v; width / heads when not given."""
+    ffn_width: int = 2048
+    """d_ff: inner width of the feed-forward layers."""
+    dropout: float = 0.1
+    """P_drop: on every sublayer's output and on embeddings + positions."""
+    attention_dropout: float = 0.0
+    """On attention weights; the paper has none."""
+    ffn_dropout: float = 0.0
+    """Inside the feed-forward layers; the paper has none."""
+    activation: Literal["relu", "gelu"] = "relu"
+    norm: Literal["post", "pre"] = "post"
+    """post: LayerNorm(x + sublayer(x)), as in the paper; pre: x + sublayer(LayerNorm(x)), and a norm at the end."""
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    max_positions: int = 1024
+    """Longest sentence, in tokens, that has a position."""
+    tie_embeddings: bool = True
+    """One matrix for source embedding, target embedding and output projection."""
+    embedding_init: Literal["xavier", "normal"] = "normal"
+    """xavier: uniform by fan; normal: N(0, 1 / width)."""
+    vocab_size: int = 0
+    """Taken from the data folder's tokenizer; 0 until then."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "width", "encoder_layers", "decoder_layers", "heads", "ffn_width", "max_positions")
+        _require_fraction(self, "dropout", "attention_dropout", "ffn_dropout")
+        if self.head_width is None:
+            remedy = f"it must be a multiple of heads ({self.heads}), or give head_width"
+            _require(self.width % self.heads == 0, "width", self.width, remedy)
+        else:
+            _require_positive(self, "head_width")
+        _require(self.width % 2 == 0, "width", self.width, "it must be even: sine and cosine take half each")
+        _require(self.vocab_size >= 0, "vocab_size", self.vocab_size, "it comes from the tokenizer")
+
+    @property
+    def attention_head_width(self) -> int:
+        return self.head_width if self.head_width is not None else self.width // self.heads
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchConfig:
+    """How much one optimizer step trains on: `packs_per_step` packs, on any number of ranks."""
+
+    max_target_tokens: int = 3136
+    """Target tokens that fit a pack."""
+    max_source_tokens: int | None = None
+    """Source tokens that fit a pack; when not given, the target budget times the corpus' ratio of source to target."""
+    max_sentences: int | None = None
+    """Sentence pairs that fit a pack; an eighth of max_target_tokens when not given."""
+    packs_per_step: int = 8
+    packs_per_micro_batch: int = 1
+    """Packs that a rank computes at once; changing it changes dropout masks, nothing else."""
+    window_shards: int = 8
+    """Shards that are shuffled together; more mixes better, and plans need more memory."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "max_target_tokens", "packs_per_step", "packs_per_micro_batch", "window_shards")
+        for name in ("max_source_tokens", "max_sentences"):
+            if getattr(self, name) is not None:
+                _require_positive(self, name)
+        remedy = f"it cannot be above packs_per_step ({self.packs_per_step})"
+        _require(
+            self.packs_per_micro_batch <= self.packs_per_step,
+            "packs_per_micro_batch",
+            self.packs_per_micro_batch,
+            remedy,
+        )
+
+    def accumulation_steps(self, world_size: int) -> int:
+        """Micro-batches that each rank computes for one optimizer step."""
+        if world_size > self.packs_per_step:
+            raise UserError(
+                f"packs_per_step is {self.packs_per_step} but {world_size} processes were started: "
+                "raise --batch.packs-per-step (and lower --batch.max-target-tokens to keep the batch), or start fewer"
+            )
+        per_round = world_size * self.packs_per_micro_batch
+        return -(-self.packs_per_step // per_round)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerConfig:
+    """Adam and its learning rate (section 5.3)."""
+
+    schedule: Literal["noam", "inverse_sqrt"] = "noam"
+    """noam: scale · width^-0.5 · min(step^-0.5, step · warmup^-1.5); inverse_sqrt: up to peak_lr, then step^-0.5."""
+    warmup_steps: int = 4000
+    lr_scale: float = 1.0
+    """Factor on the noam rate."""
+    peak_lr: float = 1e-3
+    """Highest rate of inverse_sqrt, reached at warmup_steps."""
+    beta1: float = 0.9
+    beta2: float = 0.98
+    epsilon: float = 1e-9
+    weight_decay: float = 0.0
+    """Decoupled (AdamW), on matrices only."""
+    max_grad_norm: float = 0.0
+    """Clip the gradient to this norm; 0: no clipping, as in the paper."""
+    label_smoothing: float = 0.1
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "warmup_steps", "lr_scale", "peak_lr", "epsilon")
+        _require_fraction(self, "beta1", "beta2", "label_smoothing")
+        for name in ("weight_decay", "max_grad_norm"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "give 0 (off) or a number above 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """A training run."""
+
+    data: Path
+    """Data folder made by tools/prepare_data.py."""
+    run_dir: Path
+    """Run folder; training resumes from its newest checkpoint."""
+    deepspeed_config: Path | None = None
+    """JSON with zero_optimization, communication and offload keys; ds_configs/zero1.json's content when not given."""
+    max_steps: int = 100_000
+    """Optimizer steps in all, counted from the start of the run."""
+    save_every: int = 1000
+    """Steps between checkpoints."""
+    validate_every: int = 1000
+    """Steps between validations; 0: never."""
+    log_every: int = 50
+    """Steps between log lines."""
+    patience: int = 0
+    """Stop after so many validations without a lower loss; 0: never."""
+    keep_checkpoints: int = 3
+    """Newest checkpoints that are kept (weights, moments and position, for resuming)."""
+    keep_weights: int = 20
+    """Newest weight files that are kept (for averaging)."""
+    max_skipped_steps: int = 10
+    """Abort after so many steps in a row whose loss or gradient was not finite."""
+    precision: Literal["bf16", "fp32"] = "bf16"
+    seed: int = 1
+    resume: Literal["auto", "required", "never"] = "auto"
+    """auto: resume when there is a checkpoint; required: fail without one; never: refuse a run folder that has one."""
+    timeout_minutes: float = 30.0
+    """A collective that waits longer for a rank ends the job."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    def __post_init__(self) -> None:
+        names = (
+            "max_steps",
+            "save_every",
+            "log_every",
+            "keep_checkpoints",
+            "keep_weights",
+            "max_skipped_steps",
+            "timeout_minutes",
+        )
+        _require_positive(self, *names)
+        for name in ("validate_every", "patience", "seed"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "give 0 or a number above 0")
+        needs_validation = self.patience == 0 or self.validate_every > 0
+        _require(needs_validation, "patience", self.patience, "it counts validations: set validate_every above 0")
+
+
+def _preset(**settings: Any) -> TrainConfig:
+    return TrainConfig(data=Path("data"), run_dir=Path("run"), **settings)
+
+
+_BIG = {"width": 1024, "heads": 16, "ffn_width": 4096, "dropout": 0.3}
+_SMALL = {"width": 128, "heads": 4, "ffn_width": 256, "encoder_layers": 4, "decoder_layers": 4, "dropout": 0.3}
+
+PRESETS: dict[str, TrainConfig] = {
+    # For the embedded corpus and smoke tests: minutes on two CPU cores.
+    "tiny": _preset(
+        model=ModelConfig(width=128, heads=4, ffn_width=256, encoder_layers=2, decoder_layers=2, dropout=0.1),
+        batch=BatchConfig(max_target_tokens=1024, packs_per_step=2),
+        optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=3e-3, warmup_steps=200),
+        max_steps=800,
+        save_every=100,
+        validate_every=200,
+        log_every=20,
+    ),
+    # Transformer-Tiny on Multi30k: 2 x 4096 tokens a step, at most 8,000 updates, patience 10.
+    "multi30k": _preset(
+        model=ModelConfig(**_SMALL),
+        batch=BatchConfig(max_target_tokens=4096, packs_per_step=2),
+        optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=5e-3, warmup_steps=2000),
+        max_steps=8000,
+        save_every=250,
+        validate_every=250,
+        patience=10,
+    ),
+    # 10k joint vocabulary, speeches or captions, English to Chinese.
+    "ted_en_zh": _preset(
+        model=ModelConfig(width=256, heads=4, ffn_width=1024, encoder_layers=4, decoder_layers=4, dropout=0.3),
+        batch=BatchConfig(max_target_tokens=4096, packs_per_step=2),
+        optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=2e-3, warmup_steps=2000),
+        max_steps=20_000,
+    ),
+    # The paper's base: about 25k source and 25k target tokens a step, 100k steps.
+    "base": _preset(),
+    # The paper's big: 300k steps, the last 20 weight files averaged.
+    "big": _preset(model=ModelConfig(**_BIG), max_steps=300_000),
+    # Ott et al. 2018, section 3: 3584 x 8 GPUs x accumulation 16, peak 1e-3.
+    "big_large_batch": _preset(
+        model=ModelConfig(**_BIG),
+        batch=BatchConfig(max_target_tokens=3584, packs_per_step=128),
+        optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=1e-3),
+        max_steps=20_000,
+        save_every=500,
+    ),
+}
+
+
+def to_plain(config: Any) -> dict[str, Any]:
+    """A config as JSON values."""
+    values = {field_.name: getattr(config, field_.name) for field_ in dataclasses.fields(config)}
+    return {name: _to_json(value) for name, value in values.items()}
+
+
+def _to_json(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_plain(value)
+    return str(value) if isinstance(value, Path) else value
+
+
+def from_plain(kind: type[T], values: dict[str, Any], where: str) -> T:
+    """Build a config of type `kind` from JSON values.
+
+    Raises:
+        UserError: an unknown name, a missing one or a wrong value; `where` names the file.
+    """
+    hints = typing.get_type_hints(kind)
+    unknown = sorted(set(values) - set(hints))
+    if unknown:
+        raise UserError(f"{where}: unknown setting {unknown[0]!r}: remove it, or use the version that wrote the file")
+    arguments = {name: _plain_value(hints[name], value, where) for name, value in values.items()}
+    try:
+        return kind(**arguments)
+    except TypeError as error:
+        raise UserError(f"{where}: {error}: the file is incomplete, write it anew") from None
+
+
+def _plain_value(hint: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return from_plain(typing.cast(type, hint), value, where)
+    options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    return Path(value) if Path in options and value is not None else value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        UserError: the file is missing or is not a JSON object.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: check the path") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as JSON ({error}): restore or rewrite it") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} must hold a JSON object, not {type(values).__name__}")
+    return values

@@ -1,0 +1,133 @@
+"""One joint byte-level BPE for both languages.
+
+Text is normalised (NFKC, and lowercase when asked), cut into words as GPT-2 does, and each word's UTF-8 bytes are
+merged into pieces. All 256 bytes are in the vocabulary, so `<unk>` never occurs and decoding gives the normalised text
+back exactly.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from dist_transformer.errors import UserError
+
+SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
+PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
+
+SMALLEST_VOCABULARY = len(SPECIALS) + 256
+
+
+class Tokenizer:
+    """Text ↔ ids. Text that spells a special token, such as `</s>`, stays text: ordinary pieces, and it comes back."""
+
+    def __init__(self, file: bytes, backend: Backend) -> None:
+        self._file = file
+        self._backend = backend
+        # Not part of tokenizer.json: without it "</s>" in a sentence would become the end-of-sentence id.
+        self._backend.encode_special_tokens = True
+        self.lowercase: bool = _frame(backend) == _frame(_pipeline(lowercase=True))
+        self.sha256: str = hashlib.sha256(file).hexdigest()
+        """Of the exact bytes of the file."""
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        """Read a file that `save` wrote.
+
+        Raises:
+            UserError: the file is missing, or holds a tokenizer whose ids or decoding are not those described above.
+        """
+        try:
+            file = path.read_bytes()
+        except OSError as error:
+            raise UserError(f"tokenizer {path} cannot be read ({error.strerror}): check the name") from None
+        try:
+            backend = Backend.from_str(file.decode("utf-8"))
+        except Exception as error:  # the library raises bare Exception
+            raise UserError(
+                f"{path} is not a tokenizer file ({error}): give the tokenizer.json of a data or model folder"
+            ) from None
+        pieces = backend.get_vocab(with_added_tokens=False).keys()
+        if _frame(backend) not in (_frame(_pipeline(lowercase=False)), _frame(_pipeline(lowercase=True))) or not (
+            pieces >= {*SPECIALS, *pre_tokenizers.ByteLevel.alphabet()}
+        ):
+            raise UserError(
+                f"{path} is a tokenizer of another kind than tools/prepare_data.py trains: "
+                "give the tokenizer.json of a data or model folder"
+            )
+        return cls(file, backend)
+
+    def save(self, path: Path) -> None:
+        with path.open("wb") as file:
+            file.write(self._file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    @property
+    def vocab_size(self) -> int:
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    def normalize(self, text: str) -> str:
+        """The text that decoding gives back. NFKC is that of the tokenizers library, which follows Unicode 12."""
+        return self._backend.normalizer.normalize_str(text)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, no special token added."""
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [row.ids for row in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids; special tokens (ids 0 to 3) are left out."""
+        return self._backend.decode([i for i in ids if i > EOS_ID], skip_special_tokens=False)
+
+
+def train_tokenizer(texts: Iterable[str], *, vocab_size: int, lowercase: bool = False) -> Tokenizer:
+    """Learn a joint vocabulary of at most `vocab_size` entries (special tokens and bytes included).
+
+    A small text may give fewer: merges seen only once are not taken, for they would say nothing about other text. The
+    same texts and settings give the same file, byte for byte.
+
+    Raises:
+        UserError: `vocab_size` has no room for the special tokens and the 256 bytes.
+    """
+    if vocab_size < SMALLEST_VOCABULARY:
+        raise UserError(
+            f"vocab_size {vocab_size} is too small: the special tokens and the 256 bytes take {SMALLEST_VOCABULARY}, "
+            "and 8,000 to 40,000 is usual"
+        )
+    backend = _pipeline(lowercase=lowercase)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return Tokenizer(backend.to_str(pretty=True).encode("utf-8"), backend)
+
+
+def _pipeline(*, lowercase: bool) -> Backend:
+    backend = Backend(models.BPE())
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Lowercase()] if lowercase else [normalizers.NFKC()]
+    )
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(list(SPECIALS))
+    return backend
+
+
+def _frame(backend: Backend) -> dict[str, Any]:
+    """Everything of a tokenizer but what training learns."""
+    state = json.loads(backend.to_str())
+    return {key: value for key, value in state.items() if key not in ("version", "model")} | {
+        "model": {key: value for key, value in state["model"].items() if key not in ("vocab", "merges")}
+    }

@@ -1,0 +1,188 @@
+"""Who am I: rank and world from any launcher, and collectives that do nothing in a world of one.
+
+Launchers: `deepspeed` and `torchrun` (RANK, WORLD_SIZE, …), `srun` (SLURM_PROCID, …), `mpirun` (mpi4py), or none.
+"""
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from dist_transformer.errors import UserError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """This process among its peers."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+
+def read_world() -> World:
+    """Rank and world as the launcher gave them; sets MASTER_ADDR and MASTER_PORT where the launcher does not.
+
+    Raises:
+        UserError: the launcher's variables contradict each other or are not numbers.
+    """
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        world = _numbered("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        steps = os.environ.get("SLURM_NTASKS")
+        if "SLURM_STEP_ID" in os.environ and steps and world.size == 1 and int(steps) > 1:
+            raise UserError(f"WORLD_SIZE is 1 but SLURM started {steps} tasks: unset WORLD_SIZE and RANK before srun")
+        return world
+    if "SLURM_PROCID" in os.environ and "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_NTASKS", "1") != "1":
+        os.environ.setdefault(
+            "SLURM_LOCAL_SIZE", os.environ.get("SLURM_NTASKS_PER_NODE", _first_number("SLURM_TASKS_PER_NODE"))
+        )
+        _set_master_from_slurm()
+        return _numbered("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_LOCAL_SIZE")
+    if any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")):
+        return _world_from_mpi()
+    return World()
+
+
+def _first_number(variable: str) -> str:
+    """SLURM writes `2(x3),1`: two tasks on each of three nodes, one on the next."""
+    return os.environ.get(variable, "1").split(",")[0].split("(")[0]
+
+
+def _numbered(rank: str, size: str, local_rank: str, local_size: str) -> World:
+    names = (rank, size, local_rank, local_size)
+    defaults = (None, None, os.environ.get(rank), os.environ.get(size))
+    try:
+        values = [int(os.environ.get(name, default)) for name, default in zip(names, defaults, strict=True)]  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        shown = ", ".join(f"{name}={os.environ.get(name)}" for name in names)
+        raise UserError(f"the launcher's variables are not numbers ({shown}): start the job by its launcher") from None
+    if not 0 <= values[0] < values[1]:
+        raise UserError(f"{rank} is {values[0]} but {size} is {values[1]}: unset them or start the job by its launcher")
+    return World(rank=values[0], size=values[1], local_rank=values[2], local_size=values[3])
+
+
+def _set_master_from_slurm() -> None:
+    if "MASTER_ADDR" not in os.environ:
+        command = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
+        hosts = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        os.environ["MASTER_ADDR"] = hosts[0]
+    # Every task must compute the same port without talking: the job and step number give one.
+    job, step = int(os.environ.get("SLURM_JOB_ID", "0")), int(os.environ.get("SLURM_STEP_ID", "0"))
+    os.environ.setdefault("MASTER_PORT", str(20_000 + (job * 31 + step) % 20_000))
+
+
+def _world_from_mpi() -> World:
+    from mpi4py import MPI
+
+    everyone = MPI.COMM_WORLD
+    node = everyone.Split_type(MPI.COMM_TYPE_SHARED)
+    master = everyone.bcast((socket.gethostname(), _free_port()) if everyone.rank == 0 else None)
+    one_node = everyone.allreduce(int(node.size == everyone.size), op=MPI.MIN)
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if one_node else master[0])
+    os.environ.setdefault("MASTER_PORT", str(master[1]))
+    return World(rank=everyone.rank, size=everyone.size, local_rank=node.rank, local_size=node.size)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def process_group(world: World, *, timeout_minutes: float = 30.0, single: bool = False) -> Iterator[torch.device]:
+    """Join the process group, give the device of this rank, and leave the group at the end.
+
+    `single` makes a group for a world of one too: DeepSpeed asks for it.
+    """
+    device = _claim_device(world)
+    if world.size > 1 or single:
+        os.environ.update(
+            RANK=str(world.rank), WORLD_SIZE=str(world.size),
+            LOCAL_RANK=str(world.local_rank), LOCAL_WORLD_SIZE=str(world.local_size),
+        )  # fmt: skip
+        if world.size == 1:
+            os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+            os.environ.setdefault("MASTER_PORT", str(_free_port()))
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(
+            backend, rank=world.rank, world_size=world.size, timeout=timedelta(minutes=timeout_minutes)
+        )
+    try:
+        yield device
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _claim_device(world: World) -> torch.device:
+    if torch.cuda.is_available():
+        if world.local_rank >= torch.cuda.device_count():
+            raise UserError(
+                f"local rank {world.local_rank} has no GPU: this node shows {torch.cuda.device_count()}; "
+                "start at most one process a GPU, or set CUDA_VISIBLE_DEVICES"
+            )
+        device = torch.device("cuda", world.local_rank)
+        torch.cuda.set_device(device)
+        return device
+    if "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0))
+        torch.set_num_threads(max(1, cores // world.local_size))
+    return torch.device("cpu")
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def barrier() -> None:
+    if world_size() > 1:
+        dist.barrier()
+
+
+def all_reduce_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """Sum over ranks, in place; int64 wraps around, so hashes may be summed."""
+    if world_size() > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def broadcast_object(value: T) -> T:
+    """Rank 0's value, on every rank."""
+    if world_size() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def gather_objects(value: T) -> list[T]:
+    """Every rank's value, in order of rank, on every rank."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def first_error(error: str | None) -> str | None:
+    """The first rank's error, or None when no rank has one: lets all ranks fail alike instead of one alone."""
+    return next((message for message in gather_objects(error) if message is not None), None)

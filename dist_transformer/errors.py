@@ -1,0 +1,21 @@
+"""Errors that a user can act on: one sentence that names the file or field and the remedy."""
+
+import sys
+from collections.abc import Callable
+
+
+class UserError(Exception):
+    """Bad input, settings or files. The message is one sentence for the user; no traceback is shown."""
+
+
+def exit_on_user_error(main: Callable[[], None]) -> None:
+    """Run a command's `main`; turn a `UserError` into one line on stderr and exit status 1."""
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(1) from None
+    except BrokenPipeError:
+        # `| head` closed stdout: the reader has what it wanted.
+        sys.stderr.close()
+        raise SystemExit(0) from None

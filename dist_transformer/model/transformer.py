@@ -1,0 +1,131 @@
+"""The encoder-decoder Transformer of "Attention Is All You Need", on packed tokens."""
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from dist_transformer.config import ModelConfig
+from dist_transformer.model.attention import Layout, MultiHeadAttention
+from dist_transformer.model.layers import DecoderLayer, EncoderLayer, FeedForward, LayerCache
+from dist_transformer.model.loss import LossSums, smoothed_cross_entropy
+from dist_transformer.model.positions import Positions
+from dist_transformer.packed import PackedBatch, PackedTokens
+
+
+class Transformer(nn.Module):
+    """Sections 3.1 to 3.5. The embedding matrices are this module's own, so that ZeRO-3 gathers them for its forward."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.width))
+        if not config.tie_embeddings:
+            self.target_embedding = nn.Parameter(torch.empty(config.vocab_size, config.width))
+            self.output_projection = nn.Parameter(torch.empty(config.vocab_size, config.width))
+        self.positions = Positions(
+            count=config.max_positions, width=config.width, learned=config.positions == "learned"
+        )  # fmt: skip
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        # Pre-norm leaves the last residual stream unnormalised.
+        pre_norm = config.norm == "pre"
+        self.encoder_norm = nn.LayerNorm(config.width) if pre_norm else nn.Identity()
+        self.decoder_norm = nn.LayerNorm(config.width) if pre_norm else nn.Identity()
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        for module in self.modules():
+            if isinstance(module, MultiHeadAttention | FeedForward):
+                module.reset_parameters()
+        for weight in self.embedding_weights().values():
+            if self.config.embedding_init == "normal":
+                nn.init.normal_(weight, std=self.config.width**-0.5)
+            else:
+                nn.init.xavier_uniform_(weight)
+
+    def embedding_weights(self) -> dict[str, torch.Tensor]:
+        """The distinct matrices of shape (V, D): one when tied, three when not."""
+        names = ("embedding", "target_embedding", "output_projection")
+        return {name: getattr(self, name) for name in names if hasattr(self, name)}
+
+    def forward(self, batch: PackedBatch, label_smoothing: float) -> LossSums:
+        memory_SD = self.encode(batch.source)
+        hidden_TD = self.decode(batch.target, memory_SD, batch.source)
+        return smoothed_cross_entropy(hidden_TD, self._output_weight(), batch.labels_T, label_smoothing)
+
+    def encode(self, source: PackedTokens) -> torch.Tensor:
+        """Source tokens to memory, shape (S, D)."""
+        layout = Layout(source, source, causal=False, use_varlen=self._uses_varlen())
+        x_SD = self._embed(self.embedding, source.tokens_T, source.positions_T)
+        for layer in self.encoder:
+            x_SD = layer(x_SD, layout)
+        return self.encoder_norm(x_SD)
+
+    def decode(self, target: PackedTokens, memory_SD: torch.Tensor, source: PackedTokens) -> torch.Tensor:
+        """Target tokens and memory to hidden states before the output projection, shape (T, D)."""
+        use_varlen = self._uses_varlen()
+        self_layout = Layout(target, target, causal=True, use_varlen=use_varlen)
+        cross_layout = Layout(target, source, causal=False, use_varlen=use_varlen)
+        x_TD = self._embed(self._target_embedding(), target.tokens_T, target.positions_T)
+        for layer in self.decoder:
+            x_TD = layer(x_TD, memory_SD, self_layout, cross_layout)
+        return self.decoder_norm(x_TD)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Shape (…, D) to (…, V), in fp32."""
+        return functional.linear(hidden, self._output_weight()).float()
+
+    def start_decoding(self, memory_BSD: torch.Tensor, *, capacity: int, beam_size: int) -> list[LayerCache]:
+        """Caches for `beam_size` hypotheses of each of B sentences, at most `capacity` tokens long."""
+        return [layer.start(memory_BSD, capacity=capacity, beam_size=beam_size) for layer in self.decoder]
+
+    def decode_step(
+        self, tokens_B: torch.Tensor, position: int, caches: list[LayerCache], memory_mask_B1S: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits of the next token of each hypothesis, fp32, shape (B, V).
+
+        Args:
+            tokens_B: the token at `position` of each hypothesis, sentence-major: (sentences · beam_size,).
+            memory_mask_B1S: additive mask of padded source tokens, (sentences, 1, S).
+        """
+        x_BD = self._embed(self._target_embedding(), tokens_B, torch.full_like(tokens_B, position))
+        for layer, cache in zip(self.decoder, caches, strict=True):
+            x_BD = layer.step(x_BD, cache, position, memory_mask_B1S)
+        return self.logits(self.decoder_norm(x_BD))
+
+    def _embed(self, weight_VD: torch.Tensor, tokens_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
+        x_TD = functional.embedding(tokens_T, weight_VD) * math.sqrt(self.config.width) + self.positions(positions_T)
+        return functional.dropout(x_TD, self.config.dropout, self.training)
+
+    def _target_embedding(self) -> torch.Tensor:
+        return self.embedding if self.config.tie_embeddings else self.target_embedding
+
+    def _output_weight(self) -> torch.Tensor:
+        return self.embedding if self.config.tie_embeddings else self.output_projection
+
+    def _uses_varlen(self) -> bool:
+        """The fused kernel: CUDA (compute capability 8 and later), half precision, no dropout on the weights."""
+        weight = self.embedding
+        if (
+            weight.device.type != "cuda"
+            or weight.dtype == torch.float32
+            or (self.training and self.config.attention_dropout)
+        ):
+            return False
+        return torch.cuda.get_device_capability(weight.device)[0] >= 8
+
+
+def training_flops(config: ModelConfig, *, source_tokens: int, target_tokens: int) -> int:
+    """Floating-point operations to train on so many tokens: 6 a weight and token (2 forward, 4 backward).
+
+    A source token passes the encoder and the keys and values of cross-attention; a target token the rest of the
+    decoder and the output projection. Attention scores (0.4% for big) and elementwise work are left out.
+    """
+    inner = config.heads * config.attention_head_width
+    projection, ffn = config.width * inner, 2 * config.width * config.ffn_width
+    per_source = config.encoder_layers * (4 * projection + ffn) + config.decoder_layers * 2 * projection
+    per_target = config.decoder_layers * (6 * projection + ffn) + config.vocab_size * config.width
+    return 6 * (per_source * source_tokens + per_target * target_tokens)

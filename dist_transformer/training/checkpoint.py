@@ -1,0 +1,239 @@
+"""Checkpoints: whole or absent, one fp32 tensor a parameter, for any world and any ZeRO stage.
+
+Commit order: temporary folder → every rank writes, flushes and hashes its share → rank 0 writes the state and the
+manifest → rename → the pointer `latest` moves → older ones are pruned.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from dist_transformer import distributed
+from dist_transformer.config import read_json
+from dist_transformer.errors import UserError
+from dist_transformer.training.engine import MOMENTS, ParameterState
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retention:
+    """How many of the newest are kept."""
+
+    checkpoints: int
+    weights: int
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def versions() -> dict[str, str]:
+    packages = ("dist_transformer", "torch", "deepspeed")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+def save_checkpoint(
+    run_dir: Path,
+    states: Iterable[ParameterState],
+    state: dict[str, Any],
+    *,
+    retention: Retention,
+    weights_metadata: dict[str, str],
+) -> Path:
+    """Write checkpoint and weight file of `state["step"]`. A collective.
+
+    Args:
+        states: every parameter, as `Engine.parameter_states` gives them.
+        state: plain JSON; step, position and counters.
+        weights_metadata: strings that go into the weight file's header.
+
+    Raises:
+        UserError: on all ranks, when one of them cannot write; what was there before is untouched.
+    """
+    name = step_name(state["step"])
+    final, temporary = run_dir / "checkpoints" / name, run_dir / "checkpoints" / f".{name}.tmp"
+    weights_file = run_dir / "weights" / f"{name}.safetensors"
+    _agree(lambda: _start_anew(temporary, weights_file.parent) if distributed.rank() == 0 else None)
+    share, weights = _collect(states)
+    part = temporary / f"part-{distributed.rank():05d}.safetensors"
+    entries = _agree(lambda: _write_tensors(part, share))
+
+    def commit() -> None:
+        _write_json(temporary / "state.json", {"format_version": FORMAT_VERSION, "versions": versions(), **state})
+        files = {**dict(entries), "state.json": _describe(temporary / "state.json")}
+        _write_json(temporary / "manifest.json", {"format_version": FORMAT_VERSION, "files": files})
+        _write_tensors(weights_file, weights, metadata=weights_metadata)
+        if final.exists():
+            # A damaged checkpoint of the same step, which this run was resumed past.
+            shutil.rmtree(final)
+        temporary.rename(final)
+        _sync_folder(final.parent)
+        pointer = final.parent / "latest.tmp"
+        _write_bytes(pointer, f"{name}\n".encode())
+        pointer.replace(final.parent / "latest")
+        _sync_folder(final.parent)
+        _prune(run_dir, retention)
+
+    try:
+        _agree(lambda: commit() if distributed.rank() == 0 else None)
+    except UserError:
+        if distributed.rank() == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return final
+
+
+def _collect(states: Iterable[ParameterState]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """This rank's share of the tensors, and on rank 0 all weights; on the host."""
+    share, weights = {}, {}
+    for number, state in enumerate(states):
+        if number % distributed.world_size() == distributed.rank():
+            share[f"weight/{state.name}"] = state.weight.cpu().clone()
+            share.update({f"{key}/{state.name}": value.cpu().clone() for key, value in state.moments.items()})
+        if distributed.rank() == 0:
+            weights[state.name] = state.weight.cpu().clone()
+    return share, weights
+
+
+def _agree(action: Callable[[], Any]) -> list[Any]:
+    """Run `action` on every rank; when one fails, all raise its error. Returns the ranks' values that are not None."""
+    value, error = None, None
+    try:
+        value = action()
+    except (OSError, SafetensorError) as failure:
+        error = f"cannot write the checkpoint: {failure}: free space or fix the folder; older checkpoints are intact"
+    error = distributed.first_error(error)
+    if error:
+        raise UserError(error)
+    return [value for value in distributed.gather_objects(value) if value is not None]
+
+
+def _start_anew(temporary: Path, weights_folder: Path) -> None:
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    weights_folder.mkdir(parents=True, exist_ok=True)
+
+
+def _write_tensors(
+    path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None
+) -> tuple[str, dict[str, Any]]:
+    temporary = path.with_name(f".{path.name}.tmp")
+    save_file(tensors, temporary, metadata=metadata)
+    with temporary.open("rb+") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    _sync_folder(path.parent)
+    return path.name, _describe(path)
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    _write_bytes(path, (json.dumps(values, indent=1) + "\n").encode())
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _prune(run_dir: Path, retention: Retention) -> None:
+    for folder in _newest_first(run_dir / "checkpoints", "step-*")[retention.checkpoints :]:
+        shutil.rmtree(folder, ignore_errors=True)
+    for file in _newest_first(run_dir / "weights", "step-*.safetensors")[retention.weights :]:
+        file.unlink(missing_ok=True)
+
+
+def _newest_first(folder: Path, pattern: str) -> list[Path]:
+    return sorted(folder.glob(pattern), reverse=True)
+
+
+def checkpoint_problem(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None when every file has the size and hash that its manifest states."""
+    try:
+        manifest = read_json(path / "manifest.json")
+        if manifest.get("format_version", 0) > FORMAT_VERSION:
+            return f"{path} was written by a newer version of dist_transformer"
+        for name, expected in manifest["files"].items():
+            file = path / name
+            if Path(name).name != name or file.is_symlink() or not file.is_file():
+                return f"{file} is missing or not a plain file"
+            if file.stat().st_size != expected["bytes"] or file_sha256(file) != expected["sha256"]:
+                return f"{file} is damaged: its size or SHA-256 is not what the manifest states"
+    except (UserError, OSError, KeyError, TypeError, AttributeError) as error:
+        return f"{path} has no usable manifest ({error})"
+    return None
+
+
+def newest_checkpoint(run_dir: Path, warn: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint that is whole, chosen by rank 0 for all ranks. A collective.
+
+    Raises:
+        UserError: there are checkpoints, and all are damaged; training does not silently start anew.
+    """
+
+    def choose() -> tuple[Path | None, str | None]:
+        folders = _newest_first(run_dir / "checkpoints", "step-*")
+        for folder in folders:
+            problem = checkpoint_problem(folder)
+            if problem is None:
+                return folder, None
+            warn(f"{problem}; falling back to an older checkpoint")
+        remedy = "restore one from a backup, or choose another --run-dir to start anew"
+        return None, f"no checkpoint in {run_dir / 'checkpoints'} is usable: {remedy}" if folders else None
+
+    chosen, error = distributed.broadcast_object(choose() if distributed.rank() == 0 else (None, None))
+    if error:
+        raise UserError(error)
+    return chosen
+
+
+class CheckpointReader:
+    """Reads a verified checkpoint, tensor by tensor."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.state = read_json(path / "state.json")
+        self._files: dict[str, Any] = {}
+        for part in sorted(path.glob("part-*.safetensors")):
+            opened = safe_open(part, framework="pt")
+            self._files.update(dict.fromkeys(opened.keys(), opened))
+
+    def weight(self, name: str) -> torch.Tensor:
+        return self._files[f"weight/{name}"].get_tensor(f"weight/{name}")
+
+    def parameter(self, name: str) -> ParameterState:
+        moments = {key: self._files[f"{key}/{name}"].get_tensor(f"{key}/{name}") for key in MOMENTS}
+        return ParameterState(name=name, weight=self.weight(name), moments=moments)
+
+    def parameter_names(self) -> list[str]:
+        return [key.removeprefix("weight/") for key in self._files if key.startswith("weight/")]

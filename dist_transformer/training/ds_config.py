@@ -1,0 +1,108 @@
+"""The DeepSpeed config: what a user's JSON may say, and what we add to it.
+
+DeepSpeed ignores misspelt keys and reads "auto" as off; here both are errors. Batch sizes, accumulation, optimizer,
+scheduler, clipping and precision have one owner, the run's own settings.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from dist_transformer.config import TrainConfig, read_json
+from dist_transformer.errors import UserError
+
+DEFAULT_ZERO: dict[str, Any] = {
+    "stage": 1,
+    "overlap_comm": True,
+    "contiguous_gradients": True,
+    "reduce_scatter": True,
+    "reduce_bucket_size": 25_000_000,
+    "allgather_bucket_size": 25_000_000,
+}
+
+_OURS = {
+    "train_batch_size": "--batch.packs-per-step",
+    "train_micro_batch_size_per_gpu": "--batch.packs-per-micro-batch",
+    "gradient_accumulation_steps": "--batch.packs-per-step",
+    "optimizer": "--optimizer.*",
+    "scheduler": "--optimizer.schedule",
+    "gradient_clipping": "--optimizer.max-grad-norm",
+    "bf16": "--precision",
+    "fp16": "--precision",
+    "amp": "--precision",
+    "torch_autocast": "--precision",
+    "data_types": "--precision",
+    "steps_per_print": "--log-every",
+    "tensorboard": "the run folder's tensorboard/, which is always written",
+}
+_ALLOWED = {
+    "zero_optimization",
+    "communication_data_type",
+    "prescale_gradients",
+    "gradient_predivide_factor",
+    "comms_logger",
+    "wall_clock_breakdown",
+    "memory_breakdown",
+    "flops_profiler",
+    "aio",
+    "seq_parallel_communication_data_type",
+}
+
+
+def load_ds_config(path: Path | None) -> dict[str, Any]:
+    """The user's part of the DeepSpeed config, checked.
+
+    Raises:
+        UserError: a key that this project owns, an unknown key, or an "auto" value; named, with the file.
+    """
+    if path is None:
+        return {"zero_optimization": dict(DEFAULT_ZERO)}
+    config = read_json(path)
+    for key in config:
+        if key in _OURS:
+            raise UserError(f"{path}: {key!r} is set by {_OURS[key]}: remove it from this file")
+        if key not in _ALLOWED:
+            raise UserError(f"{path}: unknown key {key!r}: use one of {', '.join(sorted(_ALLOWED))}")
+    _refuse_auto(config, path, "")
+    _check_zero(config.setdefault("zero_optimization", {"stage": 0}), path)
+    return config
+
+
+def _refuse_auto(value: Any, path: Path, where: str) -> None:
+    if value == "auto":
+        raise UserError(f'{path}: {where} is "auto", which DeepSpeed reads as off: write a value')
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _refuse_auto(inner, path, f"{where}.{key}" if where else key)
+
+
+def _check_zero(zero: Any, path: Path) -> None:
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from pydantic import ValidationError
+
+    if not isinstance(zero, dict):
+        raise UserError(f"{path}: zero_optimization must be an object such as {{'stage': 1}}")
+    fields = DeepSpeedZeroConfig.model_fields
+    known = set(fields) | {field.alias for field in fields.values() if field.alias}
+    unknown = sorted(set(zero) - known)
+    if unknown:
+        raise UserError(f"{path}: unknown key 'zero_optimization.{unknown[0]}': see DeepSpeed's ZeRO options")
+    try:
+        DeepSpeedZeroConfig(**zero)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{path}: zero_optimization.{name}: {first['msg']}") from None
+
+
+def complete_ds_config(user: dict[str, Any], config: TrainConfig, world_size: int) -> dict[str, Any]:
+    """Add what we own. Always writes the clipping: DeepSpeed's own default is 1.0, the paper has none."""
+    accumulation = config.batch.accumulation_steps(world_size)
+    return {
+        **user,
+        "train_batch_size": world_size * accumulation,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": config.optimizer.max_grad_norm,
+        "bf16": {"enabled": config.precision == "bf16"},
+        "steps_per_print": None,
+    }

@@ -1,0 +1,256 @@
+"""DeepSpeed behind one module: forward, backward, step, and one fp32 tensor a parameter in and out.
+
+Stages 0 to 3 in bf16 and fp32 behave alike towards the rest of the code: the gradient is divided by the step's tokens,
+a step whose gradient is not finite is skipped by all ranks, and state is read and written as full tensors.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from dist_transformer.config import TrainConfig
+from dist_transformer.model.loss import LossSums
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.packed import PackedBatch
+from dist_transformer.training.ds_config import complete_ds_config
+from dist_transformer.training.schedule import scheduler_hook
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterState:
+    """One parameter as a checkpoint keeps it: full tensors, fp32."""
+
+    name: str
+    weight: torch.Tensor
+    moments: dict[str, torch.Tensor]
+
+
+class _CheckedAdam(torch.optim.AdamW):
+    """Adam for stage 0 in fp32, where DeepSpeed calls it directly and looks at neither norm nor overflow.
+
+    `overflow` and `_global_grad_norm` are the names that DeepSpeed's engine reads after a step.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], *, max_grad_norm: float, **settings: Any) -> None:
+        super().__init__(groups, **settings)
+        self.max_grad_norm = max_grad_norm
+        self.overflow = False
+        self._global_grad_norm = 0.0
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        self._global_grad_norm = float(norm)
+        self.overflow = not torch.isfinite(norm).item()
+        if self.overflow:
+            return
+        if self.max_grad_norm > 0:
+            torch._foreach_mul_(gradients, min(1.0, self.max_grad_norm / (self._global_grad_norm + 1e-6)))
+        super().step(closure)
+
+
+class Engine:
+    """A model under DeepSpeed."""
+
+    def __init__(
+        self, model: Transformer, config: TrainConfig, user_ds_config: dict[str, Any], *, world_size: int
+    ) -> None:
+        import deepspeed
+
+        _quieten()
+        self.config = config
+        self.stage = int(user_ds_config["zero_optimization"].get("stage", 0))
+        ds_config = complete_ds_config(user_ds_config, config, world_size)
+        checks_itself = self.stage == 0 and config.precision == "fp32"
+        if checks_itself:
+            # _CheckedAdam clips: the engine's own clipping would hide the norm.
+            ds_config["gradient_clipping"] = 0.0
+        self.loss_factor = world_size * ds_config["gradient_accumulation_steps"]
+        offloads = ds_config["zero_optimization"].get("offload_optimizer", {}).get("device", "none") != "none"
+        self.optimizer = _make_optimizer(model, config, offloads=offloads, checks_itself=checks_itself)
+        self.ds, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=self.optimizer,
+            config=ds_config,
+            lr_scheduler=scheduler_hook(config.optimizer, width=config.model.width),
+            dist_init_required=False,
+        )
+        self.scheduler = self.ds.lr_scheduler
+        self._create_moments()
+
+    @property
+    def module(self) -> Transformer:
+        return self.ds.module
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.ds.device)
+
+    @property
+    def gradient_norm(self) -> float:
+        """Norm of the last step's gradient, before clipping."""
+        return float(self.ds._global_grad_norm or 0.0)
+
+    @property
+    def learning_rate(self) -> float:
+        """Rate of the next update."""
+        return self.scheduler.get_last_lr()[0]
+
+    def forward_backward(self, batch: PackedBatch, *, step_tokens: int) -> LossSums:
+        """Add a micro-batch's part to the gradient of (sum of token losses) ÷ `step_tokens`.
+
+        DeepSpeed divides the loss by the accumulation and averages over ranks; both are undone here.
+        """
+        sums = self.ds(batch, self.config.optimizer.label_smoothing)
+        self.ds.backward(sums.loss * (self.loss_factor / step_tokens))
+        return sums
+
+    def evaluate(self, batch: PackedBatch) -> LossSums:
+        """Sums of a micro-batch without gradient; the loss is the training loss. A collective under ZeRO-3."""
+        return self.ds(batch, self.config.optimizer.label_smoothing)
+
+    def end_micro_batch(self) -> bool:
+        """Step when the micro-batch was the step's last. False when the update was skipped."""
+        is_last = self.ds.is_gradient_accumulation_boundary()
+        self.ds.step()
+        return bool(self.ds.was_step_applied()) if is_last else True
+
+    def parameter_states(self) -> Iterator[ParameterState]:
+        """Every parameter with its moments. A collective: all ranks iterate in step."""
+        read_weight, read_moment = self._readers()
+        has_moments = self.scheduler.updates > 0
+        for name, parameter in self.module.named_parameters():
+            weight = read_weight(parameter).detach().float()
+            zeros = torch.zeros_like(weight)
+            moments = {key: read_moment(parameter, key) if has_moments else zeros for key in MOMENTS}
+            shape = _full_shape(parameter)
+            yield ParameterState(
+                name=name, weight=weight.view(shape), moments={key: value.view(shape) for key, value in moments.items()}
+            )
+
+    def restore(self, load: Callable[[str], ParameterState], *, updates: int) -> None:
+        """Set weights, moments and counters, so that training goes on exactly. A collective.
+
+        The model that was given to the constructor must hold the same weights already: the low-precision copies were
+        made from it.
+        """
+        write_weight, write_moment = self._writers()
+        for name, parameter in self.module.named_parameters():
+            state = load(name)
+            write_weight(parameter, state.weight.to(self.device))
+            for key, value in state.moments.items():
+                write_moment(parameter, value.to(self.device), key)
+        self._set_adam_steps(updates)
+        self.scheduler.load_state_dict({"updates": updates})
+
+    def full_gradients(self) -> dict[str, torch.Tensor]:
+        """The reduced gradient of each parameter, between the last backward and the step. A collective."""
+        from deepspeed.utils import safe_get_full_grad
+
+        return {name: safe_get_full_grad(p).detach().float().clone() for name, p in self.module.named_parameters()}
+
+    def _create_moments(self) -> None:
+        """Make Adam's state exist and be zero, whatever DeepSpeed's constructor did to it.
+
+        Stage 0 in bf16 and stage 3 run a step on zero gradients to allocate it, which advances Adam's counter; stages
+        1 and 2 allocate at the first step, too late for a restore.
+        """
+        if self.stage in (1, 2):
+            for flat in self.ds.optimizer.single_partition_of_fp32_groups:
+                flat.grad = torch.zeros_like(flat)
+            rates = self.scheduler.get_last_lr()
+            for group in self.optimizer.param_groups:
+                group["lr"] = 0.0
+            self.optimizer.step()
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            if not self.ds.zero_cpu_offload():
+                for flat in self.ds.optimizer.single_partition_of_fp32_groups:
+                    flat.grad = None
+            # The one private call: it links the state that now exists to each parameter's fragment.
+            self.ds.optimizer._lazy_init_hp_params_optimizer_state()
+        for state in self.optimizer.state.values():
+            for key in MOMENTS:
+                state[key].zero_()
+        self._set_adam_steps(0)
+
+    def _set_adam_steps(self, count: int) -> None:
+        for state in self.optimizer.state.values():
+            if torch.is_tensor(state["step"]):
+                state["step"].fill_(count)
+            else:
+                state["step"] = count
+
+    def _masters(self) -> dict[int, torch.Tensor]:
+        """Stage 0: the fp32 tensor that Adam updates, by the identity of the module's parameter."""
+        if self.config.precision == "fp32":
+            return {id(p): p for p in self.module.parameters()}
+        wrapped = self.ds.optimizer
+        pairs = zip(wrapped.fp16_groups, wrapped.fp32_groups, strict=True)
+        return {id(low): high for lows, highs in pairs for low, high in zip(lows, highs, strict=True)}
+
+    def _readers(self) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
+        if self.stage == 0:
+            masters, state = self._masters(), self.optimizer.state
+            return (lambda p: masters[id(p)]), (lambda p, key: state[masters[id(p)]][key])
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        return safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    def _writers(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        if self.stage == 0:
+            masters, state = self._masters(), self.optimizer.state
+            return (
+                lambda p, value: masters[id(p)].data.copy_(value),
+                lambda p, value, key: state[masters[id(p)]].setdefault(key, torch.zeros_like(value)).copy_(value),
+            )
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+        return safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+
+def _full_shape(parameter: nn.Parameter) -> torch.Size:
+    """ZeRO-3 leaves an empty placeholder and keeps the shape beside it."""
+    return getattr(parameter, "ds_shape", parameter.shape)
+
+
+def _make_optimizer(
+    model: Transformer, config: TrainConfig, *, offloads: bool, checks_itself: bool
+) -> torch.optim.Optimizer:
+    settings = config.optimizer
+    groups = _parameter_groups(model, settings.weight_decay)
+    # The scheduler sets the rate; with zero, DeepSpeed's allocating step on zero gradients changes nothing.
+    common: dict[str, Any] = {"lr": 0.0, "betas": (settings.beta1, settings.beta2), "eps": settings.epsilon}
+    if offloads:
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        return DeepSpeedCPUAdam(groups, adamw_mode=True, **common)
+    if checks_itself:
+        return _CheckedAdam(groups, max_grad_norm=settings.max_grad_norm, fused=True, **common)
+    return torch.optim.AdamW(groups, fused=True, **common)
+
+
+def _parameter_groups(model: Transformer, weight_decay: float) -> list[dict[str, Any]]:
+    if weight_decay == 0:
+        return [{"params": list(model.parameters()), "weight_decay": 0.0}]
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() <= 1]
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+
+
+def _quieten() -> None:
+    """DeepSpeed reports its construction line by line; warnings and errors still come through."""
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.WARNING)
+    # The wheel imports names of torch.distributed that newer torch renames.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="deepspeed")
+    warnings.filterwarnings("ignore", category=UserWarning, module="deepspeed")

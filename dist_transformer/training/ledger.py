@@ -1,0 +1,104 @@
+"""The sample ledger: proof of which sentences each step trained on, whatever ranks and micro-batches computed them.
+
+Each rank hashes the token tensors that it really computed. A step's hash is the sum, modulo 2^64, of the hashes of its
+pairs, so it does not depend on order or owner; `ledger.jsonl` chains the steps' hashes.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dist_transformer.errors import UserError
+from dist_transformer.packed import PackedBatch, PackedTokens
+
+# Odd 64-bit constants of splitmix64 (Steele et al. 2014), as signed numbers; torch's int64 products wrap around.
+_GAMMA = 0x9E3779B97F4A7C15 - 2**64
+_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+_MIX_2 = 0x94D049BB133111EB - 2**64
+
+GENESIS = "0" * 64
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    x = (x ^ (x >> 30)) * _MIX_1
+    x = (x ^ (x >> 27)) * _MIX_2
+    return x ^ (x >> 31)
+
+
+def _sentence_sums(rows_T: torch.Tensor, side: PackedTokens) -> torch.Tensor:
+    sums = torch.nn.functional.pad(rows_T.cumsum(0), (1, 0))
+    ends = side.offsets_N[: len(side.lengths) + 1].long()
+    return sums[ends[1:]] - sums[ends[:-1]]
+
+
+def batch_hash(batch: PackedBatch) -> torch.Tensor:
+    """Sum of the hashes of a micro-batch's pairs, int64, shape (); 0 for a pack of weight zero."""
+    source, target = batch.source, batch.target
+    source_T = _mix((source.tokens_T + 1) * _GAMMA + source.positions_T * 2)
+    target_T = _mix((target.tokens_T + 1) * _GAMMA + target.positions_T * 2 + 1) + _mix(batch.labels_T * _GAMMA)
+    return _mix(_sentence_sums(source_T, source) * _GAMMA + _mix(_sentence_sums(target_T, target))).sum()
+
+
+class Ledger:
+    """`ledger.jsonl`: per step its hash, its tokens and the chain over all steps so far. Written by rank 0."""
+
+    def __init__(self, path: Path, *, chain: str = GENESIS) -> None:
+        self.path, self.chain = path, chain
+        self._pending: list[str] = []
+
+    def add(self, step: int, *, pair_hash: int, target_tokens: int) -> None:
+        pair_hex = f"{pair_hash % 2**64:016x}"
+        self.chain = chain_link(self.chain, step, pair_hex)
+        entry = {"step": step, "hash": pair_hex, "target_tokens": target_tokens, "chain": self.chain}
+        self._pending.append(json.dumps(entry))
+
+    def flush(self) -> None:
+        if self._pending:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write("".join(line + "\n" for line in self._pending))
+            self._pending = []
+
+
+def chain_link(chain: str, step: int, pair_hex: str) -> str:
+    return hashlib.sha256(f"{chain} {step} {pair_hex}".encode()).hexdigest()
+
+
+def read_ledger(path: Path) -> list[dict[str, Any]]:
+    """The entries of a ledger, each checked against the chain.
+
+    Raises:
+        UserError: a line that does not follow from the one before.
+    """
+    entries, chain = [], GENESIS
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+            chain = chain_link(chain, entry["step"], entry["hash"])
+            sound = entry["chain"] == chain and entry["step"] == number
+        except (ValueError, KeyError):
+            sound = False
+        if not sound:
+            raise UserError(f"{path}, line {number}: the chain is broken: the file was edited or damaged")
+        entries.append(entry)
+    return entries
+
+
+def truncate_jsonl(path: Path, last_step: int) -> None:
+    """Drop the lines after `last_step`, which a resumed run writes anew; a torn last line goes too."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            if json.loads(line)["step"] > last_step:
+                break
+        except (ValueError, KeyError):
+            break
+        kept.append(line + "\n")
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    temporary.replace(path)

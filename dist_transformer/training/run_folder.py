@@ -1,0 +1,65 @@
+"""A run folder: its settings, and what a resumed run may not change."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from dist_transformer.config import TrainConfig, read_json, to_plain
+from dist_transformer.errors import UserError
+
+# Another value of one of these makes another run; everything else may change on resume and is reported.
+_FIXED = ("model", "batch", "seed", "data_sha256")
+
+
+def describe_run(config: TrainConfig, ds_config: dict[str, Any]) -> dict[str, Any]:
+    """What `config.json` holds: the resolved settings and the identity of the data."""
+    index = config.data / "index.json"
+    return {
+        **to_plain(config),
+        "data_sha256": hashlib.sha256(index.read_bytes()).hexdigest(),
+        "deepspeed": ds_config,
+    }
+
+
+def check_settings(run_dir: Path, wanted: dict[str, Any]) -> list[str]:
+    """Compare with the settings that the run began with.
+
+    Returns:
+        one line for each setting that changed and may.
+
+    Raises:
+        UserError: a setting that must not change, by name.
+    """
+    before = _flatten(read_json(run_dir / "config.json"))
+    now = _flatten(wanted)
+    changed = []
+    for name in sorted(before.keys() | now.keys()):
+        old, new = before.get(name), now.get(name)
+        if old == new:
+            continue
+        if name.split(".")[0] in _FIXED:
+            raise UserError(
+                f"{run_dir} was trained with {name} = {old!r}, not {new!r}: use the old value, or another --run-dir"
+            )
+        changed.append(f"{name}: {old!r} -> {new!r}")
+    return changed
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat.update(_flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def write_settings(run_dir: Path, described: dict[str, Any]) -> None:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    temporary = run_dir / "config.json.tmp"
+    temporary.write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(run_dir / "config.json")
+    shutil.copyfile(Path(described["data"]) / "tokenizer.json", run_dir / "tokenizer.json")

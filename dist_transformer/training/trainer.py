@@ -1,0 +1,368 @@
+"""The training loop."""
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dist_transformer import distributed
+from dist_transformer.config import TrainConfig, to_plain
+from dist_transformer.data.plan import Plan, Position, Step, resolve_budgets
+from dist_transformer.data.shards import DataFolder
+from dist_transformer.data.stream import MicroBatch, Stream, epoch_steps
+from dist_transformer.distributed import World
+from dist_transformer.errors import UserError
+from dist_transformer.model.loss import LossSums
+from dist_transformer.model.transformer import Transformer, training_flops
+from dist_transformer.training.checkpoint import CheckpointReader, Retention, newest_checkpoint, save_checkpoint
+from dist_transformer.training.ds_config import load_ds_config
+from dist_transformer.training.engine import Engine
+from dist_transformer.training.ledger import GENESIS, Ledger, batch_hash, truncate_jsonl
+from dist_transformer.training.metrics import Reporter, perplexity
+from dist_transformer.training.run_folder import check_settings, describe_run, write_settings
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run stands; all of it is in every checkpoint."""
+
+    step: int = 0
+    """Steps whose data is consumed."""
+    skipped_steps: int = 0
+    """Steps whose update was skipped because loss or gradient was not finite."""
+    skipped_in_a_row: int = 0
+    position: Position = field(default_factory=Position)
+    ledger_chain: str = GENESIS
+    best_valid_nll: float | None = None
+    validations_since_best: int = 0
+    train_seconds: float = 0.0
+    """Time spent in steps, without validation and checkpoints."""
+    source_tokens: int = 0
+    target_tokens: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "position": self.position.to_json()}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Progress":
+        known = {f.name: values[f.name] for f in dataclasses.fields(cls)}
+        return cls(**{**known, "position": Position.from_json(values["position"])})
+
+
+@dataclass(slots=True)
+class _Interval:
+    """Steps since the last log line; loss and hash stay on the device and on their rank until then."""
+
+    steps: list[int] = field(default_factory=list)
+    hashes: list[torch.Tensor] = field(default_factory=list)
+    losses: list[torch.Tensor] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    applied: list[bool] = field(default_factory=list)
+    source_tokens: int = 0
+    packs: int = 0
+    seconds: float = 0.0
+
+
+def micro_batch_seed(seed: int, epoch: int, step: int, first_pack: int) -> int:
+    """Seed of everything random in a micro-batch; knows neither rank nor time."""
+    digest = hashlib.blake2b(f"{seed} {epoch} {step} {first_pack}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class Trainer:
+    """One run: from a data folder to checkpoints and weights."""
+
+    def __init__(self, config: TrainConfig, world: World, device: torch.device) -> None:
+        self.world = world
+        self.folder = DataFolder.open(config.data)
+        config = dataclasses.replace(
+            config, model=dataclasses.replace(config.model, vocab_size=self.folder.index.vocab_size)
+        )  # fmt: skip
+        self.config = config
+        train = self.folder.train
+        self.budgets = resolve_budgets(
+            config.batch, source_tokens=train.info.source_tokens, target_tokens=train.info.target_tokens
+        )  # fmt: skip
+        self.plan = Plan(
+            train.lengths, train.shard_starts,
+            budgets=self.budgets, window_shards=config.batch.window_shards, seed=config.seed,
+        )  # fmt: skip
+        packs = config.batch.packs_per_micro_batch
+        self.stream = Stream(train, self.budgets, packs_per_micro_batch=packs)
+        self.valid_stream = Stream(self.folder.valid, self.budgets, packs_per_micro_batch=packs)
+        self._check_lengths()
+        ds_config = load_ds_config(config.deepspeed_config)
+        notes, checkpoint = self._open_run(ds_config)
+        self.model = self._make_model(checkpoint)
+        self.engine = Engine(self.model.to(device), config, ds_config, world_size=world.size)
+        self.progress = self._restore(checkpoint)
+        self.ledger = Ledger(config.run_dir / "ledger.jsonl", chain=self.progress.ledger_chain)
+        self.reporter = Reporter(
+            config.run_dir, is_main=world.is_main, max_steps=config.max_steps, first_step=self.progress.step
+        )  # fmt: skip
+        self._introduce(notes, checkpoint)
+
+    def train(self) -> None:
+        """Train to `max_steps`, or until patience ends."""
+        interval = _Interval()
+        for step in self._remaining_steps():
+            self._train_step(step, interval)
+            number = self.progress.step
+            is_last = number == self.config.max_steps
+            if is_last or self._is_due(self.config.log_every) or self._is_due(self.config.save_every):
+                interval = self._log(interval)
+            if self.config.validate_every and (is_last or self._is_due(self.config.validate_every)):
+                self._validate()
+            if self._out_of_patience():
+                self._save()
+                break
+            if is_last or self._is_due(self.config.save_every):
+                self._save()
+        self._finish()
+
+    def _remaining_steps(self) -> Iterator[Step]:
+        if self._out_of_patience():
+            return
+        steps = self.plan.steps(self.progress.position, self.config.batch.packs_per_step)
+        for _ in range(self.progress.step, self.config.max_steps):
+            yield next(steps)
+
+    def _is_due(self, every: int) -> bool:
+        return self.progress.step % every == 0
+
+    def _out_of_patience(self) -> bool:
+        return 0 < self.config.patience <= self.progress.validations_since_best
+
+    def _train_step(self, step: Step, interval: _Interval) -> None:
+        """Forward, backward, update; counts what was consumed."""
+        started = time.monotonic()
+        progress = self.progress
+        progress.step += 1
+        hashes, losses, applied = [], [], True
+        for micro in self.stream.micro_batches(step, rank=self.world.rank, world_size=self.world.size):
+            sums, hashed = self._train_micro_batch(step, micro)
+            losses.append(torch.stack((sums.loss, sums.nll)).detach())
+            hashes.append(hashed)
+            applied = self.engine.end_micro_batch()
+        progress.position = step.position
+        self._count_skip(applied)
+        seconds = time.monotonic() - started
+        progress.train_seconds += seconds
+        progress.source_tokens += step.source_tokens
+        progress.target_tokens += step.target_tokens
+        interval.steps.append(progress.step)
+        interval.hashes.append(torch.stack(hashes).sum())
+        interval.losses.append(torch.stack(losses).sum(0))
+        interval.tokens.append(step.target_tokens)
+        interval.applied.append(applied)
+        interval.source_tokens += step.source_tokens
+        interval.packs += len(step.packs)
+        interval.seconds += seconds
+        self.reporter.advance()
+
+    def _train_micro_batch(self, step: Step, micro: MicroBatch) -> tuple[LossSums, torch.Tensor]:
+        torch.manual_seed(micro_batch_seed(self.config.seed, step.epoch, self.progress.step, micro.first_pack))
+        batch = micro.batch.to(self.engine.device)
+        return self.engine.forward_backward(batch, step_tokens=step.target_tokens), batch_hash(batch)
+
+    def _count_skip(self, applied: bool) -> None:
+        progress = self.progress
+        progress.skipped_steps += not applied
+        progress.skipped_in_a_row = 0 if applied else progress.skipped_in_a_row + 1
+        if not applied:
+            self.reporter.say(
+                f"step {progress.step}: loss or gradient is not finite on some rank; update skipped on all"
+            )
+        if progress.skipped_in_a_row >= self.config.max_skipped_steps:
+            raise UserError(
+                f"{progress.skipped_in_a_row} steps in a row had a loss or gradient that is not finite (last: step "
+                f"{progress.step}): lower the learning rate, or resume with --precision fp32 from the last checkpoint"
+            )
+
+    def _log(self, interval: _Interval) -> _Interval:
+        """Reduce and report the interval. A collective; the only place where the loop reads losses from the device."""
+        if not interval.steps:
+            return interval
+        hashes = distributed.all_reduce_sum(torch.stack(interval.hashes)).tolist()
+        sums = distributed.all_reduce_sum(torch.stack(interval.losses).double()).tolist()
+        for number, pair_hash, tokens in zip(interval.steps, hashes, interval.tokens, strict=True):
+            self.ledger.add(number, pair_hash=pair_hash, target_tokens=tokens)
+        self.progress.ledger_chain = self.ledger.chain
+        if self.world.is_main:
+            self.ledger.flush()
+        kept = [i for i, applied in enumerate(interval.applied) if applied]
+        tokens = sum(interval.tokens[i] for i in kept)
+        loss = sum(sums[i][0] for i in kept) / tokens if kept else float("nan")
+        nll = sum(sums[i][1] for i in kept) / tokens if kept else float("nan")
+        values = self._measures(interval, loss=loss, nll=nll)
+        self.reporter.record("train", self.progress.step, values)
+        left = (self.config.max_steps - self.progress.step) * interval.seconds / len(interval.steps)
+        self.reporter.train_line(self.progress.step, values, left)
+        return _Interval()
+
+    def _measures(self, interval: _Interval, *, loss: float, nll: float) -> dict[str, Any]:
+        target_tokens = sum(interval.tokens)
+        room = interval.packs * (self.budgets.max_source_tokens + self.budgets.max_target_tokens)
+        return {
+            "loss": loss,
+            "nll": nll,
+            "ppl": perplexity(nll),
+            "learning_rate": self.engine.learning_rate,
+            "gradient_norm": self.engine.gradient_norm,
+            "target_tokens_per_second": target_tokens / interval.seconds,
+            "fill": (target_tokens + interval.source_tokens) / room,
+            "epoch": self.progress.position.epoch,
+            "skipped_steps": self.progress.skipped_steps,
+            "training_flops": self._flops_so_far(),
+            "train_seconds": self.progress.train_seconds,
+        }
+
+    def _flops_so_far(self) -> int:
+        progress = self.progress
+        return training_flops(
+            self.config.model, source_tokens=progress.source_tokens, target_tokens=progress.target_tokens
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def _validate(self) -> None:
+        """Loss on the validation pairs, each rank a share. A collective."""
+        self.engine.module.eval()
+        sums = torch.zeros(3, dtype=torch.float64, device=self.engine.device)
+        packs = self.config.batch.packs_per_micro_batch * self.world.size
+        for step in epoch_steps(self.folder.valid, self.budgets, packs_per_step=packs):
+            for micro in self.valid_stream.micro_batches(step, rank=self.world.rank, world_size=self.world.size):
+                part = self.engine.evaluate(micro.batch.to(self.engine.device))
+                sums += torch.stack([value.double() for value in part])
+        self.engine.module.train()
+        loss, nll, tokens = distributed.all_reduce_sum(sums).tolist()
+        nll = nll / tokens
+        progress = self.progress
+        improved = progress.best_valid_nll is None or nll < progress.best_valid_nll
+        progress.validations_since_best = 0 if improved else progress.validations_since_best + 1
+        if improved:
+            progress.best_valid_nll = nll
+        values = {"loss": loss / tokens, "nll": nll, "ppl": perplexity(nll)}
+        self.reporter.record("valid", progress.step, values)
+        best = "best so far" if improved else f"best {progress.best_valid_nll:.3f}"
+        self.reporter.say(f"step {progress.step}: validation nll {nll:.3f}, ppl {values['ppl']:.2f} ({best})")
+
+    def _save(self) -> None:
+        started = time.monotonic()
+        path = save_checkpoint(
+            self.config.run_dir,
+            self.engine.parameter_states(),
+            {**self.progress.to_json(), **self._describe_model(), "updates": self.engine.scheduler.updates},
+            retention=Retention(checkpoints=self.config.keep_checkpoints, weights=self.config.keep_weights),
+            weights_metadata={key: json.dumps(value) for key, value in self._describe_model().items()},
+        )
+        seconds = time.monotonic() - started
+        self.reporter.record("checkpoint", self.progress.step, {"seconds": seconds})
+        self.reporter.say(f"step {self.progress.step}: saved {path} in {seconds:.1f} s")
+
+    def _describe_model(self) -> dict[str, Any]:
+        """What a weight file says of itself, so that averaging needs no other file."""
+        index = self.folder.index
+        return {
+            "step": self.progress.step,
+            "model": to_plain(self.config.model),
+            "tokenizer_sha256": index.tokenizer_sha256,
+            "source_language": index.source_language,
+            "target_language": index.target_language,
+            "corpus": index.corpus,
+            "synthetic": index.synthetic,
+        }
+
+    def _finish(self) -> None:
+        progress = self.progress
+        values = {
+            "train_seconds": progress.train_seconds,
+            "target_tokens_per_second": progress.target_tokens / max(progress.train_seconds, 1e-9),
+            "training_flops": self._flops_so_far(),
+            "target_tokens": progress.target_tokens,
+            "skipped_steps": progress.skipped_steps,
+            "world_size": self.world.size,
+            "zero_stage": self.engine.stage,
+        }
+        self.reporter.record("end", progress.step, values)
+        run = self.config.run_dir
+        why = f"no better validation in {self.config.patience}" if self._out_of_patience() else "all steps done"
+        self.reporter.say(
+            f"finished at step {progress.step} ({why}), {values['target_tokens_per_second']:,.0f} target tokens/s, "
+            f"{values['training_flops']:.2e} training FLOPs\n"
+            f"weights: {run / 'weights'}\n"
+            f"next:    python tools/average_checkpoints.py --run-dir {run} --last 5 --out {run / 'model'}"
+        )
+        self.reporter.close()
+
+    def _check_lengths(self) -> None:
+        longest = max(
+            self.stream.source_cap, self.stream.target_cap, self.valid_stream.source_cap, self.valid_stream.target_cap
+        )
+        if longest > self.config.model.max_positions:
+            raise UserError(
+                f"model.max_positions is {self.config.model.max_positions}, but a sentence has {longest} tokens: "
+                "raise --model.max-positions, or prepare the data with a lower --max-tokens"
+            )
+
+    def _open_run(self, ds_config: dict[str, Any]) -> tuple[list[str], CheckpointReader | None]:
+        """Choose the checkpoint, refuse settings that differ, and write the run's settings. A collective."""
+        config, run_dir = self.config, self.config.run_dir
+        warnings: list[str] = []
+        path = newest_checkpoint(run_dir, warnings.append)
+        if path is None and config.resume == "required":
+            raise UserError(
+                f"--resume required, but {run_dir} holds no checkpoint: check --run-dir, or use --resume auto"
+            )
+        if path is not None and config.resume == "never":
+            raise UserError(
+                f"--resume never, but {run_dir} holds checkpoints: choose another --run-dir, or move them away"
+            )
+        described = describe_run(config, ds_config)
+        reader = None
+        if path is not None:
+            warnings += [f"setting changed: {line}" for line in check_settings(run_dir, described)]
+            reader = CheckpointReader(path)
+        distributed.barrier()
+        if self.world.is_main:
+            write_settings(run_dir, described)
+            last_step = reader.state["step"] if reader else 0
+            for name in ("metrics.jsonl", "ledger.jsonl"):
+                truncate_jsonl(run_dir / name, last_step)
+        distributed.barrier()
+        return warnings, reader
+
+    def _make_model(self, checkpoint: CheckpointReader | None) -> Transformer:
+        """The same weights on every rank: from the checkpoint, or drawn from the seed."""
+        torch.manual_seed(self.config.seed)
+        model = Transformer(self.config.model)
+        if checkpoint is not None:
+            model.load_state_dict({name: checkpoint.weight(name) for name in checkpoint.parameter_names()})
+        return model
+
+    def _restore(self, checkpoint: CheckpointReader | None) -> Progress:
+        if checkpoint is None:
+            return Progress()
+        self.engine.restore(checkpoint.parameter, updates=checkpoint.state["updates"])
+        return Progress.from_json(checkpoint.state)
+
+    def _introduce(self, notes: list[str], checkpoint: CheckpointReader | None) -> None:
+        config, index = self.config, self.folder.index
+        parameters = sum(getattr(p, "ds_numel", p.numel()) for p in self.engine.module.parameters())
+        batch = config.batch.packs_per_step * self.budgets.max_target_tokens
+        synthetic = " (synthetic)" if index.synthetic else ""
+        self.reporter.say(
+            f"{index.corpus}{synthetic}: {index.train.pairs:,} pairs {index.source_language}-{index.target_language}, "
+            f"{self.plan.skipped} of them too long for a pack\n"
+            f"{parameters:,} parameters; a step is {config.batch.packs_per_step} packs, at most {batch:,} target tokens\n"
+            f"{self.world.size} rank(s) on {self.engine.device.type}, ZeRO-{self.engine.stage}, {config.precision}, "
+            f"accumulation {config.batch.accumulation_steps(self.world.size)}"
+        )
+        for note in notes:
+            self.reporter.say(note)
+        if checkpoint is not None:
+            self.reporter.say(f"resumed from {checkpoint.path}")
