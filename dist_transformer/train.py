@@ -1,6 +1,7 @@
 """The entry point of every launcher: `python -m dist_transformer.train --preset P --data DATA --run-dir RUN`."""
 
 import argparse
+import dataclasses
 import os
 import sys
 
@@ -25,7 +26,7 @@ def parse_arguments(arguments: list[str]) -> TrainConfig:
     )
     return tyro.cli(
         TrainConfig,
-        default=PRESETS[chosen.preset],
+        default=dataclasses.replace(PRESETS[chosen.preset], data=tyro.MISSING, run_dir=tyro.MISSING),
         args=rest,
         prog="python -m dist_transformer.train",
         description=description,

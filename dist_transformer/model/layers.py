@@ -75,6 +75,13 @@ class LayerCache:
     memory_keys_BHSK: torch.Tensor
     memory_values_BHSK: torch.Tensor
 
+    def reserve(self, positions: int) -> None:
+        """Make room for `positions` positions: short outputs then copy little when beams are reordered."""
+        missing = positions - self.keys_BHCK.shape[2]
+        if missing > 0:
+            self.keys_BHCK = functional.pad(self.keys_BHCK, (0, 0, 0, missing))
+            self.values_BHCK = functional.pad(self.values_BHCK, (0, 0, 0, missing))
+
     def select(self, rows: torch.Tensor) -> None:
         """Keep the hypotheses `rows`, in that order (survivors of a beam step)."""
         self.keys_BHCK = self.keys_BHCK.index_select(0, rows)

@@ -15,7 +15,7 @@ from dist_transformer.packed import PackedBatch, PackedTokens
 
 
 class Transformer(nn.Module):
-    """Sections 3.1 to 3.5. The embedding matrices are this module's own, so that ZeRO-3 gathers them for its forward."""
+    """Sections 3.1 to 3.5. The embeddings are this module's own parameters: ZeRO-3 gathers them for its forward."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -98,7 +98,8 @@ class Transformer(nn.Module):
 
     def _embed(self, weight_VD: torch.Tensor, tokens_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
         x_TD = functional.embedding(tokens_T, weight_VD) * math.sqrt(self.config.width) + self.positions(positions_T)
-        return functional.dropout(x_TD, self.config.dropout, self.training)
+        # The table of sinusoids stays in fp32 when DeepSpeed casts the parameters.
+        return functional.dropout(x_TD.to(weight_VD.dtype), self.config.dropout, self.training)
 
     def _target_embedding(self) -> torch.Tensor:
         return self.embedding if self.config.tie_embeddings else self.target_embedding

@@ -358,7 +358,7 @@ class Trainer:
         self.reporter.say(
             f"{index.corpus}{synthetic}: {index.train.pairs:,} pairs {index.source_language}-{index.target_language}, "
             f"{self.plan.skipped} of them too long for a pack\n"
-            f"{parameters:,} parameters; a step is {config.batch.packs_per_step} packs, at most {batch:,} target tokens\n"
+            f"{parameters:,} parameters; {config.batch.packs_per_step} packs a step, at most {batch:,} target tokens\n"
             f"{self.world.size} rank(s) on {self.engine.device.type}, ZeRO-{self.engine.stage}, {config.precision}, "
             f"accumulation {config.batch.accumulation_steps(self.world.size)}"
         )

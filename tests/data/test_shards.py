@@ -208,7 +208,7 @@ def test_names_that_lead_out_of_the_folder_are_refused(folder: Path, name: str) 
     train = json.loads((folder / "index.json").read_text())["train"]
     train["shards"][0]["file"] = name
     edit_index(folder, train=train)
-    with pytest.raises(UserError, match="is not a plain file name|is not a regular file"):
+    with pytest.raises(UserError, match=r"is not a plain file name|is not a regular file"):
         DataFolder.open(folder)
 
 
