@@ -73,8 +73,12 @@ def parse_arguments() -> argparse.Namespace:
         help="without validation text: pairs held out, at most a tenth of all (default %(default)s)",
     )
 
-    parser.add_argument("--out", type=Path, required=True, metavar="DATA", help="the folder to make; must not exist")
-    parser.add_argument("--vocab-size", type=int, metavar="N", help="vocabulary entries, both languages together")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DATA", help="the folder to make; must not exist, or be empty"
+    )
+    parser.add_argument(
+        "--vocab-size", type=int, metavar="N", help="entries, both languages together (needed without --tokenizer)"
+    )
     parser.add_argument("--tokenizer", type=Path, metavar="T", help="use this tokenizer.json (default: learn one)")
     parser.add_argument("--lowercase", action="store_true", help="lowercase all text (default: case is kept)")
     parser.add_argument("--src-lang", metavar="L", help="source language (default: from the file name, train.en → en)")
@@ -112,6 +116,8 @@ def settings_from(arguments: argparse.Namespace, scratch: Path) -> PrepareSettin
         if arguments.dataset_valid_split:
             validation.append(_dataset(arguments, arguments.dataset_valid_split))
     if arguments.toy is not None:
+        if arguments.toy < 1:
+            raise UserError(f"--toy {arguments.toy} gives no text: ask for at least 1 pair")
         held_out = max(1, min(1_000, arguments.toy // 10))
         write_toy_corpus(
             scratch,

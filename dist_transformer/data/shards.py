@@ -219,6 +219,8 @@ class DataFolder:
             UserError: not a data folder, a newer format, or a file that is missing, of another size or damaged.
         """
         index = _read_index(path)
+        if (path / VALID_FOLDER).is_symlink():
+            raise UserError(f"{path / VALID_FOLDER} is a link, which may lead out of the folder: {_REMEDY}")
         for folder, split in ((path, index.train), (path / VALID_FOLDER, index.valid)):
             _check_inside(folder, split.lengths_file)
             for shard in split.shards:
@@ -375,7 +377,7 @@ def _open_lengths(path: Path, pairs: int) -> np.ndarray:
 
 def _check_inside(folder: Path, name: str) -> Path:
     """A file of the folder, refusing names that lead out of it."""
-    if name in ("", ".", "..") or Path(name).name != name or folder.is_symlink():
+    if name in ("", ".", "..") or Path(name).name != name:
         raise UserError(f'"{name}" in the index of {folder} is not a plain file name: {_REMEDY}')
     path = folder / name
     try:

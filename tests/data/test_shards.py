@@ -212,6 +212,15 @@ def test_names_that_lead_out_of_the_folder_are_refused(folder: Path, name: str) 
         DataFolder.open(folder)
 
 
+def test_the_folder_may_be_a_link_but_not_its_valid_folder(folder: Path) -> None:
+    (folder.parent / "current").symlink_to(folder)
+    DataFolder.open(folder.parent / "current").verify()
+    (folder / "valid").rename(folder.parent / "elsewhere")
+    (folder / "valid").symlink_to(folder.parent / "elsewhere")
+    with pytest.raises(UserError, match="valid is a link"):
+        DataFolder.open(folder)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -1,0 +1,237 @@
+"""Beam search against a plain one that decodes every hypothesis anew in every step, without caches or batches."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from dist_transformer.config import ModelConfig
+from dist_transformer.errors import UserError
+from dist_transformer.inference.beam import BeamSettings, Hypothesis, _best, _best_by_key, beam_search
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.packed import PackedTokens, pack_side
+
+PAD, UNK, BOS, EOS = range(4)
+
+
+def make_model(seed: int = 3, *, sharpness: float = 3.0, vocab_size: int = 23, **settings: object) -> Transformer:
+    """Random, with an output projection large enough that hypotheses differ and some end early."""
+    torch.manual_seed(seed)
+    shape = {"width": 16, "heads": 2, "ffn_width": 32, "encoder_layers": 2, "decoder_layers": 2, "max_positions": 64}
+    config = ModelConfig(**{**shape, "tie_embeddings": False, "vocab_size": vocab_size, **settings})  # type: ignore[arg-type]
+    model = Transformer(config).eval()
+    with torch.no_grad():
+        model.output_projection.mul_(sharpness)
+        # A steady preference for the end: without it a random model rarely stops before the limit.
+        model.output_projection[EOS] *= 1.5
+    return model
+
+
+def make_sources(count: int, seed: int = 0, longest: int = 12, vocab_size: int = 23) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(4, vocab_size, rng.integers(0, longest + 1)).tolist() for _ in range(count)]
+
+
+def packed(sentences: list[list[int]]) -> PackedTokens:
+    lengths = np.array([len(sentence) for sentence in sentences])
+    flat = np.concatenate([np.array(sentence, dtype=np.int64) for sentence in sentences])
+    return pack_side(flat, lengths, size=len(flat), offset_count=len(lengths) + 1, max_length=int(lengths.max()))
+
+
+def penalty(length: int, alpha: float) -> float:
+    return ((5 + length) / 6) ** alpha
+
+
+@torch.no_grad()
+def reference_search(model: Transformer, source: list[int], settings: BeamSettings) -> list[Hypothesis]:
+    """One sentence, to the length limit, never stopping early."""
+    beam, limit = settings.beam_size, len(source) + settings.max_extra_tokens
+    memory_SD = model.encode(packed([[*source, EOS]]))
+    alive: list[tuple[float, list[int]]] = [(0.0, [])]
+    ended: list[Hypothesis] = []
+    for length in range(limit + 1):
+        one_source = packed([[*source, EOS]] * len(alive))
+        targets = packed([[BOS, *tokens] for _, tokens in alive])
+        hidden_TD = model.decode(targets, memory_SD.repeat(len(alive), 1), one_source)
+        logp = torch.log_softmax(model.logits(hidden_TD[length :: length + 1]), dim=-1)
+        logp[:, [PAD, UNK, BOS]] = -math.inf
+        if length == limit:
+            logp[:, [i for i in range(logp.shape[1]) if i != EOS]] = -math.inf
+        totals = torch.tensor([total for total, _ in alive])[:, None] + logp
+        flat = sorted(enumerate(totals.flatten().tolist()), key=lambda item: (-item[1], item[0]))
+        best = [(total, *divmod(place, logp.shape[1])) for place, total in flat[: 2 * beam] if total > -math.inf]
+        for total, parent, token in best:
+            if token == EOS:
+                score = total / penalty(length + 1, settings.length_penalty)
+                ended.append(Hypothesis(tokens=alive[parent][1], score=score, log_probability=total))
+        ended = sorted(ended, key=lambda hypothesis: -hypothesis.score)[:beam]
+        alive = [(total, [*alive[parent][1], token]) for total, parent, token in best if token != EOS][:beam]
+        if not alive:
+            break
+    return ended[: settings.nbest]
+
+
+def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
+    assert [[h.tokens for h in row] for row in found] == [[h.tokens for h in row] for row in expected]
+    for row, expected_row in zip(found, expected, strict=True):
+        for hypothesis, other in zip(row, expected_row, strict=True):
+            assert hypothesis.score == pytest.approx(other.score, abs=1e-5)
+            assert hypothesis.log_probability == pytest.approx(other.log_probability, abs=1e-5)
+
+
+SETTINGS = [
+    BeamSettings(beam_size=4, length_penalty=0.6, max_extra_tokens=8),
+    BeamSettings(beam_size=4, length_penalty=0.6, max_extra_tokens=8, nbest=4),
+    BeamSettings(beam_size=1, length_penalty=0.6, max_extra_tokens=8),
+    BeamSettings(beam_size=3, length_penalty=0.0, max_extra_tokens=5, nbest=2),
+    BeamSettings(beam_size=5, length_penalty=1.0, max_extra_tokens=6, nbest=3),
+    BeamSettings(beam_size=2, length_penalty=2.5, max_extra_tokens=30),
+    BeamSettings(beam_size=4, length_penalty=0.6, max_extra_tokens=0, nbest=4),
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: f"k{s.beam_size}-a{s.length_penalty}-n{s.nbest}")
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_equals_a_plain_beam_search(settings: BeamSettings, norm: str) -> None:
+    model = make_model(norm=norm, positions="learned" if norm == "pre" else "sinusoidal")
+    sources = make_sources(20)
+    expected = [reference_search(model, source, settings) for source in sources]
+    assert_same(beam_search(model, sources, settings=settings), expected)
+    lengths = [len(row[0].tokens) - len(source) for row, source in zip(expected, sources, strict=True)]
+    assert len(set(lengths)) > 1, "the random model should end some outputs before the limit"
+
+
+def test_random_sources_end_early_and_at_the_limit() -> None:
+    settings = BeamSettings(max_extra_tokens=8)
+    sources = make_sources(60)
+    found = beam_search(make_model(), sources, settings=settings)
+    at_limit = [len(row[0].tokens) == len(source) + 8 for row, source in zip(found, sources, strict=True)]
+    assert 0 < sum(at_limit) < len(sources)
+
+
+def test_a_batch_does_not_change_its_sentences() -> None:
+    model, sources = make_model(), make_sources(30, seed=3)
+    settings = BeamSettings(nbest=4, max_extra_tokens=10)
+    alone = [beam_search(model, [source], settings=settings)[0] for source in sources]
+    assert_same(beam_search(model, sources, settings=settings), alone)
+    assert_same(beam_search(model, sources[::-1], settings=settings)[::-1], alone)
+
+
+def test_first_of_nbest_is_the_best() -> None:
+    model, sources = make_model(), make_sources(30, seed=4)
+    settings = BeamSettings(max_extra_tokens=10)
+    one = beam_search(model, sources, settings=settings)
+    many = beam_search(model, sources, settings=replace(settings, nbest=4))
+    assert_same(one, [row[:1] for row in many])
+
+
+def test_equal_probabilities_go_to_lower_ids() -> None:
+    model = make_model()
+    with torch.no_grad():
+        model.output_projection.zero_()
+    # All 23 tokens have p = 1/23. Best two tokens first: `</s>` (3) and 4, 5, 6; the shortest output wins under α = 0.
+    settings = BeamSettings(beam_size=2, length_penalty=0.0, max_extra_tokens=1, nbest=2)
+    (row,) = beam_search(model, [[7, 8]], settings=settings)
+    assert [h.tokens for h in row] == [[], [4]]
+    assert [h.log_probability for h in row] == pytest.approx([-math.log(23), -2 * math.log(23)], abs=1e-5)
+
+
+def test_equal_probabilities_at_the_cut_follow_the_order() -> None:
+    model = make_model()
+    with torch.no_grad():
+        model.output_projection.zero_()
+        model.output_projection[EOS, 0] = -50.0
+        model.decoder[-1].ffn_residual.norm.weight.zero_()
+        model.decoder[-1].ffn_residual.norm.bias.zero_()
+        model.decoder[-1].ffn_residual.norm.bias[0] = 1.0
+    # `</s>` has p = e^-50; the 19 others that may be chosen tie: the beam is (4), (5), then (4 4), (4 5).
+    settings = BeamSettings(beam_size=2, length_penalty=0.0, max_extra_tokens=2, nbest=2)
+    (row,) = beam_search(model, [[]], settings=settings)
+    assert [h.tokens for h in row] == [[4, 4], [4, 5]]
+    assert_same([row], [reference_search(model, [], settings)])
+
+
+def test_best_orders_equal_values_by_place() -> None:
+    rng = np.random.default_rng(0)
+    values = torch.from_numpy(rng.integers(-3, 3, (200, 40)).astype(np.float32))
+    values[::3] += torch.from_numpy(rng.normal(size=(67, 40)).astype(np.float32))
+    values[::5, ::7] = -torch.inf
+    expected = values.sort(dim=1, descending=True, stable=True)
+    for best in (_best, _best_by_key):
+        for rows in (slice(None), slice(0, None, 3)):
+            found_values, found_places = best(values[rows], 8)
+            assert torch.equal(found_values, expected.values[rows, :8])
+            assert torch.equal(found_places, expected.indices[rows, :8])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_cached_logits_equal_the_packed_decoders(norm: str) -> None:
+    model, beam = make_model(5, norm=norm), 2
+    sources = [[*source, EOS] for source in make_sources(4, seed=5)]
+    rng = np.random.default_rng(1)
+    targets = torch.from_numpy(rng.integers(4, 23, (4 * beam, 40)))
+    memory_SD = model.encode(packed(sources))
+    longest = max(map(len, sources))
+    memory_BSD, mask_B1S = torch.zeros(4, longest, 16), torch.full((4, 1, longest), -torch.inf)
+    for i, rows in enumerate(memory_SD.split([len(source) for source in sources])):
+        memory_BSD[i, : len(rows)] = rows
+        mask_B1S[i, :, : len(rows)] = 0
+    caches = model.start_decoding(memory_BSD, capacity=8, beam_size=beam)
+    found = []
+    for position in range(targets.shape[1]):
+        for cache in caches:
+            cache.reserve(position + 1)
+        found.append(model.decode_step(targets[:, position], position, caches, mask_B1S))
+    repeated = packed([source for source in sources for _ in range(beam)])
+    memory_SD = model.encode(repeated)
+    expected = model.logits(model.decode(packed(targets.tolist()), memory_SD, repeated)).view(4 * beam, 40, -1)
+    torch.testing.assert_close(torch.stack(found, dim=1), expected, atol=1e-5, rtol=0)
+
+
+def test_special_tokens_are_never_chosen_and_the_mode_is_kept() -> None:
+    model = make_model(6, dropout=0.5)
+    with torch.no_grad():
+        model.output_projection[[PAD, UNK, BOS]] *= 20
+    model.train()
+    sources = make_sources(20)
+    settings = BeamSettings(max_extra_tokens=5, nbest=4)
+    found = beam_search(model, sources, settings=settings)
+    assert model.training
+    assert all(token > EOS for row in found for hypothesis in row for token in hypothesis.tokens)
+    assert_same(beam_search(model, sources, settings=settings), found)
+
+
+def test_nothing_to_do_and_the_empty_source() -> None:
+    model = make_model()
+    assert beam_search(model, [], settings=BeamSettings()) == []
+    (row,) = beam_search(model, [[]], settings=BeamSettings(max_extra_tokens=0))
+    assert [hypothesis.tokens for hypothesis in row] == [[]]
+
+
+def test_outputs_end_where_positions_end() -> None:
+    model = make_model(max_positions=10)
+    with torch.no_grad():
+        model.output_projection[EOS] = 0
+        model.decoder[-1].ffn_residual.norm.bias[0] = 100
+        model.output_projection[7, 0] = 10
+    (row,) = beam_search(model, [[5] * 9], settings=BeamSettings(max_extra_tokens=50))
+    assert row[0].tokens == [7] * 9
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("beam_size", 0), ("length_penalty", -0.1), ("length_penalty", math.nan), ("max_extra_tokens", -1), ("nbest", 5)],
+)
+def test_wrong_settings_are_named(name: str, value: float) -> None:
+    with pytest.raises(UserError, match=f"{name} is "):
+        BeamSettings(**{name: value})  # type: ignore[arg-type]
+
+
+def test_bf16_decodes() -> None:
+    model = make_model(1).to(torch.bfloat16)
+    sources = make_sources(10)
+    found = beam_search(model, sources, settings=BeamSettings(max_extra_tokens=5))
+    assert all(math.isfinite(row[0].score) for row in found)
