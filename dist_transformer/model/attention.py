@@ -15,11 +15,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from dist_transformer.model.dropout import dropout
 from dist_transformer.packed import PackedTokens
 
 # A group's sentences are at least this share of its longest: with 20-token sentences a quarter is padding at most, and
 # a 4096-token pack has about 12 groups.
 _GROUP_FILL = 0.8
+# Keys of a group are padded to a multiple of this: softmax on a CPU takes 10 times as long on rows of fewer than 16.
+_KEY_MULTIPLE = 16
 
 
 class _MoveRows(torch.autograd.Function):
@@ -88,9 +91,14 @@ class Layout:
             # A pack of weight zero still runs, so that every rank computes the same collectives.
             query_lengths = key_lengths = np.ones(1, dtype=np.int64)
         members = list(_similar_lengths(query_lengths, key_lengths))
-        self.query_side = _make_side(members, query_lengths, len(queries.tokens_T), device)
-        self.key_side = _make_side(members, key_lengths, len(keys.tokens_T), device)
-        self.groups = [_make_group(query_lengths[rows], key_lengths[rows], self.causal, device) for rows in members]
+        query_widths = [int(query_lengths[rows].max()) for rows in members]
+        key_widths = [-(-int(key_lengths[rows].max()) // _KEY_MULTIPLE) * _KEY_MULTIPLE for rows in members]
+        self.query_side = _make_side(members, query_lengths, query_widths, len(queries.tokens_T), device)
+        self.key_side = _make_side(members, key_lengths, key_widths, len(keys.tokens_T), device)
+        self.groups = [
+            _make_group(key_lengths[rows], query_width, key_width, self.causal, device)
+            for rows, query_width, key_width in zip(members, query_widths, key_widths, strict=True)
+        ]
 
 
 def _similar_lengths(query_lengths: np.ndarray, key_lengths: np.ndarray) -> Iterator[np.ndarray]:
@@ -105,11 +113,13 @@ def _similar_lengths(query_lengths: np.ndarray, key_lengths: np.ndarray) -> Iter
         start += count
 
 
-def _make_side(members: list[np.ndarray], lengths: np.ndarray, packed_rows: int, device: torch.device) -> _Side:
+def _make_side(
+    members: list[np.ndarray], lengths: np.ndarray, widths: list[int], packed_rows: int, device: torch.device
+) -> _Side:
     starts = np.cumsum(lengths) - lengths
     to_padded, real = [], []
-    for rows in members:
-        steps = np.arange(lengths[rows].max())
+    for rows, width in zip(members, widths, strict=True):
+        steps = np.arange(width)
         inside = steps < lengths[rows, None]
         to_padded.append(np.where(inside, starts[rows, None] + steps, 0).ravel())
         real.append(inside.ravel())
@@ -120,13 +130,12 @@ def _make_side(members: list[np.ndarray], lengths: np.ndarray, packed_rows: int,
     return _Side(*(torch.from_numpy(array).to(device) for array in (index, back, covered, is_real)))
 
 
-def _make_group(query_lengths: np.ndarray, key_lengths: np.ndarray, causal: bool, device: torch.device) -> _Group:
-    queries, keys = int(query_lengths.max()), int(key_lengths.max())
+def _make_group(key_lengths: np.ndarray, queries: int, keys: int, causal: bool, device: torch.device) -> _Group:
     visible = np.broadcast_to(np.arange(keys) < key_lengths[:, None, None], (len(key_lengths), queries, keys))
     if causal:
         visible = visible & (np.arange(keys) <= np.arange(queries)[:, None])
     mask = torch.zeros(visible.shape).masked_fill_(torch.from_numpy(~visible), -torch.inf)
-    return _Group(len(query_lengths), queries, keys, mask.unsqueeze(1).to(device))
+    return _Group(len(key_lengths), queries, keys, mask.unsqueeze(1).to(device))
 
 
 class MultiHeadAttention(nn.Module):
@@ -190,21 +199,20 @@ class MultiHeadAttention(nn.Module):
         )
 
     def _attend_groups(self, q_THK: torch.Tensor, kv_S2HK: torch.Tensor, layout: Layout) -> torch.Tensor:
-        q_PHK = layout.query_side.pad(q_THK * self.head_width**-0.5)
-        kv_P2HK = layout.key_side.pad(kv_S2HK)
-        mixed, query_start, key_start = [], 0, 0
-        for group in layout.groups:
-            query_end = query_start + group.sentences * group.queries
-            key_end = key_start + group.sentences * group.keys
-            q_BHQK = q_PHK[query_start:query_end].unflatten(0, (group.sentences, group.queries)).transpose(1, 2)
-            k_BHSK, v_BHSK = (
-                kv_P2HK[key_start:key_end].unflatten(0, (group.sentences, group.keys)).transpose(1, 3).unbind(2)
-            )
+        # split, not slices: the gradient of each slice would be a zero tensor as large as the whole.
+        query_rows = [group.sentences * group.queries for group in layout.groups]
+        key_rows = [group.sentences * group.keys for group in layout.groups]
+        queries = layout.query_side.pad(q_THK * self.head_width**-0.5).split(query_rows)
+        memories = layout.key_side.pad(kv_S2HK).split(key_rows)
+        mixed = []
+        for group, q, kv in zip(layout.groups, queries, memories, strict=True):
+            q_BHQK = q.unflatten(0, (group.sentences, group.queries)).transpose(1, 2)
+            k_BHSK, v_BHSK = kv.unflatten(0, (group.sentences, group.keys)).transpose(1, 3).unbind(2)
             scores_BHQS = q_BHQK @ k_BHSK.transpose(2, 3)
-            weights_BHQS = torch.softmax(scores_BHQS + group.mask_B1QK.to(scores_BHQS.dtype), dim=-1)
-            weights_BHQS = functional.dropout(weights_BHQS, self.dropout, self.training)
+            # The mask is fp32, and so is the softmax.
+            weights_BHQS = torch.softmax(scores_BHQS + group.mask_B1QK, dim=-1).to(scores_BHQS.dtype)
+            weights_BHQS = dropout(weights_BHQS, self.dropout, self.training)
             mixed.append((weights_BHQS @ v_BHSK).transpose(1, 2).flatten(0, 1))
-            query_start, key_start = query_end, key_end
         return layout.query_side.unpad(torch.cat(mixed))
 
     def project_memory(self, memory_BSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

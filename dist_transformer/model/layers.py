@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from dist_transformer.config import ModelConfig
 from dist_transformer.model.attention import Layout, MultiHeadAttention
+from dist_transformer.model.dropout import dropout
 
 
 class Residual(nn.Module):
@@ -26,8 +27,8 @@ class Residual(nn.Module):
 
     def forward(self, x: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         if self.pre_norm:
-            return x + functional.dropout(sublayer(self.norm(x)), self.dropout, self.training)
-        return self.norm(x + functional.dropout(sublayer(x), self.dropout, self.training))
+            return x + dropout(sublayer(self.norm(x)), self.dropout, self.training)
+        return self.norm(x + dropout(sublayer(x), self.dropout, self.training))
 
 
 class FeedForward(nn.Module):
@@ -46,7 +47,7 @@ class FeedForward(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.outer(functional.dropout(self.activation(self.inner(x)), self.dropout, self.training))
+        return self.outer(dropout(self.activation(self.inner(x)), self.dropout, self.training))
 
 
 def _attention(config: ModelConfig) -> MultiHeadAttention:

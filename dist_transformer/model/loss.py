@@ -59,9 +59,9 @@ class _SmoothedLoss(torch.autograd.Function):
             nll += torch.where(real_C1, nll_C1, 0).sum()
             loss += torch.where(real_C1, smooth_C1, 0).sum()
             if grad_hidden_TD is not None and grad_weight_VD is not None:
-                grad_CV = _logit_gradient(logp_CV, picks_C1, real_C1, smoothing).to(hidden_TD.dtype)
-                grad_hidden_TD[rows] = grad_CV @ weight_VD
-                grad_weight_VD += grad_CV.t() @ hidden_CD
+                grad_CV = _logit_gradient(logp_CV, picks_C1, smoothing).to(hidden_TD.dtype)
+                grad_hidden_TD[rows] = torch.where(real_C1, grad_CV @ weight_VD, 0)
+                grad_weight_VD += grad_CV.t() @ torch.where(real_C1, hidden_CD, 0)
         if grad_weight_VD is not None:
             ctx.save_for_backward(grad_hidden_TD, grad_weight_VD.to(weight_VD.dtype))
         ctx.mark_non_differentiable(nll)
@@ -80,13 +80,10 @@ class _SmoothedLoss(torch.autograd.Function):
         )
 
 
-def _logit_gradient(
-    logp_CV: torch.Tensor, picks_C1: torch.Tensor, real_C1: torch.Tensor, smoothing: float
-) -> torch.Tensor:
-    """d loss / d logits = p - (1 - ε) · onehot(y) - ε / V on real rows, 0 on the others. Overwrites `logp_CV`."""
+def _logit_gradient(logp_CV: torch.Tensor, picks_C1: torch.Tensor, smoothing: float) -> torch.Tensor:
+    """d loss / d logits = p - (1 - ε) · onehot(y) - ε / V. Overwrites `logp_CV`."""
     grad_CV = logp_CV.exp_().sub_(smoothing / logp_CV.shape[1])
-    grad_CV.scatter_add_(1, picks_C1, torch.full_like(picks_C1, smoothing - 1, dtype=grad_CV.dtype))
-    return grad_CV.masked_fill_(~real_C1, 0)
+    return grad_CV.scatter_add_(1, picks_C1, torch.full_like(picks_C1, smoothing - 1, dtype=grad_CV.dtype))
 
 
 def smoothed_cross_entropy(

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from dist_transformer.config import ModelConfig
 from dist_transformer.model.attention import Layout, MultiHeadAttention
+from dist_transformer.model.dropout import dropout
 from dist_transformer.model.layers import DecoderLayer, EncoderLayer, FeedForward, LayerCache
 from dist_transformer.model.loss import LossSums, smoothed_cross_entropy
 from dist_transformer.model.positions import Positions
@@ -99,7 +100,7 @@ class Transformer(nn.Module):
     def _embed(self, weight_VD: torch.Tensor, tokens_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
         x_TD = functional.embedding(tokens_T, weight_VD) * math.sqrt(self.config.width) + self.positions(positions_T)
         # The table of sinusoids stays in fp32 when DeepSpeed casts the parameters.
-        return functional.dropout(x_TD.to(weight_VD.dtype), self.config.dropout, self.training)
+        return dropout(x_TD.to(weight_VD.dtype), self.config.dropout, self.training)
 
     def _target_embedding(self) -> torch.Tensor:
         return self.embedding if self.config.tie_embeddings else self.target_embedding

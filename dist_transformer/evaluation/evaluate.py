@@ -1,0 +1,126 @@
+"""Translate a test set with a model folder and score it, on any number of ranks."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from dist_transformer.data.sources import LineFiles
+from dist_transformer.distributed import broadcast_object, first_error, rank, world_size
+from dist_transformer.errors import UserError
+from dist_transformer.evaluation.bleu import Scores, score
+from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.translator import Refusal, Translator
+from dist_transformer.model_folder import ModelInfo, load_model
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """Scores of one model on one test set."""
+
+    scores: Scores
+    info: ModelInfo
+    hypotheses: list[str]
+    refusals: list[Refusal]
+    seconds: float
+    """Decoding, without loading and scoring."""
+    world_size: int
+
+    def report(self, hypotheses_file: Path) -> dict[str, Any]:
+        """As JSON values; `hypotheses_file` is where the caller writes the hypotheses."""
+        return {
+            "bleu": self.scores.bleu,
+            "chrf": self.scores.chrf,
+            "ter": self.scores.ter,
+            "signature": self.scores.bleu_signature,
+            "signatures": self.scores.signatures,
+            "sentences": len(self.hypotheses),
+            "refused_sentences": len(self.refusals),
+            "hypotheses": str(hypotheses_file),
+            "corpus": self.info.corpus,
+            "synthetic": self.info.synthetic,
+            "seconds": self.seconds,
+            "world_size": self.world_size,
+        }
+
+
+def evaluate(
+    model_folder: Path,
+    *,
+    source: Path,
+    reference: Path,
+    settings: BeamSettings,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    max_batch_tokens: int | None = None,
+    lowercase: bool = False,
+) -> Evaluation:
+    """Call it on every rank with the same arguments; every rank gets the same evaluation.
+
+    Raises:
+        UserError: on every rank alike, when a file is unfit on one of them.
+    """
+    # One rank reads: the text is the same for all even when a file changes meanwhile.
+    pairs = _on_all_ranks(lambda: list(LineFiles(source=source, target=reference).pairs()) if rank() == 0 else None)
+    pairs = broadcast_object(pairs)
+    assert pairs is not None
+    if not pairs:
+        raise UserError(f"{source} is empty: give a file with at least one line")
+    model, tokenizer, info = _on_all_ranks(lambda: load_model(model_folder, device, dtype))
+    translator = _on_all_ranks(
+        lambda: Translator(model, tokenizer, device, settings, max_batch_tokens=max_batch_tokens)
+    )
+    start = time.perf_counter()
+    translations = translator.translate_distributed([line for line, _ in pairs])
+    seconds = time.perf_counter() - start
+    hypotheses = [translation.text for translation in translations]
+    references = [line for _, line in pairs]
+    scores = _on_all_ranks(
+        lambda: (
+            score(hypotheses, references, target_language=info.target_language, lowercase=lowercase)
+            if rank() == 0
+            else None
+        )
+    )
+    scores = broadcast_object(scores)
+    assert scores is not None
+    refusals = [translation.refusal for translation in translations if translation.refusal is not None]
+    return Evaluation(
+        scores=scores,
+        info=info,
+        hypotheses=hypotheses,
+        refusals=refusals,
+        seconds=seconds,
+        world_size=world_size(),
+    )
+
+
+def write_report(evaluation: Evaluation, file: Path) -> None:
+    """Write the JSON `file`, and beside it the hypotheses, one a line: `result.json`, `result.hypotheses.txt`."""
+    hypotheses_file = file.with_name(f"{file.stem}.hypotheses.txt")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with hypotheses_file.open("w", encoding="utf-8", newline="\n") as text:
+            text.writelines(f"{line}\n" for line in evaluation.hypotheses)
+        report = json.dumps(evaluation.report(hypotheses_file), indent=2, ensure_ascii=False)
+        file.write_text(report + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{file} cannot be written ({error.strerror}): choose another place") from None
+
+
+def _on_all_ranks(work: Callable[[], T]) -> T:
+    """Do the same on every rank; an error on one becomes the same error on all, so that none waits for the others."""
+    value, error = None, None
+    try:
+        value = work()
+    except UserError as failure:
+        error = str(failure)
+    if (message := first_error(error)) is not None:
+        raise UserError(message)
+    return value  # type: ignore[return-value]

@@ -1,0 +1,33 @@
+"""Command-line options that every decoding command shares."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dist_transformer.inference.beam import BeamSettings
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def add_decoding_options(parser: argparse.ArgumentParser) -> None:
+    def option(name: str, text: str, **settings: Any) -> None:
+        parser.add_argument(name, help=text, **settings)
+
+    option("--model", "model folder", type=Path, required=True, metavar="MODEL")
+    option("--beam", "hypotheses in search; 1 is greedy (default 4)", type=int, default=4, metavar="K")
+    option("--length-penalty", "exponent of the length penalty (default 0.6)", type=float, default=0.6, metavar="A")
+    option("--max-extra-tokens", "longest output: source tokens + N (default 50)", type=int, default=50, metavar="N")
+    option("--precision", "of the model (default fp32)", choices=tuple(PRECISIONS), default="fp32")
+    text = "padded source tokens of a batch times beam (default 8192 on a CPU, 65536 on a GPU)"
+    option("--batch-tokens", text, type=int, metavar="N")
+
+
+def beam_settings(arguments: argparse.Namespace, *, nbest: int = 1) -> BeamSettings:
+    return BeamSettings(
+        beam_size=arguments.beam,
+        length_penalty=arguments.length_penalty,
+        max_extra_tokens=arguments.max_extra_tokens,
+        nbest=nbest,
+    )

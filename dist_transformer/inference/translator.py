@@ -1,0 +1,189 @@
+"""Lines of text to lines of text: tokens, batches of similar length, beam search, text; alone or dealt over ranks."""
+
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.distributed import first_error, gather_objects, rank, world_size
+from dist_transformer.errors import UserError
+from dist_transformer.inference.beam import BeamSettings, beam_search
+from dist_transformer.model.transformer import Transformer
+
+# Padded source tokens times beam size. CPU: larger batches are no faster (128-wide model, two cores). CUDA: logits of
+# 37k words take at most 1.2 GB, and the keys that order them twice that.
+_BATCH_TOKENS = {"cpu": 8192, "cuda": 65536}
+# A short sentence costs as much as this many tokens: its beams have logits and caches too.
+_LEAST_COST = 8
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredText:
+    text: str
+    """One line: line breaks are spaces."""
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """A line that was too long to translate."""
+
+    line: int
+    """Counted from 1."""
+    tokens: int
+    limit: int
+    """Longest source that is translated, in tokens."""
+
+    def __str__(self) -> str:
+        return (
+            f"line {self.line} has {self.tokens} tokens and the limit is {self.limit}: "
+            "its translation is empty, split the line"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Translation:
+    """Of one line; a blank or refused line has one empty hypothesis."""
+
+    hypotheses: tuple[ScoredText, ...]
+    """Best first, at least one."""
+    refusal: Refusal | None = None
+
+    @property
+    def text(self) -> str:
+        return self.hypotheses[0].text
+
+
+_EMPTY = (ScoredText(text="", score=0.0),)
+
+
+class Translator:
+    """Translates with one model.
+
+    Batches are formed from the whole input, sorted by length, so the same lines give the same batches in any order and
+    on any number of ranks.
+
+    Args:
+        max_batch_tokens: padded source tokens of a batch times beam size; a default for the device when not given.
+        max_source_tokens: longer lines are refused; when not given, what leaves positions for an output of
+            max_extra_tokens more, and half of the positions at least.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer,
+        device: torch.device,
+        settings: BeamSettings,
+        *,
+        max_batch_tokens: int | None = None,
+        max_source_tokens: int | None = None,
+    ) -> None:
+        # The source's `</s>` and the target's `<s>` take a position.
+        positions = model.config.max_positions - 1
+        self.model, self.tokenizer, self.settings = model.to(device), tokenizer, settings
+        self.max_batch_tokens = _BATCH_TOKENS[device.type] if max_batch_tokens is None else max_batch_tokens
+        default = max(positions - settings.max_extra_tokens, (positions + 1) // 2)
+        self.max_source_tokens = default if max_source_tokens is None else max_source_tokens
+        if self.max_batch_tokens < 1:
+            raise UserError(f"max_batch_tokens is {self.max_batch_tokens}: give a number above 0")
+        if not 1 <= self.max_source_tokens <= positions:
+            raise UserError(
+                f"max_source_tokens is {self.max_source_tokens}: "
+                f"give 1 to {positions:,}, for the model has {positions + 1:,} positions"
+            )
+
+    def translate(self, lines: Sequence[str]) -> list[Translation]:
+        """A translation for each line, in order."""
+        sources = self.tokenizer.encode_batch(list(lines))
+        return self._assemble(lines, sources, self._decode(self.batches(lines, sources), sources))
+
+    def translate_distributed(self, lines: Sequence[str]) -> list[Translation]:
+        """The same on every rank, from the same lines on every rank; each rank decodes its share of the batches.
+
+        Raises:
+            UserError: on every rank, when decoding failed on one.
+        """
+        sources = self.tokenizer.encode_batch(list(lines))
+        error, decoded = None, {}
+        try:
+            decoded = self._decode(self.batches(lines, sources)[rank() :: world_size()], sources)
+        except UserError as failure:
+            error = str(failure)
+        if (message := first_error(error)) is not None:
+            raise UserError(message)
+        everything: dict[int, tuple[ScoredText, ...]] = {}
+        for share in gather_objects(decoded):
+            everything.update(share)
+        return self._assemble(lines, sources, everything)
+
+    def batches(self, lines: Sequence[str], sources: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Places of the lines to decode, longest first: a batch that does not fit the memory fails at the start."""
+        places = [i for i in range(len(lines)) if not _is_blank(lines[i]) and len(sources[i]) <= self.max_source_tokens]
+        places.sort(key=lambda i: (-len(sources[i]), i))
+        batches: list[list[int]] = []
+        room = 0
+        for i in places:
+            if room == 0:
+                cost = max(len(sources[i]) + 1, _LEAST_COST) * self.settings.beam_size
+                room = max(1, self.max_batch_tokens // cost)
+                batches.append([])
+            batches[-1].append(i)
+            room -= 1
+        return batches
+
+    def _decode(self, batches: list[list[int]], sources: Sequence[list[int]]) -> dict[int, tuple[ScoredText, ...]]:
+        decoded = {}
+        for batch in batches:
+            try:
+                found = beam_search(self.model, [sources[i] for i in batch], settings=self.settings)
+            except torch.OutOfMemoryError:
+                raise UserError(
+                    f"the device has not enough memory for max_batch_tokens {self.max_batch_tokens}: give a lower one"
+                ) from None
+            for i, hypotheses in zip(batch, found, strict=True):
+                texts = (_one_line(self.tokenizer.decode(hypothesis.tokens)) for hypothesis in hypotheses)
+                decoded[i] = tuple(
+                    ScoredText(text=text, score=hypothesis.score)
+                    for text, hypothesis in zip(texts, hypotheses, strict=True)
+                )
+        return decoded
+
+    def _assemble(
+        self, lines: Sequence[str], sources: Sequence[list[int]], decoded: dict[int, tuple[ScoredText, ...]]
+    ) -> list[Translation]:
+        translations = []
+        for i, source in enumerate(sources):
+            refusal = None
+            if len(source) > self.max_source_tokens and not _is_blank(lines[i]):
+                refusal = Refusal(line=i + 1, tokens=len(source), limit=self.max_source_tokens)
+            translations.append(Translation(hypotheses=decoded.get(i) or _EMPTY, refusal=refusal))
+        return translations
+
+
+def _is_blank(line: str) -> bool:
+    return not line or line.isspace()
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.splitlines())
+
+
+def read_text(stream: io.BufferedIOBase | Iterable[bytes], name: str) -> Iterator[str]:
+    """Lines of a UTF-8 byte stream without their ends; only `\\n` and `\\r\\n` end a line.
+
+    Raises:
+        UserError: a line is not UTF-8; `name` and its number are given.
+    """
+    for number, raw in enumerate(stream, 1):
+        line = raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw
+        try:
+            yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{name} line {number} is not UTF-8 (byte 0x{error.object[error.start]:02x} at position "
+                f"{error.start}): convert it, for instance with iconv -f LATIN1 -t UTF-8"
+            ) from None

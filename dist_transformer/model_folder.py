@@ -1,0 +1,219 @@
+"""The model folder: what averaging writes, and what translation, evaluation and export read.
+
+config.json         the network, its languages, its data and the training steps that were averaged
+model.safetensors   fp32 weights under the names of `Transformer.state_dict()`, a tied matrix once
+tokenizer.json      the tokenizer of the data folder
+README.md           the model card
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+
+from dist_transformer.config import ModelConfig, from_plain, read_json, to_plain
+from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.errors import UserError
+from dist_transformer.model.transformer import Transformer
+
+FORMAT_VERSION = 1
+CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, CARD_FILE = "config.json", "model.safetensors", "tokenizer.json", "README.md"
+
+_REMEDY = "write the folder anew with tools/average_checkpoints.py"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelInfo:
+    """config.json of a model folder."""
+
+    model: ModelConfig
+    tokenizer_sha256: str
+    source_language: str
+    target_language: str
+    corpus: str
+    """Name of the training data, for reports."""
+    synthetic: bool
+    """The training data was generated: scores say nothing about real text."""
+    steps: tuple[int, ...]
+    """Training steps whose weights were averaged."""
+
+    def __post_init__(self) -> None:
+        # JSON has lists only.
+        object.__setattr__(self, "steps", tuple(self.steps))
+
+
+def write_model_folder(path: Path, *, info: ModelInfo, weights: dict[str, torch.Tensor], tokenizer_json: bytes) -> None:
+    """Write a model folder beside `path`, flush it and rename it; an older model folder at `path` is replaced.
+
+    Args:
+        weights: by the names of `Transformer.state_dict()`; written as fp32.
+        tokenizer_json: content of the data folder's tokenizer.json.
+
+    Raises:
+        UserError: `path` holds something else, or cannot be written.
+    """
+    _refuse_other_content(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): choose another folder") from None
+    try:
+        # mkdtemp gives a folder that only its owner may read.
+        temporary.chmod(0o777 & ~_umask())
+        fp32 = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in weights.items()}
+        safetensors.torch.save_file(fp32, temporary / WEIGHTS_FILE)
+        config = json.dumps({"format_version": FORMAT_VERSION, **to_plain(info)}, indent=2, ensure_ascii=False)
+        (temporary / CONFIG_FILE).write_text(config + "\n", encoding="utf-8")
+        (temporary / TOKENIZER_FILE).write_bytes(tokenizer_json)
+        parameters = sum(tensor.numel() for tensor in fp32.values())
+        (temporary / CARD_FILE).write_text(_model_card(path.name, info, parameters), encoding="utf-8")
+        for file in (*temporary.iterdir(), temporary):
+            _flush(file)
+        _move_into_place(temporary, path)
+        _flush(path.parent)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): free space or choose another folder") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_model_info(path: Path) -> ModelInfo:
+    """config.json of the model folder `path`.
+
+    Raises:
+        UserError: it is missing, damaged, or of a newer format.
+    """
+    file = path / CONFIG_FILE
+    if not file.exists():
+        raise UserError(f"{path} is not a model folder (it has no {CONFIG_FILE}): {_REMEDY}, or check the path")
+    values = read_json(file)
+    version = values.pop("format_version", None)
+    if version != FORMAT_VERSION:
+        raise UserError(f"{file} has format {version} and this version reads {FORMAT_VERSION}: update dist_transformer")
+    return from_plain(ModelInfo, values, str(file))
+
+
+def load_model(
+    path: Path, device: torch.device, dtype: torch.dtype = torch.float32
+) -> tuple[Transformer, Tokenizer, ModelInfo]:
+    """Read a model folder; the model is in evaluation mode.
+
+    Raises:
+        UserError: a file is missing or damaged, or they do not belong together.
+    """
+    info = read_model_info(path)
+    tokenizer = Tokenizer.load(path / TOKENIZER_FILE)
+    if tokenizer.sha256 != info.tokenizer_sha256:
+        raise UserError(f"{path / TOKENIZER_FILE} is not the tokenizer that the model was trained with: {_REMEDY}")
+    if tokenizer.vocab_size != info.model.vocab_size:
+        raise UserError(
+            f"{path / CONFIG_FILE} states a vocab_size of {info.model.vocab_size} but the tokenizer has "
+            f"{tokenizer.vocab_size} entries: {_REMEDY}"
+        )
+    model = Transformer(info.model)
+    model.load_state_dict(_read_weights(path / WEIGHTS_FILE, model.state_dict()))
+    return model.to(device, dtype).eval(), tokenizer, info
+
+
+def _read_weights(file: Path, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    try:
+        with safe_open(file, framework="pt") as stored:
+            shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118
+            for name in sorted(expected.keys() | shapes.keys()):
+                there, wanted = shapes.get(name), tuple(expected[name].shape) if name in expected else None
+                if there != wanted:
+                    raise UserError(
+                        f"{file} does not fit {CONFIG_FILE}: tensor {name!r} is {there or 'absent'} in the file and "
+                        f"{wanted or 'absent'} in the model: {_REMEDY}"
+                    )
+            return {name: stored.get_tensor(name) for name in expected}
+    except FileNotFoundError:
+        raise UserError(f"{file} does not exist: {_REMEDY}") from None
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file} cannot be read ({error}): {_REMEDY}") from None
+
+
+def _refuse_other_content(path: Path) -> None:
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise UserError(f"{path} exists and is not a folder: choose another name or remove it")
+    if path.is_dir() and any(path.iterdir()) and not _is_model_folder(path):
+        raise UserError(f"{path} holds other files than a model: choose another name or empty it")
+
+
+def _is_model_folder(path: Path) -> bool:
+    """Nothing but a model folder's files, so that replacing it loses nothing else."""
+    names = {file.name for file in path.iterdir()}
+    return {CONFIG_FILE, WEIGHTS_FILE} <= names <= {CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, CARD_FILE}
+
+
+def _move_into_place(temporary: Path, path: Path) -> None:
+    """Folders cannot be exchanged in one call: an older one steps aside, and comes back if the new one cannot move."""
+    if not path.exists():
+        temporary.rename(path)
+        return
+    aside = path.with_name(f"{temporary.name}.old")
+    path.rename(aside)
+    try:
+        temporary.rename(path)
+    except OSError:
+        aside.rename(path)
+        raise
+    shutil.rmtree(aside)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _model_card(name: str, info: ModelInfo, parameters: int) -> str:
+    settings: dict[str, Any] = to_plain(info.model)
+    warning = (
+        "\n**Trained on synthetic text**, generated by a grammar. The model shows that the software works; "
+        "its scores say nothing about real text.\n"
+        if info.synthetic
+        else ""
+    )
+    steps = ", ".join(f"{step:,}" for step in info.steps)
+    averaged = f"the mean of the weights after training steps {steps}" if len(info.steps) > 1 else f"step {steps}"
+    table = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
+    return f"""---
+language:
+- {info.source_language}
+- {info.target_language}
+pipeline_tag: translation
+library_name: dist_transformer
+---
+# {name}
+
+A Transformer (Vaswani et al. 2017) for translation from `{info.source_language}` to `{info.target_language}`.
+{warning}
+- Training data: {info.corpus}{" (synthetic)" if info.synthetic else ""}
+- Weights: {averaged}; {parameters:,} parameters, fp32
+- Text is normalised by NFKC before it is cut into pieces; `tokenizer.json` has SHA-256 `{info.tokenizer_sha256}`
+
+Translate, one sentence a line: `python tools/translate.py --model {name} < input.txt > output.txt`
+
+Measure: `python tools/evaluate_bleu.py --model {name} --src F --ref F` prints BLEU, chrF and TER with their signatures.
+
+| setting | value |
+|---|---|
+{table}
+"""

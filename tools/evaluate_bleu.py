@@ -1,0 +1,71 @@
+"""Translate a test set and score it: BLEU, chrF and TER on raw text, with sacreBLEU's signatures.
+
+tools/evaluate_bleu.py --model MODEL --src test.en --ref test.de --json result.json
+
+Runs alone or under a launcher (deepspeed, torchrun, srun, mpirun), which shares the work; the result is the same. With
+--json OUT.json the hypotheses are written to OUT.hypotheses.txt beside it.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from dist_transformer.distributed import barrier, process_group, read_world
+from dist_transformer.errors import UserError, exit_on_user_error
+from dist_transformer.evaluation.evaluate import Evaluation, evaluate, write_report
+from dist_transformer.inference.options import PRECISIONS, add_decoding_options, beam_settings
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    world = read_world()
+    with process_group(world) as device:
+        try:
+            evaluation = evaluate(
+                arguments.model,
+                source=arguments.src,
+                reference=arguments.ref,
+                settings=beam_settings(arguments),
+                device=device,
+                dtype=PRECISIONS[arguments.precision],
+                max_batch_tokens=arguments.batch_tokens,
+                lowercase=arguments.lowercase,
+            )
+        except UserError as error:
+            # Every rank is here. The first one speaks before any ends: a launcher kills the others then.
+            if world.is_main:
+                print(f"error: {error}", file=sys.stderr, flush=True)
+            barrier()
+            raise SystemExit(1) from None
+    if world.is_main:
+        print_scores(evaluation)
+        if arguments.json is not None:
+            write_report(evaluation, arguments.json)
+
+
+def print_scores(evaluation: Evaluation) -> None:
+    for refusal in evaluation.refusals:
+        print(f"warning: {refusal}", file=sys.stderr)
+    info = evaluation.info
+    synthetic = " (SYNTHETIC: the scores say nothing about real text)" if info.synthetic else ""
+    print(f"trained on {info.corpus}{synthetic}")
+    print(f"{len(evaluation.hypotheses):,} sentences, {info.source_language}-{info.target_language}")
+    print(evaluation.scores)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add_decoding_options(parser)
+    parser.add_argument("--src", type=Path, required=True, metavar="F", help="source text, one sentence a line")
+    parser.add_argument("--ref", type=Path, required=True, metavar="F", help="raw reference text, line by line")
+    parser.add_argument(
+        "--json", type=Path, metavar="OUT", help="write scores here and hypotheses beside (default: no)"
+    )
+    parser.add_argument("--lowercase", action="store_true", help="compare without case (default: case counts)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)

@@ -1,0 +1,69 @@
+"""Translate standard input to standard output, one line a line.
+
+tools/translate.py --model MODEL < input.txt > output.txt
+
+A blank line gives a blank line. A line with more tokens than the model has room for gives a blank line and a warning on
+standard error. With --nbest K every line gives up to K lines `number ||| text ||| score`, best first (Moses' format):
+the number counts input lines from 0, the score is log p / ((5 + length) / 6)^penalty.
+"""
+
+import argparse
+import itertools
+import sys
+from dataclasses import replace
+
+import torch
+
+from dist_transformer.errors import UserError, exit_on_user_error
+from dist_transformer.inference.options import PRECISIONS, add_decoding_options, beam_settings
+from dist_transformer.inference.translator import Translation, Translator, read_text
+from dist_transformer.model_folder import load_model
+
+# Batches are formed from so many lines, and so many are held in memory.
+_LINES_AT_ONCE = 10_000
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    settings = beam_settings(arguments, nbest=1 if arguments.nbest is None else arguments.nbest)
+    device = find_device(arguments.device)
+    model, tokenizer, _ = load_model(arguments.model, device, PRECISIONS[arguments.precision])
+    translator = Translator(model, tokenizer, device, settings, max_batch_tokens=arguments.batch_tokens)
+    lines = read_text(sys.stdin.buffer, "standard input")
+    first = 0
+    while chunk := list(itertools.islice(lines, _LINES_AT_ONCE)):
+        for number, translation in enumerate(translator.translate(chunk), first):
+            if translation.refusal is not None:
+                print(f"warning: {replace(translation.refusal, line=number + 1)}", file=sys.stderr, flush=True)
+            sys.stdout.buffer.write(as_output(number, translation, nbest=arguments.nbest is not None).encode("utf-8"))
+        sys.stdout.buffer.flush()
+        first += len(chunk)
+
+
+def as_output(number: int, translation: Translation, *, nbest: bool) -> str:
+    if not nbest:
+        return f"{translation.text}\n"
+    return "".join(f"{number} ||| {found.text} ||| {found.score:.6f}\n" for found in translation.hypotheses)
+
+
+def find_device(name: str | None) -> torch.device:
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device {name} cannot be used ({str(error).splitlines()[0]}): give cpu or cuda:0") from None
+    return device
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add_decoding_options(parser)
+    parser.add_argument("--nbest", type=int, metavar="K", help="print the K best (default: the best, as plain text)")
+    parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N (default: cuda where there is one)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)
