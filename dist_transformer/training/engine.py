@@ -252,5 +252,4 @@ def _quieten() -> None:
 
     logger.setLevel(logging.WARNING)
     # The wheel imports names of torch.distributed that newer torch renames.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="deepspeed")
-    warnings.filterwarnings("ignore", category=UserWarning, module="deepspeed")
+    warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated.*")

@@ -87,3 +87,10 @@ def format_seconds(seconds: float) -> str:
 def perplexity(nll: float) -> float:
     """exp(nll per token), not smoothed; infinite where that overflows."""
     return math.exp(nll) if nll < 700 else math.inf
+
+
+def read_records(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    """The records of one kind in a run's `metrics.jsonl`, in order."""
+    lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    return [record for record in records if record["kind"] == kind]

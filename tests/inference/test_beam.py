@@ -9,6 +9,7 @@ import torch
 
 from dist_transformer.config import ModelConfig
 from dist_transformer.errors import UserError
+from dist_transformer.inference import beam
 from dist_transformer.inference.beam import BeamSettings, Hypothesis, _best, _best_by_key, beam_search
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedTokens, pack_side
@@ -117,6 +118,17 @@ def test_a_batch_does_not_change_its_sentences() -> None:
     alone = [beam_search(model, [source], settings=settings)[0] for source in sources]
     assert_same(beam_search(model, sources, settings=settings), alone)
     assert_same(beam_search(model, sources[::-1], settings=settings)[::-1], alone)
+
+
+@pytest.mark.parametrize("steps", [3, 8, 1000])
+def test_rare_looks_change_nothing(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA, where sentences go on for some steps after they are done."""
+    model, sources = make_model(), make_sources(30, seed=3)
+    settings = BeamSettings(nbest=2, max_extra_tokens=10)
+    expected = beam_search(model, sources, settings=settings)
+    monkeypatch.setattr(beam, "_STEPS_BETWEEN_LOOKS", {"cpu": steps})
+    monkeypatch.setattr(beam, "_best", _best_by_key)
+    assert_same(beam_search(model, sources, settings=settings), expected)
 
 
 def test_first_of_nbest_is_the_best() -> None:

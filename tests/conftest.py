@@ -1,0 +1,48 @@
+"""What several tests share: a small prepared corpus, the real corpora where they exist, and launches."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dist_transformer.data.shards import DataFolder
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def toy_data(tmp_path_factory: pytest.TempPathFactory) -> DataFolder:
+    """2,000 synthetic pairs in four shards, 400 entries of vocabulary, raw text in `text/`."""
+    path = tmp_path_factory.mktemp("toy") / "data"
+    tool = [sys.executable, str(ROOT / "tools" / "prepare_data.py")]
+    sizes = ["--toy", "2000", "--vocab-size", "400", "--pairs-per-shard", "500"]
+    subprocess.run([*tool, *sizes, "--out", str(path)], check=True, capture_output=True)
+    return DataFolder.open(path)
+
+
+@pytest.fixture(scope="session")
+def corpora() -> Path:
+    """The folder of real corpora; a test that asks for it is skipped where there is none."""
+    path = Path(os.environ.get("DIST_TRANSFORMER_DATA", ROOT.parent / "shared" / "data"))
+    if not path.is_dir():
+        pytest.skip(f"no corpora at {path}: set DIST_TRANSFORMER_DATA")
+    return path
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Callable[..., str]:
+    """Runs a command as a user would, from the repository root; gives its output."""
+
+    def run(*command: object, status: int = 0, timeout: float = 600) -> str:
+        environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
+        done = subprocess.run(
+            [str(word) for word in command],
+            cwd=ROOT, env=environment, timeout=timeout, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        assert done.returncode == status, f"status {done.returncode}, wanted {status}:\n{done.stdout[-4000:]}"
+        return done.stdout
+
+    return run

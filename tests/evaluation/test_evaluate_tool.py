@@ -1,0 +1,86 @@
+"""tools/evaluate_bleu.py alone and on two ranks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_transformer.evaluation.bleu import score
+
+ROOT = Path(__file__).parents[2]
+LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+Lines = tuple[list[str], list[str]]
+
+
+def evaluate(ranks: int, *options: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *(LAUNCHER if ranks > 1 else []), str(ROOT / "tools/evaluate_bleu.py")]
+    fixed = ("--max-extra-tokens", "5", "--batch-tokens", "300")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, *map(str, options), *fixed], capture_output=True, text=True, check=False, env=environment
+    )
+
+
+@pytest.fixture
+def files(tmp_path: Path, toy_lines: Lines) -> tuple[Path, Path]:
+    source, reference = tmp_path / "test.en", tmp_path / "test.de"
+    sources, references = toy_lines[0][:25], toy_lines[1][:25]
+    source.write_text("\n".join([*sources, "", "§" * 80]) + "\n", encoding="utf-8")
+    # U+2028 is no end of line, and references are not normalised.
+    reference.write_text("\n".join([*references, "leer\u2028", "ﬁn"]) + "\n", encoding="utf-8")
+    return source, reference
+
+
+def test_the_same_scores_on_one_rank_and_on_two(model_folder: Path, files: tuple[Path, Path], tmp_path: Path) -> None:
+    source, reference = files
+    reports: list[dict[str, Any]] = []
+    screens, hypotheses = [], []
+    for ranks in (1, 2):
+        out = tmp_path / f"on_{ranks}" / "result.json"
+        done = evaluate(ranks, "--model", model_folder, "--src", source, "--ref", reference, "--json", out)
+        assert done.returncode == 0, done.stderr
+        reports.append(json.loads(out.read_text()))
+        assert reports[-1].pop("world_size") == ranks
+        assert reports[-1].pop("seconds") > 0
+        hypotheses.append(Path(reports[-1].pop("hypotheses")).read_bytes())
+        screens.append(done.stdout)
+        assert done.stderr.count("warning: line 27 has 160 tokens") == 1
+    assert reports[0] == reports[1]
+    assert hypotheses[0] == hypotheses[1]
+    assert screens[0] == screens[1]
+
+    report = reports[0]
+    assert report["sentences"] == 27
+    assert report["synthetic"] is True
+    assert report["corpus"] == "toy grammar"
+    lines = hypotheses[0].decode("utf-8").split("\n")[:-1]
+    expected = score(lines, reference.read_text(encoding="utf-8").split("\n")[:-1], target_language="de")
+    assert (report["bleu"], report["chrf"], report["ter"]) == (expected.bleu, expected.chrf, expected.ter)
+    assert report["signature"] == report["signatures"]["bleu"] == expected.bleu_signature
+    assert "SYNTHETIC" in screens[0]
+    assert str(expected) in screens[0]
+
+
+def test_all_ranks_fail_alike(model_folder: Path, files: tuple[Path, Path]) -> None:
+    source, reference = files
+    with reference.open("a") as file:
+        file.write("one too many\n")
+    done = evaluate(2, "--model", model_folder, "--src", source, "--ref", reference)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "27 lines" in errors[0]
+    assert "28" in errors[0]
+    assert "most recent call last" not in errors[0]
+
+
+def test_a_missing_model_is_named(files: tuple[Path, Path], tmp_path: Path) -> None:
+    done = evaluate(1, "--model", tmp_path / "nowhere", "--src", files[0], "--ref", files[1])
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {tmp_path / 'nowhere'} is not a model folder")
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,154 @@
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from dist_transformer import model_folder as module
+from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.errors import UserError
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.model_folder import ModelInfo, load_model, read_model_info, write_model_folder
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def copy(model_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(model_folder, tmp_path / "model"))
+
+
+def write_again(path: Path, info: ModelInfo, model: Transformer, tokenizer_json: bytes = b"{}") -> None:
+    write_model_folder(path, info=info, weights=dict(model.state_dict()), tokenizer_json=tokenizer_json)
+
+
+def test_what_is_written_comes_back(
+    model_folder: Path, random_model: Transformer, toy_tokenizer: Tokenizer, model_info: ModelInfo
+) -> None:
+    model, tokenizer, info = load_model(model_folder, CPU)
+    assert info == model_info
+    assert tokenizer.sha256 == toy_tokenizer.sha256
+    assert not model.training
+    for name, tensor in random_model.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor)
+    assert sorted(file.name for file in model_folder.iterdir()) == [
+        "README.md", "config.json", "model.safetensors", "tokenizer.json",
+    ]  # fmt: skip
+    assert json.loads((model_folder / "config.json").read_text())["format_version"] == 1
+
+
+def test_a_tied_matrix_is_stored_once(model_info: ModelInfo, tmp_path: Path) -> None:
+    config = replace(model_info.model, tie_embeddings=True)
+    write_again(tmp_path / "m", replace(model_info, model=config), Transformer(config))
+    stored = safetensors.torch.load_file(tmp_path / "m" / "model.safetensors")
+    assert [name for name, tensor in stored.items() if tensor.shape[0] == config.vocab_size] == ["embedding"]
+
+
+def test_half_precision_is_written_as_fp32_and_loaded_as_asked(
+    model_folder: Path, model_info: ModelInfo, random_model: Transformer, tmp_path: Path
+) -> None:
+    weights = {name: tensor.bfloat16() for name, tensor in random_model.state_dict().items()}
+    tokenizer_json = (model_folder / "tokenizer.json").read_bytes()
+    write_model_folder(tmp_path / "m", info=model_info, weights=weights, tokenizer_json=tokenizer_json)
+    stored = safetensors.torch.load_file(tmp_path / "m" / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
+    model, _, _ = load_model(tmp_path / "m", CPU, torch.bfloat16)
+    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.bfloat16}
+
+
+def test_the_card_says_what_is_inside(
+    model_folder: Path, model_info: ModelInfo, random_model: Transformer, tmp_path: Path
+) -> None:
+    card = (model_folder / "README.md").read_text()
+    assert "Trained on synthetic text" in card
+    assert "toy grammar" in card
+    assert "steps 100, 200" in card
+    write_again(tmp_path / "m", replace(model_info, synthetic=False, corpus="wmt14"), random_model)
+    assert "synthetic" not in (tmp_path / "m" / "README.md").read_text()
+
+
+def test_an_older_model_is_replaced(copy: Path, model_info: ModelInfo, random_model: Transformer) -> None:
+    write_again(copy, replace(model_info, steps=(7,)), random_model)
+    assert read_model_info(copy).steps == (7,)
+    assert [file.name for file in copy.parent.iterdir()] == ["model"]
+
+
+def test_an_empty_folder_is_filled(tmp_path: Path, model_info: ModelInfo, random_model: Transformer) -> None:
+    (tmp_path / "m").mkdir()
+    write_again(tmp_path / "m", model_info, random_model)
+    assert read_model_info(tmp_path / "m") == model_info
+
+
+def test_other_content_is_refused_and_kept(copy: Path, model_info: ModelInfo, random_model: Transformer) -> None:
+    (copy / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="holds other files"):
+        write_again(copy, model_info, random_model)
+    assert (copy / "notes.txt").read_text() == "mine"
+    file = copy / "notes.txt"
+    with pytest.raises(UserError, match="is not a folder"):
+        write_again(file, model_info, random_model)
+
+
+def test_a_failed_write_leaves_the_older_model(
+    copy: Path, model_info: ModelInfo, random_model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "_flush", fail)
+    with pytest.raises(UserError, match="No space left"):
+        write_again(copy, replace(model_info, steps=(7,)), random_model)
+    assert load_model(copy, CPU)[2] == model_info
+    assert [file.name for file in copy.parent.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_missing_or_damaged_file_is_named(copy: Path, name: str) -> None:
+    (copy / name).write_bytes(b"\x00 no")
+    with pytest.raises(UserError, match=name):
+        load_model(copy, CPU)
+    (copy / name).unlink()
+    with pytest.raises(UserError, match=name):
+        load_model(copy, CPU)
+
+
+def test_weights_that_do_not_fit_are_named(copy: Path) -> None:
+    file = copy / "model.safetensors"
+    weights = safetensors.torch.load_file(file)
+    for change, message in (
+        ({"embedding": weights["embedding"][1:].contiguous()}, "'embedding'"),
+        ({"surplus": torch.zeros(2)}, "'surplus'"),
+    ):
+        safetensors.torch.save_file({**weights, **change}, file)
+        with pytest.raises(UserError, match=f"model.safetensors.*{message}"):
+            load_model(copy, CPU)
+    del weights["output_projection"]
+    safetensors.torch.save_file(weights, file)
+    with pytest.raises(UserError, match="'output_projection' is absent in the file"):
+        load_model(copy, CPU)
+
+
+def test_another_tokenizer_is_refused(copy: Path) -> None:
+    file = copy / "tokenizer.json"
+    file.write_bytes(file.read_bytes() + b"\n")
+    with pytest.raises(UserError, match=r"tokenizer\.json is not the tokenizer"):
+        load_model(copy, CPU)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("format_version", 2, "has format 2"),
+        ("format_version", None, "has format None"),
+        ("surplus", 1, "surplus"),
+        ("model", {"width": -1}, "width is -1"),
+    ],
+)
+def test_a_wrong_config_is_refused(copy: Path, key: str, value: object, message: str) -> None:
+    file = copy / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    with pytest.raises(UserError, match=message):
+        load_model(copy, CPU)

@@ -1,0 +1,112 @@
+"""The whole way on the embedded synthetic corpus: prepare, train on 2 ranks under DeepSpeed, average, decode, BLEU.
+
+Prints each command before it runs it, so that they can be typed again on one's own data. A demo that was interrupted
+goes on where it stopped.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from dist_transformer.config import PRESETS, read_json
+from dist_transformer.errors import UserError, exit_on_user_error
+from dist_transformer.training.metrics import read_records
+
+_TOOLS = Path(__file__).parent
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    run, ranks = arguments.run_dir, arguments.ranks
+    data, model = run / "data", run / "model"
+    if not (data / "index.json").exists():
+        size = ["--toy", str(arguments.train_pairs), "--vocab-size", "1000"]
+        call("The corpus: synthetic sentences of a small grammar", tool("prepare_data.py", *size, "--out", data))
+    settings = ["--preset", "tiny", "--data", data, "--run-dir", run, "--max-steps", str(arguments.max_steps)]
+    train = [*launcher(ranks), "--module", "dist_transformer.train", *settings]
+    call(f"Training: {ranks} ranks, ZeRO-1, bf16", train)
+    average = tool("average_checkpoints.py", "--run-dir", run, "--last", str(arguments.average), "--out", model)
+    call(f"The mean of the last {arguments.average} weight files", average)
+    files = ["--src", data / "text" / "test.en", "--ref", data / "text" / "test.de", "--json", run / "bleu.json"]
+    script = tool("evaluate_bleu.py", "--model", model, *files)[1:]
+    call("Beam search on unseen sentences and BLEU", [*launcher(ranks), *script])
+    result = write_result(run)
+    print_summary(run, result)
+
+
+def tool(name: str, *arguments: object) -> list[object]:
+    return [sys.executable, _TOOLS / name, *arguments]
+
+
+def launcher(ranks: int) -> list[object]:
+    """DeepSpeed's launcher beside this interpreter, on a port that is free."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    script = Path(sys.executable).with_name("deepspeed")
+    return [script, "--quiet", "--num_gpus", str(ranks), "--master_port", str(port)]
+
+
+def call(title: str, command: list[object]) -> None:
+    words = [str(word) for word in command]
+    print(f"\n== {title}\n$ {shlex.join([Path(words[0]).name, *words[1:]])}", flush=True)
+    # Without a GPU, DeepSpeed's launcher would warn that it found none.
+    environment = os.environ if torch.cuda.is_available() else {**os.environ, "DS_ACCELERATOR": "cpu"}
+    status = subprocess.run(words, check=False, env=environment).returncode
+    if status != 0:
+        raise UserError(f"the command above ended with status {status}: mend what it says and run the demo again")
+
+
+def write_result(run: Path) -> dict[str, object]:
+    scores = read_json(run / "bleu.json")
+    end = read_records(run, "end")[-1]
+    measured = ("train_seconds", "target_tokens_per_second", "training_flops", "world_size", "zero_stage")
+    result: dict[str, object] = {
+        "bleu": scores["bleu"],
+        "signature": scores["signature"],
+        "synthetic": True,
+        **{name: end[name] for name in measured},
+    }
+    (run / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return result
+
+
+def print_summary(run: Path, result: dict[str, object]) -> None:
+    data = run / "data" / "text"
+    hypotheses = Path(str(read_json(run / "bleu.json")["hypotheses"])).read_text(encoding="utf-8").split("\n")
+    sources = (data / "test.en").read_text(encoding="utf-8").split("\n")
+    print("\n== Three unseen sentences")
+    for source, hypothesis in list(zip(sources, hypotheses, strict=False))[:3]:
+        print(f"  {source}\n    -> {hypothesis}")
+    print(
+        f"\n== Done\n"
+        f"BLEU {result['bleu']:.1f} on the synthetic corpus (it shows that everything works, not how well it translates)\n"
+        f"trained {result['train_seconds']:.0f} s at {result['target_tokens_per_second']:,.0f} target tokens/s on "
+        f"{result['world_size']} ranks; all figures: {run / 'result.json'}\n\n"
+        f"Next\n"
+        f"  translate:     echo 'The old man sees the small dog.' | python tools/translate.py --model {run / 'model'}\n"
+        f"  curves:        tensorboard --host localhost --logdir {run / 'tensorboard'}\n"
+        f"  your own text: python tools/prepare_data.py --src F --tgt F --vocab-size 10000 --out DATA"
+    )
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run-dir", type=Path, default=Path("runs/demo"), help="run folder (default: %(default)s)")
+    parser.add_argument("--ranks", type=int, default=2, help="processes (default: %(default)s)")
+    parser.add_argument("--train-pairs", type=int, default=25_000, help="synthetic pairs (default: %(default)s)")
+    steps = PRESETS["tiny"].max_steps
+    parser.add_argument("--max-steps", type=int, default=steps, help="optimizer steps (default: %(default)s)")
+    parser.add_argument("--average", type=int, default=3, help="weight files averaged (default: %(default)s)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)
