@@ -1,14 +1,17 @@
 """What several tests share: a small prepared corpus, the real corpora where they exist, and launches."""
 
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dist_transformer.data.shards import DataFolder
+from tests.small_model import model_folder, model_info, random_model, toy_lines, toy_tokenizer
+
+__all__ = ["model_folder", "model_info", "random_model", "toy_lines", "toy_tokenizer"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -32,17 +35,25 @@ def corpora() -> Path:
     return path
 
 
-@pytest.fixture
-def launch(tmp_path: Path) -> Callable[..., str]:
-    """Runs a command as a user would, from the repository root; gives its output."""
+def run_command(*command: object, status: int = 0, timeout: float = 600) -> str:
+    """Run a command as a user would, from the repository root; gives its output, standard error included."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=ROOT,
+        env={**os.environ, "DS_ACCELERATOR": "cpu"},
+        timeout=timeout,
+        check=False,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert done.returncode == status, f"status {done.returncode}, wanted {status}:\n{done.stdout[-4000:]}"
+    return done.stdout
 
-    def run(*command: object, status: int = 0, timeout: float = 600) -> str:
-        environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
-        done = subprocess.run(
-            [str(word) for word in command],
-            cwd=ROOT, env=environment, timeout=timeout, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        assert done.returncode == status, f"status {done.returncode}, wanted {status}:\n{done.stdout[-4000:]}"
-        return done.stdout
 
-    return run
+def deepspeed_command(ranks: int) -> list[object]:
+    """DeepSpeed's launcher, on a port that is free."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    return [Path(sys.executable).with_name("deepspeed"), "--quiet", "--num_gpus", ranks, "--master_port", port]

@@ -87,7 +87,7 @@ def print_summary(run: Path, result: dict[str, object]) -> None:
         print(f"  {source}\n    -> {hypothesis}")
     print(
         f"\n== Done\n"
-        f"BLEU {result['bleu']:.1f} on the synthetic corpus (it shows that everything works, not how well it translates)\n"
+        f"BLEU {result['bleu']:.1f} on the synthetic corpus (it shows that all parts work, no more)\n"
         f"trained {result['train_seconds']:.0f} s at {result['target_tokens_per_second']:,.0f} target tokens/s on "
         f"{result['world_size']} ranks; all figures: {run / 'result.json'}\n\n"
         f"Next\n"

@@ -21,7 +21,7 @@ from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import pack_side
 
 # Caches grow by so many positions at a time.
-_CACHE_STEP = 32
+_CACHE_STEP = 16
 # Steps between looks at which sentences are done: on CUDA a look makes the host wait for the device.
 _STEPS_BETWEEN_LOOKS = {"cpu": 1, "cuda": 8}
 

@@ -151,36 +151,39 @@ class Engine:
         self._set_adam_steps(updates)
         self.scheduler.load_state_dict({"updates": updates})
 
-    def full_gradients(self) -> dict[str, torch.Tensor]:
-        """The reduced gradient of each parameter, between the last backward and the step. A collective."""
-        from deepspeed.utils import safe_get_full_grad
-
-        return {name: safe_get_full_grad(p).detach().float().clone() for name, p in self.module.named_parameters()}
-
     def _create_moments(self) -> None:
         """Make Adam's state exist and be zero, whatever DeepSpeed's constructor did to it.
 
-        Stage 0 in bf16 and stage 3 run a step on zero gradients to allocate it, which advances Adam's counter; stages
-        1 and 2 allocate at the first step, too late for a restore.
+        Stage 0 in bf16 and stage 3 run a step on zero gradients to allocate it, which advances Adam's counter; the
+        others allocate at the first step, too late for a restore.
         """
+        missing = [p for p in self._updated_tensors() if not self.optimizer.state[p]]
+        if missing:
+            self._step_on_zeros(missing)
         if self.stage in (1, 2):
-            for flat in self.ds.optimizer.single_partition_of_fp32_groups:
-                flat.grad = torch.zeros_like(flat)
-            rates = self.scheduler.get_last_lr()
-            for group in self.optimizer.param_groups:
-                group["lr"] = 0.0
-            self.optimizer.step()
-            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
-            if not self.ds.zero_cpu_offload():
-                for flat in self.ds.optimizer.single_partition_of_fp32_groups:
-                    flat.grad = None
             # The one private call: it links the state that now exists to each parameter's fragment.
             self.ds.optimizer._lazy_init_hp_params_optimizer_state()
         for state in self.optimizer.state.values():
             for key in MOMENTS:
                 state[key].zero_()
         self._set_adam_steps(0)
+
+    def _updated_tensors(self) -> list[torch.Tensor]:
+        """What Adam updates: parameters, fp32 copies, or this rank's flat partitions."""
+        if self.stage == 3:
+            return list(self.ds.optimizer.fp32_partitioned_groups_flat)
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _step_on_zeros(self, tensors: list[torch.Tensor]) -> None:
+        """A step that only allocates: gradients and rate are zero. Puts back what DeepSpeed keeps in the optimizer."""
+        groups, gradients = self.optimizer.param_groups, [p.grad for p in tensors]
+        for p in tensors:
+            p.grad = torch.zeros_like(p)
+        self.optimizer.param_groups = [{**groups[0], "params": tensors, "lr": 0.0}]
+        self.optimizer.step()
+        self.optimizer.param_groups = groups
+        for p, gradient in zip(tensors, gradients, strict=True):
+            p.grad = gradient
 
     def _set_adam_steps(self, count: int) -> None:
         for state in self.optimizer.state.values():

@@ -112,17 +112,17 @@ class Trainer:
         interval = _Interval()
         for step in self._remaining_steps():
             self._train_step(step, interval)
-            number = self.progress.step
-            is_last = number == self.config.max_steps
-            if is_last or self._is_due(self.config.log_every) or self._is_due(self.config.save_every):
+            is_last = self.progress.step == self.config.max_steps
+            validates = self.config.validate_every > 0 and (is_last or self._is_due(self.config.validate_every))
+            saves = is_last or self._is_due(self.config.save_every)
+            if validates or saves or self._is_due(self.config.log_every):
                 interval = self._log(interval)
-            if self.config.validate_every and (is_last or self._is_due(self.config.validate_every)):
+            if validates:
                 self._validate()
+            if saves or self._out_of_patience():
+                self._save()
             if self._out_of_patience():
-                self._save()
                 break
-            if is_last or self._is_due(self.config.save_every):
-                self._save()
         self._finish()
 
     def _remaining_steps(self) -> Iterator[Step]:

@@ -21,7 +21,12 @@ def evaluate(ranks: int, *options: str | Path) -> subprocess.CompletedProcess[st
     fixed = ("--max-extra-tokens", "5", "--batch-tokens", "300")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [*command, *map(str, options), *fixed], capture_output=True, text=True, check=False, env=environment
+        [*command, *map(str, options), *fixed],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=100,
     )
 
 

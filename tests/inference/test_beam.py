@@ -88,7 +88,7 @@ SETTINGS = [
     BeamSettings(beam_size=1, length_penalty=0.6, max_extra_tokens=8),
     BeamSettings(beam_size=3, length_penalty=0.0, max_extra_tokens=5, nbest=2),
     BeamSettings(beam_size=5, length_penalty=1.0, max_extra_tokens=6, nbest=3),
-    BeamSettings(beam_size=2, length_penalty=2.5, max_extra_tokens=30),
+    BeamSettings(beam_size=2, length_penalty=1.5, max_extra_tokens=20),
     BeamSettings(beam_size=4, length_penalty=0.6, max_extra_tokens=0, nbest=4),
 ]
 

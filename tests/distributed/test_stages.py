@@ -1,0 +1,57 @@
+"""Real 2-rank DeepSpeed, ZeRO 0 to 3, bf16 and fp32: token-exact gradients, exact resume, steps that are not finite."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_transformer.data.shards import DataFolder
+from tests.conftest import deepspeed_command, run_command
+
+pytestmark = pytest.mark.slow
+
+CASES = [f"zero{stage}-{precision}" for stage in range(4) for precision in ("fp32", "bf16")]
+
+
+@pytest.fixture(scope="module")
+def results(toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("stages")
+    worker = Path(__file__).with_name("worker_stages.py")
+    run_command(*deepspeed_command(2), worker, toy_data.path, out)
+    return json.loads((out / "results.json").read_text())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradient_is_that_of_one_big_batch(results: dict[str, Any], case: str) -> None:
+    limit = 1e-6 if case.endswith("fp32") else 1e-2
+    errors = results[case]["gradient_errors"]
+    worst = max(errors, key=errors.__getitem__)
+    assert errors[worst] <= limit, f"{worst}: {errors[worst]:.2e}"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resume_continues_bit_for_bit(results: dict[str, Any], case: str) -> None:
+    resume = results[case]["resume"]
+    assert resume["weights_differ_by"] == 0.0
+    assert resume["resumed_losses"] == resume["losses"]
+    assert resume["same_ledger"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_stages_agree_on_losses(results: dict[str, Any], precision: str) -> None:
+    limit = 1e-5 if precision == "fp32" else 1e-3
+    first = results[f"zero0-{precision}"]["resume"]["losses"]
+    for stage in range(1, 4):
+        losses = results[f"zero{stage}-{precision}"]["resume"]["losses"]
+        assert losses == pytest.approx(first, rel=limit), f"stage {stage}"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_ranks_skip_a_step_that_is_not_finite_on_one(results: dict[str, Any], case: str) -> None:
+    outcome = results[case]["not_finite"]
+    assert outcome["weights_differ_by"] == 0.0
+    assert outcome["updates"] == [2, 2]
+    assert outcome["rate_unchanged"]
+    assert outcome["skipped"] == 3
+    assert "3 steps in a row" in outcome["message"]

@@ -1,0 +1,38 @@
+"""One rank of tests/test_distributed.py: finds its world, all-reduces over gloo, and prints what it saw."""
+
+import json
+import sys
+
+import torch
+import torch.distributed as dist
+
+from dist_transformer import distributed
+from dist_transformer.distributed import process_group, read_world
+
+
+def main() -> None:
+    world = read_world()
+    with process_group(world, timeout_minutes=1.0) as device:
+        # 2^63 - 1 plus one on every rank: int64 sums wrap around, as the ledger's hashes need.
+        total = distributed.all_reduce_sum(torch.tensor([world.rank + 1, 2**63 - 1], device=device))
+        seen = {
+            "rank": world.rank,
+            "size": world.size,
+            "local_rank": world.local_rank,
+            "local_size": world.local_size,
+            "is_main": world.is_main,
+            "group": [distributed.rank(), distributed.world_size()],
+            "sums": total.tolist(),
+            "from_rank_0": distributed.broadcast_object(f"rank {world.rank}"),
+            "gathered": distributed.gather_objects(world.rank),
+            "no_error": distributed.first_error(None),
+            "error": distributed.first_error("disk full" if world.rank == 1 else None),
+        }
+        distributed.barrier()
+    seen["left"] = not dist.is_initialized()
+    # One write a rank, so that lines do not mix.
+    sys.stdout.write(json.dumps(seen) + "\n")
+
+
+if __name__ == "__main__":
+    main()

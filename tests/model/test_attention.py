@@ -1,0 +1,263 @@
+"""Packed attention against torch's own, computed sentence by sentence from the same projections."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from dist_transformer.model.attention import Layout, MultiHeadAttention
+from dist_transformer.packed import PackedTokens, pack_side
+
+CAP, WIDTH, HEADS = 40, 16, 2
+KINDS = pytest.mark.parametrize("kind", ["self", "causal", "cross"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Such small products wait for their threads: 20 times longer on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def pack(lengths: Sequence[int], *, tail: int = 0, cap: int = CAP) -> PackedTokens:
+    used = sum(lengths)
+    ids = np.arange(used, dtype=np.int64)
+    offsets = len(lengths) + -(-(used + tail) // cap) + 2
+    return pack_side(ids, np.array(lengths, dtype=np.int64), size=used + tail, offset_count=offsets, max_length=cap)
+
+
+def make_attention(seed: int = 0, *, head_width: int = 8, dropout: float = 0.0) -> MultiHeadAttention:
+    torch.manual_seed(seed)
+    attention = MultiHeadAttention(width=WIDTH, heads=HEADS, head_width=head_width, dropout=dropout)
+    attention.reset_parameters()
+    with torch.no_grad():
+        attention.qkv_bias.normal_(std=0.5)
+        attention.output.bias.normal_(std=0.5)
+    return attention
+
+
+def reference(
+    attention: MultiHeadAttention,
+    x_TD: torch.Tensor,
+    memory_SD: torch.Tensor,
+    query_lengths: Sequence[int],
+    key_lengths: Sequence[int],
+    causal: bool,
+) -> torch.Tensor:
+    """Real rows only."""
+    (w_q, w_k, w_v), (b_q, b_k, b_v) = attention.qkv_weight.chunk(3), attention.qkv_bias.chunk(3)
+
+    def project(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return functional.linear(rows, weight, bias).view(len(rows), HEADS, -1).transpose(0, 1)
+
+    outputs = []
+    for x, memory in zip(
+        x_TD[: sum(query_lengths)].split(list(query_lengths)),
+        memory_SD[: sum(key_lengths)].split(list(key_lengths)),
+        strict=True,
+    ):
+        mixed = functional.scaled_dot_product_attention(
+            project(x, w_q, b_q), project(memory, w_k, b_k), project(memory, w_v, b_v), is_causal=causal
+        )
+        outputs.append(attention.output(mixed.transpose(0, 1).flatten(1)))
+    return torch.cat(outputs)
+
+
+class Case:
+    """Random rows for a layout; in self-attention the memory is `x_TD`."""
+
+    def __init__(self, kind: str, lengths: Sequence[tuple[int, int]], tail: int, seed: int = 0) -> None:
+        self.kind, self.causal = kind, kind == "causal"
+        self.query_lengths = [pair[0] for pair in lengths]
+        self.key_lengths = [pair[1] for pair in lengths] if kind == "cross" else self.query_lengths
+        self.real = sum(self.query_lengths)
+        queries = pack(self.query_lengths, tail=tail)
+        # Another tail on the other side: the two buffers have nothing to do with each other.
+        keys = pack(self.key_lengths, tail=tail // 2) if kind == "cross" else queries
+        self.layout = Layout(queries, keys, causal=self.causal, use_varlen=False)
+        generator = torch.Generator().manual_seed(seed)
+        self.x_TD = torch.randn(len(queries.tokens_T), WIDTH, generator=generator, requires_grad=True)
+        self.memory_SD = torch.randn(len(keys.tokens_T), WIDTH, generator=generator, requires_grad=True)
+        # The gradient that comes from above; dummy rows get none, as from the loss.
+        self.up_TD = torch.randn(self.real, WIDTH, generator=generator)
+
+    @property
+    def inputs(self) -> list[torch.Tensor]:
+        return [self.x_TD, self.memory_SD] if self.kind == "cross" else [self.x_TD]
+
+    def run(self, attention: MultiHeadAttention) -> torch.Tensor:
+        """Real and dummy rows."""
+        return attention(self.x_TD, self.memory_SD if self.kind == "cross" else None, self.layout)
+
+    def reference(self, attention: MultiHeadAttention) -> torch.Tensor:
+        memory_SD = self.memory_SD if self.kind == "cross" else self.x_TD
+        return reference(attention, self.x_TD, memory_SD, self.query_lengths, self.key_lengths, self.causal)
+
+    def gradients(self, attention: MultiHeadAttention, real_rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        named = dict(attention.named_parameters()) | dict(zip(("x", "memory"), self.inputs, strict=False))
+        found = torch.autograd.grad(real_rows, list(named.values()), self.up_TD)
+        return dict(zip(named, found, strict=True))
+
+
+def check_against_reference(case: Case) -> None:
+    attention = make_attention()
+    out_TD, expected_TD = case.run(attention), case.reference(attention)
+    assert out_TD.isfinite().all()
+    worst = (out_TD[: case.real] - expected_TD).abs().max().item()
+    assert worst < 1e-5, f"forward differs by {worst:.2e}"
+    found, expected = case.gradients(attention, out_TD[: case.real]), case.gradients(attention, expected_TD)
+    for name, gradient in found.items():
+        # A parameter's gradient sums over all tokens: relative to its size where that is above 1.
+        worst = ((gradient - expected[name]).abs().max() / expected[name].abs().max().clamp(min=1)).item()
+        assert worst < 1e-5, f"gradient of {name} differs by {worst:.2e}"
+    for name in found.keys() & {"x", "memory"}:
+        real = case.real if name == "x" else sum(case.key_lengths)
+        assert (found[name][real:] == 0).all(), f"dummy rows of {name} have a gradient"
+
+
+SENTENCES = st.lists(st.tuples(st.integers(1, CAP), st.integers(1, CAP)), min_size=1, max_size=10)
+
+
+@KINDS
+@settings(max_examples=60, deadline=None, derandomize=True)
+@example(lengths=[(1, 1)], tail=0)
+@example(lengths=[(1, 40), (40, 1)], tail=1)
+@example(lengths=[(16, 16), (17, 15), (32, 33)], tail=41)
+@example(lengths=[(7, 9)] * 10, tail=80)
+@given(lengths=SENTENCES, tail=st.integers(0, 100))
+def test_equals_scaled_dot_product_attention(kind: str, lengths: list[tuple[int, int]], tail: int) -> None:
+    check_against_reference(Case(kind, lengths, tail, seed=len(lengths) + tail))
+
+
+@KINDS
+def test_all_lengths_at_once(kind: str) -> None:
+    check_against_reference(Case(kind, [(n, CAP + 1 - n) for n in range(1, CAP + 1)], tail=60))
+
+
+def test_head_width_need_not_be_width_over_heads() -> None:
+    attention, case = make_attention(head_width=3), Case("causal", [(5, 5), (12, 12)], tail=4)
+    torch.testing.assert_close(case.run(attention)[: case.real], case.reference(attention), rtol=0, atol=1e-5)
+
+
+@KINDS
+def test_other_sentences_have_no_influence(kind: str) -> None:
+    attention, case = make_attention(), Case(kind, [(9, 4), (3, 11), (8, 8), (1, 30)], tail=13)
+    before = case.run(attention).detach()
+    changed = 1
+    for rows, lengths in zip(case.inputs, (case.query_lengths, case.key_lengths), strict=False):
+        start = sum(lengths[:changed])
+        with torch.no_grad():
+            rows[start : start + lengths[changed]] *= -50
+    after = case.run(attention).detach()
+    start = sum(case.query_lengths[:changed])
+    own = torch.zeros(len(before), dtype=torch.bool)
+    own[start : start + case.query_lengths[changed]] = True
+    others = ~own & (torch.arange(len(own)) < case.real)
+    torch.testing.assert_close(after[others], before[others], rtol=0, atol=1e-6)
+    assert ((after - before)[own].abs().amax(1) > 1e-3).all()
+
+
+@KINDS
+def test_dummy_rows_have_no_influence(kind: str) -> None:
+    attention, case = make_attention(), Case(kind, [(9, 4), (3, 11), (8, 8)], tail=50)
+    out = case.run(attention)[: case.real]
+    gradients = case.gradients(attention, out)
+    with torch.no_grad():
+        case.x_TD[case.real :] = 1e4
+        case.memory_SD[sum(case.key_lengths) :] = -1e4
+    wild_out = case.run(attention)[: case.real]
+    assert torch.equal(wild_out, out)
+    for name, gradient in case.gradients(attention, wild_out).items():
+        torch.testing.assert_close(gradient, gradients[name], rtol=1e-6, atol=1e-6)
+
+
+def test_causal_row_ignores_what_follows() -> None:
+    attention, case = make_attention(), Case("causal", [(6, 6), (20, 20)], tail=5)
+    before = case.run(attention).detach()
+    row = 6 + 11
+    with torch.no_grad():
+        case.x_TD[row] += 3
+    changed = ((case.run(attention).detach() - before).abs().amax(1) > 1e-6).nonzero().flatten()
+    assert changed.tolist() == list(range(row, 26))
+
+
+@KINDS
+def test_pack_without_sentences(kind: str) -> None:
+    attention, case = make_attention(), Case(kind, [], tail=50)
+    out_TD = case.run(attention)
+    assert out_TD.shape == case.x_TD.shape
+    assert out_TD.isfinite().all()
+    # What the loss does with a pack of dummies: it selects no row.
+    selected = torch.where(torch.zeros(len(out_TD), 1, dtype=torch.bool), out_TD, 0).sum()
+    for gradient in torch.autograd.grad(selected, [*attention.parameters(), *case.inputs]):
+        assert (gradient == 0).all()
+
+
+def test_reset_is_xavier_uniform_for_each_matrix() -> None:
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(width=96, heads=4, head_width=8, dropout=0.0)
+    attention.reset_parameters()
+    bound = (6 / (96 + 32)) ** 0.5
+    for weight in (*attention.qkv_weight.chunk(3), attention.output.weight):
+        assert bound * 0.99 < weight.abs().max().item() <= bound
+        assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
+    assert not attention.qkv_bias.any()
+    assert not attention.output.bias.any()
+
+
+def test_dropout_falls_on_the_weights_in_training_only() -> None:
+    attention, case = make_attention(dropout=0.5), Case("self", [(9, 9), (4, 4)], tail=3)
+    exact = case.reference(attention)
+    torch.testing.assert_close(case.run(attention.eval())[: case.real], exact, rtol=0, atol=1e-5)
+    attention.train()
+    torch.manual_seed(0)
+    draws = torch.stack([case.run(attention)[: case.real].detach() for _ in range(1500)])
+    assert (draws[0] - draws[1]).abs().max() > 0.01
+    # Weights keep their expectation, and the output is linear in them.
+    error = draws.std(0) / len(draws) ** 0.5
+    assert ((draws.mean(0) - exact).abs() < 5 * error + 1e-5).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the fused kernel needs CUDA")
+@KINDS
+def test_fused_kernel_equals_groups(kind: str) -> None:
+    if torch.cuda.get_device_capability()[0] < 8:
+        pytest.skip("the fused kernel needs compute capability 8")
+    rng = np.random.default_rng(0)
+    query_lengths = rng.integers(1, CAP + 1, 50).tolist()
+    key_lengths = rng.integers(1, CAP + 1, 50).tolist() if kind == "cross" else query_lengths
+    device, width = torch.device("cuda"), 128
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(width=width, heads=2, head_width=64, dropout=0.0)
+    attention.reset_parameters()
+    attention.to(device, torch.bfloat16)
+    queries, keys = pack(query_lengths, tail=70).to(device), pack(key_lengths, tail=30).to(device)
+    if kind != "cross":
+        keys = queries
+    x_TD = torch.randn(len(queries.tokens_T), width, device=device, dtype=torch.bfloat16, requires_grad=True)
+    memory_SD = torch.randn(len(keys.tokens_T), width, device=device, dtype=torch.bfloat16, requires_grad=True)
+    inputs = [x_TD, memory_SD] if kind == "cross" else [x_TD]
+    real = sum(query_lengths)
+    up_TD = torch.randn(real, width, device=device, dtype=torch.bfloat16)
+    results = []
+    for use_varlen in (True, False):
+        layout = Layout(queries, keys, causal=kind == "causal", use_varlen=use_varlen)
+        out_TD = attention(x_TD, memory_SD if kind == "cross" else None, layout)
+        assert out_TD.isfinite().all(), "a row that no sentence covers is uninitialised"
+        found = torch.autograd.grad(out_TD[:real], [*inputs, *attention.parameters()], up_TD)
+        results.append([out_TD[:real].float(), *(gradient.float() for gradient in found)])
+    # The bias of the keys is left out of the last but two: its true gradient is zero.
+    inner = 2 * 64
+    names = [*["x", "memory"][: len(inputs)], *(name for name, _ in attention.named_parameters())]
+    for name, fused, grouped in zip(["output", *names], *results, strict=True):
+        if name == "qkv_bias":
+            fused[inner : 2 * inner] = grouped[inner : 2 * inner] = 0
+        difference = ((fused - grouped).norm() / grouped.norm()).item()
+        assert difference < 0.02, f"{name}: {difference:.3f}"

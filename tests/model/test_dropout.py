@@ -1,0 +1,106 @@
+"""Bounds are five standard deviations: a right implementation fails one seed in two million."""
+
+import math
+
+import pytest
+import torch
+
+from dist_transformer.model.dropout import dropout
+
+COUNT = 200_000
+
+
+def deviation(rate: float, count: int) -> float:
+    return math.sqrt(rate * (1 - rate) / count)
+
+
+@pytest.mark.parametrize("p", [0.05, 0.1, 0.3, 0.5, 0.9])
+def test_keep_rate_and_scale(p: float) -> None:
+    torch.manual_seed(1)
+    out = dropout(torch.ones(COUNT), p, True)
+    kept = out[out != 0]
+    # p is rounded to 1/65536.
+    assert abs(len(kept) / COUNT - (1 - p)) < 5 * deviation(p, COUNT) + 2**-16
+    assert kept.min() == kept.max()
+    assert kept[0].item() == pytest.approx(1 / (1 - p), rel=2e-4)
+    # The expectation is that of the input.
+    assert abs(out.mean().item() - 1) < 5 * deviation(p, COUNT) / (1 - p)
+
+
+def test_scale_is_the_inverse_of_the_rounded_keep_rate() -> None:
+    torch.manual_seed(2)
+    dropped = round(0.1 * 65536)
+    assert dropout(torch.ones(100), 0.1, True).max().item() == pytest.approx(65536 / (65536 - dropped), rel=1e-7)
+
+
+def test_each_place_of_a_word_and_each_pair_of_neighbours_is_drawn_alone() -> None:
+    torch.manual_seed(3)
+    p, rows = 0.3, COUNT // 4
+    kept = (dropout(torch.ones(rows, 4), p, True) != 0).double()
+    rates = kept.mean(0)
+    assert (rates - (1 - p)).abs().max() < 5 * deviation(p, rows)
+    both = (1 - p) ** 2
+    for first in range(4):
+        for second in range(first):
+            assert abs((kept[:, first] * kept[:, second]).mean() - both) < 5 * deviation(both, rows)
+    assert abs((kept[1:] * kept[:-1]).mean() - both) < 5 * deviation(both, COUNT)
+
+
+@pytest.mark.parametrize(("p", "training"), [(0.0, True), (0.3, False), (0.0, False)])
+def test_identity_without_dropout(p: float, training: bool) -> None:
+    x = torch.randn(7, 5)
+    state = torch.get_rng_state()
+    assert torch.equal(dropout(x, p, training), x)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_same_seed_same_mask_and_another_call_another_mask() -> None:
+    x = torch.ones(1000)
+    torch.manual_seed(5)
+    first, second = dropout(x, 0.5, True), dropout(x, 0.5, True)
+    torch.manual_seed(5)
+    assert torch.equal(dropout(x, 0.5, True), first)
+    # Two masks of 1,000 agree on half: 420 to 580 within five deviations.
+    assert 420 < (first == second).sum() < 580
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (4,), (5, 7), (2, 3, 5)])
+def test_any_shape(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(6)
+    x = torch.randn(shape)
+    out = dropout(x, 0.4, True)
+    assert out.shape == x.shape
+    kept = out != 0
+    torch.testing.assert_close(out[kept], x[kept] / 0.6, rtol=1e-4, atol=0)
+
+
+def test_view_that_is_not_contiguous() -> None:
+    torch.manual_seed(7)
+    x = torch.randn(40, 30).t()
+    out = dropout(x, 0.5, True)
+    kept = out != 0
+    assert torch.equal(out[kept], 2 * x[kept])
+    assert 400 < kept.sum() < 800
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_dtype_stays(dtype: torch.dtype) -> None:
+    torch.manual_seed(8)
+    out = dropout(torch.ones(COUNT, dtype=dtype), 0.1, True)
+    assert out.dtype == dtype
+    # bf16 holds three digits: 1.1111 is 1.1094.
+    assert out.max().item() == pytest.approx(1 / 0.9, rel=2e-3)
+    assert abs((out != 0).double().mean().item() - 0.9) < 5 * deviation(0.1, COUNT)
+
+
+def test_gradient_is_the_mask_times_the_scale() -> None:
+    torch.manual_seed(9)
+    x = torch.randn(50, 20, requires_grad=True)
+    up = torch.randn(50, 20)
+    out = dropout(x, 0.3, True)
+    out.backward(up)
+    factor = out.detach() / x.detach()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, up * factor)
+    # Dropped elements get a gradient of exactly zero.
+    assert torch.equal(x.grad == 0, out == 0)

@@ -1,0 +1,185 @@
+"""The chunked loss and its hand-written gradient against the formula in double precision and against torch's own."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from dist_transformer.model import loss as module
+from dist_transformer.model.loss import smoothed_cross_entropy
+from dist_transformer.packed import IGNORED
+
+ROWS, WIDTH, WORDS = 23, 12, 37
+SMOOTHINGS = pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
+
+
+def make_case(
+    seed: int = 0, *, ignored: tuple[int, ...] = (2, 3, 21, 22)
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    hidden_TD = torch.randn(ROWS, WIDTH, generator=generator)
+    weight_VD = torch.randn(WORDS, WIDTH, generator=generator)
+    labels_T = torch.randint(0, WORDS, (ROWS,), generator=generator)
+    labels_T[list(ignored)] = IGNORED
+    return hidden_TD.requires_grad_(), weight_VD.requires_grad_(), labels_T
+
+
+def plain_formula(
+    hidden_TD: torch.Tensor, weight_VD: torch.Tensor, labels_T: torch.Tensor, smoothing: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss and nll, word by word: the target distribution has 1 - ε + ε/V at the label and ε/V elsewhere."""
+    real = labels_T != IGNORED
+    logits = hidden_TD.double()[real] @ weight_VD.double().t()
+    logp = logits - logits.exp().sum(1, keepdim=True).log()
+    wanted = torch.full_like(logp, smoothing / logp.shape[1])
+    rows = torch.arange(len(logp))
+    wanted[rows, labels_T[real]] += 1 - smoothing
+    return -(wanted * logp).sum(), -logp[rows, labels_T[real]].sum()
+
+
+def gradients(loss: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.autograd.grad(loss, inputs)
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+def test_two_words_by_hand() -> None:
+    # Logits (ln 3, 0): p = (3/4, 1/4).
+    hidden_TD, weight_VD = torch.tensor([[math.log(3.0)]]), torch.tensor([[1.0], [0.0]])
+    sums = smoothed_cross_entropy(hidden_TD, weight_VD, torch.tensor([0]), 0.1)
+    assert sums.nll.item() == pytest.approx(math.log(4 / 3))
+    assert sums.loss.item() == pytest.approx(0.95 * math.log(4 / 3) + 0.05 * math.log(4))
+    assert sums.tokens.item() == 1
+
+
+@SMOOTHINGS
+def test_value_is_the_formula(smoothing: float) -> None:
+    hidden_TD, weight_VD, labels_T = make_case()
+    sums = smoothed_cross_entropy(hidden_TD, weight_VD, labels_T, smoothing)
+    loss, nll = plain_formula(hidden_TD, weight_VD, labels_T, smoothing)
+    assert sums.loss.item() == pytest.approx(loss.item(), rel=1e-6)
+    assert sums.nll.item() == pytest.approx(nll.item(), rel=1e-6)
+    assert sums.tokens.item() == ROWS - 4
+    assert (sums.loss.dtype, sums.nll.dtype, sums.tokens.dtype) == (torch.float32, torch.float32, torch.int64)
+    assert sums.loss.requires_grad
+    assert not sums.nll.requires_grad
+
+
+@SMOOTHINGS
+def test_value_and_gradients_are_those_of_torch(smoothing: float) -> None:
+    hidden_TD, weight_VD, labels_T = make_case(1)
+    logits = functional.linear(hidden_TD, weight_VD)
+    theirs = functional.cross_entropy(
+        logits, labels_T, label_smoothing=smoothing, reduction="sum", ignore_index=IGNORED
+    )
+    ours = smoothed_cross_entropy(hidden_TD, weight_VD, labels_T, smoothing).loss
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+    for found, expected in zip(
+        gradients(ours, hidden_TD, weight_VD), gradients(theirs, hidden_TD, weight_VD), strict=True
+    ):
+        assert relative(found, expected) < 1e-5
+
+
+@SMOOTHINGS
+def test_gradients_are_those_of_the_formula(smoothing: float) -> None:
+    hidden_TD, weight_VD, labels_T = make_case(2)
+    # A factor above the loss, as the engine puts one there, must reach both gradients.
+    found = gradients(
+        smoothed_cross_entropy(hidden_TD, weight_VD, labels_T, smoothing).loss * 0.37, hidden_TD, weight_VD
+    )
+    expected = gradients(
+        plain_formula(hidden_TD, weight_VD, labels_T, smoothing)[0] * 0.37, hidden_TD, weight_VD
+    )  # fmt: skip
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+        assert relative(one, other) < 1e-5
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, ROWS - 1, ROWS, ROWS + 1])
+def test_chunk_size_changes_nothing(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden_TD, weight_VD, labels_T = make_case(3)
+    whole = smoothed_cross_entropy(hidden_TD, weight_VD, labels_T, 0.1)
+    whole_gradients = gradients(whole.loss, hidden_TD, weight_VD)
+    # One element less than the next row needs: division rounds down.
+    monkeypatch.setitem(module._CHUNK_ELEMENTS, "cpu", (rows + 1) * WORDS - 1)
+    calls = []
+    linear = functional.linear
+    monkeypatch.setattr(functional, "linear", lambda x, weight: calls.append(len(x)) or linear(x, weight))
+    chunked = smoothed_cross_entropy(hidden_TD, weight_VD, labels_T, 0.1)
+    assert calls == [min(rows, ROWS - start) for start in range(0, ROWS, rows)]
+    torch.testing.assert_close(chunked, whole, rtol=1e-6, atol=0)
+    for found, expected in zip(gradients(chunked.loss, hidden_TD, weight_VD), whole_gradients, strict=True):
+        assert relative(found, expected) < 1e-6
+
+
+def test_chunk_smaller_than_the_vocabulary_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make_case(4)
+    whole = smoothed_cross_entropy(*case, 0.1)
+    monkeypatch.setitem(module._CHUNK_ELEMENTS, "cpu", 1)
+    torch.testing.assert_close(smoothed_cross_entropy(*case, 0.1), whole, rtol=1e-6, atol=0)
+
+
+def test_ignored_rows_do_not_count_whatever_they_hold() -> None:
+    hidden_TD, weight_VD, labels_T = make_case(5)
+    wild_TD = hidden_TD.detach().clone()
+    wild_TD[labels_T == IGNORED] = 1e30
+    wild_TD.requires_grad_()
+    quiet, wild = (smoothed_cross_entropy(rows, weight_VD, labels_T, 0.1) for rows in (hidden_TD, wild_TD))
+    assert wild == quiet
+    wild_hidden, wild_weight = gradients(wild.loss, wild_TD, weight_VD)
+    quiet_hidden, quiet_weight = gradients(quiet.loss, hidden_TD, weight_VD)
+    assert (wild_hidden[labels_T == IGNORED] == 0).all()
+    assert torch.equal(wild_hidden, quiet_hidden)
+    torch.testing.assert_close(wild_weight, quiet_weight, rtol=1e-6, atol=1e-6)
+
+
+def test_nothing_to_count() -> None:
+    hidden_TD, weight_VD, labels_T = make_case(6, ignored=tuple(range(ROWS)))
+    sums = smoothed_cross_entropy(hidden_TD, weight_VD, labels_T, 0.1)
+    assert [value.item() for value in sums] == [0.0, 0.0, 0]
+    for gradient in gradients(sums.loss, hidden_TD, weight_VD):
+        assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "constants"])
+def test_without_gradients_none_is_computed(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden_TD, weight_VD, labels_T = make_case(7)
+    with_gradients = smoothed_cross_entropy(hidden_TD, weight_VD, labels_T, 0.1)
+
+    def never(*_: object) -> None:
+        raise AssertionError("a gradient was computed")
+
+    monkeypatch.setattr(module, "_logit_gradient", never)
+    if mode == "no_grad":
+        with torch.no_grad():
+            sums = smoothed_cross_entropy(hidden_TD, weight_VD, labels_T, 0.1)
+    else:
+        sums = smoothed_cross_entropy(hidden_TD.detach(), weight_VD.detach(), labels_T, 0.1)
+    assert sums == with_gradients
+    assert not sums.loss.requires_grad
+
+
+def test_one_side_may_be_constant() -> None:
+    hidden_TD, weight_VD, labels_T = make_case(8)
+    both = gradients(smoothed_cross_entropy(hidden_TD, weight_VD, labels_T, 0.1).loss, hidden_TD, weight_VD)
+    (alone,) = gradients(smoothed_cross_entropy(hidden_TD.detach(), weight_VD, labels_T, 0.1).loss, weight_VD)
+    assert torch.equal(alone, both[1])
+    (alone,) = gradients(smoothed_cross_entropy(hidden_TD, weight_VD.detach(), labels_T, 0.1).loss, hidden_TD)
+    assert torch.equal(alone, both[0])
+
+
+def test_bf16_is_close_to_fp32() -> None:
+    hidden_TD, weight_VD, labels_T = make_case(9)
+    half = [tensor.detach().bfloat16().requires_grad_() for tensor in (hidden_TD, weight_VD)]
+    # The same rounded numbers in fp32: what is measured is the arithmetic.
+    full = [tensor.detach().float().requires_grad_() for tensor in half]
+    found, expected = (smoothed_cross_entropy(*pair, labels_T, 0.1) for pair in (half, full))
+    assert found.loss.dtype == torch.float32
+    assert found.loss.item() == pytest.approx(expected.loss.item(), rel=0.01)
+    assert found.nll.item() == pytest.approx(expected.nll.item(), rel=0.01)
+    for one, other in zip(gradients(found.loss, *half), gradients(expected.loss, *full), strict=True):
+        assert one.dtype == torch.bfloat16
+        assert relative(one, other) < 0.01

@@ -1,0 +1,78 @@
+"""Fixtures: a small random model, its tokenizer, and a model folder of it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dist_transformer.config import ModelConfig
+from dist_transformer.data.tokenizer import EOS_ID, Tokenizer, train_tokenizer
+from dist_transformer.data.toy_corpus import make_toy_corpus
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.model_folder import ModelInfo, write_model_folder
+
+
+@pytest.fixture(scope="session")
+def toy_lines() -> tuple[list[str], list[str]]:
+    """English and German lines."""
+    pairs = make_toy_corpus(train_pairs=200, valid_pairs=10, test_pairs=10).train
+    return [source for source, _ in pairs], [target for _, target in pairs]
+
+
+@pytest.fixture(scope="session")
+def toy_tokenizer(toy_lines: tuple[list[str], list[str]], tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    tokenizer = train_tokenizer([*toy_lines[0], *toy_lines[1]], vocab_size=400)
+    file = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    tokenizer.save(file)
+    return Tokenizer.load(file)
+
+
+@pytest.fixture(scope="session")
+def random_model(toy_tokenizer: Tokenizer) -> Transformer:
+    """Untrained; 160 positions. Its outputs end before the limit at times."""
+    torch.manual_seed(3)
+    model = Transformer(
+        ModelConfig(
+            width=16,
+            heads=2,
+            ffn_width=32,
+            encoder_layers=1,
+            decoder_layers=1,
+            tie_embeddings=False,
+            max_positions=160,
+            vocab_size=toy_tokenizer.vocab_size,
+        )
+    ).eval()
+    with torch.no_grad():
+        model.output_projection.mul_(3)
+        model.output_projection[EOS_ID] *= 1.5
+    return model
+
+
+@pytest.fixture(scope="session")
+def model_info(toy_tokenizer: Tokenizer, random_model: Transformer) -> ModelInfo:
+    return ModelInfo(
+        model=random_model.config,
+        tokenizer_sha256=toy_tokenizer.sha256,
+        source_language="en",
+        target_language="de",
+        corpus="toy grammar",
+        synthetic=True,
+        steps=(100, 200),
+    )
+
+
+@pytest.fixture(scope="session")
+def model_folder(
+    toy_tokenizer: Tokenizer,
+    random_model: Transformer,
+    model_info: ModelInfo,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A model folder of `random_model`; tests must not change it."""
+    folder = tmp_path_factory.mktemp("shared") / "model"
+    tokenizer_file = folder.parent / "tokenizer.json"
+    toy_tokenizer.save(tokenizer_file)
+    weights = dict(random_model.state_dict())
+    write_model_folder(folder, info=model_info, weights=weights, tokenizer_json=tokenizer_file.read_bytes())
+    return folder

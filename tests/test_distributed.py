@@ -1,0 +1,185 @@
+"""Who am I: from the environments of the launchers, and in two real launches."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dist_transformer import distributed
+from dist_transformer.distributed import World, process_group, read_world
+from dist_transformer.errors import UserError
+
+WORKER = Path(__file__).parent / "distributed" / "worker_world.py"
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_", "PMI", "CROSS_")
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """No launcher; what the test or the code sets is undone."""
+    monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_VARIABLES)})
+    return monkeypatch
+
+
+def launched(values: dict[str, object]) -> World:
+    os.environ.update({name: str(value) for name, value in values.items()})
+    return read_world()
+
+
+TORCHRUN = {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4, "MASTER_ADDR": "a", "MASTER_PORT": 1}
+SRUN = {
+    "SLURM_JOB_ID": 17, "SLURM_STEP_ID": 2, "SLURM_PROCID": 3, "SLURM_LOCALID": 1, "SLURM_NTASKS": 4,
+    "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_NODELIST": "n[1-2]",
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("environment")
+class TestReadWorld:
+    def test_no_launcher_is_a_world_of_one(self) -> None:
+        world = read_world()
+        assert world == World(rank=0, size=1, local_rank=0, local_size=1)
+        assert world.is_main
+
+    def test_torchrun(self) -> None:
+        world = launched(TORCHRUN)
+        assert world == World(rank=5, size=8, local_rank=1, local_size=4)
+        assert not world.is_main
+        assert os.environ["MASTER_ADDR"] == "a"
+
+    def test_deepspeed_gives_no_local_world_size(self) -> None:
+        """One node is assumed then."""
+        assert launched({"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1}) == World(
+            rank=1, size=2, local_rank=1, local_size=2
+        )
+
+    def test_torchrun_inside_a_slurm_task_counts(self) -> None:
+        """One torchrun a node: eight ranks, two tasks."""
+        assert launched({**SRUN, "SLURM_NTASKS": 2, "SLURM_PROCID": 1, **TORCHRUN}).rank == 5
+
+    def test_srun(self, environment: pytest.MonkeyPatch) -> None:
+        commands = []
+
+        def scontrol(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+            commands.append(command)
+            return subprocess.CompletedProcess(command, 0, stdout="n1\nn2\n")
+
+        environment.setattr(subprocess, "run", scontrol)
+        assert launched(SRUN) == World(rank=3, size=4, local_rank=1, local_size=2)
+        assert commands == [["scontrol", "show", "hostnames", "n[1-2]"]]
+        assert os.environ["MASTER_ADDR"] == "n1"
+        # Every task computes the same port from job and step: 20000 + 17 * 31 + 2.
+        assert os.environ["MASTER_PORT"] == "20529"
+
+    def test_srun_with_an_address_of_the_job_script(self) -> None:
+        assert launched({**SRUN, "MASTER_ADDR": "n9", "MASTER_PORT": 99}).rank == 3
+        assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("n9", "99")
+
+    @pytest.mark.parametrize(
+        ("tasks", "local_size"), [({"SLURM_NTASKS_PER_NODE": 4}, 4), ({"SLURM_TASKS_PER_NODE": "3,1"}, 3)]
+    )
+    def test_tasks_on_a_node(self, tasks: dict[str, object], local_size: int) -> None:
+        os.environ["MASTER_ADDR"] = "n1"
+        assert launched({**SRUN, **tasks}).local_size == local_size
+
+    def test_a_job_script_is_no_task(self) -> None:
+        """In a batch script SLURM_PROCID is set, and no step."""
+        assert launched({k: v for k, v in SRUN.items() if k != "SLURM_STEP_ID"}) == World()
+
+    def test_one_task_is_a_world_of_one(self) -> None:
+        assert launched({**SRUN, "SLURM_NTASKS": 1, "SLURM_PROCID": 0}) == World()
+
+    @pytest.mark.parametrize(
+        ("values", "message"),
+        [
+            (
+                {"RANK": 0, "WORLD_SIZE": 1, "SLURM_STEP_ID": 0, "SLURM_NTASKS": 4},
+                "WORLD_SIZE is 1 but SLURM started 4 tasks: unset WORLD_SIZE and RANK before srun",
+            ),
+            ({"RANK": 2, "WORLD_SIZE": 2}, "RANK is 2 but WORLD_SIZE is 2: unset them or start the job by its"),
+            ({"RANK": -1, "WORLD_SIZE": 2}, "RANK is -1 but WORLD_SIZE is 2: unset them"),
+            ({"RANK": 0, "WORLD_SIZE": 0}, "RANK is 0 but WORLD_SIZE is 0: unset them"),
+            ({"RANK": "one", "WORLD_SIZE": 2}, r"not numbers \(RANK=one, WORLD_SIZE=2.*start the job by its launcher"),
+            ({"RANK": "", "WORLD_SIZE": 2}, r"not numbers \(RANK=,"),
+            (
+                {"RANK": 1, "WORLD_SIZE": 4, "LOCAL_RANK": 2, "LOCAL_WORLD_SIZE": 2},
+                "LOCAL_RANK is 2 but LOCAL_WORLD_SIZE is 2",
+            ),
+            ({**SRUN, "SLURM_PROCID": 4, "MASTER_ADDR": "n1"}, "SLURM_PROCID is 4 but SLURM_NTASKS is 4"),
+            ({**SRUN, "SLURM_LOCALID": "x", "MASTER_ADDR": "n1"}, "not numbers .*SLURM_LOCALID=x"),
+        ],
+    )
+    def test_variables_that_contradict_each_other_are_refused(self, values: dict[str, object], message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            launched(values)
+
+    @pytest.mark.parametrize(
+        "failure", [FileNotFoundError("scontrol"), subprocess.CalledProcessError(1, "scontrol")], ids=["none", "fails"]
+    )
+    def test_without_scontrol_the_remedy_is_named(self, failure: Exception, environment: pytest.MonkeyPatch) -> None:
+        def fails(*_: Any, **__: Any) -> None:
+            raise failure
+
+        environment.setattr(subprocess, "run", fails)
+        with pytest.raises(UserError, match="MASTER_ADDR"):
+            launched(SRUN)
+
+
+@pytest.mark.usefixtures("environment")
+def test_collectives_do_nothing_in_a_world_of_one() -> None:
+    with process_group(World()) as device:
+        assert not torch.distributed.is_initialized()
+        assert device.type in ("cpu", "cuda")
+        tensor = torch.tensor([3])
+        assert distributed.all_reduce_sum(tensor) is tensor
+        assert tensor.tolist() == [3]
+        assert distributed.broadcast_object("a") == "a"
+        assert distributed.gather_objects("a") == ["a"]
+        assert distributed.first_error(None) is None
+        assert distributed.first_error("broken") == "broken"
+        assert (distributed.rank(), distributed.world_size()) == (0, 1)
+        distributed.barrier()
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_group_of_one_and_its_end_after_an_error() -> None:
+    def fail_inside() -> None:
+        with process_group(World(), single=True):
+            assert torch.distributed.get_world_size() == 1
+            assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("0", "1")
+            raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        fail_inside()
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        [str(Path(sys.executable).with_name("mpirun")), "-n", "2", sys.executable],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
+    ],
+    ids=["mpirun", "torchrun"],
+)
+def test_two_real_ranks_find_each_other(launcher: list[str]) -> None:
+    if not Path(launcher[0]).exists():
+        pytest.skip("no mpirun beside the interpreter: install the extra [test]")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_VARIABLES)}
+    done = subprocess.run(
+        [*launcher, str(WORKER)],
+        env={**clean, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    ranks = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda seen: seen["rank"])
+    assert ranks == [
+        {
+            "rank": rank, "size": 2, "local_rank": rank, "local_size": 2, "is_main": rank == 0, "group": [rank, 2],
+            "sums": [3, -2], "from_rank_0": "rank 0", "gathered": [0, 1], "no_error": None, "error": "disk full",
+            "left": True,
+        }
+        for rank in (0, 1)
+    ]  # fmt: skip

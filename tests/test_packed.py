@@ -1,0 +1,82 @@
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dist_transformer.packed import IGNORED, PackedBatch, PackedTokens, pack_side
+
+
+def pack(sentences: list[list[int]], *, size: int, offset_count: int, max_length: int) -> PackedTokens:
+    flat = np.array([token for sentence in sentences for token in sentence], dtype=np.int64)
+    lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64)
+    return pack_side(flat, lengths, size=size, offset_count=offset_count, max_length=max_length)
+
+
+def test_sentences_then_dummies_by_hand() -> None:
+    packed = pack([[11, 12, 13], [21], [31, 32]], size=15, offset_count=9, max_length=4)
+    # Nine rows are left: dummies of 4, 4 and 1.
+    assert packed.tokens_T.tolist() == [11, 12, 13, 21, 31, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+    assert packed.positions_T.tolist() == [0, 1, 2, 0, 0, 1, 0, 1, 2, 3, 0, 1, 2, 3, 0]
+    assert packed.offsets_N.tolist() == [0, 3, 4, 6, 10, 14, 15, 15, 15]
+    assert packed.lengths.tolist() == [3, 1, 2]
+    assert packed.max_length == 4
+    assert (packed.tokens_T.dtype, packed.positions_T.dtype) == (torch.int64, torch.int64)
+    # The varlen kernel reads 32-bit offsets.
+    assert packed.offsets_N.dtype == torch.int32
+
+
+def test_full_buffer_has_no_dummy() -> None:
+    packed = pack([[5, 6], [7, 8, 9]], size=5, offset_count=6, max_length=3)
+    assert packed.tokens_T.tolist() == [5, 6, 7, 8, 9]
+    assert packed.positions_T.tolist() == [0, 1, 0, 1, 2]
+    assert packed.offsets_N.tolist() == [0, 2, 5, 5, 5, 5]
+
+
+def test_tail_that_is_a_multiple_of_the_cap_ends_with_a_whole_dummy() -> None:
+    packed = pack([[5, 6]], size=8, offset_count=4, max_length=3)
+    assert packed.offsets_N.tolist() == [0, 2, 5, 8]
+    assert packed.positions_T.tolist() == [0, 1, 0, 1, 2, 0, 1, 2]
+
+
+def test_offsets_fit_exactly() -> None:
+    packed = pack([[5], [6]], size=5, offset_count=4, max_length=3)
+    assert packed.offsets_N.tolist() == [0, 1, 2, 5]
+
+
+def test_no_sentences_are_all_dummies() -> None:
+    packed = pack([], size=7, offset_count=5, max_length=3)
+    assert packed.tokens_T.tolist() == [0] * 7
+    assert packed.positions_T.tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert packed.offsets_N.tolist() == [0, 3, 6, 7, 7]
+    assert packed.lengths.tolist() == []
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(lengths=st.lists(st.integers(1, 9), max_size=12), tail=st.integers(0, 40))
+def test_every_row_belongs_to_one_sentence_no_longer_than_the_cap(lengths: list[int], tail: int) -> None:
+    cap, size = 9, max(1, sum(lengths) + tail)
+    sentences = [list(range(100 * i, 100 * i + length)) for i, length in enumerate(lengths)]
+    packed = pack(sentences, size=size, offset_count=len(lengths) + 40, max_length=cap)
+    offsets = packed.offsets_N.numpy()
+    pieces = np.diff(offsets)
+    assert offsets[0] == 0
+    assert offsets[-1] == size
+    assert pieces[: len(lengths)].tolist() == lengths
+    assert pieces.min() >= 0
+    assert pieces.max() <= cap
+    starts = np.repeat(offsets[:-1], pieces)
+    assert np.array_equal(packed.positions_T.numpy(), np.arange(size) - starts)
+    for i, sentence in enumerate(sentences):
+        assert packed.tokens_T[offsets[i] : offsets[i + 1]].tolist() == sentence
+
+
+def test_batch_moves_with_its_sides() -> None:
+    side = pack([[4, 5]], size=3, offset_count=4, max_length=2)
+    batch = PackedBatch(source=side, target=side, labels_T=torch.tensor([5, 3, IGNORED]))
+    moved = batch.to(torch.device("meta"))
+    tensors = [moved.labels_T]
+    for moved_side in (moved.source, moved.target):
+        tensors += [moved_side.tokens_T, moved_side.positions_T, moved_side.offsets_N]
+        assert moved_side.lengths is side.lengths
+        assert moved_side.max_length == 2
+    assert {tensor.device.type for tensor in tensors} == {"meta"}

@@ -1,0 +1,103 @@
+"""The command line of `python -m dist_transformer.train`, without training."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from dist_transformer.config import PRESETS
+from dist_transformer.errors import UserError
+from dist_transformer.train import parse_arguments
+
+FOLDERS = ["--data", "corpus/de", "--run-dir", "runs/1"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_sets_the_defaults(preset: str) -> None:
+    config = parse_arguments(["--preset", preset, *FOLDERS])
+    assert config == dataclasses.replace(PRESETS[preset], data=Path("corpus/de"), run_dir=Path("runs/1"))
+
+
+def test_base_is_the_preset_when_none_is_given() -> None:
+    assert parse_arguments(FOLDERS) == parse_arguments(["--preset=base", *FOLDERS])
+
+
+def test_everyday_flags() -> None:
+    flags = (
+        "--max-steps 7 --save-every 3 --validate-every 2 --log-every 1 --patience 4 --precision fp32 --seed 5 "
+        "--resume never --deepspeed_config zero2.json"
+    )
+    config = parse_arguments(["--preset", "tiny", *FOLDERS, *flags.split()])
+    assert (config.max_steps, config.save_every, config.validate_every, config.log_every) == (7, 3, 2, 1)
+    assert (config.patience, config.precision, config.seed, config.resume) == (4, "fp32", 5, "never")
+    assert config.deepspeed_config == Path("zero2.json")
+
+
+def test_nested_settings_have_flags_of_their_names() -> None:
+    flags = (
+        "--model.width 64 --model.head-width 8 --model.norm pre --model.no-tie-embeddings --batch.packs-per-step 4 "
+        "--batch.max_source_tokens 99 --optimizer.schedule noam --optimizer.peak-lr 2e-3"
+    )
+    config, tiny = parse_arguments(["--preset", "tiny", *FOLDERS, *flags.split()]), PRESETS["tiny"]
+    assert config.model == dataclasses.replace(tiny.model, width=64, head_width=8, norm="pre", tie_embeddings=False)
+    assert config.batch == dataclasses.replace(tiny.batch, packs_per_step=4, max_source_tokens=99)
+    assert config.optimizer == dataclasses.replace(tiny.optimizer, schedule="noam", peak_lr=2e-3)
+
+
+def test_an_override_may_stand_before_the_preset() -> None:
+    config = parse_arguments(["--model.dropout", "0.25", *FOLDERS, "--preset", "big"])
+    assert (config.model.dropout, config.model.width) == (0.25, 1024)
+
+
+def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UserError, match=r"--preset huge is unknown: choose one of tiny, multi30k, .*big_large_batch"):
+        parse_arguments(["--preset", "huge", *FOLDERS])
+
+
+@pytest.mark.parametrize("missing", ["--data", "--run-dir"])
+def test_the_folders_are_required(missing: str, capsys: pytest.CaptureFixture[str]) -> None:
+    at = FOLDERS.index(missing)
+    with pytest.raises(SystemExit) as stopped:
+        parse_arguments(["--preset", "tiny", *FOLDERS[:at], *FOLDERS[at + 2 :]])
+    assert stopped.value.code == 2
+    output = capsys.readouterr()
+    assert missing in output.err
+    assert output.out == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--model.norm", "sandwich"], "--model.norm"),
+        (["--max-steps", "many"], "--max-steps"),
+        (["--batch-size", "3"], "--batch-size"),
+        # An abbreviation of --preset is no way to set it.
+        (["--pres", "tiny"], "--pres"),
+    ],
+)
+def test_a_wrong_flag_is_refused_by_name(flags: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse_arguments([*FOLDERS, *flags])
+    assert stopped.value.code == 2
+    assert named in capsys.readouterr().err
+
+
+def test_validation_speaks_through_the_command_line() -> None:
+    with pytest.raises(UserError, match=r"^packs_per_step is 0: give a number above 0$"):
+        parse_arguments([*FOLDERS, "--batch.packs-per-step", "0"])
+
+
+@pytest.mark.parametrize("flag", [["--local_rank=1"], ["--local_rank", "1"], ["--local-rank=1"]])
+def test_what_deepspeeds_launcher_adds_is_accepted(flag: list[str]) -> None:
+    assert parse_arguments([*flag, "--preset", "tiny", *FOLDERS]) == parse_arguments(["--preset", "tiny", *FOLDERS])
+
+
+def test_help_names_presets_units_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse_arguments(["--preset", "tiny", "--help"])
+    assert stopped.value.code == 0
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "--preset" in text
+    assert "big_large_batch" in text
+    assert "Target tokens that fit a pack. (default: 1024)" in text
+    assert "Steps between checkpoints. (default: 100)" in text

@@ -1,0 +1,127 @@
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_transformer.config import PRESETS, BatchConfig, ModelConfig, OptimizerConfig, TrainConfig, from_plain
+from dist_transformer.errors import UserError
+from dist_transformer.training.run_folder import check_settings, describe_run, write_settings
+
+DS_CONFIG = {"zero_optimization": {"stage": 1, "overlap_comm": True}}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> TrainConfig:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "index.json").write_text('{"corpus": "hand-written"}')
+    (data / "tokenizer.json").write_text("{}")
+    return dataclasses.replace(PRESETS["tiny"], data=data, run_dir=tmp_path / "runs" / "1")
+
+
+@pytest.fixture
+def run_dir(config: TrainConfig) -> Path:
+    write_settings(config.run_dir, describe_run(config, DS_CONFIG))
+    return config.run_dir
+
+
+def test_what_is_written(config: TrainConfig, run_dir: Path) -> None:
+    assert sorted(path.name for path in run_dir.iterdir()) == ["config.json", "tokenizer.json"]
+    assert (run_dir / "tokenizer.json").read_text() == "{}"
+    written = json.loads((run_dir / "config.json").read_text())
+    index = (config.data / "index.json").read_bytes()
+    assert written.pop("data_sha256") == hashlib.sha256(index).hexdigest()
+    assert written.pop("deepspeed") == DS_CONFIG
+    assert from_plain(TrainConfig, written, "config.json") == config
+
+
+def test_the_same_settings_change_nothing(config: TrainConfig, run_dir: Path) -> None:
+    assert check_settings(run_dir, describe_run(config, DS_CONFIG)) == []
+
+
+CHANGED: list[tuple[dict[str, Any], str, str, str]] = [
+    ({"model": ModelConfig(width=128, heads=4, ffn_width=256, encoder_layers=2, decoder_layers=3)},
+     "model.decoder_layers", "2", "3"),
+    ({"model": dataclasses.replace(PRESETS["tiny"].model, norm="pre")}, "model.norm", "'post'", "'pre'"),
+    ({"model": dataclasses.replace(PRESETS["tiny"].model, dropout=0.2)}, "model.dropout", "0.1", "0.2"),
+    ({"model": dataclasses.replace(PRESETS["tiny"].model, vocab_size=9)}, "model.vocab_size", "0", "9"),
+    ({"batch": BatchConfig(max_target_tokens=1024, packs_per_step=3)}, "batch.packs_per_step", "2", "3"),
+    ({"batch": BatchConfig(max_target_tokens=1024, packs_per_step=2, packs_per_micro_batch=2)},
+     "batch.packs_per_micro_batch", "1", "2"),
+    ({"batch": BatchConfig(max_target_tokens=1024, packs_per_step=2, max_source_tokens=77)},
+     "batch.max_source_tokens", "None", "77"),
+    ({"batch": BatchConfig(max_target_tokens=1024, packs_per_step=2, window_shards=2)},
+     "batch.window_shards", "8", "2"),
+    ({"seed": 2}, "seed", "1", "2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "name", "old", "new"), CHANGED)
+def test_another_model_batch_or_seed_is_refused_by_name(
+    changes: dict[str, Any], name: str, old: str, new: str, config: TrainConfig, run_dir: Path
+) -> None:
+    wanted = describe_run(dataclasses.replace(config, **changes), DS_CONFIG)
+    with pytest.raises(UserError) as refused:
+        check_settings(run_dir, wanted)
+    message = f"{run_dir} was trained with {name} = {old}, not {new}: use the old value, or another --run-dir"
+    assert str(refused.value) == message
+
+
+def test_other_data_is_refused(config: TrainConfig, run_dir: Path) -> None:
+    (config.data / "index.json").write_text('{"corpus": "another"}')
+    with pytest.raises(UserError, match=r"was trained with data_sha256 = "):
+        check_settings(run_dir, describe_run(config, DS_CONFIG))
+
+
+def test_the_same_data_elsewhere_is_accepted(config: TrainConfig, run_dir: Path) -> None:
+    moved = config.data.rename(config.data.with_name("moved"))
+    changed = check_settings(run_dir, describe_run(dataclasses.replace(config, data=moved), DS_CONFIG))
+    assert changed == [f"data: {str(config.data)!r} -> {str(moved)!r}"]
+
+
+def test_the_rest_may_change_and_is_listed(config: TrainConfig, run_dir: Path) -> None:
+    changed = dataclasses.replace(
+        config,
+        max_steps=900,
+        precision="fp32",
+        deepspeed_config=Path("z2.json"),
+        optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=1e-3, warmup_steps=200),
+    )
+    wanted = describe_run(changed, {"zero_optimization": {"stage": 2}, "wall_clock_breakdown": True})
+    assert check_settings(run_dir, wanted) == [
+        "deepspeed.wall_clock_breakdown: None -> True",
+        "deepspeed.zero_optimization.overlap_comm: True -> None",
+        "deepspeed.zero_optimization.stage: 1 -> 2",
+        "deepspeed_config: None -> 'z2.json'",
+        "max_steps: 800 -> 900",
+        "optimizer.peak_lr: 0.003 -> 0.001",
+        "precision: 'bf16' -> 'fp32'",
+    ]
+
+
+def test_a_missing_or_damaged_settings_file_is_named(config: TrainConfig, run_dir: Path) -> None:
+    wanted = describe_run(config, DS_CONFIG)
+    (run_dir / "config.json").write_text("{")
+    with pytest.raises(UserError, match=r"config\.json cannot be read as JSON"):
+        check_settings(run_dir, wanted)
+    (run_dir / "config.json").unlink()
+    with pytest.raises(UserError, match=r"config\.json does not exist"):
+        check_settings(run_dir, wanted)
+
+
+def test_settings_are_replaced_whole(config: TrainConfig, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk while the settings are written anew leaves the old ones."""
+    before = (run_dir / "config.json").read_text()
+
+    def torn(path: Path, text: str, **_: Any) -> int:
+        path.open("w").write(text[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", torn)
+    with pytest.raises(OSError, match="No space left"):
+        write_settings(run_dir, describe_run(dataclasses.replace(config, max_steps=5), DS_CONFIG))
+    monkeypatch.undo()
+    assert (run_dir / "config.json").read_text() == before
