@@ -120,7 +120,7 @@ def load_model(
         )
     model = Transformer(info.model)
     model.load_state_dict(_read_weights(path / WEIGHTS_FILE, model.state_dict()))
-    return model.to(device, dtype).eval(), tokenizer, info
+    return model.to(device).cast_parameters(dtype).eval(), tokenizer, info
 
 
 def _read_weights(file: Path, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

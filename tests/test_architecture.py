@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -178,9 +179,11 @@ def test_importing_does_nothing_else(tmp_path: Path) -> None:
         "pyarrow",
         "numpy",
     ]
+    # This process has imported the package: what that may have set must not be there already.
+    inherited = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH", "LANG") if name in os.environ}
     done = subprocess.run(
         [sys.executable, "-c", IMPORT_ALL, ",".join(libraries), ",".join(MODULES)],
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,
+        cwd=tmp_path, env=inherited, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout) == {

@@ -47,6 +47,12 @@ class Transformer(nn.Module):
             else:
                 nn.init.xavier_uniform_(weight)
 
+    def cast_parameters(self, dtype: torch.dtype) -> "Transformer":
+        """Parameters to `dtype`, as DeepSpeed does; the table of sinusoids stays in fp32."""
+        for parameter in self.parameters():
+            parameter.data = parameter.data.to(dtype)
+        return self
+
     def embedding_weights(self) -> dict[str, torch.Tensor]:
         """The distinct matrices of shape (V, D): one when tied, three when not."""
         names = ("embedding", "target_embedding", "output_projection")

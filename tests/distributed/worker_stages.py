@@ -69,7 +69,7 @@ def reference_gradient(model: Transformer, step: Step, streams: tuple[Stream, St
     if precision == "fp32":
         (reference(whole.build(step.packs), 0.1).loss / step.target_tokens).backward()
         return {name: p.grad for name, p in reference.named_parameters()}
-    reference.bfloat16()
+    reference.cast_parameters(torch.bfloat16)
     total = {name: torch.zeros(p.shape) for name, p in reference.named_parameters()}
     for pack in step.packs:
         reference.zero_grad()
