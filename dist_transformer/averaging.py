@@ -49,12 +49,8 @@ def open_weights(path: Path) -> WeightSource:
     """
     if path.is_file():
         opened = _open_tensors(path)
-        described = {key: json.loads(value) for key, value in (opened.metadata() or {}).items() if key != "format"}
-        if "model" not in described:
-            raise UserError(
-                f"{path} is not a weight file of a run: give files of RUN/weights, checkpoints or model folders"
-            )
-        return WeightSource(path, _model_info(described, path), path.parents[1] / TOKENIZER_FILE, _names(opened))
+        info = _model_info(_metadata(opened, path), path)
+        return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, _names(opened))
     if (path / "state.json").exists():
         problem = checkpoint_problem(path)
         if problem:
@@ -63,7 +59,7 @@ def open_weights(path: Path) -> WeightSource:
         for part in sorted(path.glob("part-*.safetensors")):
             tensors.update(_names(_open_tensors(part), _CHECKPOINT_PREFIX))
         info = _model_info(read_json(path / "state.json"), path)
-        return WeightSource(path, info, path.parents[1] / TOKENIZER_FILE, tensors, _CHECKPOINT_PREFIX)
+        return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, tensors, _CHECKPOINT_PREFIX)
     if (path / WEIGHTS_FILE).exists():
         return WeightSource(
             path, read_model_info(path), path / TOKENIZER_FILE, _names(_open_tensors(path / WEIGHTS_FILE))
@@ -112,13 +108,14 @@ def average(paths: Sequence[Path], out: Path) -> ModelInfo:
 
 
 def _mean(name: str, sources: Sequence[WeightSource]) -> torch.Tensor:
-    total = sources[0].tensor(name).float()
+    # A copy: the tensor of a file is a view of its memory map, and adding to it would change what the file gives next.
+    total = sources[0].tensor(name).to(torch.float32, copy=True)
     for source in sources[1:]:
         total += source.tensor(name)
     if not torch.isfinite(total).all():
         culprit = next((s.path for s in sources if not torch.isfinite(s.tensor(name)).all()), sources[0].path)
         raise UserError(f"{culprit}: {name} holds numbers that are not finite: leave this one out")
-    return total / len(sources)
+    return total.div_(len(sources))
 
 
 def _check_together(sources: Sequence[WeightSource]) -> None:
@@ -144,6 +141,20 @@ def _read_tokenizer(source: WeightSource) -> bytes:
     if tokenizer.sha256 != source.info.tokenizer_sha256:
         raise UserError(f"{source.tokenizer_file} is not the tokenizer of {source.path}: restore the data folder's")
     return source.tokenizer_file.read_bytes()
+
+
+def _metadata(opened: Any, path: Path) -> dict[str, Any]:
+    """What a weight file says of itself: JSON values in the header."""
+    header = {key: value for key, value in (opened.metadata() or {}).items() if key != "format"}
+    try:
+        described = {key: json.loads(value) for key, value in header.items()}
+    except ValueError:
+        described = {}
+    if "model" not in described:
+        raise UserError(
+            f"{path} is not a weight file of a run: give files of RUN/weights, checkpoints or model folders"
+        )
+    return described
 
 
 def _model_info(described: dict[str, Any], path: Path) -> ModelInfo:

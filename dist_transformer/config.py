@@ -271,10 +271,12 @@ def from_plain(kind: type[T], values: dict[str, Any], where: str) -> T:
         UserError: an unknown name, a missing one or a wrong value; `where` names the file.
     """
     hints = typing.get_type_hints(kind)
+    if not isinstance(values, dict):
+        raise UserError(f"{where} must hold an object of settings, not {values!r:.60}")
     unknown = sorted(set(values) - set(hints))
     if unknown:
         raise UserError(f"{where}: unknown setting {unknown[0]!r}: remove it, or use the version that wrote the file")
-    arguments = {name: _plain_value(hints[name], value, where) for name, value in values.items()}
+    arguments = {name: _plain_value(hints[name], value, f"{where}: {name}") for name, value in values.items()}
     try:
         return kind(**arguments)
     except TypeError as error:
@@ -282,10 +284,21 @@ def from_plain(kind: type[T], values: dict[str, Any], where: str) -> T:
 
 
 def _plain_value(hint: Any, value: Any, where: str) -> Any:
+    """A setting from its JSON value, of the type that its field states."""
     if dataclasses.is_dataclass(hint):
         return from_plain(typing.cast(type, hint), value, where)
-    options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
-    return Path(value) if Path in options and value is not None else value
+    origin, options = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal and value in options:
+        return value
+    if origin is tuple and isinstance(value, list):
+        return tuple(_plain_value(options[0], item, where) for item in value)
+    kinds = options if origin in (types.UnionType, typing.Union) else (hint,)
+    if Path in kinds and isinstance(value, str):
+        return Path(value)
+    if type(value) in kinds or (float in kinds and type(value) is int):
+        return value
+    wanted = " or ".join(map(repr, options)) if origin is Literal else getattr(hint, "__name__", str(hint))
+    raise UserError(f"{where} must be {wanted}, not {value!r:.60}: correct the file")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -72,13 +72,22 @@ def _numbered(rank: str, size: str, local_rank: str, local_size: str) -> World:
         raise UserError(f"the launcher's variables are not numbers ({shown}): start the job by its launcher") from None
     if not 0 <= values[0] < values[1]:
         raise UserError(f"{rank} is {values[0]} but {size} is {values[1]}: unset them or start the job by its launcher")
+    if not 0 <= values[2] < values[3]:
+        raise UserError(
+            f"{local_rank} is {values[2]} but {local_size} is {values[3]}: unset them or start the job by its launcher"
+        )
     return World(rank=values[0], size=values[1], local_rank=values[2], local_size=values[3])
 
 
 def _set_master_from_slurm() -> None:
     if "MASTER_ADDR" not in os.environ:
         command = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
-        hosts = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        try:
+            hosts = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise UserError(
+                f"scontrol cannot name the first host of {command[-1]} ({error}): set MASTER_ADDR in the job script"
+            ) from None
         os.environ["MASTER_ADDR"] = hosts[0]
     # Every task must compute the same port without talking: the job and step number give one.
     job, step = int(os.environ.get("SLURM_JOB_ID", "0")), int(os.environ.get("SLURM_STEP_ID", "0"))

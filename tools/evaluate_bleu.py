@@ -64,6 +64,8 @@ def parse_arguments() -> argparse.Namespace:
         "--json", type=Path, metavar="OUT", help="write scores here and hypotheses beside (default: no)"
     )
     parser.add_argument("--lowercase", action="store_true", help="compare without case (default: case counts)")
+    # DeepSpeed's launcher adds this one; the environment says the same.
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

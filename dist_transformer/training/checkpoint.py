@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -70,32 +71,37 @@ def save_checkpoint(
     name = step_name(state["step"])
     final, temporary = run_dir / "checkpoints" / name, run_dir / "checkpoints" / f".{name}.tmp"
     weights_file = run_dir / "weights" / f"{name}.safetensors"
-    _agree(lambda: _start_anew(temporary, weights_file.parent) if distributed.rank() == 0 else None)
-    share, weights = _collect(states)
-    part = temporary / f"part-{distributed.rank():05d}.safetensors"
-    entries = _agree(lambda: _write_tensors(part, share))
 
     def commit() -> None:
         _write_json(temporary / "state.json", {"format_version": FORMAT_VERSION, "versions": versions(), **state})
         files = {**dict(entries), "state.json": _describe(temporary / "state.json")}
         _write_json(temporary / "manifest.json", {"format_version": FORMAT_VERSION, "files": files})
+        _sync_folder(temporary)
         _write_tensors(weights_file, weights, metadata=weights_metadata)
         if final.exists():
             # A damaged checkpoint of the same step, which this run was resumed past.
             shutil.rmtree(final)
         temporary.rename(final)
         _sync_folder(final.parent)
-        pointer = final.parent / "latest.tmp"
+        pointer = _beside(final.parent / "latest")
         _write_bytes(pointer, f"{name}\n".encode())
         pointer.replace(final.parent / "latest")
         _sync_folder(final.parent)
-        _prune(run_dir, retention)
+        _prune(run_dir, retention, name)
 
     try:
+        _agree(lambda: _start_anew(temporary, weights_file.parent) if distributed.rank() == 0 else None)
+        share, weights = _collect(states)
+        part = temporary / f"part-{distributed.rank():05d}.safetensors"
+        entries = _agree(lambda: _write_tensors(part, share))
         _agree(lambda: commit() if distributed.rank() == 0 else None)
     except UserError:
+        # All ranks are here: nobody writes into the folder any more.
         if distributed.rank() == 0:
             shutil.rmtree(temporary, ignore_errors=True)
+            for left in (_beside(weights_file), _beside(final.parent / "latest")):
+                with suppress(OSError):
+                    left.unlink()
         raise
     return final
 
@@ -134,13 +140,18 @@ def _start_anew(temporary: Path, weights_folder: Path) -> None:
 def _write_tensors(
     path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None
 ) -> tuple[str, dict[str, Any]]:
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = _beside(path)
     save_file(tensors, temporary, metadata=metadata)
     with temporary.open("rb+") as file:
         os.fsync(file.fileno())
     temporary.replace(path)
     _sync_folder(path.parent)
     return path.name, _describe(path)
+
+
+def _beside(path: Path) -> Path:
+    """Where a file is written before it gets its name."""
+    return path.with_name(f".{path.name}.tmp")
 
 
 def _describe(path: Path) -> dict[str, Any]:
@@ -166,8 +177,10 @@ def _sync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def _prune(run_dir: Path, retention: Retention) -> None:
-    for folder in _newest_first(run_dir / "checkpoints", "step-*")[retention.checkpoints :]:
+def _prune(run_dir: Path, retention: Retention, newest: str) -> None:
+    folders = _newest_first(run_dir / "checkpoints", "step-*")
+    # Newer than the one just written are damaged ones that the run was resumed past: they do not count.
+    for folder in [folder for folder in folders if folder.name <= newest][retention.checkpoints :]:
         shutil.rmtree(folder, ignore_errors=True)
     for file in _newest_first(run_dir / "weights", "step-*.safetensors")[retention.weights :]:
         file.unlink(missing_ok=True)
@@ -183,6 +196,11 @@ def checkpoint_problem(path: Path) -> str | None:
         manifest = read_json(path / "manifest.json")
         if manifest.get("format_version", 0) > FORMAT_VERSION:
             return f"{path} was written by a newer version of dist_transformer"
+        present = {file.name for file in path.iterdir()} - {"manifest.json"}
+        for name in sorted(present - manifest["files"].keys()):
+            return f"{path / name} is not in the manifest"
+        if "state.json" not in manifest["files"]:
+            return f"{path} has no usable manifest (it states no state.json)"
         for name, expected in manifest["files"].items():
             file = path / name
             if Path(name).name != name or file.is_symlink() or not file.is_file():

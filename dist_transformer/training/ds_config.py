@@ -73,6 +73,9 @@ def _refuse_auto(value: Any, path: Path, where: str) -> None:
     if isinstance(value, dict):
         for key, inner in value.items():
             _refuse_auto(inner, path, f"{where}.{key}" if where else key)
+    if isinstance(value, list):
+        for index, inner in enumerate(value):
+            _refuse_auto(inner, path, f"{where}[{index}]")
 
 
 def _check_zero(zero: Any, path: Path) -> None:

@@ -51,7 +51,7 @@ class Ledger:
 
     def add(self, step: int, *, pair_hash: int, target_tokens: int) -> None:
         pair_hex = f"{pair_hash % 2**64:016x}"
-        self.chain = chain_link(self.chain, step, pair_hex)
+        self.chain = chain_link(self.chain, step, pair_hex, target_tokens)
         entry = {"step": step, "hash": pair_hex, "target_tokens": target_tokens, "chain": self.chain}
         self._pending.append(json.dumps(entry))
 
@@ -62,8 +62,8 @@ class Ledger:
             self._pending = []
 
 
-def chain_link(chain: str, step: int, pair_hex: str) -> str:
-    return hashlib.sha256(f"{chain} {step} {pair_hex}".encode()).hexdigest()
+def chain_link(chain: str, step: int, pair_hex: str, target_tokens: int) -> str:
+    return hashlib.sha256(f"{chain} {step} {pair_hex} {target_tokens}".encode()).hexdigest()
 
 
 def read_ledger(path: Path) -> list[dict[str, Any]]:
@@ -77,9 +77,9 @@ def read_ledger(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
-            chain = chain_link(chain, entry["step"], entry["hash"])
+            chain = chain_link(chain, entry["step"], entry["hash"], entry["target_tokens"])
             sound = entry["chain"] == chain and entry["step"] == number
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, TypeError):
             sound = False
         if not sound:
             raise UserError(f"{path}, line {number}: the chain is broken: the file was edited or damaged")
@@ -96,7 +96,7 @@ def truncate_jsonl(path: Path, last_step: int) -> None:
         try:
             if json.loads(line)["step"] > last_step:
                 break
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, TypeError):
             break
         kept.append(line + "\n")
     temporary = path.with_name(path.name + ".tmp")

@@ -86,7 +86,7 @@ def format_seconds(seconds: float) -> str:
 
 def perplexity(nll: float) -> float:
     """exp(nll per token), not smoothed; infinite where that overflows."""
-    return math.exp(nll) if nll < 700 else math.inf
+    return math.inf if nll >= 700 else math.exp(nll)
 
 
 def read_records(run_dir: Path, kind: str) -> list[dict[str, Any]]:
