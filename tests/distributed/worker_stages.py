@@ -57,7 +57,9 @@ def last_step_of_epoch(plan: Plan, packs_per_step: int) -> Step:
     raise AssertionError("a plan has no end")
 
 
-def reference_gradient(model: Transformer, step: Step, streams: tuple[Stream, Stream], precision: str) -> dict[str, Any]:
+def reference_gradient(
+    model: Transformer, step: Step, streams: tuple[Stream, Stream], precision: str
+) -> dict[str, Any]:
     """The step's gradient without DeepSpeed, summed in fp32.
 
     fp32: one big batch. bf16: pack by pack, because rounding inside a backward pass depends on what it holds; compared

@@ -253,7 +253,7 @@ def test_fused_kernel_equals_groups(kind: str) -> None:
         assert out_TD.isfinite().all(), "a row that no sentence covers is uninitialised"
         found = torch.autograd.grad(out_TD[:real], [*inputs, *attention.parameters()], up_TD)
         results.append([out_TD[:real].float(), *(gradient.float() for gradient in found)])
-    # The bias of the keys is left out of the last but two: its true gradient is zero.
+    # The true gradient of the keys' bias is zero: what is there is rounding.
     inner = 2 * 64
     names = [*["x", "memory"][: len(inputs)], *(name for name, _ in attention.named_parameters())]
     for name, fused, grouped in zip(["output", *names], *results, strict=True):

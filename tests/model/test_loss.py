@@ -183,3 +183,11 @@ def test_bf16_is_close_to_fp32() -> None:
     for one, other in zip(gradients(found.loss, *half), gradients(expected.loss, *full), strict=True):
         assert one.dtype == torch.bfloat16
         assert relative(one, other) < 0.01
+
+
+def test_softmax_of_bf16_logits_is_in_fp32() -> None:
+    hidden_TD, weight_VD, labels_T = make_case(10)
+    half = [tensor.detach().bfloat16() for tensor in (hidden_TD, weight_VD)]
+    logits = functional.linear(*half).double()
+    expected = functional.cross_entropy(logits, labels_T, label_smoothing=0.1, reduction="sum", ignore_index=IGNORED)
+    assert smoothed_cross_entropy(*half, labels_T, 0.1).loss.item() == pytest.approx(expected.item(), rel=1e-6)

@@ -1,0 +1,170 @@
+"""Whole runs under DeepSpeed's launcher, as a user starts them: any world, kill -9, damage, and a task that is learned."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from dist_transformer.data.shards import DataFolder
+from dist_transformer.training.checkpoint import checkpoint_problem
+from dist_transformer.training.ledger import read_ledger
+from dist_transformer.training.metrics import read_records
+from tests.conftest import ROOT, deepspeed_command, run_command
+
+pytestmark = pytest.mark.slow
+
+SMALL = [
+    *("--preset", "tiny", "--model.width", "32", "--model.ffn-width", "64", "--model.heads", "2"),
+    *("--batch.max-target-tokens", "256", "--batch.packs-per-step", "4"),
+    *("--optimizer.warmup-steps", "10", "--validate-every", "0", "--log-every", "1"),
+]
+
+
+def train_command(ranks: int, data: Path, run_dir: Path, *flags: object) -> list[object]:
+    places = ["--data", data, "--run-dir", run_dir]
+    return [*deepspeed_command(ranks), "--module", "dist_transformer.train", *SMALL, *places, *flags]
+
+
+def train(ranks: int, data: Path, run_dir: Path, *flags: object, status: int = 0) -> str:
+    return run_command(*train_command(ranks, data, run_dir, *flags), status=status)
+
+
+def losses(run_dir: Path) -> list[float]:
+    return [record["loss"] for record in read_records(run_dir, "train")]
+
+
+@pytest.fixture(scope="module")
+def worlds(toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The same 20 steps, dropout on, on 1, 2, 3 and 4 ranks."""
+    runs = {}
+    for ranks in (1, 2, 3, 4):
+        runs[ranks] = tmp_path_factory.mktemp("worlds") / str(ranks)
+        train(ranks, toy_data.path, runs[ranks], "--max-steps", 20, "--precision", "fp32", "--save-every", 10)
+    return runs
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_any_world_trains_on_the_same_sentences(worlds: dict[int, Path], ranks: int) -> None:
+    assert read_ledger(worlds[ranks] / "ledger.jsonl") == read_ledger(worlds[1] / "ledger.jsonl")
+    assert len(read_ledger(worlds[1] / "ledger.jsonl")) == 20
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_any_world_has_the_same_losses(worlds: dict[int, Path], ranks: int) -> None:
+    assert losses(worlds[ranks]) == pytest.approx(losses(worlds[1]), abs=1e-5)
+
+
+def test_checkpoint_of_two_ranks_resumes_on_one(worlds: dict[int, Path], toy_data: DataFolder, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    train(2, toy_data.path, run_dir, "--max-steps", 10, "--precision", "fp32", "--save-every", 10)
+    train(1, toy_data.path, run_dir, "--max-steps", 20, "--precision", "fp32", "--resume", "required")
+    assert losses(run_dir) == pytest.approx(losses(worlds[1]), abs=1e-5)
+    assert read_ledger(run_dir / "ledger.jsonl") == read_ledger(worlds[1] / "ledger.jsonl")
+
+
+def test_a_world_larger_than_the_step_is_refused(toy_data: DataFolder, tmp_path: Path) -> None:
+    output = train(2, toy_data.path, tmp_path / "run", "--batch.packs-per-step", 1, status=1)
+    assert "packs_per_step is 1 but 2 processes were started" in output
+    assert "Traceback" not in output
+
+
+def kill_run(process: subprocess.Popen[bytes]) -> None:
+    """-9 to launcher and ranks: they share a session of their own."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_killed_at_a_random_moment_a_run_ends_as_if_it_was_not(toy_data: DataFolder, tmp_path: Path) -> None:
+    flags = ("--max-steps", 60, "--save-every", 5)
+    train(2, toy_data.path, tmp_path / "whole", *flags)
+    run_dir = tmp_path / "killed"
+    seed = random.randrange(2**32)
+    generator = random.Random(seed)
+    for kill in range(2):
+        command = [str(word) for word in train_command(2, toy_data.path, run_dir, *flags)]
+        environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
+        with (tmp_path / f"log{kill}").open("wb") as log:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            wanted = run_dir / "checkpoints" / f"step-{10 + 20 * kill:08d}"
+            deadline = time.monotonic() + 120
+            while not wanted.exists():
+                assert process.poll() is None, (tmp_path / f"log{kill}").read_text()
+                assert time.monotonic() < deadline, "the run saved nothing in two minutes"
+                time.sleep(0.01)
+            time.sleep(generator.random() * 0.5)
+            kill_run(process)
+    output = train(2, toy_data.path, run_dir, *flags)
+    assert "resumed from" in output
+    name = "step-00000060.safetensors"
+    whole, killed = load_file(tmp_path / "whole" / "weights" / name), load_file(run_dir / "weights" / name)
+    assert all(whole[key].equal(killed[key]) for key in whole), f"seed {seed}"
+    assert (tmp_path / "whole" / "ledger.jsonl").read_text() == (run_dir / "ledger.jsonl").read_text(), f"seed {seed}"
+    assert losses(run_dir) == losses(tmp_path / "whole")
+
+
+def test_all_ranks_fall_back_to_the_same_older_checkpoint(toy_data: DataFolder, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    train(2, toy_data.path, run_dir, "--max-steps", 6, "--save-every", 2)
+    whole = load_file(run_dir / "weights" / "step-00000006.safetensors")
+    newest = run_dir / "checkpoints" / "step-00000006"
+    part = newest / "part-00001.safetensors"
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    output = train(2, toy_data.path, run_dir, "--max-steps", 6, "--save-every", 2)
+    assert f"{part} is damaged" in output
+    assert "resumed from" in output
+    assert "step-00000004" in output
+    assert checkpoint_problem(newest) is None
+    again = load_file(run_dir / "weights" / "step-00000006.safetensors")
+    assert all(whole[name].equal(again[name]) for name in whole)
+
+
+def test_other_settings_are_refused_on_resume_by_name(worlds: dict[int, Path], toy_data: DataFolder) -> None:
+    output = train(1, toy_data.path, worlds[1], "--max-steps", 30, "--model.dropout", 0.3, status=1)
+    assert "model.dropout = 0.1, not 0.3" in output
+    output = train(1, toy_data.path, worlds[1], "--max-steps", 30, "--resume", "never", status=1)
+    assert "--resume never" in output
+
+
+@pytest.fixture(scope="module")
+def copy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 2 ranks that learned to repeat its input, with its test set and BLEU."""
+    folder = tmp_path_factory.mktemp("copy")
+    generator = random.Random(5)
+    words = ["".join(generator.choices("abcdefghij", k=3)) for _ in range(60)]
+    lines = list(dict.fromkeys(" ".join(generator.choices(words, k=generator.randint(4, 12))) for _ in range(10_200)))
+    for name, part in (("train", lines[200:]), ("test", lines[:200])):
+        for language in ("xx", "yy"):
+            (folder / f"{name}.{language}").write_text("".join(f"{line}\n" for line in part))
+    prepare = [sys.executable, "tools/prepare_data.py", "--vocab-size", 400, "--out", folder / "data"]
+    run_command(*prepare, "--src", folder / "train.xx", "--tgt", folder / "train.yy")
+    settings = ["--preset", "tiny", "--max-steps", 500, "--model.dropout", 0.0, "--optimizer.warmup-steps", 100]
+    places = ["--data", folder / "data", "--run-dir", folder / "run"]
+    run_command(*deepspeed_command(2), "--module", "dist_transformer.train", *settings, *places)
+    average = [sys.executable, "tools/average_checkpoints.py", "--last", 2]
+    run_command(*average, "--run-dir", folder / "run", "--out", folder / "model")
+    files = ["--src", folder / "test.xx", "--ref", folder / "test.yy", "--json", folder / "bleu.json"]
+    run_command(*deepspeed_command(2), "tools/evaluate_bleu.py", "--model", folder / "model", *files)
+    return folder
+
+
+def test_a_copy_task_is_learned(copy_run: Path) -> None:
+    scores: dict[str, Any] = json.loads((copy_run / "bleu.json").read_text())
+    assert scores["bleu"] >= 98
+    assert scores["sentences"] == 200
+
+
+def test_the_end_names_the_weights_and_the_next_command(worlds: dict[int, Path], toy_data: DataFolder) -> None:
+    output = train(1, toy_data.path, worlds[1], "--max-steps", 20, "--precision", "fp32", "--save-every", 10)
+    assert f"next:    python tools/average_checkpoints.py --run-dir {worlds[1]}" in output
