@@ -206,8 +206,7 @@ def _preset(**settings: Any) -> TrainConfig:
     return TrainConfig(data=Path("data"), run_dir=Path("run"), **settings)
 
 
-_BIG = {"width": 1024, "heads": 16, "ffn_width": 4096, "dropout": 0.3}
-_SMALL = {"width": 128, "heads": 4, "ffn_width": 256, "encoder_layers": 4, "decoder_layers": 4, "dropout": 0.3}
+_BIG = ModelConfig(width=1024, heads=16, ffn_width=4096, dropout=0.3)
 
 PRESETS: dict[str, TrainConfig] = {
     # For the embedded corpus and smoke tests: minutes on two CPU cores.
@@ -222,7 +221,7 @@ PRESETS: dict[str, TrainConfig] = {
     ),
     # Transformer-Tiny on Multi30k: 2 x 4096 tokens a step, at most 8,000 updates, patience 10.
     "multi30k": _preset(
-        model=ModelConfig(**_SMALL),
+        model=ModelConfig(width=128, heads=4, ffn_width=256, encoder_layers=4, decoder_layers=4, dropout=0.3),
         batch=BatchConfig(max_target_tokens=4096, packs_per_step=2),
         optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=5e-3, warmup_steps=2000),
         max_steps=8000,
@@ -240,10 +239,10 @@ PRESETS: dict[str, TrainConfig] = {
     # The paper's base: about 25k source and 25k target tokens a step, 100k steps.
     "base": _preset(),
     # The paper's big: 300k steps, the last 20 weight files averaged.
-    "big": _preset(model=ModelConfig(**_BIG), max_steps=300_000),
+    "big": _preset(model=_BIG, max_steps=300_000),
     # Ott et al. 2018, section 3: 3584 x 8 GPUs x accumulation 16, peak 1e-3.
     "big_large_batch": _preset(
-        model=ModelConfig(**_BIG),
+        model=_BIG,
         batch=BatchConfig(max_target_tokens=3584, packs_per_step=128),
         optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=1e-3),
         max_steps=20_000,

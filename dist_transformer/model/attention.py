@@ -9,6 +9,7 @@ products. Both give the same numbers to rounding.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,8 +19,7 @@ from torch.nn import functional
 from dist_transformer.model.dropout import dropout
 from dist_transformer.packed import PackedTokens
 
-# A group's sentences are at least this share of its longest: with 20-token sentences a quarter is padding at most, and
-# a 4096-token pack has about 12 groups.
+# A group's sentences are at least this share of its longest: a 4096-token pack of image captions has about 7 groups.
 _GROUP_FILL = 0.8
 # Keys of a group are padded to a multiple of this: softmax on a CPU takes 10 times as long on rows of fewer than 16.
 _KEY_MULTIPLE = 16
@@ -28,24 +28,22 @@ _KEY_MULTIPLE = 16
 class _MoveRows(torch.autograd.Function):
     """Gather rows forwards and gather rows backwards: `index` and `back` are each other's inverse where rows matter.
 
-    Padding rows repeat row 0 and are masked, so their gradient is zero and may be dropped. Two gathers cost a fifth of
-    the scatter-add that autograd would run on a CPU.
+    Padding rows repeat row 0 and are masked, so their gradient is zero and may be dropped; the scatter-add that
+    autograd would run is slower.
     """
 
     @staticmethod
     def forward(
-        ctx, rows: torch.Tensor, index: torch.Tensor, back: torch.Tensor, valid: torch.Tensor | None
-    ) -> torch.Tensor:  # type: ignore[no-untyped-def,override]
+        ctx: Any, rows: torch.Tensor, index: torch.Tensor, back: torch.Tensor, valid: torch.Tensor
+    ) -> torch.Tensor:
         ctx.save_for_backward(back, valid)
         return rows.index_select(0, index)
 
     @staticmethod
-    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[no-untyped-def,override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         back, valid = ctx.saved_tensors
         moved = gradient.index_select(0, back)
-        if valid is not None:
-            moved = torch.where(valid.view(-1, *[1] * (moved.dim() - 1)), moved, 0)
-        return moved, None, None, None
+        return torch.where(valid.view(-1, *[1] * (moved.dim() - 1)), moved, 0), None, None, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,16 +185,8 @@ class MultiHeadAttention(nn.Module):
 
         window = (-1, 0) if layout.causal else (-1, -1)
         k_SHK, v_SHK = kv_S2HK.unbind(1)
-        return varlen_attn(
-            q_THK,
-            k_SHK,
-            v_SHK,
-            layout.query_offsets,
-            layout.key_offsets,
-            layout.max_queries,
-            layout.max_keys,
-            window_size=window,
-        )
+        offsets, limits = (layout.query_offsets, layout.key_offsets), (layout.max_queries, layout.max_keys)
+        return cast(torch.Tensor, varlen_attn(q_THK, k_SHK, v_SHK, *offsets, *limits, window_size=window))
 
     def _attend_groups(self, q_THK: torch.Tensor, kv_S2HK: torch.Tensor, layout: Layout) -> torch.Tensor:
         # split, not slices: the gradient of each slice would be a zero tensor as large as the whole.

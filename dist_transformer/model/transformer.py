@@ -1,6 +1,8 @@
 """The encoder-decoder Transformer of "Attention Is All You Need", on packed tokens."""
 
 import math
+from collections.abc import Iterable
+from typing import cast
 
 import torch
 from torch import nn
@@ -32,8 +34,8 @@ class Transformer(nn.Module):
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         # Pre-norm leaves the last residual stream unnormalised.
         pre_norm = config.norm == "pre"
-        self.encoder_norm = nn.LayerNorm(config.width) if pre_norm else nn.Identity()
-        self.decoder_norm = nn.LayerNorm(config.width) if pre_norm else nn.Identity()
+        self.encoder_norm: nn.Module = nn.LayerNorm(config.width) if pre_norm else nn.Identity()
+        self.decoder_norm: nn.Module = nn.LayerNorm(config.width) if pre_norm else nn.Identity()
         self.reset_parameters()
 
     @torch.no_grad()
@@ -87,7 +89,8 @@ class Transformer(nn.Module):
 
     def start_decoding(self, memory_BSD: torch.Tensor, *, capacity: int, beam_size: int) -> list[LayerCache]:
         """Caches for `beam_size` hypotheses of each of B sentences, at most `capacity` tokens long."""
-        return [layer.start(memory_BSD, capacity=capacity, beam_size=beam_size) for layer in self.decoder]
+        layers = cast(Iterable[DecoderLayer], self.decoder)
+        return [layer.start(memory_BSD, capacity=capacity, beam_size=beam_size) for layer in layers]
 
     def decode_step(
         self, tokens_B: torch.Tensor, position: int, caches: list[LayerCache], memory_mask_B1S: torch.Tensor
@@ -99,7 +102,7 @@ class Transformer(nn.Module):
             memory_mask_B1S: additive mask of padded source tokens, (sentences, 1, S).
         """
         x_BD = self._embed(self._target_embedding(), tokens_B, torch.full_like(tokens_B, position))
-        for layer, cache in zip(self.decoder, caches, strict=True):
+        for layer, cache in zip(cast(Iterable[DecoderLayer], self.decoder), caches, strict=True):
             x_BD = layer.step(x_BD, cache, position, memory_mask_B1S)
         return self.logits(self.decoder_norm(x_BD))
 

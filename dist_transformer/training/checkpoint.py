@@ -196,19 +196,23 @@ def checkpoint_problem(path: Path) -> str | None:
         manifest = read_json(path / "manifest.json")
         if manifest.get("format_version", 0) > FORMAT_VERSION:
             return f"{path} was written by a newer version of dist_transformer"
-        present = {file.name for file in path.iterdir()} - {"manifest.json"}
-        for name in sorted(present - manifest["files"].keys()):
-            return f"{path / name} is not in the manifest"
-        if "state.json" not in manifest["files"]:
-            return f"{path} has no usable manifest (it states no state.json)"
-        for name, expected in manifest["files"].items():
-            file = path / name
-            if Path(name).name != name or file.is_symlink() or not file.is_file():
-                return f"{file} is missing or not a plain file"
-            if file.stat().st_size != expected["bytes"] or file_sha256(file) != expected["sha256"]:
-                return f"{file} is damaged: its size or SHA-256 is not what the manifest states"
+        return _first_problem(path, manifest["files"])
     except (UserError, OSError, KeyError, TypeError, AttributeError) as error:
         return f"{path} has no usable manifest ({error})"
+
+
+def _first_problem(path: Path, files: dict[str, Any]) -> str | None:
+    if "state.json" not in files:
+        return f"{path} has no usable manifest (it states no state.json)"
+    unlisted = {file.name for file in path.iterdir()} - files.keys() - {"manifest.json"}
+    if unlisted:
+        return f"{path / min(unlisted)} is not in the manifest"
+    for name, expected in files.items():
+        file = path / name
+        if Path(name).name != name or file.is_symlink() or not file.is_file():
+            return f"{file} is missing or not a plain file"
+        if file.stat().st_size != expected["bytes"] or file_sha256(file) != expected["sha256"]:
+            return f"{file} is damaged: its size or SHA-256 is not what the manifest states"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Whole runs under DeepSpeed's launcher, as a user starts them: any world, kill -9, damage, and a task that is learned."""
+"""Whole runs under DeepSpeed's launcher, as a user starts them: any world, kill -9, damage, a task that is learned."""
 
 import json
 import os
