@@ -214,7 +214,7 @@ PRESETS: dict[str, TrainConfig] = {
         model=ModelConfig(width=128, heads=4, ffn_width=256, encoder_layers=2, decoder_layers=2, dropout=0.1),
         batch=BatchConfig(max_target_tokens=1024, packs_per_step=2),
         optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=3e-3, warmup_steps=200),
-        max_steps=800,
+        max_steps=1000,
         save_every=100,
         validate_every=200,
         log_every=20,

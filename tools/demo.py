@@ -19,7 +19,7 @@ from dist_transformer.config import PRESETS, read_json
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.training.metrics import read_records
 
-_TOOLS = Path(__file__).parent
+_TOOLS = Path(os.path.relpath(Path(__file__).parent))
 
 
 def main() -> None:
