@@ -290,12 +290,13 @@ class Trainer:
         }
         self.reporter.record("end", progress.step, values)
         run = self.config.run_dir
+        weights = min(5, len(list((run / "weights").glob("step-*.safetensors"))))
         why = f"no better validation in {self.config.patience}" if self._out_of_patience() else "all steps done"
         self.reporter.say(
             f"finished at step {progress.step} ({why}), {values['target_tokens_per_second']:,.0f} target tokens/s, "
             f"{values['training_flops']:.2e} training FLOPs\n"
             f"weights: {run / 'weights'}\n"
-            f"next:    python tools/average_checkpoints.py --run-dir {run} --last 5 --out {run / 'model'}"
+            f"next:    python tools/average_checkpoints.py --run-dir {run} --last {weights} --out {run / 'model'}"
         )
         self.reporter.close()
 

@@ -1,0 +1,117 @@
+"""The README is true: its tree is the checkout's, and its commands run."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dist_transformer.data.toy_corpus import make_toy_corpus, write_toy_corpus
+from tests.conftest import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+# A user waits days for these; a test takes the same commands to a few steps of a small model.
+SMALL = (
+    "--max-steps 5 --save-every 1 --model.width 32 --model.heads 2 --model.ffn-width 32 --model.encoder-layers 1 "
+    "--model.decoder-layers 1 --batch.max-target-tokens 256 --batch.packs-per-step 2"
+)
+
+
+def fenced(kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def tree_paths() -> Iterator[str]:
+    """The paths of the README's tree; two spaces of indentation a level."""
+    (tree,) = fenced("text")
+    folders: list[str] = []
+    for line in tree.splitlines():
+        name = line.split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2
+        folders[depth:] = [name]
+        yield "".join(folders)
+
+
+def test_the_tree_names_every_file_and_no_other() -> None:
+    listed = set(tree_paths())
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    rooms = ("tests/", "results/")
+    expected = {path for path in tracked if not path.startswith(rooms) and not path.endswith("__init__.py")}
+    expected -= {"README.md", ".gitignore"}
+    folders = {f"{parent}/" for path in tracked for parent in Path(path).parents if str(parent) not in (".", ".ci")}
+    folders = {folder for folder in folders if not folder.startswith("tests/") or folder == "tests/"}
+    assert listed == expected | folders
+
+
+def test_every_file_of_the_tree_has_a_comment() -> None:
+    (tree,) = fenced("text")
+    silent = [line for line in tree.splitlines() if not line.rstrip().endswith("/") and len(line.split()) < 2]
+    assert silent == []
+
+
+def commands() -> list[str]:
+    return [line for block in fenced("bash") for line in block.splitlines() if line.strip()]
+
+
+def test_make_targets_exist() -> None:
+    targets = {line.split()[1] for line in commands() if line.startswith("make ")}
+    assert targets == {"demo", "test"}
+    for target in targets | {"check"}:
+        done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def in_small(command: str, hub_folder: Path) -> str:
+    """The command, with a small model, two processes and a local dataset in place of the hub's."""
+    command = command.replace("--num_gpus 8", "--num_gpus 2").replace("--nproc-per-node 8", "--nproc-per-node 2")
+    command = command.replace("mpirun -n 8", "mpirun -n 2").replace(
+        "deepspeed --num", "deepspeed --master_port 29641 --num"
+    )
+    command = command.replace("--dataset wmt14 --dataset-config de-en", f"--dataset {shlex.quote(str(hub_folder))}")
+    command = command.replace("--vocab-size 32000", "--vocab-size 400").replace(
+        "--vocab-size 37000", "--vocab-size 400"
+    )
+    return f"{command} {SMALL}" if "dist_transformer.train" in command else command
+
+
+@pytest.mark.slow
+def test_every_command_runs_in_the_order_of_the_readme(tmp_path: Path) -> None:
+    corpus = make_toy_corpus(train_pairs=400, valid_pairs=20, test_pairs=20)
+    write_toy_corpus(tmp_path, corpus)
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    rows = [json.dumps({"translation": {"en": english, "de": german}}) for english, german in corpus.train]
+    (hub / "train.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    for name in ("tools", "ds_configs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    binaries = Path(sys.executable).parent
+    environment = {
+        **os.environ,
+        "PATH": f"{binaries}:{os.environ['PATH']}",
+        "DS_ACCELERATOR": "cpu",
+        "HF_HOME": str(tmp_path / "hf"),
+    }
+    ran = []
+    for line in commands():
+        if line.split()[0] in ("make", "source", "tensorboard"):
+            continue
+        command = in_small(line, hub)
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        ran.append(line)
+    assert len(ran) == 10
+    assert len((tmp_path / "test.hyp.de").read_text(encoding="utf-8").splitlines()) == 20
