@@ -18,7 +18,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow" -n auto
 
 $(STAMP): pyproject.toml tools/check_machine.sh
 	sh tools/check_machine.sh $(PYTHON)

@@ -41,15 +41,16 @@ def read_world() -> World:
         UserError: the launcher's variables contradict each other or are not numbers.
     """
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        world = _numbered("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        # torchrun says LOCAL_WORLD_SIZE, DeepSpeed's launcher LOCAL_SIZE.
+        local_size = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in os.environ else "LOCAL_SIZE"
+        world = _numbered("RANK", "WORLD_SIZE", "LOCAL_RANK", local_size)
         steps = os.environ.get("SLURM_NTASKS")
         if "SLURM_STEP_ID" in os.environ and steps and world.size == 1 and int(steps) > 1:
             raise UserError(f"WORLD_SIZE is 1 but SLURM started {steps} tasks: unset WORLD_SIZE and RANK before srun")
         return world
     if "SLURM_PROCID" in os.environ and "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_NTASKS", "1") != "1":
-        os.environ.setdefault(
-            "SLURM_LOCAL_SIZE", os.environ.get("SLURM_NTASKS_PER_NODE", _first_number("SLURM_TASKS_PER_NODE"))
-        )
+        per_node = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get("SLURM_TASKS_PER_NODE", "1")
+        os.environ["SLURM_LOCAL_SIZE"] = str(_most_tasks(per_node))
         _set_master_from_slurm()
         return _numbered("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_LOCAL_SIZE")
     if any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")):
@@ -57,9 +58,9 @@ def read_world() -> World:
     return World()
 
 
-def _first_number(variable: str) -> str:
+def _most_tasks(per_node: str) -> int:
     """SLURM writes `2(x3),1`: two tasks on each of three nodes, one on the next."""
-    return os.environ.get(variable, "1").split(",")[0].split("(")[0]
+    return max(int(part.split("(")[0]) for part in per_node.split(","))
 
 
 def _numbered(rank: str, size: str, local_rank: str, local_size: str) -> World:

@@ -4,12 +4,15 @@ import argparse
 import dataclasses
 import os
 import sys
+import time
 
 import tyro
 
 from dist_transformer.config import PRESETS, TrainConfig
 from dist_transformer.distributed import process_group, read_world
 from dist_transformer.errors import UserError, exit_on_user_error
+
+_GRACE_SECONDS = 10
 
 
 def parse_arguments(arguments: list[str]) -> TrainConfig:
@@ -44,7 +47,13 @@ def main() -> None:
     with process_group(world, timeout_minutes=config.timeout_minutes, single=True) as device:
         from dist_transformer.training.trainer import Trainer
 
-        Trainer(config, world, device).train()
+        try:
+            Trainer(config, world, device).train()
+        except UserError:
+            if not world.is_main:
+                # What all ranks found, rank 0 says once: the launcher ends the others when it exits.
+                time.sleep(_GRACE_SECONDS)
+            raise
 
 
 if __name__ == "__main__":

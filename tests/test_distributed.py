@@ -79,7 +79,7 @@ class TestReadWorld:
         assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("n9", "99")
 
     @pytest.mark.parametrize(
-        ("tasks", "local_size"), [({"SLURM_NTASKS_PER_NODE": 4}, 4), ({"SLURM_TASKS_PER_NODE": "3,1"}, 3)]
+        ("tasks", "local_size"), [({"SLURM_STEP_TASKS_PER_NODE": "4"}, 4), ({"SLURM_TASKS_PER_NODE": "1,3"}, 3)]
     )
     def test_tasks_on_a_node(self, tasks: dict[str, object], local_size: int) -> None:
         os.environ["MASTER_ADDR"] = "n1"

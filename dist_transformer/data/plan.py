@@ -112,7 +112,7 @@ class Plan:
         self.skipped = self._count_unfit()
         if self.skipped == len(lengths):
             raise UserError(
-                f"none of the {len(lengths)} training pairs fits a pack of {budgets.max_source_tokens} source and "
+                f"none of the {len(lengths)} pairs fits a pack of {budgets.max_source_tokens} source and "
                 f"{budgets.max_target_tokens} target tokens: raise --batch.max-target-tokens, or prepare more data"
             )
 

@@ -29,8 +29,8 @@ class Stream:
         self.packs_per_micro_batch = packs_per_micro_batch
         self.source_size = budgets.max_source_tokens * packs_per_micro_batch
         self.target_size = budgets.max_target_tokens * packs_per_micro_batch
-        self.source_cap = min(budgets.max_source_tokens, split.info.max_source_tokens)
-        self.target_cap = min(budgets.max_target_tokens, split.info.max_target_tokens)
+        self.source_cap = max(1, min(budgets.max_source_tokens, split.info.max_source_tokens))
+        self.target_cap = max(1, min(budgets.max_target_tokens, split.info.max_target_tokens))
         dummies = max(-(-self.source_size // self.source_cap), -(-self.target_size // self.target_cap))
         self.offset_count = 1 + budgets.max_sentences * packs_per_micro_batch + dummies
 
@@ -64,9 +64,8 @@ class Stream:
         )  # fmt: skip
 
 
-def epoch_steps(split: Split, budgets: Budgets, *, packs_per_step: int) -> Iterator[Step]:
-    """One pass over a split in a fixed order, for validation."""
-    plan = Plan(split.lengths, split.shard_starts, budgets=budgets, window_shards=len(split.shard_starts), seed=0)
+def epoch_steps(plan: Plan, *, packs_per_step: int) -> Iterator[Step]:
+    """One pass over a split, always the same, for validation."""
     for step in plan.steps(Position(), packs_per_step):
         if step.epoch > 0:
             return

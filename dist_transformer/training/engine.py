@@ -101,8 +101,8 @@ class Engine:
 
     @property
     def learning_rate(self) -> float:
-        """Rate of the next update."""
-        return self.scheduler.get_last_lr()[0]
+        """Rate of the last update; before the first, of that one."""
+        return self.scheduler.rate(max(1, self.scheduler.updates))
 
     def forward_backward(self, batch: PackedBatch, *, step_tokens: int) -> LossSums:
         """Add a micro-batch's part to the gradient of (sum of token losses) ÷ `step_tokens`.

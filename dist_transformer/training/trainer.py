@@ -92,6 +92,7 @@ class Trainer:
             train.lengths, train.shard_starts,
             budgets=self.budgets, window_shards=config.batch.window_shards, seed=config.seed,
         )  # fmt: skip
+        self.valid_plan = self._plan_validation()
         packs = config.batch.packs_per_micro_batch
         self.stream = Stream(train, self.budgets, packs_per_micro_batch=packs)
         self.valid_stream = Stream(self.folder.valid, self.budgets, packs_per_micro_batch=packs)
@@ -234,7 +235,8 @@ class Trainer:
         self.engine.module.eval()
         sums = torch.zeros(3, dtype=torch.float64, device=self.engine.device)
         packs = self.config.batch.packs_per_micro_batch * self.world.size
-        for step in epoch_steps(self.folder.valid, self.budgets, packs_per_step=packs):
+        assert self.valid_plan is not None
+        for step in epoch_steps(self.valid_plan, packs_per_step=packs):
             for micro in self.valid_stream.micro_batches(step, rank=self.world.rank, world_size=self.world.size):
                 part = self.engine.evaluate(micro.batch.to(self.engine.device))
                 sums += torch.stack([value.double() for value in part])
@@ -299,6 +301,17 @@ class Trainer:
             f"next:    python tools/average_checkpoints.py --run-dir {run} --last {weights} --out {run / 'model'}"
         )
         self.reporter.close()
+
+    def _plan_validation(self) -> Plan | None:
+        """Now, not at the first validation: a set that cannot be used ends the run before it begins."""
+        if self.config.validate_every == 0:
+            return None
+        valid = self.folder.valid
+        try:
+            windows = len(valid.shard_starts)
+            return Plan(valid.lengths, valid.shard_starts, budgets=self.budgets, window_shards=windows, seed=0)
+        except UserError as error:
+            raise UserError(f"validation set of {self.config.data}: {error}, or set --validate-every 0") from None
 
     def _check_lengths(self) -> None:
         longest = max(

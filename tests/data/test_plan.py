@@ -199,7 +199,7 @@ def test_pairs_too_long_for_the_budgets_are_skipped_and_counted() -> None:
 @pytest.mark.parametrize("lengths", [[], [(11, 1)], [(11, 1), (1, 9), (99, 99)]])
 def test_a_corpus_of_which_nothing_fits_is_refused(lengths: list[tuple[int, int]]) -> None:
     message = (
-        f"none of the {len(lengths)} training pairs fits a pack of 10 source and 8 target tokens: "
+        f"none of the {len(lengths)} pairs fits a pack of 10 source and 8 target tokens: "
         "raise --batch.max-target-tokens"
     )
     with pytest.raises(UserError, match=message):

@@ -188,7 +188,8 @@ def test_all_micro_batches_have_one_shape(toy_steps: tuple[Split, Budgets, list[
 def test_validation_takes_every_pair_once_in_one_order(toy_data: DataFolder) -> None:
     valid = toy_data.valid
     budgets = Budgets(max_source_tokens=512, max_target_tokens=512, max_sentences=64)
-    passes = [list(epoch_steps(valid, budgets, packs_per_step=2)) for _ in range(2)]
+    plan = Plan(valid.lengths, valid.shard_starts, budgets=budgets, window_shards=8, seed=0)
+    passes = [list(epoch_steps(plan, packs_per_step=2)) for _ in range(2)]
     ids = [[pack.pair_ids.tolist() for step in steps for pack in step.packs if pack] for steps in passes]
     assert ids[0] == ids[1]
     assert sorted(pair for pack in ids[0] for pair in pack) == list(range(valid.info.pairs))

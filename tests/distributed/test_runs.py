@@ -168,3 +168,11 @@ def test_a_copy_task_is_learned(copy_run: Path) -> None:
 def test_the_end_names_the_weights_and_the_next_command(worlds: dict[int, Path], toy_data: DataFolder) -> None:
     output = train(1, toy_data.path, worlds[1], "--max-steps", 20, "--precision", "fp32", "--save-every", 10)
     assert f"next:    python tools/average_checkpoints.py --run-dir {worlds[1]}" in output
+
+
+def test_stage_3_with_offload_trains_and_resumes(worlds: dict[int, Path], toy_data: DataFolder, tmp_path: Path) -> None:
+    """DeepSpeed's CPU Adam, which it builds at first use, gives the losses of the other stages."""
+    flags = ("--precision", "fp32", "--save-every", 3, "--deepspeed-config", ROOT / "ds_configs" / "zero3_offload.json")
+    train(2, toy_data.path, tmp_path / "run", "--max-steps", 3, *flags)
+    train(2, toy_data.path, tmp_path / "run", "--max-steps", 6, "--resume", "required", *flags)
+    assert losses(tmp_path / "run") == pytest.approx(losses(worlds[1])[:6], abs=1e-5)
