@@ -6,11 +6,11 @@ Launchers: `deepspeed` and `torchrun` (RANK, WORLD_SIZE, …), `srun` (SLURM_PRO
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -193,6 +193,26 @@ def gather_objects(value: T) -> list[T]:
     return values
 
 
-def first_error(error: str | None) -> str | None:
-    """The first rank's error, or None when no rank has one: lets all ranks fail alike instead of one alone."""
-    return next((message for message in gather_objects(error) if message is not None), None)
+def on_all_ranks(
+    work: Callable[[], T],
+    *,
+    errors: tuple[type[Exception], ...] = (UserError,),
+    describe: Callable[[Exception], str] = str,
+) -> T:
+    """Do `work` on every rank; an error on one becomes the same error on all, so that none waits for the others.
+
+    Returns:
+        this rank's result.
+
+    Raises:
+        UserError: `describe` of the first rank's error among `errors`.
+    """
+    value, message = None, None
+    try:
+        value = work()
+    except errors as error:
+        message = describe(error)
+    first = next((m for m in gather_objects(message) if m is not None), None)
+    if first is not None:
+        raise UserError(first)
+    return cast(T, value)

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from dist_transformer.config import ModelConfig, from_plain, read_json, to_plain
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
+from dist_transformer.files import sync
 from dist_transformer.model.transformer import Transformer
 
 FORMAT_VERSION = 1
@@ -76,9 +77,9 @@ def write_model_folder(path: Path, *, info: ModelInfo, weights: dict[str, torch.
         parameters = sum(tensor.numel() for tensor in fp32.values())
         (temporary / CARD_FILE).write_text(_model_card(path.name, info, parameters), encoding="utf-8")
         for file in (*temporary.iterdir(), temporary):
-            _flush(file)
+            sync(file)
         _move_into_place(temporary, path)
-        _flush(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): free space or choose another folder") from None
     finally:
@@ -167,14 +168,6 @@ def _move_into_place(temporary: Path, path: Path) -> None:
         aside.rename(path)
         raise
     shutil.rmtree(aside)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _umask() -> int:

@@ -98,7 +98,7 @@ def test_a_failed_write_leaves_the_older_model(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "_flush", fail)
+    monkeypatch.setattr(module, "sync", fail)
     with pytest.raises(UserError, match="No space left"):
         write_again(copy, replace(model_info, steps=(7,)), random_model)
     assert load_model(copy, CPU)[2] == model_info

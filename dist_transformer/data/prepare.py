@@ -26,6 +26,7 @@ from dist_transformer.data.shards import DataIndex, ShardInfo, SplitInfo, TextIn
 from dist_transformer.data.sources import Pair, PairSource
 from dist_transformer.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer, train_tokenizer
 from dist_transformer.errors import UserError
+from dist_transformer.files import sync, write_synced
 
 Report = Callable[[str], None]
 
@@ -221,9 +222,9 @@ def _new_folder(out: Path) -> Iterator[Path]:
     try:
         partial.mkdir(parents=True)
         yield partial
-        shards.sync(partial)
+        sync(partial)
         partial.rename(out)
-        shards.sync(out.parent)
+        sync(out.parent)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         for parent in new_parents:
@@ -370,7 +371,7 @@ def _write_validation(
     hashes = []
     for name, column in zip((shards.VALID_SOURCE_FILE, shards.VALID_TARGET_FILE), columns, strict=True):
         content = "".join(f"{text}\n" for text in column).encode("utf-8")
-        shards.write_file(valid / name, content)
+        write_synced(valid / name, content)
         hashes.append(hashlib.sha256(content).hexdigest())
     source, target = (TokenLists.from_lists(tokenizer.encode_batch(side), _id_type(tokenizer)) for side in columns)
     shorter, longer = np.minimum(source.lengths, target.lengths), np.maximum(source.lengths, target.lengths)
@@ -386,7 +387,7 @@ def _write_validation(
         path = valid / f"valid-{len(written):05}.arrow"
         written.append(shards.write_shard(path, source.take(rows), target.take(rows)))
     split = shards.write_split(valid, written)
-    shards.sync(valid)
+    sync(valid)
     text = TextInfo(pairs=len(pairs), source_sha256=hashes[0], target_sha256=hashes[1])
     return split, text, len(pairs) - len(fitting)
 

@@ -10,9 +10,7 @@ Shards are Arrow IPC streams, so `datasets.Dataset.from_file` opens them as they
 """
 
 import dataclasses
-import hashlib
 import json
-import os
 import stat
 import types
 import typing
@@ -27,6 +25,7 @@ import pyarrow as pa
 
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
+from dist_transformer.files import sha256_of, sync, write_synced
 
 FORMAT_VERSION = 1
 
@@ -318,24 +317,15 @@ def write_split(folder: Path, shards: Sequence[ShardInfo]) -> SplitInfo:
 
 def write_index(folder: Path, index: DataIndex) -> None:
     text = json.dumps(dataclasses.asdict(index), indent=2, ensure_ascii=False) + "\n"
-    write_file(folder / INDEX_FILE, text.encode("utf-8"))
-
-
-def write_file(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    write_synced(folder / INDEX_FILE, text.encode("utf-8"))
 
 
 def write_batch(path: Path, columns: dict[str, pa.Array]) -> None:
     """One record batch as an Arrow IPC stream, flushed to disk."""
     batch = pa.record_batch(columns)
-    with path.open("wb") as file:
-        with pa.ipc.new_stream(file, batch.schema) as writer:
-            writer.write_batch(batch)
-        file.flush()
-        os.fsync(file.fileno())
+    with path.open("wb") as file, pa.ipc.new_stream(file, batch.schema) as writer:
+        writer.write_batch(batch)
+    sync(path)
 
 
 def read_batch(path: Path) -> pa.RecordBatch:
@@ -344,20 +334,6 @@ def read_batch(path: Path) -> pa.RecordBatch:
             return stream.read_next_batch()
     except (pa.ArrowInvalid, StopIteration, OSError) as error:
         raise UserError(f"{path} cannot be read as Arrow ({error}): {_REMEDY}") from None
-
-
-def sync(path: Path) -> None:
-    """Flush a file or a folder's names to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 _REMEDY = "copy the data folder again, or prepare it again with tools/prepare_data.py"

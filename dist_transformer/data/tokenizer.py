@@ -7,7 +7,6 @@ back exactly.
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from dist_transformer.errors import UserError
+from dist_transformer.files import write_synced
 
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
@@ -63,10 +63,7 @@ class Tokenizer:
         return cls(file, backend)
 
     def save(self, path: Path) -> None:
-        with path.open("wb") as file:
-            file.write(self._file)
-            file.flush()
-            os.fsync(file.fileno())
+        write_synced(path, self._file)
 
     @property
     def vocab_size(self) -> int:

@@ -2,22 +2,19 @@
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from dist_transformer.data.sources import LineFiles
-from dist_transformer.distributed import broadcast_object, first_error, rank, world_size
+from dist_transformer.distributed import broadcast_object, on_all_ranks, rank, world_size
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.bleu import Scores, score
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Refusal, Translator
 from dist_transformer.model_folder import ModelInfo, load_model
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,21 +64,19 @@ def evaluate(
         UserError: on every rank alike, when a file is unfit on one of them.
     """
     # One rank reads: the text is the same for all even when a file changes meanwhile.
-    pairs = _on_all_ranks(lambda: list(LineFiles(source=source, target=reference).pairs()) if rank() == 0 else None)
+    pairs = on_all_ranks(lambda: list(LineFiles(source=source, target=reference).pairs()) if rank() == 0 else None)
     pairs = broadcast_object(pairs)
     assert pairs is not None
     if not pairs:
         raise UserError(f"{source} is empty: give a file with at least one line")
-    model, tokenizer, info = _on_all_ranks(lambda: load_model(model_folder, device, dtype))
-    translator = _on_all_ranks(
-        lambda: Translator(model, tokenizer, device, settings, max_batch_tokens=max_batch_tokens)
-    )
+    model, tokenizer, info = on_all_ranks(lambda: load_model(model_folder, device, dtype))
+    translator = on_all_ranks(lambda: Translator(model, tokenizer, device, settings, max_batch_tokens=max_batch_tokens))
     start = time.perf_counter()
     translations = translator.translate_distributed([line for line, _ in pairs])
     seconds = time.perf_counter() - start
     hypotheses = [translation.text for translation in translations]
     references = [line for _, line in pairs]
-    scores = _on_all_ranks(
+    scores = on_all_ranks(
         lambda: (
             score(hypotheses, references, target_language=info.target_language, lowercase=lowercase)
             if rank() == 0
@@ -112,15 +107,3 @@ def write_report(evaluation: Evaluation, file: Path) -> None:
         file.write_text(report + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"{file} cannot be written ({error.strerror}): choose another place") from None
-
-
-def _on_all_ranks(work: Callable[[], T]) -> T:
-    """Do the same on every rank; an error on one becomes the same error on all, so that none waits for the others."""
-    value, error = None, None
-    try:
-        value = work()
-    except UserError as failure:
-        error = str(failure)
-    if (message := first_error(error)) is not None:
-        raise UserError(message)
-    return value  # type: ignore[return-value]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from dist_transformer.data.tokenizer import Tokenizer
-from dist_transformer.distributed import first_error, gather_objects, rank, world_size
+from dist_transformer.distributed import gather_objects, on_all_ranks, rank, world_size
 from dist_transformer.errors import UserError
 from dist_transformer.inference.beam import BeamSettings, beam_search
 from dist_transformer.model.transformer import Transformer
@@ -108,16 +108,11 @@ class Translator:
             UserError: on every rank, when decoding failed on one.
         """
         sources = self.tokenizer.encode_batch(list(lines))
-        error, decoded = None, {}
-        try:
-            decoded = self._decode(self.batches(lines, sources)[rank() :: world_size()], sources)
-        except UserError as failure:
-            error = str(failure)
-        if (message := first_error(error)) is not None:
-            raise UserError(message)
+        share = self.batches(lines, sources)[rank() :: world_size()]
+        decoded = on_all_ranks(lambda: self._decode(share, sources))
         everything: dict[int, tuple[ScoredText, ...]] = {}
-        for share in gather_objects(decoded):
-            everything.update(share)
+        for part in gather_objects(decoded):
+            everything.update(part)
         return self._assemble(lines, sources, everything)
 
     def batches(self, lines: Sequence[str], sources: Sequence[Sequence[int]]) -> list[list[int]]:

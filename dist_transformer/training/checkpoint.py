@@ -4,9 +4,7 @@ Commit order: temporary folder → every rank writes, flushes and hashes its sha
 manifest → rename → the pointer `latest` moves → older ones are pruned.
 """
 
-import hashlib
 import json
-import os
 import platform
 import shutil
 from collections.abc import Callable, Iterable
@@ -14,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,9 +21,12 @@ from safetensors.torch import save_file
 from dist_transformer import distributed
 from dist_transformer.config import read_json
 from dist_transformer.errors import UserError
+from dist_transformer.files import sha256_of, sync, write_synced
 from dist_transformer.training.engine import MOMENTS, ParameterState
 
 FORMAT_VERSION = 1
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,11 +39,6 @@ class Retention:
 
 def step_name(step: int) -> str:
     return f"step-{step:08d}"
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def versions() -> dict[str, str]:
@@ -76,24 +72,24 @@ def save_checkpoint(
         _write_json(temporary / "state.json", {"format_version": FORMAT_VERSION, "versions": versions(), **state})
         files = {**dict(entries), "state.json": _describe(temporary / "state.json")}
         _write_json(temporary / "manifest.json", {"format_version": FORMAT_VERSION, "files": files})
-        _sync_folder(temporary)
+        sync(temporary)
         _write_tensors(weights_file, weights, metadata=weights_metadata)
         if final.exists():
             # A damaged checkpoint of the same step, which this run was resumed past.
             shutil.rmtree(final)
         temporary.rename(final)
-        _sync_folder(final.parent)
+        sync(final.parent)
         pointer = _beside(final.parent / "latest")
-        _write_bytes(pointer, f"{name}\n".encode())
+        write_synced(pointer, f"{name}\n".encode())
         pointer.replace(final.parent / "latest")
-        _sync_folder(final.parent)
+        sync(final.parent)
         _prune(run_dir, retention, name)
 
     try:
         _agree(lambda: _start_anew(temporary, weights_file.parent) if distributed.rank() == 0 else None)
         share, weights = _collect(states)
         part = temporary / f"part-{distributed.rank():05d}.safetensors"
-        entries = _agree(lambda: _write_tensors(part, share))
+        entries = distributed.gather_objects(_agree(lambda: _write_tensors(part, share)))
         _agree(lambda: commit() if distributed.rank() == 0 else None)
     except UserError:
         # All ranks are here: nobody writes into the folder any more.
@@ -118,17 +114,14 @@ def _collect(states: Iterable[ParameterState]) -> tuple[dict[str, torch.Tensor],
     return share, weights
 
 
-def _agree(action: Callable[[], Any]) -> list[Any]:
-    """Run `action` on every rank; when one fails, all raise its error. Returns the ranks' values that are not None."""
-    value, error = None, None
-    try:
-        value = action()
-    except (OSError, SafetensorError) as failure:
-        error = f"cannot write the checkpoint: {failure}: free space or fix the folder; older checkpoints are intact"
-    error = distributed.first_error(error)
-    if error:
-        raise UserError(error)
-    return [value for value in distributed.gather_objects(value) if value is not None]
+def _agree(action: Callable[[], T]) -> T:
+    """Run `action` on every rank; when one cannot write, all raise its error."""
+    remedy = "free space or fix the folder; older checkpoints are intact"
+    return distributed.on_all_ranks(
+        action,
+        errors=(OSError, SafetensorError),
+        describe=lambda error: f"cannot write the checkpoint: {error}: {remedy}",
+    )
 
 
 def _start_anew(temporary: Path, weights_folder: Path) -> None:
@@ -142,10 +135,9 @@ def _write_tensors(
 ) -> tuple[str, dict[str, Any]]:
     temporary = _beside(path)
     save_file(tensors, temporary, metadata=metadata)
-    with temporary.open("rb+") as file:
-        os.fsync(file.fileno())
+    sync(temporary)
     temporary.replace(path)
-    _sync_folder(path.parent)
+    sync(path.parent)
     return path.name, _describe(path)
 
 
@@ -155,26 +147,11 @@ def _beside(path: Path) -> Path:
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
-    _write_bytes(path, (json.dumps(values, indent=1) + "\n").encode())
-
-
-def _sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    write_synced(path, (json.dumps(values, indent=1) + "\n").encode())
 
 
 def _prune(run_dir: Path, retention: Retention, newest: str) -> None:
@@ -211,7 +188,7 @@ def _first_problem(path: Path, files: dict[str, Any]) -> str | None:
         file = path / name
         if Path(name).name != name or file.is_symlink() or not file.is_file():
             return f"{file} is missing or not a plain file"
-        if file.stat().st_size != expected["bytes"] or file_sha256(file) != expected["sha256"]:
+        if file.stat().st_size != expected["bytes"] or sha256_of(file) != expected["sha256"]:
             return f"{file} is damaged: its size or SHA-256 is not what the manifest states"
     return None
 

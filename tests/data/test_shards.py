@@ -17,13 +17,13 @@ from dist_transformer.data.shards import (
     Split,
     TextInfo,
     TokenLists,
-    sha256_of,
     write_index,
     write_shard,
     write_split,
 )
 from dist_transformer.data.tokenizer import train_tokenizer
 from dist_transformer.errors import UserError
+from dist_transformer.files import sha256_of
 
 # Two shards of hand-written ids; pair 1 has an empty target.
 SOURCES = [[[10, 11], [12]], [[13, 14, 15], [16], [17, 18]]]

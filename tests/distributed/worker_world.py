@@ -2,12 +2,27 @@
 
 import json
 import sys
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 from dist_transformer import distributed
 from dist_transformer.distributed import process_group, read_world
+from dist_transformer.errors import UserError
+
+
+def fail_on(rank: int, own: int) -> None:
+    if own == rank:
+        raise UserError("disk full")
+
+
+def error_of(work: Callable[[], None]) -> str:
+    try:
+        distributed.on_all_ranks(work)
+    except UserError as error:
+        return str(error)
+    return "none"
 
 
 def main() -> None:
@@ -25,8 +40,8 @@ def main() -> None:
             "sums": total.tolist(),
             "from_rank_0": distributed.broadcast_object(f"rank {world.rank}"),
             "gathered": distributed.gather_objects(world.rank),
-            "no_error": distributed.first_error(None),
-            "error": distributed.first_error("disk full" if world.rank == 1 else None),
+            "own_result": distributed.on_all_ranks(lambda: world.rank),
+            "error": error_of(lambda: fail_on(1, world.rank)),
         }
         distributed.barrier()
     seen["left"] = not dist.is_initialized()

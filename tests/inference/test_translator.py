@@ -3,6 +3,7 @@ import random
 import pytest
 import torch
 
+from dist_transformer import distributed
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.inference import translator as module
@@ -104,7 +105,7 @@ def test_ranks_share_the_batches_of_one_process(
     expected = translator.translate(lines)
     assert translator.translate_distributed(lines) == expected
     monkeypatch.setattr(module, "world_size", lambda: world)
-    monkeypatch.setattr(module, "first_error", lambda error: error)
+    monkeypatch.setattr(module, "on_all_ranks", lambda work: work())
     shares: list[dict[int, object]] = []
     monkeypatch.setattr(module, "gather_objects", lambda value: shares.append(value) or [value])
     for rank in range(world):
@@ -116,7 +117,7 @@ def test_ranks_share_the_batches_of_one_process(
 
 
 def test_every_rank_hears_of_an_error(make, toy_lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "first_error", lambda _: "rank 1 has not enough memory")
+    monkeypatch.setattr(distributed, "gather_objects", lambda own: [own, "rank 1 has not enough memory"])
     with pytest.raises(UserError, match="rank 1"):
         make().translate_distributed(toy_lines[0][:3])
 

@@ -1,0 +1,27 @@
+"""Files that are on disk when we say so, and their hashes."""
+
+import hashlib
+import os
+from pathlib import Path
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or a folder's names, to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file and flush it; its name is on disk when its folder is flushed too."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
