@@ -139,7 +139,7 @@ def settings_from(arguments: argparse.Namespace, scratch: Path) -> PrepareSettin
         valid_pairs=arguments.valid_pairs,
         source_language=arguments.src_lang,
         target_language=arguments.tgt_lang,
-        corpus=arguments.corpus or ("synthetic toy grammar" if arguments.toy is not None else ""),
+        corpus=arguments.corpus or ("toy grammar" if arguments.toy is not None else ""),
         synthetic=arguments.toy is not None,
         keep_text=scratch if arguments.toy is not None else None,
     )

@@ -34,7 +34,8 @@ class Reporter:
         # A bar in a terminal; in a log file, plain lines without carriage returns.
         self.bar = None
         if sys.stderr.isatty():
-            self.bar = tqdm(total=max_steps, initial=first_step, unit="step", dynamic_ncols=True, smoothing=0.05)
+            form = "{n_fmt}/{total_fmt} |{bar:8}| {remaining} left  {desc}"
+            self.bar = tqdm(total=max_steps, initial=first_step, bar_format=form, dynamic_ncols=True, smoothing=0.05)
 
     def record(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Keep `values` of `step`; `kind` is `train`, `valid`, `checkpoint` or `end`."""
@@ -50,11 +51,13 @@ class Reporter:
     def train_line(self, step: int, values: dict[str, Any], seconds_left: float) -> None:
         if not self.is_main:
             return
-        shown = "  ".join(f"{_LABELS.get(name, name)} {form.format(values[name])}" for name, form in _SHOWN.items())
+        shown = {name: f"{_LABELS.get(name, name)} {form.format(values[name])}" for name, form in _SHOWN.items()}
         if self.bar is not None:
-            self.bar.set_postfix_str(shown, refresh=False)
+            # Four figures and the bar fit 80 columns.
+            self.bar.set_description_str(" ".join(v for k, v in shown.items() if k != "gradient_norm"), refresh=False)
         else:
-            self.say(f"step {step:>6}/{self.max_steps}  {shown}  left {format_seconds(seconds_left)}")
+            line = "  ".join(shown.values())
+            self.say(f"step {step:>6}/{self.max_steps}  {line}  left {format_seconds(seconds_left)}")
 
     def advance(self) -> None:
         if self.is_main and self.bar is not None:

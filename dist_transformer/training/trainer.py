@@ -368,10 +368,10 @@ class Trainer:
         config, index = self.config, self.folder.index
         parameters = sum(getattr(p, "ds_numel", p.numel()) for p in self.engine.module.parameters())
         batch = config.batch.packs_per_step * self.budgets.max_target_tokens
-        synthetic = " (synthetic)" if index.synthetic else ""
+        languages = f"{index.source_language}-{index.target_language}{', synthetic' if index.synthetic else ''}"
+        skipped = f", {self.plan.skipped:,} of them too long for a pack" if self.plan.skipped else ""
         self.reporter.say(
-            f"{index.corpus}{synthetic}: {index.train.pairs:,} pairs {index.source_language}-{index.target_language}, "
-            f"{self.plan.skipped} of them too long for a pack\n"
+            f"{index.corpus} ({languages}): {index.train.pairs:,} pairs{skipped}\n"
             f"{parameters:,} parameters; {config.batch.packs_per_step} packs a step, at most {batch:,} target tokens\n"
             f"{self.world.size} rank(s) on {self.engine.device.type}, ZeRO-{self.engine.stage}, {config.precision}, "
             f"accumulation {config.batch.accumulation_steps(self.world.size)}"

@@ -281,7 +281,7 @@ def test_command_prepares_the_toy_corpus(tmp_path: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     assert "--preset tiny" in result.stdout
     data = DataFolder.open(tmp_path / "toy")
-    assert (data.index.corpus, data.index.synthetic) == ("synthetic toy grammar", True)
+    assert (data.index.corpus, data.index.synthetic) == ("toy grammar", True)
     assert (data.index.pairs_read, data.index.valid_text.pairs) == (200, 20)
     texts = {f"{split}.{language}" for split in ("train", "valid", "test") for language in ("en", "de")}
     assert names(tmp_path / "toy/text") == texts
