@@ -9,12 +9,15 @@ class UserError(Exception):
 
 
 def exit_on_user_error(main: Callable[[], None]) -> None:
-    """Run a command's `main`; turn a `UserError` into one line on stderr and exit status 1."""
+    """Run a command's `main`; a `UserError` becomes one line on stderr and exit status 1, Ctrl-C status 130."""
     try:
         main()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        raise SystemExit(130) from None
     except BrokenPipeError:
         # `| head` closed stdout: the reader has what it wanted.
         sys.stderr.close()
