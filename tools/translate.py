@@ -14,9 +14,10 @@ from dataclasses import replace
 
 import torch
 
+from dist_transformer.data.sources import decode_lines
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.inference.options import PRECISIONS, add_decoding_options, beam_settings
-from dist_transformer.inference.translator import Translation, Translator, read_text
+from dist_transformer.inference.translator import Translation, Translator
 from dist_transformer.model_folder import load_model
 
 # Batches are formed from so many lines, and so many are held in memory.
@@ -29,7 +30,7 @@ def main() -> None:
     device = find_device(arguments.device)
     model, tokenizer, _ = load_model(arguments.model, device, PRECISIONS[arguments.precision])
     translator = Translator(model, tokenizer, device, settings, max_batch_tokens=arguments.batch_tokens)
-    lines = read_text(sys.stdin.buffer, "standard input")
+    lines = decode_lines(sys.stdin.buffer, "standard input")
     first = 0
     while chunk := list(itertools.islice(lines, _LINES_AT_ONCE)):
         for number, translation in enumerate(translator.translate(chunk), first):

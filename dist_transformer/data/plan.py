@@ -15,7 +15,7 @@ import numpy as np
 from dist_transformer.config import BatchConfig
 from dist_transformer.errors import UserError
 
-# Pairs that the packer may choose from when it completes a pack; more than 99% of both budgets is then text.
+# Pairs that the packer may choose from when it completes a pack; more than 99% of budgets of 4096 is then text.
 LOOK_AHEAD = 64
 # Share of the budgets that is filled in order, without choosing.
 _BULK_SHARE = 0.93

@@ -226,25 +226,37 @@ def line_files(sources: Iterable[Path], targets: Iterable[Path]) -> list[LineFil
 def read_lines(path: Path) -> Iterator[str]:
     """The lines of a UTF-8 text file, plain or `.gz`, without their ends and without a byte order mark."""
     opener = _OPENERS.get(path.suffix, open)
-    number = 0
+    lines = 0
     try:
         with opener(path, "rb") as file:
-            for number, raw in enumerate(file, 1):
-                line = raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw
-                yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+            for line in decode_lines(file, str(path)):
+                yield line
+                lines += 1
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: check the name") from None
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path} line {number} is not UTF-8 (byte 0x{error.object[error.start]:02x} at position {error.start}): "
-            "convert the file, for instance with iconv -f LATIN1 -t UTF-8"
-        ) from None
     except _DAMAGED as error:
         raise UserError(
-            f"{path} is not a whole {path.suffix} file (after line {number}: {error}): fetch it again, or rename it"
+            f"{path} is not a whole {path.suffix} file (after line {lines}: {error}): fetch it again, or rename it"
         ) from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}): check the file and its rights") from None
+
+
+def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
+    """The lines of a UTF-8 byte stream without their ends and without a byte order mark.
+
+    Raises:
+        UserError: a line is not UTF-8; `name` and its number are given.
+    """
+    for number, raw in enumerate(stream, 1):
+        line = raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw
+        try:
+            yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{name} line {number} is not UTF-8 (byte 0x{error.object[error.start]:02x} at position "
+                f"{error.start}): convert it, for instance with iconv -f LATIN1 -t UTF-8"
+            ) from None
 
 
 def language_of(path: Path) -> str | None:

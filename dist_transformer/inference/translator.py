@@ -1,7 +1,6 @@
 """Lines of text to lines of text: tokens, batches of similar length, beam search, text; alone or dealt over ranks."""
 
-import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +16,6 @@ from dist_transformer.model.transformer import Transformer
 _BATCH_TOKENS = {"cpu": 8192, "cuda": 65536}
 # A short sentence costs as much as this many tokens: its beams have logits and caches too.
 _LEAST_COST = 8
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,20 +163,3 @@ def _is_blank(line: str) -> bool:
 
 def _one_line(text: str) -> str:
     return " ".join(text.splitlines())
-
-
-def read_text(stream: io.BufferedIOBase | Iterable[bytes], name: str) -> Iterator[str]:
-    """Lines of a UTF-8 byte stream without their ends; only `\\n` and `\\r\\n` end a line.
-
-    Raises:
-        UserError: a line is not UTF-8; `name` and its number are given.
-    """
-    for number, raw in enumerate(stream, 1):
-        line = raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw
-        try:
-            yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{name} line {number} is not UTF-8 (byte 0x{error.object[error.start]:02x} at position "
-                f"{error.start}): convert it, for instance with iconv -f LATIN1 -t UTF-8"
-            ) from None

@@ -1,7 +1,7 @@
 """Dropout, with cheap random numbers on a CPU.
 
-The generator behind `torch.nn.functional.dropout` took 14% of a training step there. Sixteen bits an element do the
-same, with a probability that is rounded to 1/65536, in a tenth of the time.
+The generator behind `torch.nn.functional.dropout` took 14% of a training step there. Sixteen random bits an
+element are drawn in a tenth of that time and do the same, with a probability that is rounded to 1/65536.
 """
 
 import torch

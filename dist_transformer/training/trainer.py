@@ -99,8 +99,8 @@ class Trainer:
         self._check_lengths()
         ds_config = load_ds_config(config.deepspeed_config)
         notes, checkpoint = self._open_run(ds_config)
-        self.model = self._make_model(checkpoint)
-        self.engine = Engine(self.model.to(device), config, ds_config, world_size=world.size)
+        model = self._make_model(checkpoint).to(device)
+        self.engine = Engine(model, config, ds_config, world_size=world.size)
         self.progress = self._restore(checkpoint)
         self.ledger = Ledger(config.run_dir / "ledger.jsonl", chain=self.progress.ledger_chain)
         self.reporter = Reporter(

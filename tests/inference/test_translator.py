@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from dist_transformer import distributed
+from dist_transformer.data.sources import decode_lines
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.inference import translator as module
 from dist_transformer.inference.beam import BeamSettings, beam_search
-from dist_transformer.inference.translator import Refusal, Translator, read_text
+from dist_transformer.inference.translator import Refusal, Translator
 from dist_transformer.model.transformer import Transformer
 
 Lines = tuple[list[str], list[str]]
@@ -139,6 +140,6 @@ def test_line_breaks_in_a_decoded_text_become_spaces(make, toy_lines: Lines, mon
 
 def test_only_newlines_end_lines() -> None:
     raw = [b"\xef\xbb\xbfone\n", b"two\r\n", b"\n", "three\x0b\x85\u2028 four\r five".encode()]
-    assert list(read_text(raw, "stdin")) == ["one", "two", "", "three\x0b\x85\u2028 four\r five"]
+    assert list(decode_lines(raw, "stdin")) == ["one", "two", "", "three\x0b\x85\u2028 four\r five"]
     with pytest.raises(UserError, match=r"stdin line 2 is not UTF-8 .byte 0xff at position 1"):
-        list(read_text([b"good\n", b"b\xff\n"], "stdin"))
+        list(decode_lines([b"good\n", b"b\xff\n"], "stdin"))
