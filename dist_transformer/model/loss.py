@@ -1,20 +1,23 @@
-"""Label-smoothed cross-entropy (section 5.4), in chunks, with its gradient computed on the way.
+"""Label-smoothed cross-entropy (section 5.4), in blocks, with its gradient computed on the way.
 
     loss = (1 - ε) · -log p(y) + ε · mean over the vocabulary of -log p(v)
 
-Logits are the largest tensors of training: 32k tokens × 37k words are 4.7 GB in fp32. Only one chunk of them exists at
-a time: its gradient is formed at once and kept as that of the hidden states and of the projection.
+Logits are the largest tensors of training: 32k tokens × 37k words are 4.7 GB in fp32. Only one block of them exists at
+a time: its gradient is formed in place and at once kept as that of the hidden states and of the projection. On a CPU
+the rows of a block pass through the fp32 softmax a few at a time, which stays in the cache: half the time of
+`log_softmax` over a block, and no large tensor whose fresh pages the system must clear.
 """
 
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn import functional
 
 from dist_transformer.packed import IGNORED
 
-# Elements of a chunk of logits: on a CPU 16 MB of fp32, which stays near the caches; a GPU wants large products.
-_CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**29}
+# Elements of a block of logits. CPU: 16 MB of bf16, which the allocator reuses; a GPU wants large products.
+_BLOCK_ELEMENTS = {"cpu": 2**23, "cuda": 2**29}
+# Elements that pass through the softmax at a time. CPU: 2 MB of fp32, a core's cache.
+_SOFTMAX_ELEMENTS = {"cpu": 2**19, "cuda": 2**29}
 
 
 class LossSums(NamedTuple):
@@ -41,29 +44,26 @@ class _SmoothedLoss(torch.autograd.Function):
         smoothing: float,
         needs_grad: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        device = hidden_TD.device
-        loss = torch.zeros((), dtype=torch.float32, device=device)
-        nll = torch.zeros((), dtype=torch.float32, device=device)
+        device, vocabulary = hidden_TD.device, len(weight_VD)
+        is_real_T1 = (labels_T != IGNORED).unsqueeze(1)
+        # Selected, not multiplied by zero: a dummy row must not decide whether a sum is finite.
+        hidden_TD = torch.where(is_real_T1, hidden_TD, 0)
+        picks_T1 = labels_T.clamp(min=0).unsqueeze(1)
+        sums_2 = torch.zeros(2, dtype=torch.float32, device=device)
         grad_hidden_TD = torch.empty_like(hidden_TD) if needs_grad else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if needs_grad else None
-        chunk = max(1, _CHUNK_ELEMENTS[device.type] // len(weight_VD))
-        for start in range(0, len(hidden_TD), chunk):
-            rows = slice(start, start + chunk)
-            hidden_CD, labels_C = hidden_TD[rows], labels_T[rows]
-            real_C1 = (labels_C != IGNORED).unsqueeze(1)
-            picks_C1 = labels_C.clamp(min=0).unsqueeze(1)
-            logp_CV = torch.log_softmax(functional.linear(hidden_CD, weight_VD), dim=-1, dtype=torch.float32)
-            nll_C1 = -logp_CV.gather(1, picks_C1)
-            smooth_C1 = (1 - smoothing) * nll_C1 - smoothing * logp_CV.mean(dim=1, keepdim=True)
-            # Selected, not multiplied by zero: a dummy row must not decide whether the sum is finite.
-            nll += torch.where(real_C1, nll_C1, 0).sum()
-            loss += torch.where(real_C1, smooth_C1, 0).sum()
+        for rows in _slices(len(hidden_TD), _BLOCK_ELEMENTS[device.type] // vocabulary):
+            hidden_CD, picks_C1, is_real_C1 = hidden_TD[rows], picks_T1[rows], is_real_T1[rows]
+            block_CV = hidden_CD.new_empty(len(hidden_CD), vocabulary)
+            for part in _slices(len(hidden_CD), _SOFTMAX_ELEMENTS[device.type] // vocabulary):
+                logits_RV = torch.mm(hidden_CD[part], weight_VD.t(), out=block_CV[part])
+                sums_2 += _softmax_rows(logits_RV, picks_C1[part], is_real_C1[part], smoothing, needs_grad)
             if grad_hidden_TD is not None and grad_weight_VD is not None:
-                grad_CV = _logit_gradient(logp_CV, picks_C1, smoothing).to(hidden_TD.dtype)
-                grad_hidden_TD[rows] = torch.where(real_C1, grad_CV @ weight_VD, 0)
-                grad_weight_VD += grad_CV.t() @ torch.where(real_C1, hidden_CD, 0)
+                grad_hidden_TD[rows] = block_CV @ weight_VD
+                grad_weight_VD += block_CV.t() @ hidden_CD
         if grad_weight_VD is not None:
             ctx.save_for_backward(grad_hidden_TD, grad_weight_VD.to(weight_VD.dtype))
+        loss, nll = sums_2.unbind()
         ctx.mark_non_differentiable(nll)
         return loss, nll
 
@@ -80,10 +80,34 @@ class _SmoothedLoss(torch.autograd.Function):
         )
 
 
-def _logit_gradient(logp_CV: torch.Tensor, picks_C1: torch.Tensor, smoothing: float) -> torch.Tensor:
-    """d loss / d logits = p - (1 - ε) · onehot(y) - ε / V. Overwrites `logp_CV`."""
-    grad_CV = logp_CV.exp_().sub_(smoothing / logp_CV.shape[1])
-    return grad_CV.scatter_add_(1, picks_C1, torch.full_like(picks_C1, smoothing - 1, dtype=grad_CV.dtype))
+def _slices(count: int, size: int) -> list[slice]:
+    size = max(1, size)
+    return [slice(start, start + size) for start in range(0, count, size)]
+
+
+def _softmax_rows(
+    logits_RV: torch.Tensor, picks_R1: torch.Tensor, is_real_R1: torch.Tensor, smoothing: float, needs_grad: bool
+) -> torch.Tensor:
+    """(loss sum, nll sum) of these rows; with `needs_grad`, puts the gradient of the loss in place of the logits."""
+    x_RV = logits_RV.float()
+    picked_R1, mean_R1 = x_RV.gather(1, picks_R1), x_RV.mean(1, keepdim=True)
+    highest_R1 = x_RV.amax(1, keepdim=True)
+    total_R1 = x_RV.sub_(highest_R1).exp_().sum(1, keepdim=True)
+    log_total_R1 = total_R1.log() + highest_R1
+    nll_R1 = log_total_R1 - picked_R1
+    loss_R1 = (1 - smoothing) * nll_R1 + smoothing * (log_total_R1 - mean_R1)
+    if needs_grad:
+        logits_RV.copy_(_logit_gradient(x_RV, total_R1, picks_R1, is_real_R1, smoothing))
+    return torch.stack([torch.where(is_real_R1, sum_R1, 0).sum() for sum_R1 in (loss_R1, nll_R1)])
+
+
+def _logit_gradient(
+    exp_RV: torch.Tensor, total_R1: torch.Tensor, picks_R1: torch.Tensor, is_real_R1: torch.Tensor, smoothing: float
+) -> torch.Tensor:
+    """d loss / d logits = p - (1 - ε) · onehot(y) - ε / V, zero in rows that are not real. Overwrites `exp_RV`."""
+    vocabulary = exp_RV.shape[1]
+    exp_RV.mul_(torch.where(is_real_R1, 1 / total_R1, 0)).sub_(torch.where(is_real_R1, smoothing / vocabulary, 0))
+    return exp_RV.scatter_add_(1, picks_R1, torch.where(is_real_R1, smoothing - 1.0, 0).to(exp_RV.dtype))
 
 
 def smoothed_cross_entropy(

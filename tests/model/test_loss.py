@@ -1,4 +1,4 @@
-"""The chunked loss and its hand-written gradient against the formula in double precision and against torch's own."""
+"""The loss in blocks and its hand-written gradient against the formula in double precision and against torch's own."""
 
 import math
 
@@ -98,27 +98,28 @@ def test_gradients_are_those_of_the_formula(smoothing: float) -> None:
         assert relative(one, other) < 1e-5
 
 
+@pytest.mark.parametrize("limit", ["_BLOCK_ELEMENTS", "_SOFTMAX_ELEMENTS"])
 @pytest.mark.parametrize("rows", [1, 2, 7, ROWS - 1, ROWS, ROWS + 1])
-def test_chunk_size_changes_nothing(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_size_changes_nothing(rows: int, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden_TD, weight_VD, labels_T = make_case(3)
     whole = smoothed_cross_entropy(hidden_TD, weight_VD, labels_T, 0.1)
     whole_gradients = gradients(whole.loss, hidden_TD, weight_VD)
     # One element less than the next row needs: division rounds down.
-    monkeypatch.setitem(module._CHUNK_ELEMENTS, "cpu", (rows + 1) * WORDS - 1)
+    monkeypatch.setitem(getattr(module, limit), "cpu", (rows + 1) * WORDS - 1)
     calls = []
-    linear = functional.linear
-    monkeypatch.setattr(functional, "linear", lambda x, weight: calls.append(len(x)) or linear(x, weight))
-    chunked = smoothed_cross_entropy(hidden_TD, weight_VD, labels_T, 0.1)
+    mm = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda x, weight, out: calls.append(len(x)) or mm(x, weight, out=out))
+    in_blocks = smoothed_cross_entropy(hidden_TD, weight_VD, labels_T, 0.1)
     assert calls == [min(rows, ROWS - start) for start in range(0, ROWS, rows)]
-    torch.testing.assert_close(chunked, whole, rtol=1e-6, atol=0)
-    for found, expected in zip(gradients(chunked.loss, hidden_TD, weight_VD), whole_gradients, strict=True):
+    torch.testing.assert_close(in_blocks, whole, rtol=1e-6, atol=0)
+    for found, expected in zip(gradients(in_blocks.loss, hidden_TD, weight_VD), whole_gradients, strict=True):
         assert relative(found, expected) < 1e-6
 
 
-def test_chunk_smaller_than_the_vocabulary_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_smaller_than_the_vocabulary_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case(4)
     whole = smoothed_cross_entropy(*case, 0.1)
-    monkeypatch.setitem(module._CHUNK_ELEMENTS, "cpu", 1)
+    monkeypatch.setitem(module._BLOCK_ELEMENTS, "cpu", 1)
     torch.testing.assert_close(smoothed_cross_entropy(*case, 0.1), whole, rtol=1e-6, atol=0)
 
 
