@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,10 +17,15 @@ from dist_transformer.config import ModelConfig, from_plain, read_json
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.model_folder import TOKENIZER_FILE, WEIGHTS_FILE, ModelInfo, read_model_info, write_model_folder
-from dist_transformer.training.checkpoint import checkpoint_problem
+from dist_transformer.training.checkpoint import checkpoint_problem, step_name
+from dist_transformer.training.metrics import read_records
 
 # The prefix under which a checkpoint keeps weights beside moments.
 _CHECKPOINT_PREFIX = "weight/"
+METRICS_FILE = "metrics.jsonl"
+
+Measure = Literal["nll", "bleu"]
+"""Of a validation: -log p a target token, the lowest is best; sacreBLEU of its translations, the highest is best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +87,78 @@ def newest_weights(run_dir: Path, count: int) -> list[Path]:
     return files[-count:]
 
 
-def average(paths: Sequence[Path], out: Path) -> ModelInfo:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BestWeights:
+    """The weight files of a run's best validations, oldest first."""
+
+    by: Measure
+    paths: tuple[Path, ...]
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    """The measure at each step."""
+    better_without_file: tuple[int, ...]
+    """Steps that validated better than the worst of these, and whose weights are no longer kept."""
+
+    def __str__(self) -> str:
+        decimals = 2 if self.by == "bleu" else 4
+        pairs = zip(self.steps, self.values, strict=True)
+        return f"best validation {self.by}: {', '.join(f'step {step} ({value:.{decimals}f})' for step, value in pairs)}"
+
+
+def best_weights(run_dir: Path, count: int, by: Measure | None = None) -> BestWeights:
+    """The `count` weight files of a run whose validations were best; of equal ones the earlier, as in training.
+
+    Args:
+        by: None: what the run itself compares, its `best_by`.
+
+    Raises:
+        UserError: fewer validated steps have a weight file, or no validation has the measure.
+    """
+    records = _validations(run_dir)
+    if by is None:
+        by = read_json(run_dir / "config.json")["best_by"]
+    # A loss that was not finite is written as null.
+    values = {record["step"]: record[by] for record in records if record.get(by) is not None}
+    if not values:
+        remedy = "use --by nll" if records else "use --last, or train with --validate-every above 0"
+        raise UserError(f"{run_dir / METRICS_FILE} has no validation with {by}: {remedy}")
+    files = {step: run_dir / "weights" / f"{step_name(step)}.safetensors" for step in values}
+    sign = 1 if by == "nll" else -1
+    ranked = sorted(values, key=lambda step: (sign * values[step], step))
+    kept = [step for step in ranked if files[step].exists()]
+    if len(kept) < count:
+        listed = f" ({', '.join(map(str, sorted(kept)))})" if kept else ""
+        remedy = f"use --best {len(kept)}" if kept else "use --last"
+        raise UserError(
+            f"{run_dir} has weight files of {len(kept)} validated steps{listed}, not of {count}: {remedy}, or train "
+            f"with keep_best {count} or more, which keeps the weights of so many best validations"
+        )
+    steps = sorted(kept[:count])
+    before_worst = ranked[: ranked.index(kept[count - 1])]
+    return BestWeights(
+        by=by,
+        paths=tuple(files[step] for step in steps),
+        steps=tuple(steps),
+        values=tuple(values[step] for step in steps),
+        better_without_file=tuple(sorted(set(before_worst) - set(kept))),
+    )
+
+
+def _validations(run_dir: Path) -> list[dict[str, Any]]:
+    file = run_dir / METRICS_FILE
+    try:
+        return read_records(run_dir, "valid")
+    except FileNotFoundError:
+        raise UserError(f"{file} does not exist: train first, or check --run-dir") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} cannot be read ({error}): resume the run, which repairs it, or use --last") from None
+
+
+def average(paths: Sequence[Path], out: Path, *, notes: Sequence[str] = ()) -> ModelInfo:
     """Write the mean of the weights at `paths` to the model folder `out`.
+
+    Args:
+        notes: lines of the model card: how the weights were chosen.
 
     Raises:
         UserError: sources that do not fit together, appear twice or hold numbers that are not finite; each by name.
@@ -91,7 +166,7 @@ def average(paths: Sequence[Path], out: Path) -> ModelInfo:
     sources = [open_weights(path) for path in paths]
     _check_together(sources)
     first = sources[0]
-    tokenizer_json = _read_tokenizer(first)
+    tokenizer, tokenizer_json = _read_tokenizer(first)
     weights = {name: _mean(name, sources) for name in first.tensors}
     steps = tuple(sorted({step for source in sources for step in source.info.steps}))
     info = ModelInfo(
@@ -103,7 +178,8 @@ def average(paths: Sequence[Path], out: Path) -> ModelInfo:
         synthetic=first.info.synthetic,
         steps=steps,
     )
-    write_model_folder(out, info=info, weights=weights, tokenizer_json=tokenizer_json)
+    notes = [f"Normalisation of text: {tokenizer.text_rule}", *notes]
+    write_model_folder(out, info=info, weights=weights, tokenizer_json=tokenizer_json, notes=notes)
     return info
 
 
@@ -136,11 +212,11 @@ def _check_together(sources: Sequence[WeightSource]) -> None:
             )
 
 
-def _read_tokenizer(source: WeightSource) -> bytes:
+def _read_tokenizer(source: WeightSource) -> tuple[Tokenizer, bytes]:
     tokenizer = Tokenizer.load(source.tokenizer_file)
     if tokenizer.sha256 != source.info.tokenizer_sha256:
         raise UserError(f"{source.tokenizer_file} is not the tokenizer of {source.path}: restore the data folder's")
-    return source.tokenizer_file.read_bytes()
+    return tokenizer, source.tokenizer_file.read_bytes()
 
 
 def _metadata(opened: Any, path: Path) -> dict[str, Any]:

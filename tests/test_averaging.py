@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import runpy
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from dist_transformer.averaging import average, newest_weights
+from dist_transformer.averaging import average, best_weights, newest_weights
 from dist_transformer.config import ModelConfig, to_plain
 from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
 from dist_transformer.errors import UserError
@@ -116,6 +117,14 @@ def test_the_sources_are_not_changed(mixed: list[Path], tmp_path: Path) -> None:
     before = [file.read_bytes() for file in files]
     average(mixed, tmp_path / "out")
     assert [file.read_bytes() for file in files] == before
+
+
+def test_the_card_says_how_text_is_normalised(run: Path, tmp_path: Path) -> None:
+    for normalization, rule in (("nfkc", "NFKC, lowercase"), ("nfc", "NFC, lowercase")):
+        tokenizer = train_tokenizer(["a b"], vocab_size=300, lowercase=True, normalization=normalization)
+        average([save(run / normalization, 1, tokenizer=tokenizer)], tmp_path / rule)
+        card = (tmp_path / rule / "README.md").read_text(encoding="utf-8")
+        assert f"- Normalisation of text: {rule}\n" in card
 
 
 def test_twenty_weight_files(run: Path, tmp_path: Path) -> None:
@@ -296,6 +305,80 @@ def test_fewer_than_asked_for(run: Path) -> None:
         newest_weights(run, 5)
 
 
+def validate(run: Path, *records: dict[str, Any], best_by: str = "nll") -> None:
+    """The run's metrics: these validations, among records of other kinds; and the setting that best_weights reads."""
+    run.mkdir(exist_ok=True)
+    (run / "config.json").write_text(json.dumps({"best_by": best_by}), encoding="utf-8")
+    kinds = [{"kind": "train", "step": 1, "nll": 0.0, "bleu": 100.0}, *({"kind": "valid", **r} for r in records)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in kinds), encoding="utf-8")
+
+
+def validated(run: Path, nlls: dict[int, float | None], bleus: dict[int, float] | None = None) -> None:
+    bleus = bleus or {}
+    validate(run, *({"step": s, "nll": nll, **({"bleu": bleus[s]} if s in bleus else {})} for s, nll in nlls.items()))
+
+
+def test_the_best_by_validation(run: Path) -> None:
+    files = {step: save(run, step) for step in (10, 20, 30, 40, 50)}
+    # Step 25 has no weight file, step 50 no validation; its loss was not finite at 40.
+    validated(run, {10: 1.5, 20: 1.25, 25: 1.125, 30: 1.75, 40: None}, {10: 30.0, 20: 35.5, 25: 28.0, 30: 36.25})
+    by_nll = best_weights(run, 2, "nll")
+    assert (by_nll.by, by_nll.steps, by_nll.values) == ("nll", (10, 20), (1.5, 1.25))
+    assert by_nll.paths == (files[10], files[20])
+    assert by_nll.better_without_file == (25,)
+    assert str(by_nll) == "best validation nll: step 10 (1.5000), step 20 (1.2500)"
+    by_bleu = best_weights(run, 2, "bleu")
+    assert (by_bleu.steps, by_bleu.values, by_bleu.better_without_file) == ((20, 30), (35.5, 36.25), ())
+    assert str(by_bleu) == "best validation bleu: step 20 (35.50), step 30 (36.25)"
+    assert best_weights(run, 1, "bleu").steps == (30,)
+    assert best_weights(run, 3, "bleu").steps == (10, 20, 30)
+
+
+@pytest.mark.parametrize(("best_by", "step"), [("nll", 10), ("bleu", 20)])
+def test_the_measure_is_the_one_of_the_run(run: Path, best_by: str, step: int) -> None:
+    for saved in (10, 20):
+        save(run, saved)
+    validate(run, {"step": 10, "nll": 1.5, "bleu": 20.0}, {"step": 20, "nll": 1.75, "bleu": 30.0}, best_by=best_by)
+    best = best_weights(run, 1)
+    assert (best.by, best.steps) == (best_by, (step,))
+    validated(run, {10: 1.5})
+    with pytest.raises(UserError, match=r"metrics\.jsonl has no validation with bleu: use --by nll"):
+        best_weights(run, 1, "bleu")
+
+
+@pytest.mark.parametrize("by", ["nll", "bleu"])
+def test_of_equal_validations_the_earlier(run: Path, by: Any) -> None:
+    for step in (10, 20, 30):
+        save(run, step)
+    validated(run, dict.fromkeys((10, 20, 30), 2.0), dict.fromkeys((10, 20, 30), 20.0))
+    assert best_weights(run, 2, by).steps == (10, 20)
+    assert best_weights(run, 1, by).steps == (10,)
+
+
+def test_too_few_validated_steps_with_weights(run: Path) -> None:
+    with pytest.raises(UserError, match=r"metrics\.jsonl does not exist: train first, or check --run-dir"):
+        best_weights(run, 1)
+    validate(run)
+    with pytest.raises(UserError, match=r"no validation with nll: use --last, or train with --validate-every above 0"):
+        best_weights(run, 1)
+    validated(run, {10: 1.5, 20: 1.75, 30: 1.0})
+    with pytest.raises(UserError, match="has weight files of 0 validated steps, not of 1: use --last, or train with"):
+        best_weights(run, 1)
+    save(run, 10)
+    save(run, 20)
+    save(run, 40)
+    with pytest.raises(UserError) as refused:
+        best_weights(run, 3)
+    assert str(refused.value) == (
+        f"{run} has weight files of 2 validated steps (10, 20), not of 3: use --best 2, or train with keep_best 3 or "
+        "more, which keeps the weights of so many best validations"
+    )
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "va')
+    with pytest.raises(UserError, match=r"metrics\.jsonl cannot be read .*: resume the run, which repairs it"):
+        best_weights(run, 1)
+
+
 def tool(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(TOOL), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -308,19 +391,48 @@ def test_the_tool_averages_a_run(run: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"averaged 2 set(s) of weights, steps 2, 3: {tmp_path / 'out'}\n"
     assert_mean(tmp_path / "out", [2, 3])
+    validated(run, {0: 0.5, 1: 1.5, 2: 1.75, 3: 1.625}, {0: 1.0, 1: 20.0, 2: 10.0, 3: 30.0})
+    done = tool("--run-dir", run, "--best", 2, "--by", "nll", "--out", tmp_path / "best")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (
+        "best validation nll: step 1 (1.5000), step 3 (1.6250)\n"
+        f"averaged 2 set(s) of weights, steps 1, 3: {tmp_path / 'best'}\n"
+    )
+    assert done.stderr == "warning: better by nll, but their weights were not kept: steps 0\n"
+    assert_mean(tmp_path / "best", [1, 3])
+    assert read_model_info(tmp_path / "best").steps == (1, 3)
+    card = (tmp_path / "best" / "README.md").read_text(encoding="utf-8")
+    assert "- Chosen by best validation nll: step 1 (1.5000), step 3 (1.6250)\n" in card
+    assert "training steps 1, 3" in card
+    assert "Chosen by" not in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_tool_says_in_one_sentence_what_is_wrong(tmp_path: Path) -> None:
-    """Each launch costs a second or two, so there are few; the messages themselves are tested above."""
-    for arguments, message in (
-        (("--last", 2), "give either --run-dir or --checkpoints"),
-        (("--run-dir", "r", "--checkpoints", "a"), "give either --run-dir or --checkpoints"),
-        (("--run-dir", "r", "--last", 0), "--last is 0: give a number above 0"),
-    ):
-        done = tool(*arguments, "--out", tmp_path / "out")
-        assert done.returncode == 1
-        assert done.stderr == f"error: {message}\n"
-        assert done.stdout == ""
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--run-dir r", "give one of --last, --best and --checkpoints"),
+        ("--run-dir r --last 2 --best 2", "give one of --last, --best and --checkpoints"),
+        ("--last 2 --checkpoints a", "give one of --last, --best and --checkpoints"),
+        ("--best 2", "give --run-dir with --last or --best, and only with them"),
+        ("--run-dir r --checkpoints a", "give --run-dir with --last or --best, and only with them"),
+        ("--run-dir r --last 2 --by nll", "--by nll says what --best compares: give --best, or leave --by out"),
+        ("--run-dir r --last 0", "--last is 0: give a number above 0"),
+        ("--run-dir r --best 0", "--best is 0: give a number above 0"),
+    ],
+)
+def test_the_tool_says_in_one_sentence_what_is_wrong(
+    arguments: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In this process: a launch costs a second or two."""
+    monkeypatch.setattr(sys, "argv", [str(TOOL), *arguments.split(), "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(TOOL), run_name="__main__")
+    assert ended.value.code == 1
+    assert capsys.readouterr() == ("", f"error: {message}\n")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -70,6 +70,13 @@ def test_the_card_says_what_is_inside(
     assert "synthetic" not in (tmp_path / "m" / "README.md").read_text()
 
 
+def test_notes_are_lines_of_the_card(model_info: ModelInfo, random_model: Transformer, tmp_path: Path) -> None:
+    weights = dict(random_model.state_dict())
+    write_model_folder(tmp_path / "m", info=model_info, weights=weights, tokenizer_json=b"{}", notes=["one", "two"])
+    card = (tmp_path / "m" / "README.md").read_text()
+    assert "before it cuts it into pieces\n- one\n- two\n\nTranslate" in card
+
+
 def test_an_older_model_is_replaced(copy: Path, model_info: ModelInfo, random_model: Transformer) -> None:
     write_again(copy, replace(model_info, steps=(7,)), random_model)
     assert read_model_info(copy).steps == (7,)

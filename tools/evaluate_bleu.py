@@ -1,4 +1,9 @@
-"""Translate a test set and score it: BLEU, chrF and TER on raw text, with sacreBLEU's signatures.
+"""Translate a test set and score it: BLEU, chrF and TER, with signatures.
+
+BLEU is printed side by side: sacreBLEU's on raw text, with case and without, and what older papers print, BLEU on text
+tokenised by the rules of Moses and, for German, with hyphens split. BLEU and chrF: 0 to 100, higher is better; TER:
+edits per 100 words. The headline `bleu` of the JSON is sacreBLEU's with case, or without case when --lowercase is given
+or when the model's tokenizer lowercases (its data was prepared with --lowercase).
 
 tools/evaluate_bleu.py --model MODEL --src test.en --ref test.de --json result.json
 
@@ -51,6 +56,8 @@ def print_scores(evaluation: Evaluation) -> None:
     print(f"trained on {info.corpus}{synthetic}")
     print(f"{len(evaluation.hypotheses):,} sentences, {info.source_language}-{info.target_language}")
     print(evaluation.scores)
+    for note in evaluation.notes:
+        print(f"note: {note}")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -63,7 +70,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--json", type=Path, metavar="OUT", help="write scores here and hypotheses beside (default: no)"
     )
-    parser.add_argument("--lowercase", action="store_true", help="compare without case (default: case counts)")
+    parser.add_argument("--lowercase", action="store_true", help="ignore case (default: only when the model does)")
     # DeepSpeed's launcher adds this one; the environment says the same.
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -10,7 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dist_transformer.data.prepare import PrepareSettings, prepare
+from dist_transformer.data.prepare import prepare
+from dist_transformer.data.prepare_settings import PrepareSettings
 from dist_transformer.data.sources import HubDataset, JsonlFile, PairSource, TsvFile, line_files
 from dist_transformer.data.toy_corpus import make_toy_corpus, write_toy_corpus
 from dist_transformer.errors import UserError, exit_on_user_error
@@ -81,6 +82,12 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--tokenizer", type=Path, metavar="T", help="use this tokenizer.json (default: learn one)")
     parser.add_argument("--lowercase", action="store_true", help="lowercase all text (default: case is kept)")
+    parser.add_argument(
+        "--normalization",
+        choices=["nfkc", "nfc"],
+        help="of all text: nfkc turns variants into plain characters, such as full-width punctuation into ASCII; nfc "
+        "keeps them, as Chinese wants it (default: that of --tokenizer, or nfkc)",
+    )
     parser.add_argument("--src-lang", metavar="L", help="source language (default: from the file name, train.en → en)")
     parser.add_argument("--tgt-lang", metavar="L", help="target language (default: from the file name)")
     parser.add_argument("--corpus", default="", metavar="NAME", help="name in reports (default: the first source)")
@@ -132,6 +139,7 @@ def settings_from(arguments: argparse.Namespace, scratch: Path) -> PrepareSettin
         vocab_size=arguments.vocab_size,
         tokenizer=arguments.tokenizer,
         lowercase=arguments.lowercase,
+        normalization=arguments.normalization,
         max_tokens=arguments.max_tokens,
         max_length_ratio=arguments.max_length_ratio,
         pairs_per_shard=arguments.pairs_per_shard,

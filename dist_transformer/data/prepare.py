@@ -12,6 +12,7 @@ import os
 import shlex
 import shutil
 import time
+import unicodedata
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -22,9 +23,10 @@ import numpy as np
 import pyarrow as pa
 
 from dist_transformer.data import shards
+from dist_transformer.data.prepare_settings import PrepareSettings
 from dist_transformer.data.shards import DataIndex, ShardInfo, SplitInfo, TextInfo, TokenLists
-from dist_transformer.data.sources import Pair, PairSource
-from dist_transformer.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer, train_tokenizer
+from dist_transformer.data.sources import Pair
+from dist_transformer.data.tokenizer import DEFAULT_NORMALIZATION, Tokenizer, first_folded, train_tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.files import sync, write_synced
 
@@ -36,69 +38,8 @@ CHUNK_PAIRS = 50_000
 _RATIO_ALLOWANCE = 5
 _DROP_REASONS = ("empty", "too_long", "length_ratio")
 _SCATTER, _HOLD_OUT = 1, 2
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PrepareSettings:
-    out: Path
-    """The folder to make; it must not exist, or be empty."""
-    sources: tuple[PairSource, ...]
-    validation: tuple[PairSource, ...] = ()
-    """Empty: `valid_pairs` are held out from the sources."""
-    vocab_size: int | None = None
-    """Entries, special tokens and the 256 bytes included; needed unless a tokenizer is given."""
-    tokenizer: Path | None = None
-    """A tokenizer.json to use as it is, in place of learning one."""
-    lowercase: bool = False
-    max_tokens: int = 256
-    """A pair with a longer side is dropped; counted with the special token."""
-    max_length_ratio: float = 3.0
-    """A pair is dropped when (longer + 5) / (shorter + 5) tokens exceeds this."""
-    pairs_per_shard: int = 100_000
-    """On average, for pairs are dealt by hash."""
-    seed: int = 1
-    valid_pairs: int = 1_000
-    """Held out when no validation is given; at most a tenth of the pairs."""
-    source_language: str | None = None
-    """None: taken from the names of the files."""
-    target_language: str | None = None
-    corpus: str = ""
-    """A name for reports; empty: the name of the first source."""
-    synthetic: bool = False
-    keep_text: Path | None = None
-    """A folder to copy to `text/` in the result."""
-
-    def __post_init__(self) -> None:
-        if not self.sources:
-            raise UserError("there is no text to prepare: give --src and --tgt, --tsv, --jsonl, --dataset or --toy")
-        if self.tokenizer is None and self.vocab_size is None:
-            raise UserError(
-                "vocab_size is missing: give --vocab-size (37000 is the paper's, 10000 suits 30,000 pairs), "
-                "or a tokenizer.json with --tokenizer"
-            )
-        if self.tokenizer is None and self.vocab_size is not None and self.vocab_size < SMALLEST_VOCABULARY:
-            raise UserError(
-                f"vocab_size {self.vocab_size} is too small: the special tokens and the 256 bytes take "
-                f"{SMALLEST_VOCABULARY}, and 8,000 to 40,000 is usual"
-            )
-        for field, least in (("max_tokens", 2), ("pairs_per_shard", 1), ("valid_pairs", 1), ("seed", 0)):
-            if (value := getattr(self, field)) < least:
-                raise UserError(f"{field} {value} is too small: give at least {least}")
-        if not self.max_length_ratio >= 1:
-            raise UserError(f"max_length_ratio {self.max_length_ratio} is too small: give at least 1")
-        if self.pairs_per_shard * self.max_tokens >= 2**31:
-            raise UserError(
-                f"pairs_per_shard {self.pairs_per_shard} × max_tokens {self.max_tokens} exceeds what one Arrow batch "
-                "holds (2^31 tokens): lower one of them"
-            )
-
-    @property
-    def languages(self) -> tuple[str, str]:
-        """Source and target language, as given or as the file names say."""
-        given = (self.source_language, self.target_language)
-        found = [source.languages for source in (*self.sources, *self.validation)]
-        named = [_one_language(given[side], {pair[side] for pair in found}, side) for side in (0, 1)]
-        return named[0], named[1]
+# Share of target lines that NFKC may change in silence: above it, scores on the raw references have a ceiling.
+_FOLDED_ALLOWANCE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +71,7 @@ def prepare(settings: PrepareSettings, report: Report) -> DataIndex:
             next(source.pairs(), None)
         chunks, candidates = _stage_text(settings, work, report)
         pairs_read = sum(chunk.pairs for chunk in chunks)
+        _warn_of_folding(settings, given, chunks, report)
         valid_pairs, valid_empty, held_out = _validation_pairs(settings, chunks, candidates, report)
 
         tokenizer = given or _learn_vocabulary(settings, chunks, held_out, report)
@@ -182,21 +124,6 @@ def pair_hash(numbers: np.ndarray, seed: int, purpose: int) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
-def _one_language(given: str | None, found: set[str | None], side: int) -> str:
-    flag, side_name = (("--src-lang", "source"), ("--tgt-lang", "target"))[side]
-    if given:
-        return given
-    named = sorted(language for language in found if language)
-    if not named:
-        raise UserError(f"the {side_name} language cannot be told from the file names: give it with {flag}")
-    if len(named) > 1:
-        raise UserError(
-            f"the {side_name} files seem to be in several languages ({', '.join(named)}): "
-            f"check the files, or say which it is with {flag}"
-        )
-    return named[0]
-
-
 def _load_tokenizer(settings: PrepareSettings, report: Report) -> Tokenizer | None:
     if settings.tokenizer is None:
         return None
@@ -205,10 +132,31 @@ def _load_tokenizer(settings: PrepareSettings, report: Report) -> Tokenizer | No
         raise UserError(
             f"{settings.tokenizer} keeps case, so lowercase does not go with it: leave out --lowercase or --tokenizer"
         )
+    if settings.normalization not in (None, tokenizer.normalization):
+        raise UserError(
+            f"{settings.tokenizer} normalises by {tokenizer.normalization.upper()}, so {settings.normalization} does "
+            "not go with it: leave out --normalization or --tokenizer"
+        )
     note = ", --vocab-size has no effect" if settings.vocab_size not in (None, tokenizer.vocab_size) else ""
-    case = ", lowercase" if tokenizer.lowercase else ""
-    report(f"vocabulary: {tokenizer.vocab_size:,} entries from {settings.tokenizer}{case}{note}")
+    report(f"vocabulary: {tokenizer.vocab_size:,} entries from {settings.tokenizer}, {tokenizer.text_rule}{note}")
     return tokenizer
+
+
+def _warn_of_folding(
+    settings: PrepareSettings, given: Tokenizer | None, chunks: Sequence[Chunk], report: Report
+) -> None:
+    if (given.normalization if given else settings.normalization or DEFAULT_NORMALIZATION) != "nfkc":
+        return
+    lines = (line for chunk in chunks for line in shards.read_batch(chunk.text).column("tgt").to_pylist())
+    folded = Counter(filter(None, map(first_folded, lines)))
+    share = folded.total() / max(1, sum(chunk.pairs for chunk in chunks))
+    if share > _FOLDED_ALLOWANCE:
+        ((character, _),) = folded.most_common(1)
+        report(
+            f"warning: NFKC changes {share:.1%} of the target lines, for example {character!r} -> "
+            f"{unicodedata.normalize('NFKC', character)!r}: --normalization nfc keeps them"
+            + (", without --tokenizer" if given else "")
+        )
 
 
 @contextlib.contextmanager
@@ -307,10 +255,15 @@ def _learn_vocabulary(
         for column in _texts(chunk, np.setdiff1d(np.arange(chunk.pairs), held_out - chunk.first))
         for text in column
     )
-    tokenizer = train_tokenizer(texts, vocab_size=settings.vocab_size, lowercase=settings.lowercase)
+    tokenizer = train_tokenizer(
+        texts,
+        vocab_size=settings.vocab_size,
+        lowercase=settings.lowercase,
+        normalization=settings.normalization or DEFAULT_NORMALIZATION,
+    )
     fewer = f"; the text gives no more than that of the {settings.vocab_size:,} asked for"
     report(
-        f"vocabulary: {tokenizer.vocab_size:,} entries, joint byte-level BPE{', lowercase' * settings.lowercase}"
+        f"vocabulary: {tokenizer.vocab_size:,} entries, joint byte-level BPE, {tokenizer.text_rule}"
         + (fewer if tokenizer.vocab_size < settings.vocab_size else "")
     )
     return tokenizer
@@ -413,18 +366,8 @@ def _report_result(index: DataIndex, out: Path, seconds: float, report: Report) 
     report(f"validation shards: {valid.pairs:,} of {index.valid_text.pairs:,} pairs fit; the raw text is kept in full")
     report(f"wrote: {out}, {len(train.shards)} training shard{'s' * (len(train.shards) > 1)}, in {seconds:.1f} s")
     preset = "tiny" if index.synthetic else "multi30k" if train.pairs < 200_000 else "base"
-    command = [
-        "python",
-        "-m",
-        "dist_transformer.train",
-        "--preset",
-        preset,
-        "--data",
-        str(out),
-        "--run-dir",
-        "runs/first",
-    ]
-    report(f"next: {shlex.join(command)}")
+    data = shlex.quote(str(out))
+    report(f"next: python -m dist_transformer.train --preset {preset} --data {data} --run-dir runs/first")
 
 
 def _texts(chunk: Chunk, rows: np.ndarray) -> tuple[list[str], list[str]]:

@@ -1,15 +1,16 @@
 """One joint byte-level BPE for both languages.
 
-Text is normalised (NFKC, and lowercase when asked), cut into words as GPT-2 does, and each word's UTF-8 bytes are
-merged into pieces. All 256 bytes are in the vocabulary, so `<unk>` never occurs and decoding gives the normalised text
-back exactly.
+Text is normalised (NFKC or NFC, and lowercase when asked), cut into words as GPT-2 does, and each word's UTF-8 bytes
+are merged into pieces. All 256 bytes are in the vocabulary, so `<unk>` never occurs and decoding gives the normalised
+text back exactly. What the normalisation is, `tokenizer.json` says, and nothing else.
 """
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
@@ -22,6 +23,11 @@ PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
 
 SMALLEST_VOCABULARY = len(SPECIALS) + 256
 
+Normalization = Literal["nfkc", "nfc"]
+"""nfkc turns variants of a character into the plain one, a full-width comma into `,` and ½ into 1⁄2; nfc keeps them."""
+DEFAULT_NORMALIZATION: Normalization = "nfkc"
+_FORMS: dict[Normalization, type[normalizers.Normalizer]] = {"nfkc": normalizers.NFKC, "nfc": normalizers.NFC}
+
 
 class Tokenizer:
     """Text ↔ ids. Text that spells a special token, such as `</s>`, stays text: ordinary pieces, and it comes back."""
@@ -31,7 +37,10 @@ class Tokenizer:
         self._backend = backend
         # Not part of tokenizer.json: without it "</s>" in a sentence would become the end-of-sentence id.
         self._backend.encode_special_tokens = True
-        self.lowercase: bool = _frame(backend) == _frame(_pipeline(lowercase=True))
+        settings = _settings_of(backend)
+        assert settings is not None, "load refuses other tokenizers"
+        self.normalization: Normalization = settings[0]
+        self.lowercase: bool = settings[1]
         self.sha256: str = hashlib.sha256(file).hexdigest()
         """Of the exact bytes of the file."""
 
@@ -53,9 +62,7 @@ class Tokenizer:
                 f"{path} is not a tokenizer file ({error}): give the tokenizer.json of a data or model folder"
             ) from None
         pieces = backend.get_vocab(with_added_tokens=False).keys()
-        if _frame(backend) not in (_frame(_pipeline(lowercase=False)), _frame(_pipeline(lowercase=True))) or not (
-            pieces >= {*SPECIALS, *pre_tokenizers.ByteLevel.alphabet()}
-        ):
+        if _settings_of(backend) is None or not pieces >= {*SPECIALS, *pre_tokenizers.ByteLevel.alphabet()}:
             raise UserError(
                 f"{path} is a tokenizer of another kind than tools/prepare_data.py trains: "
                 "give the tokenizer.json of a data or model folder"
@@ -69,8 +76,13 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
+    @property
+    def text_rule(self) -> str:
+        """Of `normalize`, for reports: such as "NFKC, lowercase"."""
+        return self.normalization.upper() + ", lowercase" * self.lowercase
+
     def normalize(self, text: str) -> str:
-        """The text that decoding gives back. NFKC is that of the tokenizers library, which follows Unicode 12."""
+        """The text that decoding gives back. NFKC and NFC are the tokenizers library's, which follows Unicode 12."""
         return self._backend.normalizer.normalize_str(text)
 
     def encode(self, text: str) -> list[int]:
@@ -85,7 +97,23 @@ class Tokenizer:
         return self._backend.decode([i for i in ids if i > EOS_ID], skip_special_tokens=False)
 
 
-def train_tokenizer(texts: Iterable[str], *, vocab_size: int, lowercase: bool = False) -> Tokenizer:
+def first_folded(text: str) -> str | None:
+    """The first character of `text` that NFKC replaces and NFC keeps, such as a full-width comma; None without one."""
+    # The quick check says "normalised already" of nearly every line of most languages.
+    return None if unicodedata.is_normalized("NFKC", text) else next(filter(_is_folded, text), None)
+
+
+def _is_folded(character: str) -> bool:
+    return unicodedata.normalize("NFKC", character) != unicodedata.normalize("NFC", character)
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    *,
+    vocab_size: int,
+    lowercase: bool = False,
+    normalization: Normalization = DEFAULT_NORMALIZATION,
+) -> Tokenizer:
     """Learn a joint vocabulary of at most `vocab_size` entries (special tokens and bytes included).
 
     A small text may give fewer: merges seen only once are not taken, for they would say nothing about other text. The
@@ -99,7 +127,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, lowercase: bool = 
             f"vocab_size {vocab_size} is too small: the special tokens and the 256 bytes take {SMALLEST_VOCABULARY}, "
             "and 8,000 to 40,000 is usual"
         )
-    backend = _pipeline(lowercase=lowercase)
+    backend = _pipeline(normalization, lowercase=lowercase)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
@@ -111,15 +139,24 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, lowercase: bool = 
     return Tokenizer(backend.to_str(pretty=True).encode("utf-8"), backend)
 
 
-def _pipeline(*, lowercase: bool) -> Backend:
+def _pipeline(normalization: Normalization, *, lowercase: bool) -> Backend:
     backend = Backend(models.BPE())
-    backend.normalizer = normalizers.Sequence(
-        [normalizers.NFKC(), normalizers.Lowercase()] if lowercase else [normalizers.NFKC()]
-    )
+    form = _FORMS[normalization]()
+    backend.normalizer = normalizers.Sequence([form, normalizers.Lowercase()] if lowercase else [form])
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(list(SPECIALS))
     return backend
+
+
+def _settings_of(backend: Backend) -> tuple[Normalization, bool] | None:
+    """Normalisation and lowercase of a tokenizer that `train_tokenizer` made; None for any other."""
+    frame = _frame(backend)
+    for normalization in _FORMS:
+        for lowercase in (False, True):
+            if frame == _frame(_pipeline(normalization, lowercase=lowercase)):
+                return normalization, lowercase
+    return None
 
 
 def _frame(backend: Backend) -> dict[str, Any]:

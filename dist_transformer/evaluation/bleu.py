@@ -1,56 +1,198 @@
-"""Corpus scores against raw reference text, by sacreBLEU, each with the signature that makes it comparable."""
+"""Corpus scores against raw reference text, each with the signature that makes it comparable.
 
+sacreBLEU's scores are the ones to compare by. Beside them stands tokenised BLEU, on text that was cut by the rules of
+Moses, which is what papers before sacreBLEU print: it depends on the tokeniser, and the signature names it.
+"""
+
+import importlib.metadata
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from dist_transformer.errors import UserError
 
 # Every other language is tokenised by "13a", mteval's. For Japanese and Korean sacreBLEU also has tokenisers by
 # dictionary, which need more packages; characters need none, and the signature says so.
 _TOKENIZERS = {"zh": "zh", "ja": "char", "ko": "char", "th": "char", "lo": "char", "km": "char", "my": "char"}
+# As Perl's s/(\S)-(\S)/$1 ##AT##-##AT## $2/g, by which the paper's English-German scores are computed: a single letter
+# between two hyphens belongs to the first match, and the second hyphen stays.
+_HYPHEN = re.compile(r"(\S)-(\S)"), r"\1 ##AT##-##AT## \2"
+_COLUMNS = 80
+
+
+class Score(NamedTuple):
+    """BLEU and chrF: 0 to 100, higher is better. TER: edits per 100 reference words, lower is better."""
+
+    value: float
+    signature: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scores:
-    """BLEU and chrF: 0 to 100, higher is better. TER: edits per 100 reference words, lower is better."""
+    """All scores of one set of hypotheses."""
 
-    bleu: float
-    chrf: float
-    ter: float
-    bleu_signature: str
-    chrf_signature: str
-    ter_signature: str
+    language: str
+    lowercase: bool
+    """Case is ignored by `bleu`, `chrf`, `bleu_tokenized` and `bleu_compound_split`."""
+    bleu_cased: Score
+    bleu_lowercase: Score
+    bleu_tokenized: Score | None
+    """None for Chinese, Japanese and the like: Moses cuts at spaces."""
+    bleu_compound_split: Score | None
+    """Tokenised, and hyphens between letters are words too: usually 0.7 to 1 more. None but for German."""
+    chrf: Score
+    ter: Score
 
     @property
-    def signatures(self) -> dict[str, str]:
-        return {"bleu": self.bleu_signature, "chrf": self.chrf_signature, "ter": self.ter_signature}
+    def bleu(self) -> Score:
+        """sacreBLEU, the headline."""
+        return self.bleu_lowercase if self.lowercase else self.bleu_cased
+
+    def report(self) -> dict[str, Any]:
+        """As JSON values; a score that the language does not have is null."""
+        names = ("bleu", "bleu_cased", "bleu_lowercase", "bleu_tokenized", "bleu_compound_split", "chrf", "ter")
+        scores: dict[str, Score | None] = {name: getattr(self, name) for name in names}
+        return {
+            **{name: None if score is None else score.value for name, score in scores.items()},
+            "signature": self.bleu.signature,
+            "signatures": {name: score.signature for name, score in scores.items() if score is not None},
+        }
 
     def __str__(self) -> str:
-        rows = (("BLEU", self.bleu, "bleu"), ("chrF", self.chrf, "chrf"), ("TER", self.ter, "ter"))
-        return "\n".join(f"{name:4} {value:6.2f}  {self.signatures[key]}" for name, value, key in rows)
+        """A table and the signatures, in 80 columns."""
+        headline = {self.lowercase: " (the headline)"}
+        case = "case ignored" if self.lowercase else "case counts"
+        rows: list[tuple[str, Score | None, str]] = [
+            ("BLEU", self.bleu_cased, f"sacreBLEU, case counts{headline.get(False, '')}"),
+            ("BLEU -lc", self.bleu_lowercase, f"sacreBLEU, case ignored{headline.get(True, '')}"),
+            ("BLEU tokenised", self.bleu_tokenized, f"by Moses, {case}: as older papers print it"),
+            ("BLEU compound split", self.bleu_compound_split, "tokenised, and hyphens split"),
+            ("chrF", self.chrf, case),
+            ("TER", self.ter, "case ignored; lower is better"),
+        ]
+        table = [f"{name:19} {score.value:6.2f}  {what}" for name, score, what in rows if score is not None]
+        if self.bleu_tokenized is None:
+            table.append(f"no tokenised BLEU: Moses cuts at spaces, which does not suit {self.language}")
+        signatures = [_aligned(name, score.signature) for name, score, _ in rows if score is not None]
+        return "\n".join([*table, "signatures:", *signatures])
 
 
 def bleu_tokenizer(language: str) -> str:
     """sacreBLEU's tokeniser for text of `language`, such as "de", "zh" or "zh-CN"."""
-    return _TOKENIZERS.get(language.replace("_", "-").split("-")[0].lower(), "13a")
+    return _TOKENIZERS.get(_base(language), "13a")
+
+
+def corpus_bleu(
+    hypotheses: Sequence[str], references: Sequence[str], *, target_language: str, lowercase: bool = False
+) -> Score:
+    """sacreBLEU of hypotheses against one reference each, both as raw text.
+
+    Args:
+        lowercase: compare without case (sacreBLEU's `-lc`; the signature says `case:lc`).
+
+    Raises:
+        UserError: their numbers differ, or there are none.
+    """
+    _check_counts(hypotheses, references)
+    return _bleu(hypotheses, references, lowercase=lowercase, tokenize=bleu_tokenizer(target_language))
 
 
 def score(
     hypotheses: Sequence[str], references: Sequence[str], *, target_language: str, lowercase: bool = False
 ) -> Scores:
-    """Score hypotheses against one reference each, both as raw text.
+    """Score hypotheses against one reference each, both as raw text, in every way.
 
     Args:
-        lowercase: compare without case (sacreBLEU's `-lc`; the signatures say `case:lc`).
+        lowercase: ignore case, in all scores but `bleu_cased`.
 
     Raises:
         UserError: their numbers differ, or there are none.
     """
     # Late: pulls in readers of many formats, and only evaluation needs it.
-    from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
     from sacrebleu.metrics.ter import TER
 
+    _check_counts(hypotheses, references)
+    tokenizer = bleu_tokenizer(target_language)
+    by_character = tokenizer != "13a"
+    chrf = CHRF(lowercase=lowercase)
+    # TER ignores case by convention. Without spaces a sentence would be one word, and any error in it 100%.
+    ter = TER(normalized=by_character, asian_support=by_character)
+    tokenized, compound_split = (
+        (None, None) if by_character else _tokenized_bleu(hypotheses, references, _base(target_language), lowercase)
+    )
+    return Scores(
+        language=target_language,
+        lowercase=lowercase,
+        bleu_cased=_bleu(hypotheses, references, lowercase=False, tokenize=tokenizer),
+        bleu_lowercase=_bleu(hypotheses, references, lowercase=True, tokenize=tokenizer),
+        bleu_tokenized=tokenized,
+        bleu_compound_split=compound_split,
+        chrf=_scored(chrf, hypotheses, references),
+        ter=_scored(ter, hypotheses, references),
+    )
+
+
+def _tokenized_bleu(
+    hypotheses: Sequence[str], references: Sequence[str], language: str, lowercase: bool
+) -> tuple[Score, Score | None]:
+    """Tokenised BLEU, and for German also with hyphens split.
+
+    Text is lowercased first: a full stop stays with a word that Moses knows as an abbreviation, and it knows them by
+    their capitals, so hypotheses without capitals and references with them would be cut by different rules.
+    """
+    from sacremoses import MosesTokenizer
+
+    moses = MosesTokenizer(lang=language)
+
+    def cut(lines: Sequence[str]) -> list[str]:
+        lines = [line.lower() for line in lines] if lowercase else lines
+        return [moses.tokenize(line, aggressive_dash_splits=False, return_str=True, escape=False) for line in lines]
+
+    cut_hypotheses, cut_references = cut(hypotheses), cut(references)
+    rules = {"tok": f"moses-{language}", "sacremoses": importlib.metadata.version("sacremoses")}
+    tokenized = _bleu(cut_hypotheses, cut_references, lowercase=lowercase, tokenize="none", rules=rules)
+    if language != "de":
+        return tokenized, None
+    split = [[split_hyphens(line) for line in lines] for lines in (cut_hypotheses, cut_references)]
+    rules = {"tok": rules["tok"], "hyphens": "##AT##-##AT##", "sacremoses": rules["sacremoses"]}
+    return tokenized, _bleu(*split, lowercase=lowercase, tokenize="none", rules=rules)
+
+
+def split_hyphens(line: str) -> str:
+    """`web-basiert` → `web ##AT##-##AT## basiert`, in tokenised text."""
+    pattern, replacement = _HYPHEN
+    return pattern.sub(replacement, line)
+
+
+def _bleu(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    lowercase: bool,
+    tokenize: str,
+    rules: dict[str, str] | None = None,
+) -> Score:
+    """sacreBLEU's BLEU; `rules` are entries of the signature: what was done to the text before."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    # `force` only keeps sacreBLEU from warning of text that is tokenised already.
+    metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
+    return _scored(metric, hypotheses, references, rules or {})
+
+
+def _scored(
+    metric: Any, hypotheses: Sequence[str], references: Sequence[str], rules: dict[str, str] | None = None
+) -> Score:
+    value = metric.corpus_score(list(hypotheses), [list(references)]).score
+    signature = metric.get_signature()
+    for key, rule in (rules or {}).items():
+        signature.update(key, rule)
+    return Score(value, str(signature))
+
+
+def _check_counts(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     if len(hypotheses) != len(references):
         raise UserError(
             f"there are {len(hypotheses):,} hypotheses and {len(references):,} references: "
@@ -58,18 +200,18 @@ def score(
         )
     if not references:
         raise UserError("there are no references: give a file with at least one line")
-    tokenizer = bleu_tokenizer(target_language)
-    by_character = tokenizer != "13a"
-    bleu = BLEU(tokenize=tokenizer, lowercase=lowercase)
-    chrf = CHRF(lowercase=lowercase)
-    # TER ignores case by convention. Without spaces a sentence would be one word, and any error in it 100%.
-    ter = TER(normalized=by_character, asian_support=by_character)
-    values = [metric.corpus_score(list(hypotheses), [list(references)]).score for metric in (bleu, chrf, ter)]
-    return Scores(
-        bleu=values[0],
-        chrf=values[1],
-        ter=values[2],
-        bleu_signature=str(bleu.get_signature()),
-        chrf_signature=str(chrf.get_signature()),
-        ter_signature=str(ter.get_signature()),
-    )
+
+
+def _base(language: str) -> str:
+    """`zh_Hant` → `zh`."""
+    return language.replace("_", "-").split("-")[0].lower()
+
+
+def _aligned(name: str, signature: str) -> str:
+    """One row of the signatures; a long one goes on below, cut after a `|`."""
+    lines = [""]
+    for part in re.findall(r"[^|]+\|?", signature):
+        if len(lines[-1]) + len(part) > _COLUMNS - 20:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(f"{'' if i else name:19} {line}" for i, line in enumerate(lines))

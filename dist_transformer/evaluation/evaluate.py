@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dist_transformer.data.sources import LineFiles
+from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.distributed import broadcast_object, on_all_ranks, rank, world_size
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.bleu import Scores, score
@@ -23,6 +24,8 @@ class Evaluation:
 
     scores: Scores
     info: ModelInfo
+    notes: tuple[str, ...]
+    """What a reader of the scores must know, a sentence each."""
     hypotheses: list[str]
     refusals: list[Refusal]
     seconds: float
@@ -32,11 +35,8 @@ class Evaluation:
     def report(self, hypotheses_file: Path) -> dict[str, Any]:
         """As JSON values; `hypotheses_file` is where the caller writes the hypotheses."""
         return {
-            "bleu": self.scores.bleu,
-            "chrf": self.scores.chrf,
-            "ter": self.scores.ter,
-            "signature": self.scores.bleu_signature,
-            "signatures": self.scores.signatures,
+            **self.scores.report(),
+            "notes": list(self.notes),
             "sentences": len(self.hypotheses),
             "refused_sentences": len(self.refusals),
             "hypotheses": str(hypotheses_file),
@@ -60,6 +60,9 @@ def evaluate(
 ) -> Evaluation:
     """Call it on every rank with the same arguments; every rank gets the same evaluation.
 
+    Args:
+        lowercase: ignore case; it is ignored too when the model's tokenizer lowercases all text.
+
     Raises:
         UserError: on every rank alike, when a file is unfit on one of them.
     """
@@ -76,9 +79,10 @@ def evaluate(
     seconds = time.perf_counter() - start
     hypotheses = [translation.text for translation in translations]
     references = [line for _, line in pairs]
+    ignore_case = lowercase or tokenizer.lowercase
     scores = on_all_ranks(
         lambda: (
-            score(hypotheses, references, target_language=info.target_language, lowercase=lowercase)
+            score(hypotheses, references, target_language=info.target_language, lowercase=ignore_case)
             if rank() == 0
             else None
         )
@@ -89,11 +93,18 @@ def evaluate(
     return Evaluation(
         scores=scores,
         info=info,
+        notes=_notes(tokenizer, references),
         hypotheses=hypotheses,
         refusals=refusals,
         seconds=seconds,
         world_size=world_size(),
     )
+
+
+def _notes(tokenizer: Tokenizer, references: list[str]) -> tuple[str, ...]:
+    if tokenizer.lowercase and any(line != line.lower() for line in references):
+        return ("lowercased model, references with capitals: the cased BLEU means nothing",)
+    return ()
 
 
 def write_report(evaluation: Evaluation, file: Path) -> None:

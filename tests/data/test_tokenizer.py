@@ -1,8 +1,11 @@
+import itertools
+import json
 import os
 import subprocess
 import sys
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer, train_tokenizer
+from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer, first_folded, train_tokenizer
 from dist_transformer.errors import UserError
 
 TEXTS = [
@@ -42,6 +45,12 @@ def lowercasing() -> Tokenizer:
     return train_tokenizer(TEXTS, vocab_size=330, lowercase=True)
 
 
+@pytest.fixture(scope="module")
+def keeping() -> Tokenizer:
+    """Keeps full-width and other variant forms."""
+    return train_tokenizer(TEXTS, vocab_size=330, normalization="nfc")
+
+
 def test_special_tokens_have_the_first_ids(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "t.json")
     backend = Backend.from_file(str(tmp_path / "t.json"))
@@ -51,16 +60,19 @@ def test_special_tokens_have_the_first_ids(tokenizer: Tokenizer, tmp_path: Path)
 
 
 @pytest.mark.parametrize("text", AWKWARD)
-def test_awkward_text_comes_back_exactly(tokenizer: Tokenizer, text: str) -> None:
-    ids = tokenizer.encode(text)
-    assert tokenizer.decode(ids) == unicodedata.normalize("NFKC", text)
-    assert all(i > EOS_ID for i in ids)
+def test_awkward_text_comes_back_exactly(tokenizer: Tokenizer, keeping: Tokenizer, text: str) -> None:
+    for either, form in ((tokenizer, "NFKC"), (keeping, "NFC")):
+        ids = either.encode(text)
+        assert either.decode(ids) == unicodedata.normalize(form, text)
+        assert all(i > EOS_ID for i in ids)
 
 
 @settings(max_examples=300, deadline=None)
 @given(text=st.text() | st.text(alphabet="<>/spadunk \t\n", max_size=30))
-def test_any_text_comes_back_exactly(tokenizer: Tokenizer, lowercasing: Tokenizer, text: str) -> None:
-    for either in (tokenizer, lowercasing):
+def test_any_text_comes_back_exactly(
+    tokenizer: Tokenizer, lowercasing: Tokenizer, keeping: Tokenizer, text: str
+) -> None:
+    for either in (tokenizer, lowercasing, keeping):
         ids = either.encode(text)
         assert either.decode(ids) == either.normalize(text)
         assert all(i > EOS_ID for i in ids)
@@ -72,8 +84,37 @@ OLD_CHARACTERS = st.characters(exclude_categories=["Cs"]).filter(lambda c: unico
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(OLD_CHARACTERS))
-def test_normalisation_is_nfkc(tokenizer: Tokenizer, text: str) -> None:
+def test_normalisation_is_what_it_says(tokenizer: Tokenizer, keeping: Tokenizer, text: str) -> None:
     assert tokenizer.normalize(text) == unicodedata.normalize("NFKC", text)
+    assert keeping.normalize(text) == unicodedata.normalize("NFC", text)
+
+
+def test_nfc_keeps_forms_that_nfkc_folds(tokenizer: Tokenizer, keeping: Tokenizer) -> None:
+    line = "两个人，一条狗！（ﬁn）e\u0301 …"
+    assert tokenizer.decode(tokenizer.encode(line)) == "两个人,一条狗!(fin)é ..."
+    assert keeping.decode(keeping.encode(line)) == "两个人，一条狗！（ﬁn）é …"
+
+
+def test_real_chinese_comes_back_as_it_is(tokenizer: Tokenizer, keeping: Tokenizer, corpora: Path) -> None:
+    file = corpora / "captions_en_zh" / "test.zh"
+    if not file.exists():
+        pytest.skip(f"{file} is absent")
+    lines = [line for line in file.read_text(encoding="utf-8").split("\n") if "，" in line]
+    assert len(lines) > 100
+    assert [keeping.decode(ids) for ids in keeping.encode_batch(lines)] == lines
+    folded = [tokenizer.decode(ids) for ids in tokenizer.encode_batch(lines)]
+    assert folded == [unicodedata.normalize("NFKC", line) for line in lines]
+    assert not set(folded) & set(lines)
+
+
+def test_the_first_character_that_nfkc_folds() -> None:
+    assert first_folded("一，二！") == "，"
+    assert first_folded("100 m² ½") == "²"
+    assert first_folded("1\xa0000") == "\xa0"
+    # Composed by both forms, or left alone by both.
+    for text in ("", "plain", "e\u0301", "\u212b", "我。", "„so“ – ja"):
+        assert first_folded(text) is None
+        assert unicodedata.normalize("NFC", text) == unicodedata.normalize("NFKC", text)
 
 
 def test_lowercase(lowercasing: Tokenizer) -> None:
@@ -100,6 +141,28 @@ def test_saved_file_loads_to_the_same_tokenizer(tokenizer: Tokenizer, lowercasin
         assert loaded.encode_batch(AWKWARD) == either.encode_batch(AWKWARD)
         loaded.save(tmp_path / "again.json")
         assert (tmp_path / "again.json").read_bytes() == (tmp_path / "t.json").read_bytes()
+
+
+@pytest.mark.parametrize(("normalization", "lowercase"), itertools.product(("nfkc", "nfc"), (False, True)))
+def test_the_file_says_what_the_normalisation_is(normalization: Any, lowercase: bool, tmp_path: Path) -> None:
+    made = train_tokenizer(TEXTS, vocab_size=330, normalization=normalization, lowercase=lowercase)
+    made.save(tmp_path / "t.json")
+    steps = [{"type": normalization.upper()}] + [{"type": "Lowercase"}] * lowercase
+    assert json.loads((tmp_path / "t.json").read_text())["normalizer"] == {"type": "Sequence", "normalizers": steps}
+    for either in (made, Tokenizer.load(tmp_path / "t.json")):
+        assert (either.normalization, either.lowercase) == (normalization, lowercase)
+        assert either.text_rule == f"{normalization.upper()}{', lowercase' if lowercase else ''}"
+
+
+def test_the_file_is_believed_and_nothing_else(keeping: Tokenizer, tmp_path: Path) -> None:
+    keeping.save(tmp_path / "t.json")
+    text = (tmp_path / "t.json").read_text()
+    (tmp_path / "t.json").write_text(text.replace('"NFC"', '"NFKC"'))
+    assert Tokenizer.load(tmp_path / "t.json").normalization == "nfkc"
+    for other in ('"NFD"', '"Lowercase"'):
+        (tmp_path / "t.json").write_text(text.replace('"NFC"', other))
+        with pytest.raises(UserError, match=r"t\.json is a tokenizer of another kind"):
+            Tokenizer.load(tmp_path / "t.json")
 
 
 def test_small_text_gives_a_smaller_vocabulary() -> None:

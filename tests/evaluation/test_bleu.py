@@ -1,44 +1,219 @@
+import html
+import json
+import math
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
 import pytest
 
 from dist_transformer.errors import UserError
-from dist_transformer.evaluation.bleu import bleu_tokenizer, score
+from dist_transformer.evaluation.bleu import bleu_tokenizer, corpus_bleu, score, split_hyphens
 
 HYPOTHESES = ["The dog bit the man.", "It was not unexpected.", "The man bit him first."]
 REFERENCES = ["The dog had bit the man.", "No one was surprised.", "The man had bitten the dog."]
+# Quotes, apostrophes, an ampersand, abbreviations, numbers, hyphens, dashes, capitals: where tokenisers differ.
+GERMAN = [
+    "Prof. Müller, der E-Mail-Experte, zahlte z.B. 1.234,5 Euro & mehr.",
+    "\u201eDas ist's\u201c, sagte sie \u2013 und ging. Dann kam der ICE-Zug um 5.30 Uhr.",
+    'Ein "web-basierter" Dienst (neu) kostet 3-4 % mehr als 2013 ...',
+]
+WORSE = [
+    "Prof. Müller, der E-mail-Experte, zahlte 1.234,5 Euro & mehr.",
+    "\u201eDas ist es\u201c, sagte sie \u2013 und ging. Dann kam der ICE-Zug um 5.30 Uhr.",
+    'ein "web-basierter" Dienst kostet 3-4 % mehr als 2013 ...',
+]
 
 
 def test_english_by_hand() -> None:
     scores = score(HYPOTHESES, REFERENCES, target_language="en")
     # n-gram matches 11/17, 5/14, 2/11, 1/8; brevity penalty exp(1 - 19/17).
-    assert scores.bleu == pytest.approx(23.9326, abs=1e-4)
+    assert scores.bleu.value == pytest.approx(23.9326, abs=1e-4)
     # 1 + 4 + 4 edits of 6 + 4 + 6 words.
-    assert scores.ter == 56.25
-    assert scores.chrf == pytest.approx(36.3762, abs=1e-4)
-    assert scores.bleu_signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
-    assert scores.signatures == {
-        "bleu": scores.bleu_signature,
-        "chrf": scores.chrf_signature,
-        "ter": scores.ter_signature,
-    }
-    assert f"BLEU  23.93  {scores.bleu_signature}" in str(scores)
+    assert scores.ter.value == 56.25
+    assert scores.chrf.value == pytest.approx(36.3762, abs=1e-4)
+    assert scores.bleu.signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    # Nothing in these lines is cut differently by Moses.
+    assert scores.bleu_tokenized is not None
+    assert scores.bleu_tokenized.value == pytest.approx(scores.bleu.value)
+    assert scores.bleu_compound_split is None
+
+
+def test_tokenised_and_split_by_hand() -> None:
+    hypothesis, reference = "Der web-basierte Dienst läuft gut.", "Der web-basierte Dienst läuft sehr gut."
+    scores = score([hypothesis], [reference], target_language="de")
+    assert scores.bleu_tokenized is not None
+    assert scores.bleu_compound_split is not None
+    # 6 words of 7: matches 6/6, 4/5, 2/4, 1/3.
+    expected = 100 * math.exp(1 - 7 / 6) * (6 / 6 * 4 / 5 * 2 / 4 * 1 / 3) ** 0.25
+    assert scores.bleu_tokenized.value == pytest.approx(expected)
+    # "web-basierte" becomes three words: 8 of 9, and 8/8, 6/7, 4/6, 3/5.
+    expected = 100 * math.exp(1 - 9 / 8) * (8 / 8 * 6 / 7 * 4 / 6 * 3 / 5) ** 0.25
+    assert scores.bleu_compound_split.value == pytest.approx(expected)
+
+
+def test_the_tokens_are_those_of_the_language() -> None:
+    # Moses: "l'" is a word of French, and matches; to 13a "l'eau" is one word, and does not.
+    scores = score(["Il boit de l'eau froide."], ["Il boit de l'encre froide."], target_language="fr-CA")
+    assert scores.bleu_tokenized is not None
+    # Il boit de l' eau froide . : 6/7, 4/6, 2/5, 1/4.
+    assert scores.bleu_tokenized.value == pytest.approx(100 * (6 / 7 * 4 / 6 * 2 / 5 * 1 / 4) ** 0.25)
+    assert "|tok:moses-fr|" in scores.bleu_tokenized.signature
+    # Il boit de l'eau froide . : 5/6, 3/5, 1/4, and 0/3 smoothed to 1/6.
+    assert scores.bleu.value == pytest.approx(100 * (5 / 6 * 3 / 5 * 1 / 4 * 1 / 6) ** 0.25)
+
+
+def test_both_sides_are_lowercased_before_they_are_cut() -> None:
+    # Before a capital Moses cuts a full stop off, before a small letter it does not.
+    line = "Es war spät. Hans ging."
+    scores = score([line.lower()], [line], target_language="de", lowercase=True)
+    for each in (scores.bleu, scores.bleu_lowercase, scores.bleu_tokenized, scores.bleu_compound_split, scores.chrf):
+        assert each is not None
+        assert each.value == pytest.approx(100)
+        assert "|case:lc|" in each.signature
+    assert scores.bleu_cased.value < 60
+    assert "|case:mixed|" in scores.bleu_cased.signature
+
+
+@pytest.mark.parametrize(
+    ("line", "split"),
+    [
+        ("web-basiert", "web ##AT##-##AT## basiert"),
+        ("E-Mail-Experte", "E ##AT##-##AT## Mail ##AT##-##AT## Experte"),
+        # Matches do not overlap.
+        ("a-b-c", "a ##AT##-##AT## b-c"),
+        ("er - und - sie", "er - und - sie"),
+        ("-5 bis- 3--4", "-5 bis- 3 ##AT##-##AT## -4"),
+        ("Ost\u2013West", "Ost\u2013West"),
+    ],
+)
+def test_hyphens_are_split_as_perl_does(line: str, split: str) -> None:
+    assert split_hyphens(line) == split
+    if shutil.which("perl"):
+        program = ["perl", "-CSA", "-pe", r"s{(\S)-(\S)}{$1 ##AT##-##AT## $2}g"]
+        done = subprocess.run(program, input=line, capture_output=True, text=True, check=True)
+        assert done.stdout == split
+
+
+def command(name: str, *arguments: str | Path, lines: list[str]) -> str:
+    """A command that the package of that name installs."""
+    program = [str(Path(sys.executable).with_name(name)), *map(str, arguments)]
+    text = "".join(f"{line}\n" for line in lines)
+    return subprocess.run(program, input=text, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_the_same_as_the_commands_of_sacrebleu_and_sacremoses(lowercase: bool, tmp_path: Path) -> None:
+    scores = score(WORSE, GERMAN, target_language="de", lowercase=lowercase)
+
+    def by_command(references: list[str], hypotheses: list[str], *options: str) -> tuple[float, str]:
+        (tmp_path / "references").write_text("".join(f"{line}\n" for line in references), encoding="utf-8")
+        result = json.loads(command("sacrebleu", tmp_path / "references", "-w", "6", *options, lines=hypotheses))
+        return result["score"], result["signature"]
+
+    without_case = ["-lc"] if lowercase else []
+    for mine, options in (
+        (scores.bleu, without_case),
+        (scores.bleu_cased, []),
+        (scores.bleu_lowercase, ["-lc"]),
+        (scores.chrf, ["-m", "chrf", *(["--chrf-lowercase"] if lowercase else [])]),
+        (scores.ter, ["-m", "ter"]),
+    ):
+        value, signature = by_command(GERMAN, WORSE, *options)
+        assert mine.value == pytest.approx(value, abs=1e-6)
+        assert mine.signature == signature
+
+    def cut(lines: list[str]) -> list[str]:
+        lines = [line.lower() for line in lines] if lowercase else lines
+        # The command has no way to leave characters such as & unescaped.
+        output = command("sacremoses", "-q", "-j", "1", "-l", "de", "tokenize", lines=lines)
+        return html.unescape(output).splitlines()
+
+    cut_references, cut_hypotheses = cut(GERMAN), cut(WORSE)
+    assert "&" in cut_references[0].split()
+    for own, change, rule in (
+        (scores.bleu_tokenized, str, ""),
+        (scores.bleu_compound_split, split_hyphens, "|hyphens:##AT##-##AT##"),
+    ):
+        assert own is not None
+        texts = ([change(line) for line in lines] for lines in (cut_references, cut_hypotheses))
+        value, signature = by_command(*texts, "--tokenize", "none", "--force", *without_case)
+        assert own.value == pytest.approx(value, abs=1e-6)
+        extended = signature.replace("|tok:none|", "|tok:moses-de|")
+        extended = extended.replace("|version:", f"{rule}|sacremoses:{version('sacremoses')}|version:")
+        assert own.signature == extended
+    assert scores.bleu_tokenized is not None
+    assert scores.bleu_tokenized.value != pytest.approx(scores.bleu.value, abs=0.1)
 
 
 def test_chinese_by_hand() -> None:
     scores = score(["我喜欢狗。"], ["我喜欢猫。"], target_language="zh")
     # Characters: 4/5, 2/4, 1/3, and 0/2 smoothed to 1/4.
-    assert scores.bleu == pytest.approx(100 * (4 / 5 * 2 / 4 * 1 / 3 * 1 / 4) ** 0.25, abs=1e-4)
-    assert scores.ter == pytest.approx(20.0)
-    assert "tok:zh" in scores.bleu_signature
-    assert "asian:yes" in scores.ter_signature
+    assert scores.bleu.value == pytest.approx(100 * (4 / 5 * 2 / 4 * 1 / 3 * 1 / 4) ** 0.25, abs=1e-4)
+    assert scores.ter.value == pytest.approx(20.0)
+    assert "tok:zh" in scores.bleu.signature
+    assert "asian:yes" in scores.ter.signature
+
+
+@pytest.mark.parametrize("language", ["zh", "ja", "zh-CN"])
+def test_languages_without_spaces_have_no_tokenised_score(language: str) -> None:
+    scores = score(["一 a"], ["一 a"], target_language=language)
+    assert (scores.bleu_tokenized, scores.bleu_compound_split) == (None, None)
+    report = scores.report()
+    assert (report["bleu_tokenized"], report["bleu_compound_split"]) == (None, None)
+    assert set(report["signatures"]) == {"bleu", "bleu_cased", "bleu_lowercase", "chrf", "ter"}
+    assert f"no tokenised BLEU: Moses cuts at spaces, which does not suit {language}" in str(scores)
+    assert "BLEU tokenised" not in str(scores)
 
 
 def test_case_counts_unless_asked() -> None:
     upper = [line.upper() for line in REFERENCES]
-    assert score(upper, REFERENCES, target_language="de").bleu < 20
-    scores = score(upper, REFERENCES, target_language="de", lowercase=True)
-    assert scores.bleu == pytest.approx(100)
-    assert scores.chrf == pytest.approx(100)
-    assert "case:lc" in scores.bleu_signature
+    cased = score(upper, REFERENCES, target_language="de")
+    assert cased.bleu == cased.bleu_cased
+    assert cased.bleu.value < 20
+    assert cased.bleu_lowercase.value == pytest.approx(100)
+    ignored = score(upper, REFERENCES, target_language="de", lowercase=True)
+    assert ignored.bleu == ignored.bleu_lowercase == cased.bleu_lowercase
+    assert ignored.bleu_cased == cased.bleu_cased
+    assert ignored.chrf.value == pytest.approx(100)
+    assert "case:lc" in ignored.bleu.signature
+
+
+def test_report_has_each_score_and_its_signature() -> None:
+    scores = score(WORSE, GERMAN, target_language="de", lowercase=True)
+    report = scores.report()
+    assert report["bleu"] == report["bleu_lowercase"] == scores.bleu_lowercase.value
+    assert report["signature"] == report["signatures"]["bleu"] == scores.bleu_lowercase.signature
+    names = {"bleu", "bleu_cased", "bleu_lowercase", "bleu_tokenized", "bleu_compound_split", "chrf", "ter"}
+    assert set(report) == names | {"signature", "signatures"}
+    assert set(report["signatures"]) == names
+    for name in names:
+        assert (report[name], report["signatures"][name]) == getattr(scores, name)
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_the_table_fits_80_columns(lowercase: bool) -> None:
+    scores = score(WORSE, GERMAN, target_language="de", lowercase=lowercase)
+    lines = str(scores).splitlines()
+    assert max(map(len, lines)) <= 80
+    labels = ["BLEU", "BLEU -lc", "BLEU tokenised", "BLEU compound split", "chrF", "TER"]
+    values = ["bleu_cased", "bleu_lowercase", "bleu_tokenized", "bleu_compound_split", "chrf", "ter"]
+    for line, label, name in zip(lines, labels, values, strict=False):
+        assert line.startswith(f"{label:19} {getattr(scores, name).value:6.2f}  ")
+    assert [label for line, label in zip(lines, labels, strict=False) if "the headline" in line] == [
+        "BLEU -lc" if lowercase else "BLEU"
+    ]
+    # Signatures that are cut over lines are whole again when these are joined.
+    joined = "".join(line[20:] for line in lines[7:])
+    assert joined == "".join(getattr(scores, name).signature for name in values)
+
+
+def test_corpus_bleu_is_the_headline() -> None:
+    for language, lowercase in (("de", False), ("de", True), ("zh", False)):
+        value = corpus_bleu(WORSE, GERMAN, target_language=language, lowercase=lowercase)
+        assert value == score(WORSE, GERMAN, target_language=language, lowercase=lowercase).bleu
 
 
 @pytest.mark.parametrize(
@@ -47,11 +222,12 @@ def test_case_counts_unless_asked() -> None:
 )
 def test_the_tokeniser_follows_the_language(language: str, name: str) -> None:
     assert bleu_tokenizer(language) == name
-    assert f"tok:{name}" in score(["一 a"], ["一 a"], target_language=language).bleu_signature
+    assert f"tok:{name}" in corpus_bleu(["一 a"], ["一 a"], target_language=language).signature
 
 
-def test_counts_must_agree() -> None:
+@pytest.mark.parametrize("function", [score, corpus_bleu])
+def test_counts_must_agree(function: type) -> None:
     with pytest.raises(UserError, match="2 hypotheses and 3 references"):
-        score(HYPOTHESES[:2], REFERENCES, target_language="en")
+        function(HYPOTHESES[:2], REFERENCES, target_language="en")
     with pytest.raises(UserError, match="no references"):
-        score([], [], target_language="en")
+        function([], [], target_language="en")

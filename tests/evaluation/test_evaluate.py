@@ -1,0 +1,74 @@
+"""Evaluation in this process: which scores lead, and what is said of them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from dist_transformer.data.tokenizer import train_tokenizer
+from dist_transformer.evaluation.evaluate import Evaluation, evaluate, write_report
+from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.model_folder import ModelInfo, write_model_folder
+
+Lines = tuple[list[str], list[str]]
+
+
+@pytest.fixture(scope="module")
+def lowercased_folder(
+    toy_lines: Lines, random_model: Transformer, model_info: ModelInfo, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """`random_model` with a tokenizer of the same size that lowercases."""
+    folder = tmp_path_factory.mktemp("lowercased") / "model"
+    tokenizer = train_tokenizer([*toy_lines[0], *toy_lines[1]], vocab_size=400, lowercase=True)
+    assert tokenizer.vocab_size == model_info.model.vocab_size
+    tokenizer.save(folder.parent / "tokenizer.json")
+    write_model_folder(
+        folder,
+        info=replace(model_info, tokenizer_sha256=tokenizer.sha256),
+        weights=dict(random_model.state_dict()),
+        tokenizer_json=(folder.parent / "tokenizer.json").read_bytes(),
+    )
+    return folder
+
+
+def run(folder: Path, tmp_path: Path, references: list[str], lowercase: bool = False) -> Evaluation:
+    source, reference = tmp_path / "test.en", tmp_path / "test.de"
+    source.write_text("".join(f"the dog {i}\n" for i, _ in enumerate(references)), encoding="utf-8")
+    reference.write_text("".join(f"{line}\n" for line in references), encoding="utf-8")
+    settings = BeamSettings(beam_size=1, max_extra_tokens=5)
+    return evaluate(
+        folder, source=source, reference=reference, settings=settings, device=torch.device("cpu"), lowercase=lowercase
+    )
+
+
+def test_case_counts_for_a_model_that_keeps_it(model_folder: Path, tmp_path: Path, toy_lines: Lines) -> None:
+    evaluation = run(model_folder, tmp_path, toy_lines[1][:5])
+    assert "case:mixed" in evaluation.scores.bleu.signature
+    assert evaluation.notes == ()
+    evaluation = run(model_folder, tmp_path, toy_lines[1][:5], lowercase=True)
+    assert "case:lc" in evaluation.scores.bleu.signature
+    assert evaluation.notes == ()
+
+
+def test_case_is_ignored_for_a_model_without(lowercased_folder: Path, tmp_path: Path, toy_lines: Lines) -> None:
+    evaluation = run(lowercased_folder, tmp_path, toy_lines[1][:5])
+    assert evaluation.scores.bleu == evaluation.scores.bleu_lowercase
+    assert evaluation.scores.bleu_tokenized is not None
+    for score in (evaluation.scores.bleu, evaluation.scores.bleu_tokenized, evaluation.scores.chrf):
+        assert "case:lc" in score.signature
+    assert [note.partition(":")[0] for note in evaluation.notes] == ["lowercased model, references with capitals"]
+    assert len(f"note: {evaluation.notes[0]}") <= 80
+    write_report(evaluation, tmp_path / "result.json")
+    report = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    assert report["notes"] == list(evaluation.notes)
+    assert report["bleu"] == report["bleu_lowercase"]
+    assert report["signature"] == report["signatures"]["bleu_lowercase"]
+
+
+def test_references_without_capitals_need_no_note(lowercased_folder: Path, tmp_path: Path, toy_lines: Lines) -> None:
+    evaluation = run(lowercased_folder, tmp_path, [line.lower() for line in toy_lines[1][:5]])
+    assert "case:lc" in evaluation.scores.bleu.signature
+    assert evaluation.notes == ()
