@@ -16,6 +16,9 @@ from dist_transformer.errors import UserError
 
 T = TypeVar("T")
 
+EMBEDDED_CORPUS = Path("embedded corpus")
+"""Stands for the synthetic corpus where --test-mode expects a data folder."""
+
 
 def _require(condition: bool, field_name: str, value: object, remedy: str) -> None:
     if not condition:
@@ -167,12 +170,18 @@ class TrainConfig:
     """Steps between validations; 0: never."""
     log_every: int = 50
     """Steps between log lines."""
+    validate_sentences: int = 500
+    """Validation sentences that each validation translates for BLEU and samples, spread over the set; 0: loss only."""
+    best_by: Literal["nll", "bleu"] = "nll"
+    """What patience and keep_best compare: loss per token, not smoothed, or BLEU of the translated sentences."""
     patience: int = 0
-    """Stop after so many validations without a lower loss; 0: never."""
+    """Stop after so many validations without a better one; 0: never."""
     keep_checkpoints: int = 3
     """Newest checkpoints that are kept (weights, moments and position, for resuming)."""
     keep_weights: int = 20
     """Newest weight files that are kept (for averaging)."""
+    keep_best: int = 5
+    """Weight files of the best validations that are kept besides; every validation is followed by a save."""
     max_skipped_steps: int = 10
     """Abort after so many steps in a row whose loss or gradient was not finite."""
     precision: Literal["bf16", "fp32"] = "bf16"
@@ -196,8 +205,10 @@ class TrainConfig:
             "timeout_minutes",
         )
         _require_positive(self, *names)
-        for name in ("validate_every", "patience", "seed"):
+        for name in ("validate_every", "validate_sentences", "patience", "keep_best", "seed"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "give 0 or a number above 0")
+        has_bleu = self.best_by == "nll" or self.validate_sentences > 0
+        _require(has_bleu, "best_by", self.best_by, "BLEU needs sentences: set validate_sentences above 0")
         needs_validation = self.patience == 0 or self.validate_every > 0
         _require(needs_validation, "patience", self.patience, "it counts validations: set validate_every above 0")
 
@@ -217,6 +228,7 @@ PRESETS: dict[str, TrainConfig] = {
         max_steps=1000,
         save_every=100,
         validate_every=200,
+        validate_sentences=100,
         log_every=20,
     ),
     # Transformer-Tiny on Multi30k: 2 x 4096 tokens a step, at most 8,000 updates, patience 10.

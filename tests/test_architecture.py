@@ -22,13 +22,14 @@ TOOLS = sorted((ROOT / "tools").glob("*.py"))
 # model and a tokenizer.
 LAYERS = [
     {"errors", "files"},
-    {"config", "distributed", "packed"},
-    {"data", "model"},
-    {"model_folder"},
+    {"config", "distributed", "environment", "packed"},
+    {"data", "model", "variants"},
+    {"costs", "model_folder"},
     {"inference"},
     {"evaluation"},
+    {"pictures"},
     {"training"},
-    {"averaging"},
+    {"averaging", "report"},
     {"train"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
@@ -51,7 +52,8 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def own_imports(path: Path) -> set[str]:
-    return {part_of(name) for name in imports(path) if name.startswith("dist_transformer.")}
+    """Parts of the package; its version is a name of the package itself."""
+    return {part_of(name) for name in imports(path) if name.startswith("dist_transformer.")} - {"__version__"}
 
 
 def foreign_imports(path: Path) -> set[str]:
@@ -162,7 +164,7 @@ print(json.dumps({
     "files": sorted(os.listdir(".")) != files,
     "threads": torch.get_num_threads() != threads,
     "group": torch.distributed.is_initialized(),
-    "late": sorted({"deepspeed", "mpi4py", "transformers"} & set(sys.modules)),
+    "late": sorted({"deepspeed", "mpi4py", "transformers", "matplotlib"} & set(sys.modules)),
 }))
 """
 

@@ -31,10 +31,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retention:
-    """How many of the newest are kept."""
+    """What is kept."""
 
     checkpoints: int
+    """So many of the newest."""
     weights: int
+    """So many of the newest."""
+    best_steps: frozenset[int] = frozenset()
+    """And the weights of these steps."""
 
 
 def step_name(step: int) -> str:
@@ -159,8 +163,10 @@ def _prune(run_dir: Path, retention: Retention, newest: str) -> None:
     # Newer than the one just written are damaged ones that the run was resumed past: they do not count.
     for folder in [folder for folder in folders if folder.name <= newest][retention.checkpoints :]:
         shutil.rmtree(folder, ignore_errors=True)
+    best = {f"{step_name(step)}.safetensors" for step in retention.best_steps}
     for file in _newest_first(run_dir / "weights", "step-*.safetensors")[retention.weights :]:
-        file.unlink(missing_ok=True)
+        if file.name not in best:
+            file.unlink(missing_ok=True)
 
 
 def _newest_first(folder: Path, pattern: str) -> list[Path]:

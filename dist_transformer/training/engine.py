@@ -117,6 +117,18 @@ class Engine:
         """Sums of a micro-batch without gradient; the loss is the training loss. A collective under ZeRO-3."""
         return self.ds(batch, self.config.optimizer.label_smoothing)
 
+    def plain_model(self) -> Transformer:
+        """The model as it stands, free of DeepSpeed, for decoding. A collective under ZeRO-3, which gathers a copy."""
+        if self.stage < 3:
+            return self.module
+        from deepspeed import zero
+
+        model = Transformer(self.module.config).to(self.device)
+        for part, whole in zip(self.module.parameters(), model.parameters(), strict=True):
+            with zero.GatheredParameters([part]):
+                whole.data = part.detach().to(self.device, copy=True)
+        return model
+
     def end_micro_batch(self) -> bool:
         """Step when the micro-batch was the step's last. False when the update was skipped."""
         is_last = self.ds.is_gradient_accumulation_boundary()

@@ -1,26 +1,33 @@
 """What a run reports: the terminal, `metrics.jsonl` and TensorBoard. Only rank 0 writes."""
 
+import io
 import json
 import math
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from tqdm import tqdm
 
-# The columns of the terminal, in order; the files hold everything.
-_SHOWN = {
-    "loss": "{:.3f}",
-    "ppl": "{:.2f}",
-    "learning_rate": "{:.2e}",
-    "gradient_norm": "{:.2f}",
-    "target_tokens_per_second": "{:,.0f}",
-}
-_LABELS = {"learning_rate": "lr", "gradient_norm": "norm", "target_tokens_per_second": "tok/s"}
+from dist_transformer.evaluation.samples import SampleSheet
+from dist_transformer.pictures import as_png, attention_picture, learning_rate_picture, position_picture
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Of a terminal whose width is not known.
+_COLUMNS = 80
+# In less room than this the figures take the place of the bar.
+_ROOM_FOR_A_BAR = 60
+# Characters that mean something in HTML, in Markdown or in its tables.
+_MARKDOWN = str.maketrans({character: f"&#{ord(character)};" for character in '&<>"\\`*_{}[]()#+-!|~^:=$'})
 
 
 class Reporter:
-    """Writes records; a no-op on other ranks than 0."""
+    """Writes records, lines and pictures; a no-op on other ranks than 0."""
 
     def __init__(self, run_dir: Path, *, is_main: bool, max_steps: int, first_step: int) -> None:
         self.is_main = is_main
@@ -30,12 +37,14 @@ class Reporter:
 
         self.file = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
         self.board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=first_step + 1)
-        self.max_steps = max_steps
-        # A bar in a terminal; in a log file, plain lines without carriage returns.
+        self.max_steps, self.first_step = max_steps, first_step
+        # A bar where a person looks on; plain lines, without carriage returns, where either stream goes to a file.
         self.bar = None
-        if sys.stderr.isatty():
-            form = "{n_fmt}/{total_fmt} |{bar:8}| {remaining} left  {desc}"
-            self.bar = tqdm(total=max_steps, initial=first_step, bar_format=form, dynamic_ncols=True, smoothing=0.05)
+        if sys.stderr.isatty() and sys.stdout.isatty():
+            room = _terminal_room()
+            form = _bar_format(max_steps, [], room)
+            self.bar = tqdm(total=max_steps, initial=first_step, bar_format=form, ncols=room, smoothing=0.05)
+        self.figures: list[str] = []
 
     def record(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Keep `values` of `step`; `kind` is `train`, `valid`, `checkpoint` or `end`."""
@@ -49,19 +58,54 @@ class Reporter:
                 self.board.add_scalar(f"{kind}/{name}", value, step)
 
     def train_line(self, step: int, values: dict[str, Any], seconds_left: float) -> None:
+        """The figures of an interval: beside the bar as many as fit, in a log file a line of about 100 characters."""
         if not self.is_main:
             return
-        shown = {name: f"{_LABELS.get(name, name)} {form.format(values[name])}" for name, form in _SHOWN.items()}
+        loss, ppl, norm = f"{values['loss']:.3f}", _short(values["ppl"], 7), _short(values["gradient_norm"], 6)
+        rate, speed = f"{values['learning_rate']:.2e}", f"{values['target_tokens_per_second']:,.0f}"
         if self.bar is not None:
-            # Four figures and the bar fit 80 columns.
-            self.bar.set_description_str(" ".join(v for k, v in shown.items() if k != "gradient_norm"), refresh=False)
-        else:
-            line = "  ".join(shown.values())
-            self.say(f"step {step:>6}/{self.max_steps}  {line}  left {format_seconds(seconds_left)}")
+            # The most telling first: what does not fit is left out.
+            self.figures = [f"loss {loss}", f"ppl {ppl}", f"tok/s {speed}", f"lr {rate}", f"norm {norm}"]
+            self._fit_bar(self.bar)
+            return
+        self.say(
+            f"step {step:>{len(str(self.max_steps))}}/{self.max_steps}  loss {loss:>6}  ppl {ppl:>7}  lr {rate}  "
+            f"norm {norm:>6}  tok/s {speed:>7}  left {format_seconds(seconds_left)}"
+        )
+
+    def samples(self, sheet: SampleSheet) -> None:
+        """Translations of a validation as a table, and what the decoder looked at, for TensorBoard."""
+        if not self.is_main:
+            return
+        self.board.add_text("samples", samples_table(sheet), sheet.step)
+        with_maps = [sample for sample in sheet.samples if sample.attention_LTS is not None]
+        for number, sample in enumerate(with_maps, 1):
+            self._add_picture(f"attention/sample_{number}", attention_picture(sample), sheet.step)
+        self.board.flush()
+
+    def pictures(self, steps: Sequence[int], rates: Sequence[float], positions_PD: np.ndarray) -> None:
+        """What a run is set to, once at its start, for TensorBoard: learning rates of `steps`, position vectors."""
+        if not self.is_main:
+            return
+        self._add_picture("schedule/learning_rate", learning_rate_picture(steps, rates), self.first_step)
+        self._add_picture("positions/encodings", position_picture(positions_PD), self.first_step)
+        self.board.flush()
+
+    def _add_picture(self, tag: str, figure: "Figure", step: int) -> None:
+        from PIL import Image
+
+        with Image.open(io.BytesIO(as_png(figure))) as image:
+            self.board.add_image(tag, np.asarray(image.convert("RGB")), step, dataformats="HWC")
 
     def advance(self) -> None:
         if self.is_main and self.bar is not None:
+            self._fit_bar(self.bar)
             self.bar.update()
+
+    def _fit_bar(self, bar: "tqdm[Any]") -> None:
+        """To the terminal as it is now: a person may have made it narrower."""
+        bar.ncols = _terminal_room()
+        bar.bar_format = _bar_format(self.max_steps, self.figures, bar.ncols)
 
     def say(self, text: str) -> None:
         if not self.is_main:
@@ -78,6 +122,48 @@ class Reporter:
                 self.bar = None
             self.file.close()
             self.board.close()
+
+
+def samples_table(sheet: SampleSheet) -> str:
+    """A Markdown table in which every character of a sentence stands for itself."""
+    rows = [
+        "| " + " | ".join(map(_as_markdown, (sample.source, sample.reference, sample.hypothesis))) + " |"
+        for sample in sheet.samples
+    ]
+    head = f"BLEU {sheet.bleu:.2f} on {sheet.sentences:,} sentences ({_as_markdown(sheet.signature)})"
+    return "\n".join((head, "", "| source | reference | hypothesis |", "|---|---|---|", *rows))
+
+
+def _as_markdown(text: str) -> str:
+    return " ".join(text.split()).translate(_MARKDOWN)
+
+
+def _short(value: float, width: int) -> str:
+    """Two decimals, or powers of ten where those would take more than `width` characters."""
+    text = f"{value:.2f}"
+    return text if len(text) <= width else f"{value:.1e}"
+
+
+def _bar_format(max_steps: int, figures: list[str], room: int) -> str:
+    """tqdm's template, at most `room` characters when filled in: a short bar where there is room, figures that fit."""
+    bar = "|{bar:8}| " if room >= _ROOM_FOR_A_BAR else ""
+    taken = len(f"{max_steps}/{max_steps} 12:34:56 left") + (len("|12345678| ") if bar else 0)
+    fitting = []
+    for figure in figures:
+        taken += 1 + len(figure)
+        if taken > room:
+            break
+        fitting.append(f" {figure}")
+    return "{n_fmt}/{total_fmt} " + bar + "{remaining} left" + "".join(fitting)
+
+
+def _terminal_room() -> int:
+    """Characters for the bar; the last column stays free, because some terminals begin a new line after it."""
+    try:
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        columns = 0
+    return (columns or _COLUMNS) - 1
 
 
 def format_seconds(seconds: float) -> str:

@@ -63,3 +63,19 @@ def write_settings(run_dir: Path, described: dict[str, Any]) -> None:
     temporary.write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
     temporary.replace(run_dir / "config.json")
     shutil.copyfile(Path(described["data"]) / "tokenizer.json", run_dir / "tokenizer.json")
+
+
+def next_command(run_dir: Path) -> str:
+    """What a user does with a run that has ended, as two lines."""
+    weights = min(5, len(list((run_dir / "weights").glob("step-*.safetensors"))))
+    return (
+        f"weights: {run_dir / 'weights'}\n"
+        f"next:    python tools/average_checkpoints.py --run-dir {run_dir} --last {weights} --out {run_dir / 'model'}"
+    )
+
+
+def remove_newer(run_dir: Path, step: int) -> None:
+    """Remove weight files and samples after `step`: what a run that goes on from there computes anew."""
+    for file in (*run_dir.glob("weights/step-*"), *run_dir.glob("samples/step-*")):
+        if int(file.stem.removeprefix("step-")) > step:
+            file.unlink()

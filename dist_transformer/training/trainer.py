@@ -8,50 +8,32 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from dist_transformer import distributed
 from dist_transformer.config import TrainConfig, to_plain
-from dist_transformer.data.plan import Plan, Position, Step, resolve_budgets
+from dist_transformer.data.plan import Plan, Step, resolve_budgets
 from dist_transformer.data.shards import DataFolder
-from dist_transformer.data.stream import MicroBatch, Stream, epoch_steps
+from dist_transformer.data.stream import MicroBatch, Stream
 from dist_transformer.distributed import World
+from dist_transformer.environment import describe_environment, record_environment
 from dist_transformer.errors import UserError
+from dist_transformer.evaluation.samples import write_sheet
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer, training_flops
 from dist_transformer.training.checkpoint import CheckpointReader, Retention, newest_checkpoint, save_checkpoint
 from dist_transformer.training.ds_config import load_ds_config
 from dist_transformer.training.engine import Engine
-from dist_transformer.training.ledger import GENESIS, Ledger, batch_hash, truncate_jsonl
+from dist_transformer.training.ledger import Ledger, batch_hash, truncate_jsonl
 from dist_transformer.training.metrics import Reporter, perplexity
-from dist_transformer.training.run_folder import check_settings, describe_run, write_settings
+from dist_transformer.training.progress import Progress
+from dist_transformer.training.run_folder import check_settings, describe_run, remove_newer, write_settings
+from dist_transformer.training.schedule import learning_rate
+from dist_transformer.training.validation import Validator
 
-
-@dataclass(slots=True)
-class Progress:
-    """Where a run stands; all of it is in every checkpoint."""
-
-    step: int = 0
-    """Steps whose data is consumed."""
-    skipped_steps: int = 0
-    """Steps whose update was skipped because loss or gradient was not finite."""
-    skipped_in_a_row: int = 0
-    position: Position = field(default_factory=Position)
-    ledger_chain: str = GENESIS
-    best_valid_nll: float | None = None
-    validations_since_best: int = 0
-    train_seconds: float = 0.0
-    """Time spent in steps, without validation and checkpoints."""
-    source_tokens: int = 0
-    target_tokens: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "position": self.position.to_json()}
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Progress":
-        known = {f.name: values[f.name] for f in dataclasses.fields(cls)}
-        return cls(**{**known, "position": Position.from_json(values["position"])})
+# More positions than this are a blur.
+_PICTURED_POSITIONS = 128
 
 
 @dataclass(slots=True)
@@ -92,14 +74,17 @@ class Trainer:
             train.lengths, train.shard_starts,
             budgets=self.budgets, window_shards=config.batch.window_shards, seed=config.seed,
         )  # fmt: skip
-        self.valid_plan = self._plan_validation()
-        packs = config.batch.packs_per_micro_batch
-        self.stream = Stream(train, self.budgets, packs_per_micro_batch=packs)
-        self.valid_stream = Stream(self.folder.valid, self.budgets, packs_per_micro_batch=packs)
+        self.stream = Stream(train, self.budgets, packs_per_micro_batch=config.batch.packs_per_micro_batch)
+        self.validator = None
+        if config.validate_every > 0:
+            self.validator = Validator(
+                self.folder, self.budgets, config.batch, sentences=config.validate_sentences
+            )  # fmt: skip
         self._check_lengths()
         ds_config = load_ds_config(config.deepspeed_config)
         notes, checkpoint = self._open_run(ds_config)
         model = self._make_model(checkpoint).to(device)
+        positions_PD = model.positions.table[:_PICTURED_POSITIONS].detach().float().cpu().numpy()
         self.engine = Engine(model, config, ds_config, world_size=world.size)
         self.progress = self._restore(checkpoint)
         self.ledger = Ledger(config.run_dir / "ledger.jsonl", chain=self.progress.ledger_chain)
@@ -107,6 +92,8 @@ class Trainer:
             config.run_dir, is_main=world.is_main, max_steps=config.max_steps, first_step=self.progress.step
         )  # fmt: skip
         self._introduce(notes, checkpoint)
+        if world.is_main:
+            self._record_setting(positions_PD)
 
     def train(self) -> None:
         """Train to `max_steps`, or until patience ends."""
@@ -115,12 +102,12 @@ class Trainer:
             self._train_step(step, interval)
             is_last = self.progress.step == self.config.max_steps
             validates = self.config.validate_every > 0 and (is_last or self._is_due(self.config.validate_every))
-            saves = is_last or self._is_due(self.config.save_every)
-            if validates or saves or self._is_due(self.config.log_every):
+            saves = is_last or validates or self._is_due(self.config.save_every)
+            if saves or self._is_due(self.config.log_every):
                 interval = self._log(interval)
             if validates:
                 self._validate()
-            if saves or self._out_of_patience():
+            if saves:
                 self._save()
             if self._out_of_patience():
                 break
@@ -229,29 +216,23 @@ class Trainer:
             self.config.model, source_tokens=progress.source_tokens, target_tokens=progress.target_tokens
         )  # fmt: skip
 
-    @torch.no_grad()
     def _validate(self) -> None:
-        """Loss on the validation pairs, each rank a share. A collective."""
-        self.engine.module.eval()
-        sums = torch.zeros(3, dtype=torch.float64, device=self.engine.device)
-        packs = self.config.batch.packs_per_micro_batch * self.world.size
-        assert self.valid_plan is not None
-        for step in epoch_steps(self.valid_plan, packs_per_step=packs):
-            for micro in self.valid_stream.micro_batches(step, rank=self.world.rank, world_size=self.world.size):
-                part = self.engine.evaluate(micro.batch.to(self.engine.device))
-                sums += torch.stack([value.double() for value in part])
-        self.engine.module.train()
-        loss, nll, tokens = distributed.all_reduce_sum(sums).tolist()
-        nll = nll / tokens
-        progress = self.progress
-        improved = progress.best_valid_nll is None or nll < progress.best_valid_nll
-        progress.validations_since_best = 0 if improved else progress.validations_since_best + 1
-        if improved:
-            progress.best_valid_nll = nll
-        values = {"loss": loss / tokens, "nll": nll, "ppl": perplexity(nll)}
+        """A collective."""
+        assert self.validator is not None
+        config, progress = self.config, self.progress
+        result = self.validator.run(self.engine, step=progress.step)
+        values: dict[str, Any] = {"loss": result.loss, "nll": result.nll, "ppl": perplexity(result.nll)}
+        text = f"validation nll {result.nll:.3f}, ppl {values['ppl']:.2f}"
+        if result.sheet is not None:
+            values["bleu"] = result.sheet.bleu
+            text += f", BLEU {result.sheet.bleu:.1f} on {result.sheet.sentences} sentences"
+            if self.world.is_main:
+                write_sheet(config.run_dir, result.sheet)
+            self.reporter.samples(result.sheet)
+        improved = progress.rank_validation(values[config.best_by], by=config.best_by, keep=config.keep_best)
         self.reporter.record("valid", progress.step, values)
-        best = "best so far" if improved else f"best {progress.best_valid_nll:.3f}"
-        self.reporter.say(f"step {progress.step}: validation nll {nll:.3f}, ppl {values['ppl']:.2f} ({best})")
+        best = "best so far" if improved else f"best {config.best_by} {progress.best[0][1]:.3f}"
+        self.reporter.say(f"step {progress.step}: {text} ({best})")
 
     def _save(self) -> None:
         started = time.monotonic()
@@ -259,12 +240,20 @@ class Trainer:
             self.config.run_dir,
             self.engine.parameter_states(),
             {**self.progress.to_json(), **self._describe_model(), "updates": self.engine.scheduler.updates},
-            retention=Retention(checkpoints=self.config.keep_checkpoints, weights=self.config.keep_weights),
+            retention=self._retention(),
             weights_metadata={key: json.dumps(value) for key, value in self._describe_model().items()},
         )
         seconds = time.monotonic() - started
         self.reporter.record("checkpoint", self.progress.step, {"seconds": seconds})
         self.reporter.say(f"step {self.progress.step}: saved {path} in {seconds:.1f} s")
+
+    def _retention(self) -> Retention:
+        config = self.config
+        return Retention(
+            checkpoints=config.keep_checkpoints,
+            weights=config.keep_weights,
+            best_steps=frozenset(step for step, _ in self.progress.best[: config.keep_best]),
+        )
 
     def _describe_model(self) -> dict[str, Any]:
         """What a weight file says of itself, so that averaging needs no other file."""
@@ -291,32 +280,16 @@ class Trainer:
             "zero_stage": self.engine.stage,
         }
         self.reporter.record("end", progress.step, values)
-        run = self.config.run_dir
-        weights = min(5, len(list((run / "weights").glob("step-*.safetensors"))))
         why = f"no better validation in {self.config.patience}" if self._out_of_patience() else "all steps done"
         self.reporter.say(
             f"finished at step {progress.step} ({why}), {values['target_tokens_per_second']:,.0f} target tokens/s, "
-            f"{values['training_flops']:.2e} training FLOPs\n"
-            f"weights: {run / 'weights'}\n"
-            f"next:    python tools/average_checkpoints.py --run-dir {run} --last {weights} --out {run / 'model'}"
+            f"{values['training_flops']:.2e} training FLOPs"
         )
         self.reporter.close()
 
-    def _plan_validation(self) -> Plan | None:
-        """Now, not at the first validation: a set that cannot be used ends the run before it begins."""
-        if self.config.validate_every == 0:
-            return None
-        valid = self.folder.valid
-        try:
-            windows = len(valid.shard_starts)
-            return Plan(valid.lengths, valid.shard_starts, budgets=self.budgets, window_shards=windows, seed=0)
-        except UserError as error:
-            raise UserError(f"validation set of {self.config.data}: {error}, or set --validate-every 0") from None
-
     def _check_lengths(self) -> None:
-        longest = max(
-            self.stream.source_cap, self.stream.target_cap, self.valid_stream.source_cap, self.valid_stream.target_cap
-        )
+        streams = [self.stream, *([self.validator.stream] if self.validator else [])]
+        longest = max(max(stream.source_cap, stream.target_cap) for stream in streams)
         if longest > self.config.model.max_positions:
             raise UserError(
                 f"model.max_positions is {self.config.model.max_positions}, but a sentence has {longest} tokens: "
@@ -347,6 +320,7 @@ class Trainer:
             last_step = reader.state["step"] if reader else 0
             for name in ("metrics.jsonl", "ledger.jsonl"):
                 truncate_jsonl(run_dir / name, last_step)
+            remove_newer(run_dir, last_step)
         distributed.barrier()
         return warnings, reader
 
@@ -363,6 +337,16 @@ class Trainer:
             return Progress()
         self.engine.restore(checkpoint.parameter, updates=checkpoint.state["updates"])
         return Progress.from_json(checkpoint.state)
+
+    def _record_setting(self, positions_PD: np.ndarray) -> None:
+        """The machine, the schedule and the positions, for those who look at the run later."""
+        config, world = self.config, self.world
+        environment = describe_environment(world_size=world.size, local_size=world.local_size)
+        record_environment(config.run_dir, environment, step=self.progress.step)
+        peak = min(config.optimizer.warmup_steps, config.max_steps)
+        steps = sorted({peak, *(round(step) for step in np.linspace(1, config.max_steps, 500))})
+        rates = [learning_rate(step, config.optimizer, width=config.model.width) for step in steps]
+        self.reporter.pictures(steps, rates, positions_PD)
 
     def _introduce(self, notes: list[str], checkpoint: CheckpointReader | None) -> None:
         config, index = self.config, self.folder.index

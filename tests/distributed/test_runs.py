@@ -14,6 +14,7 @@ import pytest
 from safetensors.torch import load_file
 
 from dist_transformer.data.shards import DataFolder
+from dist_transformer.evaluation.samples import read_sheets
 from dist_transformer.training.checkpoint import checkpoint_problem
 from dist_transformer.training.ledger import read_ledger
 from dist_transformer.training.metrics import read_records
@@ -176,3 +177,52 @@ def test_stage_3_with_offload_trains_and_resumes(worlds: dict[int, Path], toy_da
     train(2, toy_data.path, tmp_path / "run", "--max-steps", 3, *flags)
     train(2, toy_data.path, tmp_path / "run", "--max-steps", 6, "--resume", "required", *flags)
     assert losses(tmp_path / "run") == pytest.approx(losses(worlds[1])[:6], abs=1e-5)
+
+
+def test_the_best_weights_stay_and_validation_changes_nothing(toy_data: DataFolder, tmp_path: Path) -> None:
+    plain, run_dir = tmp_path / "plain", tmp_path / "run"
+    steps = ("--max-steps", 12, "--save-every", 12)
+    train(2, toy_data.path, plain, *steps)
+    validation = ("--validate-every", 2, "--validate-sentences", 5, "--keep-weights", 1, "--keep-best", 2)
+    # Rates so high that the last validation is not the best one.
+    output = train(2, toy_data.path, run_dir, *steps, *validation, "--best-by", "bleu")
+    weights = "weights/step-00000012.safetensors"
+    whole, validated = load_file(plain / weights), load_file(run_dir / weights)
+    assert all(whole[name].equal(validated[name]) for name in whole)
+    records = read_records(run_dir, "valid")
+    assert [record["step"] for record in records] == [2, 4, 6, 8, 10, 12]
+    best = sorted(records, key=lambda record: (-record["bleu"], record["step"]))[:2]
+    wanted = {12, *(record["step"] for record in best)}
+    assert {int(file.stem[5:]) for file in (run_dir / "weights").iterdir()} == wanted
+    sheets = read_sheets(run_dir)
+    assert [sheet.bleu for sheet in sheets] == [record["bleu"] for record in records]
+    assert [sheet.sentences for sheet in sheets] == [5] * 6
+    sources, references = toy_data.valid_text()
+    assert (sheets[-1].samples[0].source, sheets[-1].samples[-1].reference) == (sources[0], references[-1])
+    assert f"BLEU {records[-1]['bleu']:.1f} on 5 sentences" in output
+
+
+def test_mode_checks_a_run_before_it_is_queued(toy_data: DataFolder) -> None:
+    command = [sys.executable, "-m", "dist_transformer.train", "--test-mode", *SMALL]
+    output = run_command(*command, "--data", toy_data.path, "--optimizer.peak-lr", 1e-2)
+    checks = [line.split("  ")[:2] for line in output.splitlines() if line.startswith(("pass", "FAIL"))]
+    names = [
+        "learns two packs",
+        "every update applied",
+        "saves a whole checkpoint",
+        "resumes exactly",
+        "decodes as it trains",
+    ]
+    assert [name.strip() for _, name in checks] == names
+    assert {verdict for verdict, _ in checks} == {"pass"}
+    assert "effective batch  4 packs, at most 1,024 target tokens a step" in output
+    assert "GiB" in output
+    output = run_command(*command, "--data", toy_data.path, "--optimizer.peak-lr", 1e-9, status=1)
+    assert "FAIL  learns two packs" in output
+    assert "pass  resumes exactly" in output
+    assert "Traceback" not in output
+
+
+def test_mode_is_for_one_process() -> None:
+    output = run_command(*deepspeed_command(2), "--module", "dist_transformer.train", "--test-mode", *SMALL, status=1)
+    assert "--test-mode is for one process, and 2 were started" in output

@@ -55,3 +55,21 @@ def test_all_ranks_skip_a_step_that_is_not_finite_on_one(results: dict[str, Any]
     assert outcome["rate_unchanged"]
     assert outcome["skipped"] == 3
     assert "3 steps in a row" in outcome["message"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_model_that_validation_decodes_with_is_the_trained_one(results: dict[str, Any], case: str) -> None:
+    # bf16 keeps 8 bits of a weight, and these are below 4.
+    assert results[case]["resume"]["plain_model_differs_by"] <= (0.0 if case.endswith("fp32") else 2**-7)
+
+
+def test_stages_translate_alike(results: dict[str, Any]) -> None:
+    first = results["zero0-fp32"]["resume"]["sheets"]
+    assert [sheet["step"] for sheet in first] == [3, 6]
+    assert [sheet["sentences"] for sheet in first] == [6, 6]
+    assert all(len(sheet["samples"]) == 6 for sheet in first)
+    for stage in range(1, 4):
+        sheets = results[f"zero{stage}-fp32"]["resume"]["sheets"]
+        for ours, expected in zip(sheets, first, strict=True):
+            assert [s["hypothesis"] for s in ours["samples"]] == [s["hypothesis"] for s in expected["samples"]]
+            assert ours["bleu"] == expected["bleu"]

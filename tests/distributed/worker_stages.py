@@ -17,6 +17,7 @@ from dist_transformer.data.shards import DataFolder
 from dist_transformer.data.stream import Stream
 from dist_transformer.distributed import World, process_group, read_world
 from dist_transformer.errors import UserError
+from dist_transformer.evaluation.samples import read_sheets
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.training.ds_config import load_ds_config
@@ -37,6 +38,7 @@ def make_config(data: Path, run_dir: Path, stage: int, precision: str, **changes
         save_every=3,
         log_every=1,
         validate_every=3,
+        validate_sentences=6,
         precision=precision,  # type: ignore[arg-type]
         model=changes.pop("model", MODEL),
         # Three packs on two ranks: two micro-batches each, one of them of weight zero.
@@ -118,6 +120,10 @@ def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {state.name: state.weight.clone() for state in trainer.engine.parameter_states()}
 
 
+def plain_weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: p.detach().float() for name, p in trainer.engine.plain_model().named_parameters()}
+
+
 def losses_of(run_dir: Path) -> list[float]:
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [record["loss"] for record in records if record["kind"] == "train"]
@@ -143,6 +149,8 @@ def resume_result(config: TrainConfig, world: World, device: torch.device) -> di
         "resumed_losses": losses_of(broken_dir),
         "weights_differ_by": difference(weights_of(whole), weights_of(resumed)),
         "same_ledger": ledgers[0] == ledgers[1] if world.is_main else True,
+        "plain_model_differs_by": difference(weights_of(whole), plain_weights_of(whole)),
+        "sheets": [dataclasses.asdict(sheet) for sheet in read_sheets(config.run_dir)],
     }
 
 

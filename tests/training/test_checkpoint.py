@@ -34,12 +34,14 @@ def states(step: int) -> Iterator[ParameterState]:
         yield ParameterState(name=name, weight=weight, moments=dict(zip(MOMENTS, moments, strict=True)))
 
 
-def save(run: Path, step: int, *, checkpoints: int = 9, weights: int = 9, **state: Any) -> Path:
+def save(
+    run: Path, step: int, *, checkpoints: int = 9, weights: int = 9, best: tuple[int, ...] = (), **state: Any
+) -> Path:
     return save_checkpoint(
         run,
         states(step),
         {"step": step, "updates": step, **state},
-        retention=Retention(checkpoints=checkpoints, weights=weights),
+        retention=Retention(checkpoints=checkpoints, weights=weights, best_steps=frozenset(best)),
         weights_metadata={"step": str(step)},
     )
 
@@ -405,3 +407,11 @@ def test_everything_is_on_disk_before_the_names_change(run: Path, monkeypatch: p
     assert "flush checkpoints" in events[at:pointer_moves]
     assert any(event.startswith("flush") and "latest" in event for event in events[at:pointer_moves])
     assert events[pointer_moves + 1 :] == ["flush checkpoints"]
+
+
+def test_weights_of_the_best_steps_stay(run: Path) -> None:
+    for step in range(1, 6):
+        save(run, step, weights=2, best=(2,))
+    assert names(run / "weights") == [f"step-0000000{step}.safetensors" for step in (2, 4, 5)]
+    save(run, 6, weights=2, best=(4,))
+    assert names(run / "weights") == [f"step-0000000{step}.safetensors" for step in (4, 5, 6)]

@@ -8,7 +8,7 @@ import pytest
 
 from dist_transformer.config import PRESETS, BatchConfig, ModelConfig, OptimizerConfig, TrainConfig, from_plain
 from dist_transformer.errors import UserError
-from dist_transformer.training.run_folder import check_settings, describe_run, write_settings
+from dist_transformer.training.run_folder import check_settings, describe_run, remove_newer, write_settings
 
 DS_CONFIG = {"zero_optimization": {"stage": 1, "overlap_comm": True}}
 
@@ -125,3 +125,17 @@ def test_settings_are_replaced_whole(config: TrainConfig, run_dir: Path, monkeyp
         write_settings(run_dir, describe_run(dataclasses.replace(config, max_steps=5), DS_CONFIG))
     monkeypatch.undo()
     assert (run_dir / "config.json").read_text() == before
+
+
+def test_what_a_resumed_run_computes_anew_is_removed(tmp_path: Path) -> None:
+    files = {
+        f"{folder}/step-000000{step}{end}"
+        for folder, end in (("weights", ".safetensors"), ("samples", ".json"))
+        for step in (10, 20, 30)
+    }
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    remove_newer(tmp_path, 20)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
+    assert left == {name for name in files if "step-00000030" not in name}

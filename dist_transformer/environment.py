@@ -1,0 +1,73 @@
+"""Where a run is trained: versions and hardware, kept in the run folder for its report.
+
+RUN/environment.json is a list with one entry a start of the run: {"step": steps done before, "time": UTC, versions,
+hardware, ranks}. No user, host or path is in it, so that a run folder can be shared.
+"""
+
+import json
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from dist_transformer.files import sync, write_synced
+
+ENVIRONMENT_FILE = "environment.json"
+
+_PACKAGES = ("dist_transformer", "torch", "deepspeed")
+
+
+def describe_environment(*, world_size: int = 1, local_size: int = 1) -> dict[str, Any]:
+    """This machine, as JSON values.
+
+    Args:
+        world_size: ranks of the run; `local_size` of them are on this host, and hosts are taken to be alike.
+    """
+    import torch
+
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        **{name: version(name) for name in _PACKAGES},
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda if gpus else None,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processor": _processor(Path("/proc/cpuinfo")),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory / 2**30, 1),
+        "gpus": [f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus],
+        "hosts": -(-world_size // local_size),
+        "world_size": world_size,
+    }
+
+
+def _processor(cpuinfo: Path) -> str:
+    """The name of the CPU; its architecture where the system does not tell more."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def record_environment(run_dir: Path, described: dict[str, Any], *, step: int) -> None:
+    """Add a start of the run at `step` to its environment.json; for one rank to call."""
+    entry = {"step": step, "time": datetime.now(UTC).isoformat(timespec="seconds"), **described}
+    content = json.dumps([*read_environments(run_dir), entry], indent=1) + "\n"
+    temporary = run_dir / f"{ENVIRONMENT_FILE}.tmp"
+    write_synced(temporary, content.encode())
+    temporary.replace(run_dir / ENVIRONMENT_FILE)
+    sync(run_dir)
+
+
+def read_environments(run_dir: Path) -> list[dict[str, Any]]:
+    """The starts of a run, oldest first; none when the file is missing or damaged: it explains a run, and must not
+    stop one."""
+    try:
+        entries = json.loads((run_dir / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []

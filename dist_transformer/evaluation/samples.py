@@ -1,0 +1,171 @@
+"""Sample translations of a run, with what the decoder looked at: made at validation, read by pictures and reports."""
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dist_transformer.config import read_json
+from dist_transformer.data.tokenizer import SPECIALS, Tokenizer
+from dist_transformer.errors import UserError
+from dist_transformer.files import sync, write_synced
+from dist_transformer.inference.attention_maps import cross_attention_maps
+from dist_transformer.inference.translator import Translator
+
+SAMPLES_FOLDER = "samples"
+# Longer sentences have no maps: their pictures could not be read, and a map of 1,024 by 1,024 is 6 MB of text.
+LONGEST_MAP = 60
+_END = SPECIALS[-1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One sentence of the validation set."""
+
+    source: str
+    reference: str
+    hypothesis: str
+    source_tokens: list[str]
+    """Readable pieces, `</s>` last: the S columns of the maps."""
+    target_tokens: list[str]
+    """Readable pieces of the hypothesis, `</s>` last: the T rows of the maps; row i is the step that made piece i."""
+    attention_LTS: list[list[list[float]]] | None
+    """Cross-attention of each decoder layer, mean over its heads, 3 decimals; None for most samples."""
+
+    def __post_init__(self) -> None:
+        for name in ("source", "reference", "hypothesis"):
+            _require(isinstance(getattr(self, name), str), f"{name} is no text")
+        for name in ("source_tokens", "target_tokens"):
+            tokens = getattr(self, name)
+            _require(isinstance(tokens, list) and all(isinstance(token, str) for token in tokens), f"{name} is no list")
+        if self.attention_LTS is not None:
+            try:
+                shape = np.asarray(self.attention_LTS, dtype=np.float64).shape
+            except (TypeError, ValueError):
+                shape = ()
+            expected = (len(self.target_tokens), len(self.source_tokens))
+            _require(len(shape) == 3 and shape[1:] == expected, "attention_LTS does not fit the tokens")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleSheet:
+    """The samples of one validation, and its score."""
+
+    step: int
+    sentences: int
+    """Sentences that were decoded and scored."""
+    bleu: float
+    signature: str
+    """sacreBLEU's, which says what `bleu` is."""
+    samples: tuple[Sample, ...]
+
+    def __post_init__(self) -> None:
+        _require(isinstance(self.step, int) and self.step >= 0, "step is no count")
+        _require(isinstance(self.sentences, int) and self.sentences >= 0, "sentences is no count")
+        _require(isinstance(self.bleu, int | float), "bleu is no number")
+        _require(isinstance(self.signature, str), "signature is no text")
+
+
+def make_samples(
+    translator: Translator,
+    sources: Sequence[str],
+    references: Sequence[str],
+    hypotheses: Sequence[str],
+    *,
+    count: int,
+    with_attention: int,
+) -> tuple[Sample, ...]:
+    """At most `count` samples, spread evenly over the lists, the same ones each time.
+
+    Args:
+        hypotheses: what `translator` made of `sources`.
+        with_attention: so many of them, the first whose sentences are short enough to read, have attention maps.
+    """
+    count = min(count, len(sources))
+    tokenizer = translator.tokenizer
+    longest = min(LONGEST_MAP, translator.model.config.max_positions)
+    samples: list[Sample] = []
+    maps = 0
+    for i in (place * len(sources) // count for place in range(count)):
+        source, target = tokenizer.encode(sources[i]), tokenizer.encode(hypotheses[i])
+        attention = None
+        if maps < with_attention and max(len(source), len(target)) < longest:
+            attention = _mean_of_heads(translator, source, target)
+            maps += 1
+        samples.append(
+            Sample(
+                source=sources[i],
+                reference=references[i],
+                hypothesis=hypotheses[i],
+                source_tokens=readable_pieces(tokenizer, source),
+                target_tokens=readable_pieces(tokenizer, target),
+                attention_LTS=attention,
+            )
+        )
+    return tuple(samples)
+
+
+def _mean_of_heads(translator: Translator, source: list[int], target: list[int]) -> list[list[list[float]]] | None:
+    mean_LTS = cross_attention_maps(translator.model, source, target).double().mean(1)
+    # A run whose weights are no longer finite still reports its text.
+    return mean_LTS.round(decimals=3).tolist() if mean_LTS.isfinite().all() else None
+
+
+def readable_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Pieces as a reader knows them, `</s>` last: a space is `▁`, and `�` stands for a part of a character."""
+    return [_readable(tokenizer.decode([i])) for i in ids] + [_END]
+
+
+def _readable(text: str) -> str:
+    visible = "".join("▁" if c.isspace() else c if c.isprintable() else "�" for c in text)
+    # A part of a character, bytes of it, is one mark however many bytes.
+    return re.sub("�+", "�", visible)
+
+
+def write_sheet(run_dir: Path, sheet: SampleSheet) -> Path:
+    """Write `RUN/samples/step-00001000.json`, whole or not at all.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    path = run_dir / SAMPLES_FOLDER / f"step-{sheet.step:08d}.json"
+    temporary = path.with_name(f".{path.name}")
+    text = json.dumps(dataclasses.asdict(sheet), ensure_ascii=False, allow_nan=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_synced(temporary, f"{text}\n".encode())
+        os.replace(temporary, path)
+        sync(path.parent)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): free space or choose another folder") from None
+    return path
+
+
+def read_sheets(run_dir: Path) -> list[SampleSheet]:
+    """All sheets of a run, in order of step; none where there are none.
+
+    Raises:
+        UserError: one is damaged.
+    """
+    sheets = [_read_sheet(path) for path in (run_dir / SAMPLES_FOLDER).glob("step-*.json")]
+    return sorted(sheets, key=lambda sheet: sheet.step)
+
+
+def _read_sheet(path: Path) -> SampleSheet:
+    values: dict[str, Any] = read_json(path)
+    try:
+        samples = tuple(Sample(**sample) for sample in values.pop("samples"))
+        return SampleSheet(**values, samples=samples)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is no sheet of samples ({error}): remove it, the run writes a newer one") from None
+
+
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
+        raise ValueError(problem)

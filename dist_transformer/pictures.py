@@ -1,0 +1,161 @@
+"""Pictures of a run: numbers in, a matplotlib figure out; no window, and none of pyplot's state."""
+
+import io
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dist_transformer.evaluation.samples import Sample
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Fonts with Chinese, Japanese and Korean characters: those that the machine has follow matplotlib's own.
+_CJK_FONTS = (
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC", "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei", "Droid Sans Fallback", "Microsoft YaHei", "SimHei", "PingFang SC", "Hiragino Sans GB",
+    "Arial Unicode MS",
+)  # fmt: skip
+_LABEL_POINTS = 8
+# Inches: a row or column of a map, wide enough for a label; a character of a label; what stands around the panels.
+_CELL, _CHARACTER, _FRAME = 0.17, 0.085, 0.8
+_DOTS_PER_INCH = 110
+_SHOWN_POSITIONS = 128
+
+
+def attention_picture(sample: Sample) -> "Figure":
+    """Cross-attention of a sample that has maps: a panel a decoder layer, a row a produced piece.
+
+    One scale of colours for all panels, so that a diffuse layer looks diffuse.
+    """
+    if sample.attention_LTS is None:
+        raise ValueError("the sample has no attention maps")
+    maps_LTS = np.asarray(sample.attention_LTS)
+    layers, steps, sources = maps_LTS.shape
+    panel_rows = 1 if layers <= 3 else 2
+    panel_columns = math.ceil(layers / panel_rows)
+    row_label, column_label = (
+        _CHARACTER * max(map(len, tokens)) for tokens in (sample.target_tokens, sample.source_tokens)
+    )
+    width = panel_columns * (_CELL * sources + row_label + _FRAME) + _FRAME
+    height = panel_rows * (_CELL * steps + column_label + _FRAME)
+    with _style():
+        figure = _figure(max(width, 4.0), max(height, 2.5))
+        panels = figure.subplots(panel_rows, panel_columns, squeeze=False).ravel()
+        for layer, panel in enumerate(panels):
+            if layer >= layers:
+                panel.remove()
+                continue
+            image = panel.imshow(maps_LTS[layer], cmap="Blues", vmin=0.0, vmax=maps_LTS.max(), aspect="equal")
+            panel.set_title(f"decoder layer {layer + 1}")
+            _label_tokens(panel, sample)
+        bar = figure.colorbar(image, ax=list(panels[:layers]), fraction=0.03, pad=0.01)
+        bar.set_label("attention weight, mean over heads")
+    return figure
+
+
+def _label_tokens(panel: "Axes", sample: Sample) -> None:
+    # A pair of dollar signs in a sentence is text, not a formula.
+    style: dict[str, Any] = {"fontsize": _LABEL_POINTS, "parse_math": False}
+    panel.set_xticks(range(len(sample.source_tokens)), sample.source_tokens, rotation=90, **style)
+    panel.set_yticks(range(len(sample.target_tokens)), sample.target_tokens, **style)
+    panel.tick_params(length=2)
+    panel.set_xlabel("source")
+    panel.set_ylabel("produced")
+
+
+def learning_rate_picture(steps: Sequence[int], rates: Sequence[float]) -> "Figure":
+    """The rate of each optimizer step, with its peak marked."""
+    peak = int(np.argmax(rates))
+    with _style():
+        figure = _figure(7.0, 3.5)
+        axes = figure.add_subplot()
+        axes.plot(steps, rates)
+        axes.plot(steps[peak], rates[peak], "o")
+        # The free side of the peak: right of it the curve falls, and at the right edge there is no room.
+        at_the_right = steps[peak] > (steps[0] + steps[-1]) / 2
+        axes.annotate(
+            f"peak {rates[peak]:.2e} at step {steps[peak]:,}",
+            (steps[peak], rates[peak]),
+            xytext=(-10 if at_the_right else 10, 0),
+            textcoords="offset points",
+            ha="right" if at_the_right else "left",
+            va="center",
+        )
+        axes.set_title("learning rate schedule")
+        axes.set_xlabel("optimizer step")
+        axes.set_ylabel("learning rate")
+        axes.set_ylim(bottom=0.0, top=1.1 * rates[peak])
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.grid(alpha=0.3)
+    return figure
+
+
+def position_picture(table_PD: np.ndarray) -> "Figure":
+    """Position vectors as a heat map, the first 128 positions of a longer table; red above zero, blue below."""
+    shown_PD = table_PD[:_SHOWN_POSITIONS]
+    limit = float(np.abs(shown_PD).max()) or 1.0
+    with _style():
+        figure = _figure(7.0, 4.5)
+        axes = figure.add_subplot()
+        image = axes.imshow(
+            shown_PD, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest"
+        )  # fmt: skip
+        axes.set_title(f"position encodings: {len(shown_PD):,} of {len(table_PD):,} positions")
+        axes.set_xlabel("dimension")
+        axes.set_ylabel("position")
+        figure.colorbar(image, ax=axes, label="value")
+    return figure
+
+
+def as_png(figure: "Figure") -> bytes:
+    """For TensorBoard and files."""
+    return _saved(figure, "png")
+
+
+def as_svg(figure: "Figure") -> str:
+    """An `<svg>` element for a page: its text is text, so a browser shows characters that this machine has no font for.
+
+    Equal figures give equal strings.
+    """
+    text = _saved(figure, "svg").decode("utf-8")
+    return text[text.index("<svg") :]
+
+
+def _figure(width: float, height: float) -> "Figure":
+    """Width and height in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, layout="constrained")
+
+
+def _saved(figure: "Figure", kind: str) -> bytes:
+    buffer = io.BytesIO()
+    with _style():
+        # A time of day in a file would make equal pictures differ.
+        figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    return buffer.getvalue()
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    """matplotlib's settings, for as long as a figure is made or saved."""
+    import matplotlib
+    from matplotlib import font_manager
+
+    available = set(font_manager.fontManager.get_font_names())
+    settings: Any = {
+        "font.family": ["DejaVu Sans", *(name for name in _CJK_FONTS if name in available)],
+        "svg.fonttype": "none",
+        "svg.hashsalt": "dist_transformer",
+        "text.usetex": False,
+    }
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        # Characters that no font has become boxes; a warning for each of them would flood the log.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield

@@ -1,0 +1,90 @@
+"""Validation: loss on all validation pairs, BLEU of a bounded sample by real beam search, sample translations."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dist_transformer import distributed
+from dist_transformer.config import BatchConfig
+from dist_transformer.data.plan import Budgets, Plan
+from dist_transformer.data.shards import DataFolder
+from dist_transformer.data.stream import Stream, epoch_steps
+from dist_transformer.errors import UserError
+from dist_transformer.evaluation.bleu import corpus_bleu
+from dist_transformer.evaluation.samples import SampleSheet, make_samples
+from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.translator import Translator
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.training.engine import Engine
+
+# Shown of each validation, and those of them with cross-attention maps.
+_SAMPLES, _MAPS = 8, 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidationResult:
+    """Of one validation, the same on every rank."""
+
+    loss: float
+    """Training loss (label-smoothed) a token."""
+    nll: float
+    """-log p a token, not smoothed."""
+    sheet: SampleSheet | None
+    """BLEU and samples; None when no sentence is translated."""
+
+
+class Validator:
+    """Validates a model on a data folder's validation set, each rank a share.
+
+    Args:
+        sentences: how many are translated, spread evenly over the set.
+
+    Raises:
+        UserError: the set cannot be used; at construction, so that it ends a run before it begins.
+    """
+
+    def __init__(self, folder: DataFolder, budgets: Budgets, batch: BatchConfig, *, sentences: int) -> None:
+        split = folder.valid
+        try:
+            self.plan = Plan(
+                split.lengths, split.shard_starts, budgets=budgets, window_shards=len(split.shard_starts), seed=0
+            )  # fmt: skip
+        except UserError as error:
+            raise UserError(f"validation set of {folder.path}: {error}, or set --validate-every 0") from None
+        self.stream = Stream(split, budgets, packs_per_micro_batch=batch.packs_per_micro_batch)
+        self.language = folder.index.target_language
+        self.tokenizer = folder.tokenizer()
+        texts = folder.valid_text()
+        chosen = np.linspace(0, len(texts[0]) - 1, min(sentences, len(texts[0]))).round().astype(int)
+        self.sources, self.references = ([text[i] for i in chosen] for text in texts)
+
+    def run(self, engine: Engine, *, step: int) -> ValidationResult:
+        """A collective."""
+        loss, nll = self._losses(engine)
+        sheet = self._translate(engine.plain_model(), engine.device, step) if self.sources else None
+        return ValidationResult(loss=loss, nll=nll, sheet=sheet)
+
+    @torch.no_grad()
+    def _losses(self, engine: Engine) -> tuple[float, float]:
+        engine.module.eval()
+        sums = torch.zeros(3, dtype=torch.float64, device=engine.device)
+        world = distributed.world_size()
+        for step in epoch_steps(self.plan, packs_per_step=self.stream.packs_per_micro_batch * world):
+            for micro in self.stream.micro_batches(step, rank=distributed.rank(), world_size=world):
+                part = engine.evaluate(micro.batch.to(engine.device))
+                sums += torch.stack([value.double() for value in part])
+        engine.module.train()
+        loss, nll, tokens = distributed.all_reduce_sum(sums).tolist()
+        return loss / tokens, nll / tokens
+
+    def _translate(self, model: Transformer, device: torch.device, step: int) -> SampleSheet:
+        translator = Translator(model, self.tokenizer, device, BeamSettings())
+        hypotheses = [translation.text for translation in translator.translate_distributed(self.sources)]
+        bleu, signature = corpus_bleu(
+            hypotheses, self.references, target_language=self.language, lowercase=self.tokenizer.lowercase
+        )
+        samples = make_samples(
+            translator, self.sources, self.references, hypotheses, count=_SAMPLES, with_attention=_MAPS
+        )
+        return SampleSheet(step=step, sentences=len(hypotheses), bleu=bleu, signature=signature, samples=samples)

@@ -1,0 +1,251 @@
+import copy
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
+from dist_transformer.errors import UserError
+from dist_transformer.evaluation.samples import (
+    LONGEST_MAP,
+    Sample,
+    SampleSheet,
+    make_samples,
+    read_sheets,
+    readable_pieces,
+    write_sheet,
+)
+from dist_transformer.inference.attention_maps import cross_attention_maps
+from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.translator import Translator
+from dist_transformer.model.transformer import Transformer
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def multilingual() -> Tokenizer:
+    return train_tokenizer(["über die Straße gehen", "你好 世界", "the street"] * 5, vocab_size=330)
+
+
+def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
+    return readable_pieces(tokenizer, tokenizer.encode(text))
+
+
+def test_pieces_are_text(multilingual: Tokenizer) -> None:
+    assert pieces(multilingual, "über die Straße") == ["über", "▁die", "▁Straße", "</s>"]
+    assert pieces(multilingual, "你好 世界") == ["你好", "▁世界", "</s>"]
+    assert pieces(multilingual, "") == ["</s>"]
+
+
+def test_pieces_put_together_are_the_sentence(multilingual: Tokenizer) -> None:
+    text = "die Straßen, 你好好!"
+    assert "".join(pieces(multilingual, text)).replace("▁", " ") == f"{text}</s>"
+
+
+def test_a_part_of_a_character_is_one_mark(multilingual: Tokenizer) -> None:
+    # Three bytes that were never merged.
+    assert pieces(multilingual, "猫") == ["�", "�", "�", "</s>"]
+    # Characters that differ in their first byte of three: the last two, no character in themselves, become a piece.
+    ends = train_tokenizer(["一 帀 渀 縀"] * 5, vocab_size=261)
+    assert len(ends.encode("鸀")) == 2
+    assert pieces(ends, "鸀") == ["�", "�", "</s>"]
+
+
+def test_no_piece_breaks_a_line(multilingual: Tokenizer) -> None:
+    shown = pieces(multilingual, "a\tb\nc\u0007")
+    assert all(piece.isprintable() and not any(c.isspace() for c in piece) for piece in shown)
+    assert "".join(shown) == "a▁b▁c�</s>"
+
+
+def test_a_special_token_that_is_spelled_out_is_text(multilingual: Tokenizer) -> None:
+    assert "".join(pieces(multilingual, "</s>")) == "</s></s>"
+    assert len(pieces(multilingual, "</s>")) > 2
+
+
+@pytest.fixture
+def translator(random_model: Transformer, toy_tokenizer: Tokenizer) -> Translator:
+    return Translator(random_model, toy_tokenizer, CPU, BeamSettings(beam_size=1))
+
+
+def make(translator: Translator, toy_lines: tuple[list[str], list[str]], **settings: int) -> tuple[Sample, ...]:
+    sources, references = (lines[:10] for lines in toy_lines)
+    return make_samples(translator, sources, references, [f"{line} {line}" for line in references], **settings)
+
+
+def test_samples_are_spread_evenly(translator: Translator, toy_lines: tuple[list[str], list[str]]) -> None:
+    samples = make(translator, toy_lines, count=4, with_attention=2)
+    chosen = (0, 2, 5, 7)
+    assert [sample.source for sample in samples] == [toy_lines[0][i] for i in chosen]
+    assert [sample.reference for sample in samples] == [toy_lines[1][i] for i in chosen]
+    assert [sample.hypothesis for sample in samples] == [f"{toy_lines[1][i]} {toy_lines[1][i]}" for i in chosen]
+    assert make(translator, toy_lines, count=4, with_attention=2) == samples
+
+
+def test_there_are_no_more_samples_than_sentences(
+    translator: Translator, toy_lines: tuple[list[str], list[str]]
+) -> None:
+    samples = make(translator, toy_lines, count=50, with_attention=0)
+    assert [sample.source for sample in samples] == toy_lines[0][:10]
+    assert make_samples(translator, [], [], [], count=5, with_attention=5) == ()
+
+
+def test_the_first_samples_have_the_mean_of_their_maps(
+    translator: Translator, toy_tokenizer: Tokenizer, toy_lines: tuple[list[str], list[str]]
+) -> None:
+    samples = make(translator, toy_lines, count=4, with_attention=2)
+    assert [sample.attention_LTS is None for sample in samples] == [False, False, True, True]
+    for sample in samples[:2]:
+        source, target = toy_tokenizer.encode(sample.source), toy_tokenizer.encode(sample.hypothesis)
+        maps_LHTS = cross_attention_maps(translator.model, source, target).numpy()
+        assert maps_LHTS.shape[1] == 2
+        expected = (maps_LHTS[:, 0] + maps_LHTS[:, 1]) / 2
+        np.testing.assert_allclose(np.array(sample.attention_LTS), expected, atol=5.1e-4)
+        assert expected.shape[1:] == (len(sample.target_tokens), len(sample.source_tokens))
+        # Three decimals in the file, not the seventeen of a float.
+        assert all(len(repr(weight)) <= 5 for rows in sample.attention_LTS for row in rows for weight in row)
+
+
+def test_long_sentences_have_no_map(translator: Translator) -> None:
+    long, longest, short = "a " * LONGEST_MAP, "a " * (LONGEST_MAP - 1), "a a"
+    assert len(translator.tokenizer.encode(longest.strip())) == LONGEST_MAP - 1
+    sources = [long.strip(), longest.strip(), short, short, short]
+    hypotheses = [short, short, long.strip(), short, short]
+    samples = make_samples(translator, sources, hypotheses, hypotheses, count=5, with_attention=2)
+    assert [sample.attention_LTS is not None for sample in samples] == [False, True, False, True, False]
+
+
+def test_a_model_with_few_positions_is_not_asked_for_more(translator: Translator) -> None:
+    settings = dataclasses.replace(translator.model.config, max_positions=8)
+    small = Translator(Transformer(settings), translator.tokenizer, CPU, BeamSettings(max_extra_tokens=3))
+    seven, eight = " ".join("a" * 7), " ".join("a" * 8)
+    samples = make_samples(small, [eight, seven], [seven] * 2, [seven] * 2, count=2, with_attention=2)
+    assert samples[0].attention_LTS is None
+    assert samples[1].attention_LTS is not None
+
+
+def test_weights_that_are_not_finite_leave_the_text(
+    translator: Translator, toy_lines: tuple[list[str], list[str]], tmp_path: Path
+) -> None:
+    broken = copy.deepcopy(translator.model)
+    broken.embedding.data[5:] = float("nan")
+    samples = make(
+        Translator(broken, translator.tokenizer, CPU, BeamSettings()), toy_lines, count=2, with_attention=2
+    )  # fmt: skip
+    assert [sample.attention_LTS for sample in samples] == [None, None]
+    write_sheet(tmp_path, SampleSheet(step=1, sentences=2, bleu=0.0, signature="s", samples=samples))
+
+
+def sample_sheet(step: int = 1000, **settings: Any) -> SampleSheet:
+    first = Sample(
+        source="a street",
+        reference="eine Straße",
+        hypothesis="die 你好",
+        source_tokens=["a", "▁street", "</s>"],
+        target_tokens=["die", "</s>"],
+        attention_LTS=[[[0.5, 0.25, 0.25], [0.0, 0.125, 0.875]]] * 2,
+    )
+    second = dataclasses.replace(first, source="", source_tokens=["</s>"], attention_LTS=None)
+    values = {"step": step, "sentences": 500, "bleu": 12.5, "signature": "nrefs:1|tok:13a", "samples": (first, second)}
+    return SampleSheet(**{**values, **settings})
+
+
+def test_a_sheet_comes_back(tmp_path: Path) -> None:
+    sheet = sample_sheet()
+    path = write_sheet(tmp_path / "run", sheet)
+    assert path == tmp_path / "run" / "samples" / "step-00001000.json"
+    assert read_sheets(tmp_path / "run") == [sheet]
+    assert list(path.parent.iterdir()) == [path]
+    text = path.read_text(encoding="utf-8")
+    assert "eine Straße" in text
+    assert json.loads(text)["bleu"] == 12.5
+
+
+def test_sheets_come_in_order_of_step(tmp_path: Path) -> None:
+    steps = [2000, 100_000_000, 250]
+    for step in steps:
+        write_sheet(tmp_path, sample_sheet(step))
+    assert [sheet.step for sheet in read_sheets(tmp_path)] == sorted(steps)
+
+
+def test_a_step_that_is_repeated_replaces_its_sheet(tmp_path: Path) -> None:
+    for bleu in (1.0, 2.0):
+        write_sheet(tmp_path, sample_sheet(bleu=bleu))
+    assert [sheet.bleu for sheet in read_sheets(tmp_path)] == [2.0]
+
+
+def test_a_run_without_sheets(tmp_path: Path) -> None:
+    assert read_sheets(tmp_path) == []
+
+
+def test_a_sheet_is_whole_or_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_sheet(tmp_path, sample_sheet(bleu=1.0))
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(UserError, match=f"{path}.*No space left on device.*free space"):
+        write_sheet(tmp_path, sample_sheet(bleu=2.0))
+    # What was written so far is there under another name, and is not read.
+    assert [sheet.bleu for sheet in read_sheets(tmp_path)] == [1.0]
+
+
+def drop_samples(values: dict[str, Any]) -> None:
+    del values["samples"]
+
+
+def drop_hypothesis(values: dict[str, Any]) -> None:
+    del values["samples"][0]["hypothesis"]
+
+
+def drop_row(values: dict[str, Any]) -> None:
+    values["samples"][0]["attention_LTS"] = [values["samples"][0]["attention_LTS"][0][:1]]
+
+
+def drop_weight(values: dict[str, Any]) -> None:
+    values["samples"][0]["attention_LTS"][1][0].pop()
+
+
+def put(*path: Any, value: object) -> Callable[[dict[str, Any]], None]:
+    def change(values: Any) -> None:
+        for name in path[:-1]:
+            values = values[name]
+        values[path[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        drop_samples, drop_hypothesis, drop_row, drop_weight,
+        put("extra", value=1), put("samples", 0, "extra", value=1), put("samples", value=3), put("samples", 0, value=3),
+        put("step", value="1000"), put("step", value=-1), put("sentences", value=None), put("bleu", value="12"),
+        put("signature", value=None), put("samples", 0, "source", value=None),
+        put("samples", 0, "source_tokens", value="a</s>"), put("samples", 0, "target_tokens", value=[1, 2]),
+        put("samples", 0, "attention_LTS", value="wide"), put("samples", 0, "attention_LTS", value=[]),
+    ],
+)  # fmt: skip
+def test_a_damaged_sheet_is_named(tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    write_sheet(tmp_path, sample_sheet(250))
+    path = write_sheet(tmp_path, sample_sheet(1000))
+    values = json.loads(path.read_text(encoding="utf-8"))
+    change(values)
+    path.write_text(json.dumps(values), encoding="utf-8")
+    with pytest.raises(UserError, match=f"{path} is no sheet of samples"):
+        read_sheets(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b'{"step": 1000, "sam', b"[]", b"\xff\xfe"])
+def test_a_file_that_is_no_json_is_named(tmp_path: Path, content: bytes) -> None:
+    path = write_sheet(tmp_path, sample_sheet())
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=str(path)):
+        read_sheets(tmp_path)
