@@ -8,36 +8,49 @@ import time
 
 import tyro
 
-from dist_transformer.config import PRESETS, TrainConfig
+from dist_transformer.config import EMBEDDED_CORPUS, PRESETS, TrainConfig
 from dist_transformer.distributed import process_group, read_world
 from dist_transformer.errors import UserError, exit_on_user_error
+from dist_transformer.variants import VARIANTS, apply_variant
 
 _GRACE_SECONDS = 10
 
 
-def parse_arguments(arguments: list[str]) -> TrainConfig:
-    """`--preset` chooses the defaults; every other setting has a flag of its own name."""
+def parse_arguments(arguments: list[str]) -> tuple[TrainConfig, bool]:
+    """`--preset` and `--variant` choose the defaults; every other setting has a flag of its own name.
+
+    Returns:
+        the settings, and whether `--test-mode` was given: data and run folder may then be absent.
+    """
     chooser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     chooser.add_argument("--preset", default="base")
+    chooser.add_argument("--variant", default="base")
+    chooser.add_argument("--test-mode", action="store_true")
     # DeepSpeed's launcher adds this one; the environment says the same.
     chooser.add_argument("--local_rank", "--local-rank", type=int)
     chosen, rest = chooser.parse_known_args(arguments)
     if chosen.preset not in PRESETS:
         raise UserError(f"--preset {chosen.preset} is unknown: choose one of {', '.join(PRESETS)}")
+    preset = apply_variant(PRESETS[chosen.preset], chosen.variant)
     description = (
-        f"Train a Transformer. --preset {{{','.join(PRESETS)}}} sets the defaults below (now: {chosen.preset})."
+        f"Train a Transformer. --preset {{{','.join(PRESETS)}}} sets the defaults below (now: {chosen.preset}); "
+        f"--variant {{{','.join(VARIANTS)}}} changes them as that row of the paper's Table 3 changes its base model "
+        f"(now: {chosen.variant}). --test-mode tries the settings for some minutes on one process, on some of --data "
+        "or of an embedded corpus: memory, speed and a table of checks; it writes nothing to --run-dir."
     )
-    return tyro.cli(
+    missing = {"data": tyro.MISSING, "run_dir": tyro.MISSING}
+    config = tyro.cli(
         TrainConfig,
-        default=dataclasses.replace(PRESETS[chosen.preset], data=tyro.MISSING, run_dir=tyro.MISSING),
+        default=dataclasses.replace(preset, **({"data": EMBEDDED_CORPUS} if chosen.test_mode else missing)),
         args=rest,
         prog="python -m dist_transformer.train",
         description=description,
     )
+    return config, chosen.test_mode
 
 
 def main() -> None:
-    config = parse_arguments(sys.argv[1:])
+    config, test_mode = parse_arguments(sys.argv[1:])
     world = read_world()
     # DeepSpeed looks for an accelerator at import; without a GPU it should not search.
     import torch
@@ -45,10 +58,17 @@ def main() -> None:
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with process_group(world, timeout_minutes=config.timeout_minutes, single=True) as device:
+        from dist_transformer.training.run_folder import next_command
+        from dist_transformer.training.test_mode import run_test_mode
         from dist_transformer.training.trainer import Trainer
 
         try:
-            Trainer(config, world, device).train()
+            if test_mode:
+                run_test_mode(config, world, device)
+            else:
+                Trainer(config, world, device).train()
+                if world.is_main:
+                    print(next_command(config.run_dir))
         except UserError:
             if not world.is_main:
                 # What all ranks found, rank 0 says once: the launcher ends the others when it exits.

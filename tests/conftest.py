@@ -1,7 +1,6 @@
 """What several tests share: a small prepared corpus, the real corpora where they exist, and launches."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +11,10 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from dist_transformer.data.shards import DataFolder
+from dist_transformer.launch import deepspeed_command
 from tests.small_model import model_folder, model_info, random_model, toy_lines, toy_tokenizer
 
-__all__ = ["model_folder", "model_info", "random_model", "toy_lines", "toy_tokenizer"]
+__all__ = ["deepspeed_command", "model_folder", "model_info", "random_model", "toy_lines", "toy_tokenizer"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -52,11 +52,3 @@ def run_command(*command: object, status: int = 0, timeout: float = 600) -> str:
     )
     assert done.returncode == status, f"status {done.returncode}, wanted {status}:\n{done.stdout[-4000:]}"
     return done.stdout
-
-
-def deepspeed_command(ranks: int) -> list[object]:
-    """DeepSpeed's launcher, on a port that is free."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
-    return [Path(sys.executable).with_name("deepspeed"), "--quiet", "--num_gpus", ranks, "--master_port", port]

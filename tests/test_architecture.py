@@ -22,7 +22,7 @@ TOOLS = sorted((ROOT / "tools").glob("*.py"))
 # model and a tokenizer.
 LAYERS = [
     {"errors", "files"},
-    {"config", "distributed", "environment", "packed"},
+    {"config", "distributed", "environment", "launch", "packed"},
     {"data", "model", "variants"},
     {"costs", "model_folder"},
     {"inference"},

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 # A user waits days for these; a test takes the same commands to a few steps of a small model.
 SMALL = (
-    "--max-steps 5 --save-every 1 --model.width 32 --model.heads 2 --model.ffn-width 32 --model.encoder-layers 1 "
+    "--max-steps 10 --save-every 1 --model.width 32 --model.heads 2 --model.ffn-width 32 --model.encoder-layers 1 "
     "--model.decoder-layers 1 --batch.max-target-tokens 256 --batch.packs-per-step 2"
 )
 
@@ -84,6 +85,11 @@ def in_small(command: str, hub_folder: Path) -> str:
 def test_every_command_runs_in_the_order_of_the_readme(tmp_path: Path) -> None:
     corpus = make_toy_corpus(train_pairs=400, valid_pairs=20, test_pairs=20)
     write_toy_corpus(tmp_path, corpus)
+    multi30k = tmp_path / "multi30k"
+    multi30k.mkdir()
+    for name, there in (("train", "train"), ("valid", "val"), ("test", "test_2016_flickr")):
+        for language in ("en", "de"):
+            shutil.copy(tmp_path / f"{name}.{language}", multi30k / f"{there}.{language}")
     hub = tmp_path / "hub"
     hub.mkdir()
     rows = [json.dumps({"translation": {"en": english, "de": german}}) for english, german in corpus.train]
@@ -96,6 +102,7 @@ def test_every_command_runs_in_the_order_of_the_readme(tmp_path: Path) -> None:
         "PATH": f"{binaries}:{os.environ['PATH']}",
         "DS_ACCELERATOR": "cpu",
         "HF_HOME": str(tmp_path / "hf"),
+        "MULTI30K": str(multi30k),
     }
     ran = []
     for line in commands():

@@ -5,21 +5,25 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.config import PRESETS
+from dist_transformer.config import PRESETS, TrainConfig
 from dist_transformer.errors import UserError
 from dist_transformer.train import parse_arguments
 
 FOLDERS = ["--data", "corpus/de", "--run-dir", "runs/1"]
 
 
+def settings(arguments: list[str]) -> TrainConfig:
+    return parse_arguments(arguments)[0]
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_sets_the_defaults(preset: str) -> None:
-    config = parse_arguments(["--preset", preset, *FOLDERS])
+    config = settings(["--preset", preset, *FOLDERS])
     assert config == dataclasses.replace(PRESETS[preset], data=Path("corpus/de"), run_dir=Path("runs/1"))
 
 
 def test_base_is_the_preset_when_none_is_given() -> None:
-    assert parse_arguments(FOLDERS) == parse_arguments(["--preset=base", *FOLDERS])
+    assert settings(FOLDERS) == settings(["--preset=base", *FOLDERS])
 
 
 def test_everyday_flags() -> None:
@@ -27,7 +31,7 @@ def test_everyday_flags() -> None:
         "--max-steps 7 --save-every 3 --validate-every 2 --log-every 1 --patience 4 --precision fp32 --seed 5 "
         "--resume never --deepspeed_config zero2.json"
     )
-    config = parse_arguments(["--preset", "tiny", *FOLDERS, *flags.split()])
+    config = settings(["--preset", "tiny", *FOLDERS, *flags.split()])
     assert (config.max_steps, config.save_every, config.validate_every, config.log_every) == (7, 3, 2, 1)
     assert (config.patience, config.precision, config.seed, config.resume) == (4, "fp32", 5, "never")
     assert config.deepspeed_config == Path("zero2.json")
@@ -38,27 +42,44 @@ def test_nested_settings_have_flags_of_their_names() -> None:
         "--model.width 64 --model.head-width 8 --model.norm pre --model.no-tie-embeddings --batch.packs-per-step 4 "
         "--batch.max_source_tokens 99 --optimizer.schedule noam --optimizer.peak-lr 2e-3"
     )
-    config, tiny = parse_arguments(["--preset", "tiny", *FOLDERS, *flags.split()]), PRESETS["tiny"]
+    config, tiny = settings(["--preset", "tiny", *FOLDERS, *flags.split()]), PRESETS["tiny"]
     assert config.model == dataclasses.replace(tiny.model, width=64, head_width=8, norm="pre", tie_embeddings=False)
     assert config.batch == dataclasses.replace(tiny.batch, packs_per_step=4, max_source_tokens=99)
     assert config.optimizer == dataclasses.replace(tiny.optimizer, schedule="noam", peak_lr=2e-3)
 
 
 def test_an_override_may_stand_before_the_preset() -> None:
-    config = parse_arguments(["--model.dropout", "0.25", *FOLDERS, "--preset", "big"])
+    config = settings(["--model.dropout", "0.25", *FOLDERS, "--preset", "big"])
     assert (config.model.dropout, config.model.width) == (0.25, 1024)
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UserError, match=r"--preset huge is unknown: choose one of tiny, multi30k, .*big_large_batch"):
-        parse_arguments(["--preset", "huge", *FOLDERS])
+        settings(["--preset", "huge", *FOLDERS])
+
+
+def test_a_variant_changes_the_preset() -> None:
+    config = settings(["--preset", "multi30k", "--variant", "C5", *FOLDERS])
+    assert (config.model.width, config.model.attention_head_width) == (256, 64)
+    assert config.batch == PRESETS["multi30k"].batch
+    assert settings(["--variant=E", *FOLDERS]).model.positions == "learned"
+
+
+def test_a_flag_overrides_the_variant() -> None:
+    config = settings(["--preset", "base", "--variant", "big", *FOLDERS, "--max-steps", "9"])
+    assert (config.model, config.max_steps) == (PRESETS["big"].model, 9)
+
+
+def test_an_unknown_variant_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UserError, match=r"^--variant C8 is unknown: choose one of base, A1, .*C7, D1, .*E, big$"):
+        settings(["--variant", "C8", *FOLDERS])
 
 
 @pytest.mark.parametrize("missing", ["--data", "--run-dir"])
 def test_the_folders_are_required(missing: str, capsys: pytest.CaptureFixture[str]) -> None:
     at = FOLDERS.index(missing)
     with pytest.raises(SystemExit) as stopped:
-        parse_arguments(["--preset", "tiny", *FOLDERS[:at], *FOLDERS[at + 2 :]])
+        settings(["--preset", "tiny", *FOLDERS[:at], *FOLDERS[at + 2 :]])
     assert stopped.value.code == 2
     output = capsys.readouterr()
     assert missing in output.err
@@ -77,27 +98,28 @@ def test_the_folders_are_required(missing: str, capsys: pytest.CaptureFixture[st
 )
 def test_a_wrong_flag_is_refused_by_name(flags: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        parse_arguments([*FOLDERS, *flags])
+        settings([*FOLDERS, *flags])
     assert stopped.value.code == 2
     assert named in capsys.readouterr().err
 
 
 def test_validation_speaks_through_the_command_line() -> None:
     with pytest.raises(UserError, match=r"^packs_per_step is 0: give a number above 0$"):
-        parse_arguments([*FOLDERS, "--batch.packs-per-step", "0"])
+        settings([*FOLDERS, "--batch.packs-per-step", "0"])
 
 
 @pytest.mark.parametrize("flag", [["--local_rank=1"], ["--local_rank", "1"], ["--local-rank=1"]])
 def test_what_deepspeeds_launcher_adds_is_accepted(flag: list[str]) -> None:
-    assert parse_arguments([*flag, "--preset", "tiny", *FOLDERS]) == parse_arguments(["--preset", "tiny", *FOLDERS])
+    assert settings([*flag, "--preset", "tiny", *FOLDERS]) == settings(["--preset", "tiny", *FOLDERS])
 
 
 def test_help_names_presets_units_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        parse_arguments(["--preset", "tiny", "--help"])
+        settings(["--preset", "tiny", "--help"])
     assert stopped.value.code == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "--preset" in text
+    assert "--variant {base,A1," in text
     assert "big_large_batch" in text
     assert "Target tokens that fit a pack. (default: 1024)" in text
     assert "Steps between checkpoints. (default: 100)" in text

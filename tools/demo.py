@@ -7,16 +7,12 @@ goes on where it stopped.
 import argparse
 import json
 import os
-import shlex
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
-import torch
-
 from dist_transformer.config import PRESETS, read_json
-from dist_transformer.errors import UserError, exit_on_user_error
+from dist_transformer.errors import exit_on_user_error
+from dist_transformer.launch import deepspeed_command, run_printed
 from dist_transformer.training.metrics import read_records
 
 _TOOLS = Path(os.path.relpath(Path(__file__).parent))
@@ -30,13 +26,13 @@ def main() -> None:
         size = ["--toy", str(arguments.train_pairs), "--vocab-size", "1000"]
         call("The corpus: synthetic sentences of a small grammar", tool("prepare_data.py", *size, "--out", data))
     settings = ["--preset", "tiny", "--data", data, "--run-dir", run, "--max-steps", str(arguments.max_steps)]
-    train = [*launcher(ranks), "--module", "dist_transformer.train", *settings]
+    train = [*deepspeed_command(ranks), "--module", "dist_transformer.train", *settings]
     call(f"Training: {ranks} ranks, ZeRO-1, bf16", train)
     average = tool("average_checkpoints.py", "--run-dir", run, "--last", str(arguments.average), "--out", model)
     call(f"The mean of the last {arguments.average} weight files", average)
     files = ["--src", data / "text" / "test.en", "--ref", data / "text" / "test.de", "--json", run / "bleu.json"]
     script = tool("evaluate_bleu.py", "--model", model, *files)[1:]
-    call("Beam search on unseen sentences and BLEU", [*launcher(ranks), *script])
+    call("Beam search on unseen sentences and BLEU", [*deepspeed_command(ranks), *script])
     result = write_result(run)
     print_summary(run, result)
 
@@ -45,23 +41,9 @@ def tool(name: str, *arguments: object) -> list[object]:
     return [sys.executable, _TOOLS / name, *arguments]
 
 
-def launcher(ranks: int) -> list[object]:
-    """DeepSpeed's launcher beside this interpreter, on a port that is free."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
-    script = Path(sys.executable).with_name("deepspeed")
-    return [script, "--quiet", "--num_gpus", str(ranks), "--master_port", str(port)]
-
-
 def call(title: str, command: list[object]) -> None:
-    words = [str(word) for word in command]
-    print(f"\n== {title}\n$ {shlex.join([Path(words[0]).name, *words[1:]])}", flush=True)
-    # Without a GPU, DeepSpeed's launcher would warn that it found none.
-    environment = os.environ if torch.cuda.is_available() else {**os.environ, "DS_ACCELERATOR": "cpu"}
-    status = subprocess.run(words, check=False, env=environment).returncode
-    if status != 0:
-        raise UserError(f"the command above ended with status {status}: mend what it says and run the demo again")
+    print(f"\n== {title}")
+    run_printed(command)
 
 
 def write_result(run: Path) -> dict[str, object]:
@@ -92,6 +74,7 @@ def print_summary(run: Path, result: dict[str, object]) -> None:
         f"{result['world_size']} ranks; all figures: {run / 'result.json'}\n\n"
         f"Next\n"
         f"  translate:     echo 'The old man sees the small dog.' | python tools/translate.py --model {run / 'model'}\n"
+        f"  report:        python tools/report.py {run}\n"
         f"  curves:        tensorboard --host localhost --logdir {run / 'tensorboard'}\n"
         f"  your own text: python tools/prepare_data.py --src F --tgt F --vocab-size 10000 --out DATA"
     )

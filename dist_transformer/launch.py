@@ -1,0 +1,40 @@
+"""Commands that start other commands of this project: what is typed is printed before it runs."""
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from dist_transformer.errors import UserError
+
+
+def deepspeed_command(ranks: int) -> list[object]:
+    """DeepSpeed's launcher beside this interpreter, for `ranks` processes, on a port that is free."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    script = Path(sys.executable).with_name("deepspeed")
+    return [script, "--quiet", "--num_gpus", ranks, "--master_port", port]
+
+
+def run_printed(command: Sequence[object], *, output: TextIO = sys.stdout) -> str:
+    """Print a command to `output`, run it with its output there, and give it as one would type it.
+
+    Raises:
+        UserError: it failed.
+    """
+    import torch
+
+    words = [str(word) for word in command]
+    typed = shlex.join([Path(words[0]).name, *words[1:]])
+    print(f"$ {typed}", file=output, flush=True)
+    # Without a GPU, DeepSpeed's launcher would warn that it found none.
+    environment = os.environ if torch.cuda.is_available() else {**os.environ, "DS_ACCELERATOR": "cpu"}
+    status = subprocess.run(words, check=False, env=environment, stdout=output).returncode
+    if status != 0:
+        raise UserError(f"the command above ended with status {status}: mend what it says and run this one again")
+    return typed
