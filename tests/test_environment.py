@@ -49,6 +49,8 @@ def test_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_machine_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    # A build of torch for GPUs, on a machine that has none.
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     described = describe_environment()
     assert (described["gpus"], described["cuda"]) == ([], None)
 
