@@ -225,14 +225,14 @@ class Trainer:
         text = f"validation nll {result.nll:.3f}, ppl {values['ppl']:.2f}"
         if result.sheet is not None:
             values["bleu"] = result.sheet.bleu
-            text += f", BLEU {result.sheet.bleu:.1f} on {result.sheet.sentences} sentences"
+            text += f", BLEU {result.sheet.bleu:.1f} ({result.sheet.sentences} lines)"
             if self.world.is_main:
                 write_sheet(config.run_dir, result.sheet)
             self.reporter.samples(result.sheet)
         improved = progress.rank_validation(values[config.best_by], by=config.best_by, keep=config.keep_best)
         self.reporter.record("valid", progress.step, values)
-        best = "best so far" if improved else f"best {config.best_by} {progress.best[0][1]:.3f}"
-        self.reporter.say(f"step {progress.step}: {text} ({best})")
+        best = "best" if improved else f"best was {progress.best[0][1]:.3f}"
+        self.reporter.say(f"step {progress.step}: {text}, {best}")
 
     def _save(self) -> None:
         started = time.monotonic()
@@ -282,8 +282,8 @@ class Trainer:
         self.reporter.record("end", progress.step, values)
         why = f"no better validation in {self.config.patience}" if self._out_of_patience() else "all steps done"
         self.reporter.say(
-            f"finished at step {progress.step} ({why}), {values['target_tokens_per_second']:,.0f} target tokens/s, "
-            f"{values['training_flops']:.2e} training FLOPs"
+            f"finished at step {progress.step}: {why}, {values['target_tokens_per_second']:,.0f} target tokens/s, "
+            f"{values['training_flops']:.1e} FLOPs"
         )
         self.reporter.close()
 

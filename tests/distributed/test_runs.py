@@ -199,7 +199,7 @@ def test_the_best_weights_stay_and_validation_changes_nothing(toy_data: DataFold
     assert [sheet.sentences for sheet in sheets] == [5] * 6
     sources, references = toy_data.valid_text()
     assert (sheets[-1].samples[0].source, sheets[-1].samples[-1].reference) == (sources[0], references[-1])
-    assert f"BLEU {records[-1]['bleu']:.1f} on 5 sentences" in output
+    assert f"BLEU {records[-1]['bleu']:.1f} (5 lines)" in output
 
 
 def test_mode_checks_a_run_before_it_is_queued(toy_data: DataFolder) -> None:
