@@ -1,9 +1,6 @@
 """The page as a real browser shows it; skipped where there is none."""
 
 import json
-import shutil
-import subprocess
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
@@ -13,10 +10,12 @@ import pytest
 from PIL import Image
 
 from dist_transformer.report.page import write_report
+from tests.browser import Browser, browser
 from tests.report.conftest import RECORDS, sample, train, write_run, write_samples
 
+__all__ = ["browser"]
+
 WIDTHS = (1280, 420)
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 # Appended to a copy of the page: how wide it is, and what sticks out. What may scroll in its own frame does not count.
 MEASURE = """<script>
@@ -30,28 +29,6 @@ addEventListener("load", () => {
     pictures: [...document.images].filter(image => image.naturalWidth > 0).length});
 });
 </script>"""
-
-
-@dataclass(frozen=True)
-class Browser:
-    program: str
-    profile: Path
-
-    def run(self, page: Path, width: int, *options: str) -> subprocess.CompletedProcess[str]:
-        settings = [
-            "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars",
-            "--enable-logging=stderr", f"--user-data-dir={self.profile}", f"--window-size={width},1600",
-        ]  # fmt: skip
-        command = [self.program, *settings, *options, page.as_uri()]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=180)
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Browser:
-    program = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if program is None:
-        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
-    return Browser(program, tmp_path / "profile")
 
 
 @pytest.fixture
@@ -78,7 +55,7 @@ def test_nothing_sticks_out(browser: Browser, page: Path, tmp_path: Path, width:
     # In a frame: a window is at least 500 pixels wide.
     frame = tmp_path / "frame.html"
     frame.write_text(f'<iframe width="{width}" height="900" frameborder="0" srcdoc="{escape(html)}">', encoding="utf-8")
-    shown = lxml.html.document_fromstring(browser.run(frame, 1400, "--dump-dom").stdout)
+    shown = lxml.html.document_fromstring(browser.run(frame.as_uri(), 1400, "--dump-dom").stdout)
     measured = json.loads(shown.get("data-measured"))
     assert measured == {"window": width, "content": width, "outside": [], "pictures": 2}
 
@@ -87,7 +64,7 @@ def test_nothing_sticks_out(browser: Browser, page: Path, tmp_path: Path, width:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_browser_shows_the_page(browser: Browser, page: Path, tmp_path: Path, width: int) -> None:
     picture = tmp_path / "page.png"
-    told = browser.run(page, width, f"--screenshot={picture}").stderr
+    told = browser.run(page.as_uri(), width, f"--screenshot={picture}").stderr
     # Such as something that the page's own policy refused.
     assert "CONSOLE" not in told
     pixels_HWC = np.asarray(Image.open(picture).convert("RGB")).astype(int)
@@ -100,7 +77,7 @@ def test_the_browser_shows_the_page(browser: Browser, page: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_the_browser_reads_the_page_as_it_was_written(browser: Browser, page: Path) -> None:
-    shown = lxml.html.document_fromstring(browser.run(page, 1280, "--dump-dom").stdout)
+    shown = lxml.html.document_fromstring(browser.run(page.as_uri(), 1280, "--dump-dom").stdout)
     written = lxml.html.document_fromstring(page.read_text(encoding="utf-8"))
     for tag in ("section", "tr", "td", "svg", "polyline", "img"):
         assert len(shown.xpath(f"//{tag}")) == len(written.xpath(f"//{tag}")) > 0, tag
