@@ -40,6 +40,7 @@ class Evaluation:
             "sentences": len(self.hypotheses),
             "refused_sentences": len(self.refusals),
             "hypotheses": str(hypotheses_file),
+            "steps": list(self.info.steps),
             "corpus": self.info.corpus,
             "synthetic": self.info.synthetic,
             "seconds": self.seconds,
