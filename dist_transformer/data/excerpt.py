@@ -1,4 +1,4 @@
-"""A small data folder made of training pairs of another: what `--test-mode` overfits."""
+"""A small data folder made of training pairs of another: what `--test-mode` trains on."""
 
 import dataclasses
 from pathlib import Path
