@@ -320,7 +320,9 @@ class Trainer:
             last_step = reader.state["step"] if reader else 0
             for name in ("metrics.jsonl", "ledger.jsonl"):
                 truncate_jsonl(run_dir / name, last_step)
-            remove_newer(run_dir, last_step)
+            if reader is not None:
+                # A folder without checkpoints may still hold the only weights of a run: those stay.
+                remove_newer(run_dir, last_step)
         distributed.barrier()
         return warnings, reader
 
