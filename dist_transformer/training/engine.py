@@ -8,6 +8,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedBatch
 from dist_transformer.training.ds_config import complete_ds_config
+from dist_transformer.training.kernel_lock import builds_survive_kills
 from dist_transformer.training.schedule import scheduler_hook
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -65,7 +67,7 @@ class Engine:
     ) -> None:
         import deepspeed
 
-        _quieten()
+        _prepare_deepspeed()
         self.config = config
         self.stage = int(user_ds_config["zero_optimization"].get("stage", 0))
         ds_config = complete_ds_config(user_ds_config, config, world_size)
@@ -247,7 +249,8 @@ def _make_optimizer(
     if offloads:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-        return DeepSpeedCPUAdam(groups, adamw_mode=True, **common)
+        with builds_survive_kills():
+            return DeepSpeedCPUAdam(groups, adamw_mode=True, **common)
     if checks_itself:
         return _CheckedAdam(groups, max_grad_norm=settings.max_grad_norm, fused=True, **common)
     return torch.optim.AdamW(groups, fused=True, **common)
@@ -261,10 +264,13 @@ def _parameter_groups(model: Transformer, weight_decay: float) -> list[dict[str,
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
 
 
-def _quieten() -> None:
-    """DeepSpeed reports its construction line by line; warnings and errors still come through."""
+def _prepare_deepspeed() -> None:
+    """Before `initialize`: no needless build, and no line for each part that it constructs."""
     from deepspeed.utils import logger
 
+    # On CPU DeepSpeed would compile an all-reduce that only its inference calls, and leave 69 MB a rank in /dev/shm.
+    # By name: `deepspeed.comm.torch` as an attribute is PyTorch itself.
+    import_module("deepspeed.comm.torch").build_shm_op = lambda: None
     logger.setLevel(logging.WARNING)
     # The wheel imports names of torch.distributed that newer torch renames.
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated.*")

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from torch.utils import cpp_extension
 
 from dist_transformer.data.shards import DataFolder
 from dist_transformer.evaluation.samples import read_sheets
@@ -173,10 +175,15 @@ def test_the_end_names_the_weights_and_the_next_command(worlds: dict[int, Path],
 
 def test_stage_3_with_offload_trains_and_resumes(worlds: dict[int, Path], toy_data: DataFolder, tmp_path: Path) -> None:
     """DeepSpeed's CPU Adam, which it builds at first use, gives the losses of the other stages."""
+    in_memory = set(Path("/dev/shm").iterdir())
+    build = Path(cpp_extension._get_build_directory("cpu_adam", verbose=False))
+    (build / "lock").touch()  # as a job leaves it that was killed while it built
     flags = ("--precision", "fp32", "--save-every", 3, "--deepspeed-config", ROOT / "ds_configs" / "zero3_offload.json")
     train(2, toy_data.path, tmp_path / "run", "--max-steps", 3, *flags)
     train(2, toy_data.path, tmp_path / "run", "--max-steps", 6, "--resume", "required", *flags)
     assert losses(tmp_path / "run") == pytest.approx(losses(worlds[1])[:6], abs=1e-5)
+    (build / "lock").unlink()
+    assert set(Path("/dev/shm").iterdir()) <= in_memory
 
 
 def test_the_best_weights_stay_and_validation_changes_nothing(toy_data: DataFolder, tmp_path: Path) -> None:
@@ -226,3 +233,11 @@ def test_mode_checks_a_run_before_it_is_queued(toy_data: DataFolder) -> None:
 def test_mode_is_for_one_process() -> None:
     output = run_command(*deepspeed_command(2), "--module", "dist_transformer.train", "--test-mode", *SMALL, status=1)
     assert "--test-mode is for one process, and 2 were started" in output
+
+
+def test_weights_stay_where_the_checkpoints_are_gone(toy_data: DataFolder, tmp_path: Path) -> None:
+    run_dir = tmp_path / "a run"
+    train(1, toy_data.path, run_dir, "--max-steps", 4, "--save-every", 2)
+    shutil.rmtree(run_dir / "checkpoints")
+    train(1, toy_data.path, run_dir, "--max-steps", 1, "--save-every", 1)
+    assert sorted(int(file.stem[5:]) for file in (run_dir / "weights").iterdir()) == [1, 2, 4]

@@ -1,0 +1,46 @@
+"""Builds of DeepSpeed's kernels that a killed job does not block.
+
+PyTorch lets one process build an extension at a time by creating a file named `lock`, and removes it afterwards. A
+process that is killed in between leaves it, and every later run on that machine, of any job, waits for it forever.
+"""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from torch.utils import cpp_extension
+
+
+class KernelLock:
+    """Stands in for `torch.utils.file_baton.FileBaton`: a lock of the kernel's, which ends with its process.
+
+    All processes build one after another; those that come later find nothing left to do.
+    """
+
+    def __init__(self, lock_file_path: str, **_: object) -> None:
+        self.path = f"{lock_file_path}.flock"
+        self.file: TextIO | None = None
+
+    def try_acquire(self) -> bool:
+        self.file = open(self.path, "w")  # noqa: SIM115 - held until release
+        fcntl.flock(self.file, fcntl.LOCK_EX)
+        return True
+
+    def release(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+    def wait(self) -> None:
+        """Never needed: `try_acquire` waits."""
+
+
+@contextmanager
+def builds_survive_kills() -> Iterator[None]:
+    """PyTorch's extension builds inside it use `KernelLock`."""
+    usual = cpp_extension.FileBaton
+    cpp_extension.FileBaton = KernelLock
+    try:
+        yield
+    finally:
+        cpp_extension.FileBaton = usual
