@@ -136,9 +136,9 @@ def apply_variant(config: TrainConfig, row: str) -> TrainConfig:
     )
 
 
-def changes(config: TrainConfig, row: str) -> str:
-    """What a row changes in `config`, in words: `heads 4 → 8, head width 32 → 16`; `-` for base."""
-    before, after = _settings(config), _settings(apply_variant(config, row))
+def changes(base: TrainConfig, config: TrainConfig) -> str:
+    """How `config` differs from `base` in what rows change, in words: `heads 4 → 8, head width 32 → 16`, or `-`."""
+    before, after = _settings(base), _settings(config)
     return ", ".join(f"{name} {before[name]} → {after[name]}" for name in before if before[name] != after[name]) or "-"
 
 

@@ -120,6 +120,6 @@ def test_rows_are_trained_once_and_go_on(tmp_path: Path) -> None:
     again = run_command(*command, 3, "--rows", "base")
     assert "$ " not in again
     assert "| E | positions sinusoidal → learned |" in again
-    longer = run_command(*command, 4, "--rows", "base")
+    longer = run_command(*command, 4, "--rows", "base", "--", "--optimizer.warmup-steps", 200)
     assert "resumed from" in longer
     assert [row["steps"] for row in json.loads((out / "table3.json").read_text())["figures"]["rows"]] == [4]

@@ -1,12 +1,13 @@
 """Table 3 of the paper, trained here: each row with the real command, then dev perplexity and BLEU beside the paper's.
 
 tools/table3.py --data DATA --out DIR --preset multi30k --max-steps 1500 --rows A1 C1 D1 --noise 0.3
+tools/table3.py --data DATA --out DIR --preset multi30k --max-steps 800 -- --optimizer.warmup-steps 200
 
-A row changes the preset as the paper's row changes its base model. Base is always among them. DIR/ROW is the row's run
-folder; run the command again after an interruption, or with other rows: finished rows stay in the table, a begun one
-goes on from its checkpoint. Writes DIR/table3.md and DIR/table3.json (in the layout of tools/results_table.py) after
-every row. Perplexity is that of the last weights, BLEU that of the mean of the last --average weight files (the paper
-averages none: 1).
+A row changes the preset as the paper's row changes its base model. Base is always among them. Flags after `--` go to
+every training as they are. DIR/ROW is the row's run folder; run the command again after an interruption, or with other
+rows: finished rows stay in the table, a begun one goes on from its checkpoint. Writes DIR/table3.md and
+DIR/table3.json (in the layout of tools/results_table.py) after every row. Perplexity is that of the last weights, BLEU
+that of the mean of the last --average weight files (the paper averages none: 1).
 """
 
 import argparse
@@ -21,7 +22,8 @@ from typing import Any
 
 import torch
 
-from dist_transformer.config import PRESETS, TrainConfig, read_json
+from dist_transformer import train
+from dist_transformer.config import TrainConfig, read_json, to_plain
 from dist_transformer.data.shards import VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE, DataFolder, DataIndex
 from dist_transformer.environment import describe_environment
 from dist_transformer.errors import UserError, exit_on_user_error
@@ -29,7 +31,7 @@ from dist_transformer.files import sha256_of
 from dist_transformer.launch import deepspeed_command, run_printed
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.training.metrics import perplexity, read_records
-from dist_transformer.variants import VARIANTS, apply_variant, changes, find_variant
+from dist_transformer.variants import VARIANTS, changes, find_variant
 
 _TOOLS = Path(os.path.relpath(Path(__file__).parent))
 
@@ -38,52 +40,53 @@ def main() -> None:
     arguments = parse_arguments()
     for row in arguments.rows:
         find_variant(row)
-    base = preset_config(arguments.preset, arguments.max_steps)
     index = DataFolder.open(arguments.data).index
     finished: list[dict[str, Any]] = []
     for row in VARIANTS:
-        kept = finished_before(row, base, arguments)
+        config = row_config(row, arguments)
+        kept = finished_before(row, config, arguments)
         if kept is None and row not in {"base", *arguments.rows}:
             continue
-        finished.append(kept or finish_row(row, base, index, arguments))
+        finished.append(kept or finish_row(row, config, index, arguments))
         table = make_table(finished, noise=arguments.noise)
         write_results(arguments, index, finished, table)
     print(table)
 
 
-def preset_config(name: str, max_steps: int | None) -> TrainConfig:
-    """The preset that stands for the paper's base model."""
-    if name not in PRESETS:
-        raise UserError(f"--preset {name} is unknown: choose one of {', '.join(PRESETS)}")
-    return PRESETS[name] if max_steps is None else dataclasses.replace(PRESETS[name], max_steps=max_steps)
+def train_flags(row: str, arguments: argparse.Namespace) -> list[str]:
+    places = ["--data", str(arguments.data), "--run-dir", str(arguments.out / row)]
+    return ["--preset", arguments.preset, "--variant", row, *places, "--seed", str(arguments.seed), *arguments.flags]
 
 
-def finished_before(row: str, base: TrainConfig, arguments: argparse.Namespace) -> dict[str, Any] | None:
+def row_config(row: str, arguments: argparse.Namespace) -> TrainConfig:
+    """What the row's training will make of its flags."""
+    config, _ = train.parse_arguments(train_flags(row, arguments))
+    if arguments.max_steps is None:
+        return config
+    return dataclasses.replace(config, max_steps=round(arguments.max_steps * VARIANTS[row].steps))
+
+
+def finished_before(row: str, config: TrainConfig, arguments: argparse.Namespace) -> dict[str, Any] | None:
     """The figures of a row that an earlier call finished with the same settings."""
     record = arguments.out / row / "row.json"
-    if not record.exists() or (kept := read_json(record))["settings"] != row_settings(row, base, arguments):
+    if not record.exists() or (kept := read_json(record))["settings"] != row_settings(config, arguments):
         return None
     print(f"== {row}: finished before, BLEU {kept['bleu']:.2f}", file=sys.stderr, flush=True)
     return kept
 
 
-def row_settings(row: str, base: TrainConfig, arguments: argparse.Namespace) -> dict[str, Any]:
+def row_settings(config: TrainConfig, arguments: argparse.Namespace) -> dict[str, Any]:
     """What a row's figures depend on."""
-    return {
-        "preset": arguments.preset,
-        "max_steps": apply_variant(base, row).max_steps,
-        "seed": arguments.seed,
-        "average": arguments.average,
-        "data_sha256": sha256_of(arguments.data / "index.json"),
-    }
+    settings = {name: value for name, value in to_plain(config).items() if name not in {"data", "run_dir"}}
+    return {**settings, "average": arguments.average, "data_sha256": sha256_of(arguments.data / "index.json")}
 
 
-def finish_row(row: str, base: TrainConfig, index: DataIndex, arguments: argparse.Namespace) -> dict[str, Any]:
+def finish_row(row: str, config: TrainConfig, index: DataIndex, arguments: argparse.Namespace) -> dict[str, Any]:
     """Train, average and decode a row, or go on where that stopped."""
-    run, config = arguments.out / row, apply_variant(base, row)
+    run = arguments.out / row
     started = time.monotonic()
     check_steps(run, config.max_steps)
-    commands = [run_printed(train_command(row, run, config, arguments), output=sys.stderr)]
+    commands = [run_printed(train_command(row, config, arguments), output=sys.stderr)]
     end = read_records(run, "end")[-1]
     weights = len(list((run / "weights").glob("step-*.safetensors")))
     average = [sys.executable, _TOOLS / "average_checkpoints.py", "--run-dir", run, "--out", run / "model"]
@@ -92,7 +95,7 @@ def finish_row(row: str, base: TrainConfig, index: DataIndex, arguments: argpars
     scores, valid = read_json(run / "bleu.json"), read_records(run, "valid")[-1]
     values = {
         "row": row,
-        "change": changes(base, row),
+        "change": changes(row_config("base", arguments), config),
         "parameters": count_parameters(config, index.vocab_size),
         "steps": end["step"],
         "nll": valid["nll"],
@@ -100,7 +103,7 @@ def finish_row(row: str, base: TrainConfig, index: DataIndex, arguments: argpars
         **{name: scores[name] for name in ("bleu", "signature", "sentences")},
         **{name: end[name] for name in ("train_seconds", "target_tokens_per_second", "training_flops")},
         "wall_seconds": time.monotonic() - started,
-        "settings": row_settings(row, base, arguments),
+        "settings": row_settings(config, arguments),
         "commands": commands,
     }
     write_whole(run / "row.json", json.dumps(values, indent=1) + "\n")
@@ -114,10 +117,9 @@ def check_steps(run: Path, max_steps: int) -> None:
         raise UserError(f"{run} has {saved[-1]['step']} steps, this call allows {max_steps}: choose another --out")
 
 
-def train_command(row: str, run: Path, config: TrainConfig, arguments: argparse.Namespace) -> list[object]:
-    settings = ["--preset", arguments.preset, "--variant", row, "--data", arguments.data, "--run-dir", run]
-    limits = ["--max-steps", config.max_steps, "--seed", arguments.seed]
-    return [*deepspeed_command(arguments.ranks), "--module", "dist_transformer.train", *settings, *limits]
+def train_command(row: str, config: TrainConfig, arguments: argparse.Namespace) -> list[object]:
+    launch = [*deepspeed_command(arguments.ranks), "--module", "dist_transformer.train"]
+    return [*launch, *train_flags(row, arguments), "--max-steps", config.max_steps]
 
 
 def evaluate_command(run: Path, index: DataIndex, arguments: argparse.Namespace) -> list[object]:
@@ -238,6 +240,7 @@ def parse_arguments() -> argparse.Namespace:
         "--noise", type=float, default=0.0, metavar="BLEU", help="standard deviation of BLEU between seeds; below "
         "twice that a difference is called noise (default: %(default)s, not measured)"
     )  # fmt: skip
+    parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of dist_transformer.train, for every row")
     return parser.parse_args()
 
 

@@ -270,7 +270,7 @@ def _prepare_deepspeed() -> None:
 
     # On CPU DeepSpeed would compile an all-reduce that only its inference calls, and leave 69 MB a rank in /dev/shm.
     # By name: `deepspeed.comm.torch` as an attribute is PyTorch itself.
-    import_module("deepspeed.comm.torch").build_shm_op = lambda: None
+    import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
     logger.setLevel(logging.WARNING)
     # The wheel imports names of torch.distributed that newer torch renames.
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated.*")

@@ -39,8 +39,8 @@ class KernelLock:
 def builds_survive_kills() -> Iterator[None]:
     """PyTorch's extension builds inside it use `KernelLock`."""
     usual = cpp_extension.FileBaton
-    cpp_extension.FileBaton = KernelLock
+    cpp_extension.FileBaton = KernelLock  # type: ignore[misc, assignment]
     try:
         yield
     finally:
-        cpp_extension.FileBaton = usual
+        cpp_extension.FileBaton = usual  # type: ignore[misc]
