@@ -1,33 +1,23 @@
 """The plan: which sentence pairs make which pack, as a pure function of (lengths, seed, epoch, budgets).
 
-An epoch takes the shards in random order, a window of them at a time; the pairs of a window are taken in random order
-with a look-ahead that steers the ratio of source to target, so that both budgets of a pack fill together. Only lengths
-are read, only one window is in memory, and a position inside an epoch is plain JSON from which planning goes on
-without repeating what is past.
+An epoch takes the shards in random order, a window of them at a time; the pairs of a window are shuffled and packed.
+Only lengths are read, only one window is in memory, and a position inside an epoch is plain JSON from which planning
+goes on without repeating the windows that are past.
 """
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from dist_transformer.config import BatchConfig
+from dist_transformer.data.packing import Budgets, pack_queue
 from dist_transformer.errors import UserError
 
-# Pairs that the packer may choose from when it completes a pack; more than 99% of budgets of 4096 is then text.
-LOOK_AHEAD = 64
-# Share of the budgets that is filled in order, without choosing.
-_BULK_SHARE = 0.93
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Budgets:
-    """What fits a pack; tokens include `<s>` and `</s>`."""
-
-    max_source_tokens: int
-    max_target_tokens: int
-    max_sentences: int
+# Goes up when the same lengths, seed and budgets give other packs: a position means nothing to another rule.
+RULE = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,16 +39,25 @@ class Position:
     """Packs of this window that are past."""
     carry_over: tuple[int, ...] = ()
     """Pairs that the windows before left for this one, in order."""
+    left_out: tuple[int, ...] = ()
+    """Shards of this window that could not be read when it was planned."""
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "epoch": self.epoch, "window": self.window,
-            "packs_consumed": self.packs_consumed, "carry_over": list(self.carry_over),
-        }  # fmt: skip
+        return {"rule": RULE, **dataclasses.asdict(self)}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Position":
-        return cls(**{**values, "carry_over": tuple(values["carry_over"])})
+        """
+        Raises:
+            UserError: the position was written by a version whose plan differs.
+        """
+        values = dict(values)
+        if values.pop("rule", 1) != RULE:
+            raise UserError(
+                "the checkpoint's place in the data was written by a version that packs sentences in another order: "
+                "finish the run with that version, or start a new one"
+            )
+        return cls(**{**values, **{name: tuple(values[name]) for name in ("carry_over", "left_out")}})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,13 +99,24 @@ class Plan:
     Args:
         lengths: (pairs, 2), source and target tokens of each pair; may be memory-mapped.
         shard_starts: first pair of each shard, and at the end the number of pairs.
+        admit: called with the shards of a window before it is planned; gives those that must be left out.
+        first_id: added to the ids of all pairs: their place among several corpora.
     """
 
     def __init__(
-        self, lengths: np.ndarray, shard_starts: np.ndarray, *, budgets: Budgets, window_shards: int, seed: int
+        self,
+        lengths: np.ndarray,
+        shard_starts: np.ndarray,
+        *,
+        budgets: Budgets,
+        window_shards: int,
+        seed: int,
+        admit: Callable[[Sequence[int]], Collection[int]] = lambda _: (),
+        first_id: int = 0,
     ) -> None:
         self.lengths, self.shard_starts = lengths, np.asarray(shard_starts)
         self.budgets, self.window_shards, self.seed = budgets, window_shards, seed
+        self.admit, self.first_id = admit, first_id
         self.shards = len(self.shard_starts) - 1
         self.windows = max(1, -(-self.shards // window_shards))
         self.skipped = self._count_unfit()
@@ -121,7 +131,7 @@ class Plan:
         start = position
         while True:
             packs: list[Pack] = []
-            for pack, after in self._epoch(start):
+            for pack, after in self.epoch(start):
                 packs.append(pack)
                 if len(packs) == packs_per_step:
                     yield Step(epoch=start.epoch, packs=tuple(packs), position=after)
@@ -132,21 +142,37 @@ class Plan:
                 yield Step(epoch=start.epoch, packs=(*packs, *tail), position=next_epoch)
             start = next_epoch
 
-    def _epoch(self, position: Position) -> Iterator[tuple[Pack, Position]]:
+    def epoch(self, position: Position) -> Iterator[tuple[Pack, Position]]:
         """The packs of an epoch from `position` on, each with the position after it."""
         while position.window < self.windows:
-            order = np.concatenate([np.array(position.carry_over, dtype=np.int64), self._window_pairs(position)])
-            packer = _Packer(order, self.lengths, self.budgets, is_last=position.window == self.windows - 1)
-            for number, pack in enumerate(packer):
-                if number >= position.packs_consumed:
-                    yield pack, replace(position, packs_consumed=number + 1)
-            position = Position(epoch=position.epoch, window=position.window + 1, carry_over=packer.left_over())
+            chosen = self.window(position)
+            left_out = {*position.left_out, *self.admit(chosen)}
+            if position.packs_consumed and left_out != set(position.left_out):
+                raise UserError(
+                    "a shard of which the run has used a part can no longer be read: mend it, for what follows in its "
+                    "window depends on it"
+                )
+            order = self._shuffled([shard for shard in chosen if shard not in left_out], position)
+            order = np.concatenate([np.array(position.carry_over, dtype=np.int64), order])
+            sizes = np.asarray(self.lengths[order], dtype=np.int64)
+            packs, left = pack_queue(sizes, self.budgets, is_last=position.window == self.windows - 1)
+            position = replace(position, left_out=tuple(sorted(left_out)))
+            for number in range(position.packs_consumed, len(packs)):
+                rows = packs[number]
+                source, target = sizes[rows].sum(axis=0).tolist()
+                pack = Pack(pair_ids=self.first_id + order[rows], source_tokens=source, target_tokens=target)
+                yield pack, replace(position, packs_consumed=number + 1)
+            carry_over = tuple(order[left].tolist())
+            position = Position(epoch=position.epoch, window=position.window + 1, carry_over=carry_over)
 
-    def _window_pairs(self, position: Position) -> np.ndarray:
-        """Pairs of a window's shards, shuffled, without those that fit no pack."""
+    def window(self, position: Position) -> list[int]:
+        """The shards of the window at `position`; empty after the last one."""
         shard_order = np.random.default_rng([self.seed, position.epoch]).permutation(self.shards)
-        chosen = np.sort(shard_order[position.window * self.window_shards :][: self.window_shards])
-        ranges = [np.arange(self.shard_starts[shard], self.shard_starts[shard + 1]) for shard in chosen]
+        return np.sort(shard_order[position.window * self.window_shards :][: self.window_shards]).tolist()
+
+    def _shuffled(self, shards: Sequence[int], position: Position) -> np.ndarray:
+        """The pairs of the given shards in random order, without those that fit no pack."""
+        ranges = [np.arange(self.shard_starts[shard], self.shard_starts[shard + 1]) for shard in shards]
         pairs = np.concatenate(ranges) if ranges else np.empty(0, dtype=np.int64)
         pairs = pairs[self._fits(self.lengths[pairs])]
         return np.random.default_rng([self.seed, position.epoch, position.window]).permutation(pairs)
@@ -158,73 +184,3 @@ class Plan:
         chunk = 2**20
         starts = range(0, len(self.lengths), chunk)
         return sum(int((~self._fits(self.lengths[start : start + chunk])).sum()) for start in starts)
-
-
-class _Packer:
-    """Iterates over the packs of one window; afterwards `left_over` is what waits for the next window."""
-
-    def __init__(self, order: np.ndarray, lengths: np.ndarray, budgets: Budgets, *, is_last: bool) -> None:
-        self.queue = order
-        self.sizes = np.asarray(lengths[order], dtype=np.int64).reshape(-1, 2)
-        self.limits = np.array([budgets.max_source_tokens, budgets.max_target_tokens])
-        self.max_sentences = budgets.max_sentences
-        self.is_last = is_last
-        self.head = 0
-
-    def __iter__(self) -> Iterator[Pack]:
-        while self.head < len(self.queue):
-            rows, next_head = self._choose()
-            if next_head + LOOK_AHEAD > len(self.queue) and not self.is_last:
-                # Too few pairs are left to choose from: the next window completes this pack.
-                return
-            yield self._take(rows, next_head)
-
-    def left_over(self) -> tuple[int, ...]:
-        return tuple(int(pair) for pair in self.queue[self.head :])
-
-    def _choose(self) -> tuple[np.ndarray, int]:
-        """Rows of the queue that make the next pack, and the first row beyond the look-ahead that completed it."""
-        sizes = self.sizes[self.head : self.head + self.max_sentences]
-        sums = np.cumsum(sizes, axis=0)
-        # The first pair always goes in: a pair as long as the budget is a pack of its own, and none waits forever.
-        bulk = max(1, int((sums <= self.limits * _BULK_SHARE).all(axis=1).sum()))
-        room = self.limits - sums[bulk - 1]
-        rows = list(range(self.head, self.head + bulk))
-        end = self.head + bulk
-        pool = list(range(end, min(end + LOOK_AHEAD, len(self.queue))))
-        end += len(pool)
-        while pool and len(rows) < self.max_sentences:
-            best = self._best(np.array(pool), room)
-            if best is None:
-                break
-            row = pool.pop(best)
-            room = room - self.sizes[row]
-            rows.append(row)
-            if end < len(self.queue):
-                pool.append(end)
-                end += 1
-        return np.array(rows), end
-
-    def _best(self, pool: np.ndarray, room: np.ndarray) -> int | None:
-        """The pair that leaves both budgets equally full: index into `pool`, or None when none fits."""
-        left = room - self.sizes[pool]
-        fits = (left >= 0).all(axis=1)
-        if not fits.any():
-            return None
-        share = left / self.limits
-        imbalance = np.where(fits, np.abs(share[:, 0] - share[:, 1]), np.inf)
-        return int(imbalance.argmin())
-
-    def _take(self, rows: np.ndarray, end: int) -> Pack:
-        """Remove `rows` from the queue; passed-over rows move up to its new head, in order."""
-        pack = Pack(
-            pair_ids=self.queue[rows],
-            source_tokens=int(self.sizes[rows, 0].sum()),
-            target_tokens=int(self.sizes[rows, 1].sum()),
-        )
-        passed_over = np.setdiff1d(np.arange(self.head, end), rows, assume_unique=True)
-        new_head = end - len(passed_over)
-        self.queue[new_head:end] = self.queue[passed_over]
-        self.sizes[new_head:end] = self.sizes[passed_over]
-        self.head = new_head
-        return pack

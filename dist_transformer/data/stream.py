@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dist_transformer.data.plan import Budgets, Pack, Plan, Position, Step
+from dist_transformer.data.packing import Budgets
+from dist_transformer.data.plan import Pack, Plan, Position, Step
 from dist_transformer.data.shards import Split
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.packed import IGNORED, PackedBatch, pack_side

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 
 from dist_transformer.config import BatchConfig
-from dist_transformer.data.plan import Budgets, Pack, Plan, Position, Step, resolve_budgets
+from dist_transformer.data.packing import Budgets
+from dist_transformer.data.plan import Pack, Plan, Position, Step, resolve_budgets
 from dist_transformer.errors import UserError
 
 

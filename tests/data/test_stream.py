@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from dist_transformer.config import BatchConfig
-from dist_transformer.data.plan import Budgets, Pack, Plan, Position, Step, resolve_budgets
+from dist_transformer.data.packing import Budgets
+from dist_transformer.data.plan import Pack, Plan, Position, Step, resolve_budgets
 from dist_transformer.data.shards import DataFolder, Split, TokenLists, write_shard, write_split
 from dist_transformer.data.stream import MicroBatch, Stream, epoch_steps
 from dist_transformer.packed import IGNORED, PackedBatch
