@@ -1,7 +1,10 @@
 """Files that are on disk when we say so, and their hashes."""
 
+import contextlib
+import fcntl
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -25,3 +28,15 @@ def write_synced(path: Path, content: bytes) -> None:
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock file `path`, among processes and threads of this machine; it ends with its process.
+
+    Raises:
+        BlockingIOError: somebody else holds it, and `wait` is False.
+    """
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield

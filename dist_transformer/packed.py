@@ -66,23 +66,29 @@ def pack_side(
         offset_count: length of `offsets_N`: one more than the real and dummy sentences that may come together.
         max_length: cap on a sentence's length.
     """
-    used = len(sentences)
-    tail = size - used
-    dummies = np.full(-(-tail // max_length), max_length, dtype=np.int64)
+    tokens = np.zeros(size, dtype=np.int64)
+    tokens[: len(sentences)] = sentences
+    return describe_side(tokens, lengths.astype(np.int64), offset_count=offset_count, max_length=max_length)
+
+
+def describe_side(tokens: np.ndarray, lengths: np.ndarray, *, offset_count: int, max_length: int) -> PackedTokens:
+    """A buffer in which the sentences lie already, zeros after them; otherwise as `pack_side`."""
+    size = len(tokens)
+    tail = size - int(lengths.sum())
+    dummies = np.full(-(-tail // max_length), max_length)
     if tail:
         dummies[-1] = tail - max_length * (len(dummies) - 1)
-    all_lengths = np.concatenate([lengths.astype(np.int64), dummies])
+    all_lengths = np.concatenate([lengths, dummies])
     ends = np.cumsum(all_lengths)
     offsets = np.full(offset_count, size, dtype=np.int32)
     offsets[0] = 0
     offsets[1 : len(ends) + 1] = ends
-    tokens = np.zeros(size, dtype=np.int64)
-    tokens[:used] = sentences
-    positions = np.arange(size, dtype=np.int64) - np.repeat(ends - all_lengths, all_lengths)
+    positions = np.arange(size)
+    positions -= np.repeat(ends - all_lengths, all_lengths)
     return PackedTokens(
         tokens_T=torch.from_numpy(tokens),
         positions_T=torch.from_numpy(positions),
         offsets_N=torch.from_numpy(offsets),
-        lengths=lengths.astype(np.int64),
+        lengths=lengths,
         max_length=max_length,
     )

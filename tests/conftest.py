@@ -10,7 +10,7 @@ import pytest
 # Many small tensors on few cores: threads would wait for each other longer than they compute. Before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from dist_transformer.data.shards import DataFolder
+from dist_transformer.data.folder import DataFolder
 from dist_transformer.launch import deepspeed_command
 from tests.small_model import model_folder, model_info, random_model, toy_lines, toy_tokenizer
 

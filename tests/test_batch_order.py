@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from dist_transformer.config import PRESETS, TrainConfig, read_json
+from dist_transformer.data.folder import DataFolder
 from dist_transformer.data.packing import Budgets
 from dist_transformer.data.plan import Pack, resolve_budgets
-from dist_transformer.data.shards import DataFolder
 from dist_transformer.training.metrics import read_records
 from tests.conftest import run_command
 from tools.batch_order import Curve, cut_by_length, draw, explain, join_packs, off_trend, orders, train

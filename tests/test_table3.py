@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.data.shards import DataFolder
+from dist_transformer.data.folder import DataFolder
 from dist_transformer.errors import UserError
 from dist_transformer.variants import VARIANTS
 from tests.conftest import run_command

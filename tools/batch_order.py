@@ -25,9 +25,9 @@ import numpy as np
 import torch
 
 from dist_transformer.config import PRESETS, TrainConfig
+from dist_transformer.data.folder import DataFolder, Split
 from dist_transformer.data.packing import Budgets
 from dist_transformer.data.plan import Pack, Plan, Position, Step, resolve_budgets
-from dist_transformer.data.shards import DataFolder, Split
 from dist_transformer.data.stream import Stream
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.model.transformer import Transformer

@@ -24,7 +24,8 @@ import torch
 
 from dist_transformer import train
 from dist_transformer.config import TrainConfig, read_json, to_plain
-from dist_transformer.data.shards import VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE, DataFolder, DataIndex
+from dist_transformer.data.folder import DataFolder
+from dist_transformer.data.shards import VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE, DataIndex
 from dist_transformer.environment import describe_environment
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.files import sha256_of

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
+from dist_transformer.data.folder import DataFolder
 from dist_transformer.data.shards import (
     TOKENIZER_FILE,
     VALID_FOLDER,
     VALID_SOURCE_FILE,
     VALID_TARGET_FILE,
-    DataFolder,
     SplitInfo,
     TextInfo,
     TokenLists,

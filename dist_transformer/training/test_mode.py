@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 
 from dist_transformer.config import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.data.excerpt import write_excerpt
+from dist_transformer.data.folder import DataFolder, Split
 from dist_transformer.data.plan import Plan, Position, resolve_budgets
 from dist_transformer.data.prepare import PrepareSettings, prepare
-from dist_transformer.data.shards import DataFolder, Split
 from dist_transformer.data.sources import line_files
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.data.toy_corpus import make_toy_corpus, write_toy_corpus

@@ -13,8 +13,8 @@ import torch
 
 from dist_transformer import distributed
 from dist_transformer.config import TrainConfig, to_plain
+from dist_transformer.data.folder import DataFolder
 from dist_transformer.data.plan import Plan, Step, resolve_budgets
-from dist_transformer.data.shards import DataFolder
 from dist_transformer.data.stream import MicroBatch, Stream
 from dist_transformer.distributed import World
 from dist_transformer.environment import describe_environment, record_environment
@@ -289,7 +289,7 @@ class Trainer:
 
     def _check_lengths(self) -> None:
         streams = [self.stream, *([self.validator.stream] if self.validator else [])]
-        longest = max(max(stream.source_cap, stream.target_cap) for stream in streams)
+        longest = max(int(stream.caps.max()) for stream in streams)
         if longest > self.config.model.max_positions:
             raise UserError(
                 f"model.max_positions is {self.config.model.max_positions}, but a sentence has {longest} tokens: "

@@ -7,9 +7,9 @@ import torch
 
 from dist_transformer import distributed
 from dist_transformer.config import BatchConfig
+from dist_transformer.data.folder import DataFolder
 from dist_transformer.data.packing import Budgets
 from dist_transformer.data.plan import Plan
-from dist_transformer.data.shards import DataFolder
 from dist_transformer.data.stream import Stream, epoch_steps
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.bleu import corpus_bleu

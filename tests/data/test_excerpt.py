@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 
 from dist_transformer.data.excerpt import write_excerpt
-from dist_transformer.data.shards import DataFolder
+from dist_transformer.data.folder import DataFolder
 
 # From different shards, out of order.
 PAIRS = np.array([1700, 3, 4, 900])

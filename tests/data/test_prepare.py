@@ -14,9 +14,10 @@ import pytest
 import sacrebleu
 
 from dist_transformer.data import prepare as module
+from dist_transformer.data.folder import DataFolder
 from dist_transformer.data.prepare import pair_hash, prepare
 from dist_transformer.data.prepare_settings import PrepareSettings
-from dist_transformer.data.shards import DataFolder, DataIndex
+from dist_transformer.data.shards import DataIndex
 from dist_transformer.data.sources import TsvFile, line_files
 from dist_transformer.errors import UserError
 

@@ -9,12 +9,12 @@ import datasets
 import numpy as np
 import pytest
 
+from dist_transformer.data import folder as folder_module
 from dist_transformer.data import shards
+from dist_transformer.data.folder import DataFolder, Split
 from dist_transformer.data.shards import (
     FORMAT_VERSION,
-    DataFolder,
     DataIndex,
-    Split,
     TextInfo,
     TokenLists,
     write_index,
@@ -141,7 +141,7 @@ def open_maps(folder: Path) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc to see memory maps")
 def test_shards_are_mapped_when_used_and_few_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "_OPEN_SHARDS", 1)
+    monkeypatch.setattr(folder_module, "_OPEN_SHARDS", 1)
     data = DataFolder.open(folder)
     assert open_maps(folder) == 0
     kept = data.train.tokens(np.array([0]))

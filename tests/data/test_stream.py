@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from dist_transformer.config import BatchConfig
+from dist_transformer.data.folder import DataFolder, Split
 from dist_transformer.data.packing import Budgets
 from dist_transformer.data.plan import Pack, Plan, Position, Step, resolve_budgets
-from dist_transformer.data.shards import DataFolder, Split, TokenLists, write_shard, write_split
+from dist_transformer.data.shards import TokenLists, write_shard, write_split
 from dist_transformer.data.stream import MicroBatch, Stream, epoch_steps
 from dist_transformer.packed import IGNORED, PackedBatch
 
@@ -177,7 +178,7 @@ def test_all_micro_batches_have_one_shape(toy_steps: tuple[Split, Budgets, list[
     batches = [micro.batch for step in steps for micro in stream.micro_batches(step, rank=0, world_size=1)]
     assert len(batches) > 10
     # Fewer turns than ranks: the second rank's only micro-batch is empty.
-    batches.append(next(stream.micro_batches(step_of([steps[0].packs[0]]), rank=1, world_size=2)).batch)
+    batches.append(stream.micro_batches(step_of([steps[0].packs[0]]), rank=1, world_size=2)[0].batch)
     assert all(shapes(batch) == shapes(batches[0]) for batch in batches)
     for batch in batches:
         for side in (batch.source, batch.target):

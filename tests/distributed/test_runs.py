@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file
 from torch.utils import cpp_extension
 
-from dist_transformer.data.shards import DataFolder
+from dist_transformer.data.folder import DataFolder
 from dist_transformer.evaluation.samples import read_sheets
 from dist_transformer.training.checkpoint import checkpoint_problem
 from dist_transformer.training.ledger import read_ledger

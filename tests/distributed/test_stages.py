@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.data.shards import DataFolder
+from dist_transformer.data.folder import DataFolder
 from tests.conftest import deepspeed_command, run_command
 
 pytestmark = pytest.mark.slow

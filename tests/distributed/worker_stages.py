@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from dist_transformer.config import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
+from dist_transformer.data.folder import DataFolder
 from dist_transformer.data.plan import Plan, Position, Step, resolve_budgets
-from dist_transformer.data.shards import DataFolder
 from dist_transformer.data.stream import Stream
 from dist_transformer.distributed import World, process_group, read_world
 from dist_transformer.errors import UserError

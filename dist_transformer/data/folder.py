@@ -1,0 +1,314 @@
+"""A prepared data folder, opened: in a folder of this machine, or behind a URL with a cache on local disk."""
+
+import dataclasses
+import json
+import stat
+import types
+import typing
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dist_transformer.data.shard_files import (
+    CachedFiles,
+    CacheSettings,
+    Columns,
+    LocalFiles,
+    ShardFiles,
+    check_file,
+    fetch,
+    is_url,
+)
+from dist_transformer.data.shards import (
+    FORMAT_VERSION,
+    INDEX_FILE,
+    REMEDY,
+    TOKENIZER_FILE,
+    VALID_FOLDER,
+    VALID_SOURCE_FILE,
+    VALID_TARGET_FILE,
+    DataIndex,
+    SplitInfo,
+)
+from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.errors import UserError
+from dist_transformer.files import exclusive, sha256_of
+
+# Each open shard holds a file handle; systems allow 1,024, and a window of the plan reads a few shards.
+_OPEN_SHARDS = 64
+
+
+class Split:
+    """An opened split. Shards are verified and memory-mapped when first used, and at most 64 are open at a time."""
+
+    def __init__(self, folder: Path, info: SplitInfo, files: ShardFiles | None = None) -> None:
+        self.folder = folder
+        self.info = info
+        self.files = files or LocalFiles(folder)
+        self.shard_starts = np.concatenate([[0], np.cumsum([shard.pairs for shard in info.shards], dtype=np.int64)])
+        """Shape: (shards + 1). First pair id of each shard."""
+        self.lengths = _open_lengths(folder / info.lengths_file, info.pairs)
+        """Shape: (pairs, 2), memory-mapped. Tokens with the one special token of each side."""
+        self._opened: OrderedDict[int, Columns] = OrderedDict()
+
+    def tokens(self, pair_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Ids of the given pairs, laid end to end in the given order, without special tokens.
+
+        Returns:
+            source values, source lengths, target values, target lengths; all int64.
+        """
+        pair_ids = np.asarray(pair_ids, dtype=np.int64)
+        if pair_ids.size and (pair_ids.min() < 0 or pair_ids.max() >= self.shard_starts[-1]):
+            raise IndexError(f"pair ids must lie in [0, {self.shard_starts[-1]})")
+        lengths = self.sizes(pair_ids) - 1
+        ends = np.cumsum(lengths, axis=0)
+        totals = ends[-1] if len(ends) else (0, 0)
+        source, target = (np.empty(total, dtype=np.int64) for total in totals)
+        self.copy_tokens(pair_ids, source, target, ends - lengths)
+        return source, lengths[:, 0], target, lengths[:, 1]
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Tokens of the longest source and target, one special token each."""
+        return self.info.max_source_tokens, self.info.max_target_tokens
+
+    def sizes(self, pair_ids: np.ndarray) -> np.ndarray:
+        """Shape: (pairs, 2), int64: source and target tokens of the given pairs, one special token each."""
+        return np.asarray(self.lengths[pair_ids], dtype=np.int64)
+
+    def copy_tokens(self, pair_ids: np.ndarray, source: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
+        """Write the ids of the given pairs, without special tokens, to two buffers.
+
+        Args:
+            places: (pairs, 2), where in `source` and in `target` each pair begins.
+        """
+        shards = np.searchsorted(self.shard_starts, pair_ids, side="right") - 1
+        by_shard = np.argsort(shards, kind="stable")
+        present, counts = np.unique(shards, return_counts=True)
+        for shard, chosen in zip(present, np.split(by_shard, np.cumsum(counts)), strict=False):
+            rows = pair_ids[chosen] - self.shard_starts[shard]
+            for side, (column, out) in enumerate(zip(self._shard(int(shard)), (source, target), strict=True)):
+                column.copy_rows(rows, out, places[chosen, side])
+
+    def read_problems(self, shards: Sequence[int]) -> dict[int, str]:
+        """Open the given shards; says of those that cannot be read why."""
+        problems = {}
+        for shard in shards:
+            try:
+                self._shard(shard)
+            except UserError as error:
+                problems[shard] = str(error)
+        return problems
+
+    def fetch_ahead(self, shards: Iterable[int]) -> None:
+        self.files.fetch_ahead(self.info.shards[shard] for shard in shards)
+
+    def close(self) -> None:
+        """Forget the opened shards; their memory maps go when no array points into them."""
+        self._opened.clear()
+
+    def _shard(self, shard: int) -> Columns:
+        if shard in self._opened:
+            self._opened.move_to_end(shard)
+            return self._opened[shard]
+        info = self.info.shards[shard]
+        columns = self.files.open(info)
+        stated = self.lengths[self.shard_starts[shard] : self.shard_starts[shard + 1]]
+        if not all(np.array_equal(column.lengths + 1, stated[:, side]) for side, column in enumerate(columns)):
+            raise UserError(
+                f"{self.folder / info.file} does not hold the pairs that {self.info.lengths_file} states: {REMEDY}"
+            )
+        self._opened[shard] = columns
+        if len(self._opened) > _OPEN_SHARDS:
+            self._opened.popitem(last=False)
+        return columns
+
+
+class DataFolder:
+    """A prepared data folder, opened for reading. `path` is on local disk, and the cache when the folder is not."""
+
+    def __init__(self, path: Path, index: DataIndex, files: ShardFiles | None = None) -> None:
+        self.path = path
+        self.index = index
+        self.train = Split(path, index.train, files)
+        self.valid = Split(path / VALID_FOLDER, index.valid)
+
+    @classmethod
+    def open(cls, place: Path | str, cache: CacheSettings | None = None) -> "DataFolder":
+        """Open and check a folder. Shards are verified at their first use, or all by `verify`.
+
+        Args:
+            place: a folder, or a URL for `fsspec`.
+            cache: for a URL.
+
+        Raises:
+            UserError: not a data folder, a newer format, or a file that is missing, of another size or damaged.
+        """
+        if is_url(str(place)):
+            if cache is None:
+                raise UserError(f"{place} is a URL, and only training reads those: copy the folder to this machine")
+            return cls._open_url(str(place).rstrip("/"), cache)
+        path = Path(place)
+        index = _read_index(path)
+        for shard in index.train.shards:
+            file = _check_inside(path, shard.file)
+            if (size := file.stat().st_size) != shard.bytes:
+                raise UserError(f"{file} has {size:,} bytes where the index states {shard.bytes:,}: {REMEDY}")
+        _check_small_files(path, index)
+        return cls(path, index)
+
+    @classmethod
+    def _open_url(cls, url: str, cache: CacheSettings) -> "DataFolder":
+        """All but the training shards is copied to the cache; the processes of a node do it in turn."""
+        try:
+            cache.folder.mkdir(parents=True, exist_ok=True)
+            with exclusive(cache.folder / "lock"):
+                fetch(f"{url}/{INDEX_FILE}", cache.folder / INDEX_FILE)
+                index = _read_index(cache.folder)
+                path = cache.folder / sha256_of(cache.folder / INDEX_FILE)[:16]
+                (path / VALID_FOLDER).mkdir(parents=True, exist_ok=True)
+                for name, sha256 in _small_files(index):
+                    _check_name(path, Path(name).name)
+                    if not (path / name).is_file() or sha256_of(path / name) != sha256:
+                        fetch(f"{url}/{name}", path / name, sha256=sha256)
+                (cache.folder / INDEX_FILE).replace(path / INDEX_FILE)
+        except OSError as error:
+            raise UserError(
+                f"the cache {cache.folder} cannot be written ({error.strerror or error}): choose a place with room by "
+                "--cache-dir"
+            ) from None
+        for shard in index.train.shards:
+            _check_name(path, shard.file)
+        _check_small_files(path, index)
+        return cls(path, index, CachedFiles(url, path, cache.limit_bytes))
+
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.load(self.path / TOKENIZER_FILE)
+
+    def valid_text(self) -> tuple[list[str], list[str]]:
+        """Source and target lines of the validation text, as the user gave them."""
+        folder = self.path / VALID_FOLDER
+        source, target = (
+            (folder / name).read_bytes().decode("utf-8").split("\n")[:-1]
+            for name in (VALID_SOURCE_FILE, VALID_TARGET_FILE)
+        )
+        if not len(source) == len(target) == self.index.valid_text.pairs:
+            raise UserError(f"the texts in {folder} do not have {self.index.valid_text.pairs:,} lines each: {REMEDY}")
+        return source, target
+
+    def verify(self) -> None:
+        """Check the SHA-256 of every file.
+
+        Raises:
+            UserError: naming the first file that is not what the index states.
+        """
+        for name, sha256 in _small_files(self.index):
+            check_file(self.path / name, sha256=sha256)
+        for split in (self.train, self.valid):
+            for shard in split.info.shards:
+                check_file(split.folder / shard.file, size=shard.bytes, sha256=shard.sha256)
+
+    def close(self) -> None:
+        self.train.close()
+        self.valid.close()
+
+
+def _open_lengths(path: Path, pairs: int) -> np.ndarray:
+    try:
+        lengths = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path} cannot be read ({error}): {REMEDY}") from None
+    if lengths.shape != (pairs, 2) or lengths.dtype not in (np.uint16, np.uint32):
+        raise UserError(
+            f"{path} holds {lengths.dtype} of shape {lengths.shape} where ({pairs}, 2) was stated: {REMEDY}"
+        )
+    return lengths
+
+
+def _small_files(index: DataIndex) -> Iterator[tuple[str, str]]:
+    """All but the training shards: their names and SHA-256."""
+    yield TOKENIZER_FILE, index.tokenizer_sha256
+    yield index.train.lengths_file, index.train.lengths_sha256
+    yield f"{VALID_FOLDER}/{VALID_SOURCE_FILE}", index.valid_text.source_sha256
+    yield f"{VALID_FOLDER}/{VALID_TARGET_FILE}", index.valid_text.target_sha256
+    yield f"{VALID_FOLDER}/{index.valid.lengths_file}", index.valid.lengths_sha256
+    for shard in index.valid.shards:
+        yield f"{VALID_FOLDER}/{shard.file}", shard.sha256
+
+
+def _check_small_files(path: Path, index: DataIndex) -> None:
+    valid = path / VALID_FOLDER
+    if valid.is_symlink():
+        raise UserError(f"{valid} is a link, which may lead out of the folder: {REMEDY}")
+    names = [index.valid.lengths_file, VALID_SOURCE_FILE, VALID_TARGET_FILE]
+    for file in (*names, *(shard.file for shard in index.valid.shards)):
+        _check_inside(valid, file)
+    _check_inside(path, index.train.lengths_file)
+    for shard in index.valid.shards:
+        if (size := (valid / shard.file).stat().st_size) != shard.bytes:
+            raise UserError(f"{valid / shard.file} has {size:,} bytes where the index states {shard.bytes:,}: {REMEDY}")
+    check_file(_check_inside(path, TOKENIZER_FILE), sha256=index.tokenizer_sha256)
+
+
+def _check_name(folder: Path, name: str) -> None:
+    """Refuse names that lead out of a folder."""
+    if name in ("", ".", "..") or Path(name).name != name:
+        raise UserError(f'"{name}" in the index of {folder} is not a plain file name: {REMEDY}')
+
+
+def _check_inside(folder: Path, name: str) -> Path:
+    """A regular file of the folder."""
+    _check_name(folder, name)
+    path = folder / name
+    try:
+        mode = path.lstat().st_mode
+    except OSError as error:
+        raise UserError(f"{path} is missing or unreadable ({error.strerror}): {REMEDY}") from None
+    if not stat.S_ISREG(mode):
+        raise UserError(f"{path} is not a regular file (a link or a folder): {REMEDY}")
+    return path
+
+
+def _read_index(folder: Path) -> DataIndex:
+    path = folder / INDEX_FILE
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(
+            f"{folder} is not a data folder, for {path} cannot be read ({error.strerror}): "
+            "give a folder made by tools/prepare_data.py"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON ({error}): {REMEDY}") from None
+    version = content.get("format_version") if isinstance(content, dict) else None
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise UserError(
+            f"{path} has format version {version} and this program reads {FORMAT_VERSION}: "
+            "upgrade dist_transformer, or prepare the data again"
+        )
+    try:
+        if version != FORMAT_VERSION:
+            raise ValueError(f"format_version must be {FORMAT_VERSION}, not {version!r}")
+        return _decode(DataIndex, content, "index")
+    except ValueError as error:
+        raise UserError(f"{path}: {error}: {REMEDY}") from None
+
+
+def _decode(kind: Any, value: Any, field: str) -> Any:
+    """Build a dataclass, tuple, dict or plain value from JSON, checking every type and every key."""
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        if not isinstance(value, dict) or value.keys() != hints.keys():
+            wrong = set(value).symmetric_difference(hints) if isinstance(value, dict) else {field}
+            raise ValueError(f"{field} has missing or unknown fields: {', '.join(sorted(wrong))}")
+        return kind(**{name: _decode(hint, value[name], f"{field}.{name}") for name, hint in hints.items()})
+    if isinstance(kind, types.GenericAlias) and kind.__origin__ is tuple and isinstance(value, list):
+        return tuple(_decode(kind.__args__[0], item, f"{field}[{i}]") for i, item in enumerate(value))
+    if isinstance(kind, types.GenericAlias) and kind.__origin__ is dict and isinstance(value, dict):
+        return {name: _decode(kind.__args__[1], item, f"{field}.{name}") for name, item in value.items()}
+    if type(value) is kind and not (kind is int and value < 0):
+        return value
+    raise ValueError(f"{field} must be {getattr(kind, '__name__', kind)}, not {value!r:.60}")
