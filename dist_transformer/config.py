@@ -16,7 +16,7 @@ from dist_transformer.errors import UserError
 
 T = TypeVar("T")
 
-EMBEDDED_CORPUS = Path("embedded corpus")
+EMBEDDED_CORPUS = ("embedded corpus",)
 """Stands for the synthetic corpus where --test-mode expects a data folder."""
 
 
@@ -156,10 +156,20 @@ class OptimizerConfig:
 class TrainConfig:
     """A training run."""
 
-    data: Path
-    """Data folder made by tools/prepare_data.py."""
+    data: tuple[str, ...]
+    """Data folders made by tools/prepare_data.py, or their URLs (s3://, gs://, hf://, …); several are mixed."""
     run_dir: Path
     """Run folder; training resumes from its newest checkpoint."""
+    data_weights: tuple[float, ...] = ()
+    """Share of each data folder in the target tokens, relative to the others; by size and temperature if not given."""
+    data_temperature: float = 1.0
+    """Shares are as tokens^(1 / temperature): 1 is by size, larger evens out. Arivazhagan et al. 2019."""
+    cache_dir: Path | None = None
+    """For shards behind URLs: a folder on local disk; ~/.cache/dist_transformer if not given."""
+    cache_gib: float = 50.0
+    """How much of them is kept there, in GiB."""
+    on_bad_shard: Literal["stop", "skip"] = "stop"
+    """What a shard that is missing or damaged does: end the run, or be left out of the epoch and reported."""
     deepspeed_config: Path | None = None
     """JSON with zero_optimization, communication and offload keys; ds_configs/zero1.json's content when not given."""
     max_steps: int = 100_000
@@ -203,10 +213,15 @@ class TrainConfig:
             "keep_weights",
             "max_skipped_steps",
             "timeout_minutes",
+            "data_temperature",
+            "cache_gib",
         )
         _require_positive(self, *names)
         for name in ("validate_every", "validate_sentences", "patience", "keep_best", "seed"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "give 0 or a number above 0")
+        weights = self.data_weights
+        fit = not weights or (len(weights) == len(self.data) and min(weights) > 0)
+        _require(fit, "data_weights", weights, "give a number above 0 for each of --data")
         has_bleu = self.best_by == "nll" or self.validate_sentences > 0
         _require(has_bleu, "best_by", self.best_by, "BLEU needs sentences: set validate_sentences above 0")
         needs_validation = self.patience == 0 or self.validate_every > 0
@@ -214,7 +229,7 @@ class TrainConfig:
 
 
 def _preset(**settings: Any) -> TrainConfig:
-    return TrainConfig(data=Path("data"), run_dir=Path("run"), **settings)
+    return TrainConfig(data=("data",), run_dir=Path("run"), **settings)
 
 
 _BIG = ModelConfig(width=1024, heads=16, ffn_width=4096, dropout=0.3)
@@ -272,6 +287,8 @@ def to_plain(config: Any) -> dict[str, Any]:
 def _to_json(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return to_plain(value)
+    if isinstance(value, tuple):
+        return [_to_json(item) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 

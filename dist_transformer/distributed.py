@@ -190,13 +190,18 @@ def broadcast_object(value: T) -> T:
     return box[0]
 
 
-def gather_objects(value: T) -> list[T]:
+def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """Every rank's value, in order of rank, on every rank."""
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group=group)
     return values
+
+
+def new_cpu_group() -> dist.ProcessGroup | None:
+    """All ranks once more, for collectives beside those of the training loop. A collective."""
+    return dist.new_group(backend="gloo") if world_size() > 1 else None
 
 
 def on_all_ranks(

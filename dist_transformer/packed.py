@@ -36,6 +36,16 @@ class PackedTokens:
             max_length=self.max_length,
         )
 
+    def pin_memory(self) -> "PackedTokens":
+        """In page-locked memory, which a GPU reads while it computes."""
+        return PackedTokens(
+            tokens_T=self.tokens_T.pin_memory(),
+            positions_T=self.positions_T.pin_memory(),
+            offsets_N=self.offsets_N.pin_memory(),
+            lengths=self.lengths,
+            max_length=self.max_length,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedBatch:
@@ -52,6 +62,10 @@ class PackedBatch:
             source=self.source.to(device), target=self.target.to(device),
             labels_T=self.labels_T.to(device, non_blocking=True),
         )  # fmt: skip
+
+    def pin_memory(self) -> "PackedBatch":
+        source, target = self.source.pin_memory(), self.target.pin_memory()
+        return PackedBatch(source=source, target=target, labels_T=self.labels_T.pin_memory())
 
 
 def pack_side(

@@ -17,7 +17,7 @@ from dist_transformer.config import (
 )
 from dist_transformer.errors import UserError
 
-NEW_RUN = {"data": Path("d"), "run_dir": Path("r")}
+NEW_RUN = {"data": ("d",), "run_dir": Path("r")}
 ABOVE_0, FROM_0, FRACTION = "above 0", "give 0", "up to, not including, 1"
 
 # config, settings, the field that is named, its value as shown, part of the remedy

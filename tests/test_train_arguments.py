@@ -19,7 +19,7 @@ def settings(arguments: list[str]) -> TrainConfig:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_sets_the_defaults(preset: str) -> None:
     config = settings(["--preset", preset, *FOLDERS])
-    assert config == dataclasses.replace(PRESETS[preset], data=Path("corpus/de"), run_dir=Path("runs/1"))
+    assert config == dataclasses.replace(PRESETS[preset], data=("corpus/de",), run_dir=Path("runs/1"))
 
 
 def test_base_is_the_preset_when_none_is_given() -> None:

@@ -67,8 +67,8 @@ class Step:
     epoch: int
     packs: tuple[Pack | None, ...]
     """`packs_per_step` of them; None is a pack of weight zero, at the tail of an epoch."""
-    position: Position
-    """Where the plan stands after the step."""
+    position: Any
+    """Where the plan stands after the step: a `Position`, or that of a mixture."""
 
     @property
     def source_tokens(self) -> int:
@@ -99,7 +99,8 @@ class Plan:
     Args:
         lengths: (pairs, 2), source and target tokens of each pair; may be memory-mapped.
         shard_starts: first pair of each shard, and at the end the number of pairs.
-        admit: called with the shards of a window before it is planned; gives those that must be left out.
+        admit: called before a window is planned with its shards and those of the next one; gives those of its shards
+            that must be left out.
         first_id: added to the ids of all pairs: their place among several corpora.
     """
 
@@ -111,7 +112,7 @@ class Plan:
         budgets: Budgets,
         window_shards: int,
         seed: int,
-        admit: Callable[[Sequence[int]], Collection[int]] = lambda _: (),
+        admit: Callable[[Sequence[int], Sequence[int]], Collection[int]] = lambda *_: (),
         first_id: int = 0,
     ) -> None:
         self.lengths, self.shard_starts = lengths, np.asarray(shard_starts)
@@ -125,6 +126,9 @@ class Plan:
                 f"none of the {len(lengths)} pairs fits a pack of {budgets.max_source_tokens} source and "
                 f"{budgets.max_target_tokens} target tokens: raise --batch.max-target-tokens, or prepare more data"
             )
+
+    def start(self) -> Position:
+        return Position()
 
     def steps(self, position: Position, packs_per_step: int) -> Iterator[Step]:
         """Endless steps from `position`, which must lie between steps."""
@@ -145,8 +149,10 @@ class Plan:
     def epoch(self, position: Position) -> Iterator[tuple[Pack, Position]]:
         """The packs of an epoch from `position` on, each with the position after it."""
         while position.window < self.windows:
-            chosen = self.window(position)
-            left_out = {*position.left_out, *self.admit(chosen)}
+            chosen = self._window(position.epoch, position.window)
+            is_last = position.window == self.windows - 1
+            following = self._window(position.epoch + is_last, 0 if is_last else position.window + 1)
+            left_out = {*position.left_out, *self.admit(chosen, following)}
             if position.packs_consumed and left_out != set(position.left_out):
                 raise UserError(
                     "a shard of which the run has used a part can no longer be read: mend it, for what follows in its "
@@ -155,7 +161,7 @@ class Plan:
             order = self._shuffled([shard for shard in chosen if shard not in left_out], position)
             order = np.concatenate([np.array(position.carry_over, dtype=np.int64), order])
             sizes = np.asarray(self.lengths[order], dtype=np.int64)
-            packs, left = pack_queue(sizes, self.budgets, is_last=position.window == self.windows - 1)
+            packs, left = pack_queue(sizes, self.budgets, is_last=is_last)
             position = replace(position, left_out=tuple(sorted(left_out)))
             for number in range(position.packs_consumed, len(packs)):
                 rows = packs[number]
@@ -165,10 +171,10 @@ class Plan:
             carry_over = tuple(order[left].tolist())
             position = Position(epoch=position.epoch, window=position.window + 1, carry_over=carry_over)
 
-    def window(self, position: Position) -> list[int]:
-        """The shards of the window at `position`; empty after the last one."""
-        shard_order = np.random.default_rng([self.seed, position.epoch]).permutation(self.shards)
-        return np.sort(shard_order[position.window * self.window_shards :][: self.window_shards]).tolist()
+    def _window(self, epoch: int, window: int) -> list[int]:
+        """Its shards, in order."""
+        shard_order = np.random.default_rng([self.seed, epoch]).permutation(self.shards)
+        return np.sort(shard_order[window * self.window_shards :][: self.window_shards]).tolist()
 
     def _shuffled(self, shards: Sequence[int], position: Position) -> np.ndarray:
         """The pairs of the given shards in random order, without those that fit no pack."""

@@ -150,9 +150,11 @@ def _identify(run_dir: Path, settings: dict[str, Any]) -> Identity:
         except (SafetensorError, OSError, ValueError):
             continue
     described += _read_objects([run_dir / "model" / "config.json"])
-    index = Path(str(settings.get("data", ""))) / "index.json"
-    if index.is_file() and hashlib.sha256(index.read_bytes()).hexdigest() == settings.get("data_sha256"):
-        described += _read_objects([index])
+    places, hashes = settings.get("data"), settings.get("data_sha256")
+    if isinstance(places, list) and isinstance(hashes, list) and places and hashes:
+        index = Path(str(places[0])) / "index.json"
+        if index.is_file() and hashlib.sha256(index.read_bytes()).hexdigest() == hashes[0]:
+            described += _read_objects([index])
     known = next((values for values in described if isinstance(values.get("corpus"), str)), {})
     return Identity(
         corpus=known.get("corpus"),

@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dist_transformer.data.mixing import MixturePosition, position_from_json
 from dist_transformer.data.plan import Position
 from dist_transformer.training.ledger import GENESIS
 
@@ -17,7 +18,7 @@ class Progress:
     skipped_steps: int = 0
     """Steps whose update was skipped because loss or gradient was not finite."""
     skipped_in_a_row: int = 0
-    position: Position = field(default_factory=Position)
+    position: Position | MixturePosition = field(default_factory=Position)
     ledger_chain: str = GENESIS
     best: list[tuple[int, float]] = field(default_factory=list)
     """Step and value of the best validations, best first."""
@@ -47,4 +48,4 @@ class Progress:
     def from_json(cls, values: dict[str, Any]) -> "Progress":
         known = {f.name: values[f.name] for f in dataclasses.fields(cls)}
         best = [(step, value) for step, value in values["best"]]
-        return cls(**{**known, "best": best, "position": Position.from_json(values["position"])})
+        return cls(**{**known, "best": best, "position": position_from_json(values["position"])})

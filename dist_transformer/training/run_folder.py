@@ -1,24 +1,29 @@
 """A run folder: its settings, and what a resumed run may not change."""
 
-import hashlib
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dist_transformer.config import TrainConfig, read_json, to_plain
+from dist_transformer.data.shards import INDEX_FILE
 from dist_transformer.errors import UserError
+from dist_transformer.files import sha256_of
 
 # Another value of one of these makes another run; everything else may change on resume and is reported.
-_FIXED = ("model", "batch", "seed", "data_sha256")
+_FIXED = ("model", "batch", "seed", "data_sha256", "data_weights", "data_temperature")
 
 
-def describe_run(config: TrainConfig, ds_config: dict[str, Any]) -> dict[str, Any]:
-    """What `config.json` holds: the resolved settings and the identity of the data."""
-    index = config.data / "index.json"
+def describe_run(config: TrainConfig, folders: Sequence[Path], ds_config: dict[str, Any]) -> dict[str, Any]:
+    """What `config.json` holds: the resolved settings and the identity of the data.
+
+    Args:
+        folders: the data folders on local disk.
+    """
     return {
         **to_plain(config),
-        "data_sha256": hashlib.sha256(index.read_bytes()).hexdigest(),
+        "data_sha256": [sha256_of(folder / INDEX_FILE) for folder in folders],
         "deepspeed": ds_config,
     }
 
@@ -57,12 +62,12 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def write_settings(run_dir: Path, described: dict[str, Any]) -> None:
+def write_settings(run_dir: Path, described: dict[str, Any], tokenizer: Path) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     temporary = run_dir / "config.json.tmp"
     temporary.write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
     temporary.replace(run_dir / "config.json")
-    shutil.copyfile(Path(described["data"]) / "tokenizer.json", run_dir / "tokenizer.json")
+    shutil.copyfile(tokenizer, run_dir / "tokenizer.json")
 
 
 def next_command(run_dir: Path) -> str:

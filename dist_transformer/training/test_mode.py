@@ -22,11 +22,11 @@ from safetensors.torch import load_file
 from dist_transformer.config import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.data.excerpt import write_excerpt
 from dist_transformer.data.folder import DataFolder, Split
-from dist_transformer.data.plan import Plan, Position, resolve_budgets
 from dist_transformer.data.prepare import PrepareSettings, prepare
 from dist_transformer.data.sources import line_files
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.data.toy_corpus import make_toy_corpus, write_toy_corpus
+from dist_transformer.data.training_data import open_training_data
 from dist_transformer.distributed import World
 from dist_transformer.errors import UserError
 from dist_transformer.inference.beam import BeamSettings, beam_search
@@ -68,7 +68,7 @@ def run_test_mode(config: TrainConfig, world: World, device: torch.device) -> No
         raise UserError(f"--test-mode is for one process, and {world.size} were started: start it without a launcher")
     with tempfile.TemporaryDirectory(prefix="dist_transformer-test-") as scratch:
         if config.data == EMBEDDED_CORPUS:
-            config = dataclasses.replace(config, data=_embedded_data(Path(scratch)))
+            config = dataclasses.replace(config, data=(str(_embedded_data(Path(scratch))),))
         small = _small_run(config, Path(scratch))
         checks, records = _train(small, world, device)
         checks += _resume_and_decode(small, world, device)
@@ -92,16 +92,9 @@ def _embedded_data(scratch: Path) -> Path:
 
 def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
     """The run on two packs of the data; warm-up and intervals shrink with it."""
-    folder = DataFolder.open(config.data)
-    train = folder.train
-    budgets = resolve_budgets(
-        config.batch, source_tokens=train.info.source_tokens, target_tokens=train.info.target_tokens
-    )  # fmt: skip
-    plan = Plan(
-        train.lengths, train.shard_starts,
-        budgets=budgets, window_shards=config.batch.window_shards, seed=config.seed,
-    )  # fmt: skip
-    packs = [pack for pack in next(plan.steps(Position(), _PACKS)).packs if pack is not None]
+    data = open_training_data(dataclasses.replace(config, data=config.data[:1], data_weights=()))
+    folder, budgets = data.first, data.budgets
+    packs = [pack for pack in next(data.plan.steps(data.plan.start(), _PACKS)).packs if pack is not None]
     kept = [pack.pair_ids[: max(1, int(_PAIRS_KEPT * len(pack.pair_ids)))] for pack in packs]
     write_excerpt(folder, np.concatenate(kept), scratch / "data")
     peak = config.optimizer.peak_lr
@@ -119,7 +112,7 @@ def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
     )
     return dataclasses.replace(
         config,
-        data=scratch / "data", run_dir=scratch / "run", optimizer=optimizer, batch=batch,
+        data=(str(scratch / "data"),), data_weights=(), run_dir=scratch / "run", optimizer=optimizer, batch=batch,
         max_steps=_STEPS, save_every=_SAVED_AT, validate_every=_SAVED_AT, validate_sentences=_DECODED, log_every=5,
         patience=0, keep_checkpoints=2, resume="auto",
     )  # fmt: skip
@@ -181,23 +174,29 @@ def _resume_and_decode(config: TrainConfig, world: World, device: torch.device) 
 
 def _learn_by_heart(config: TrainConfig, scratch: Path, world: World, device: torch.device) -> Check:
     """Gradients that reach every part: a model that learns no more than frequencies has lost some on the way."""
-    folder = DataFolder.open(config.data)
+    folder = DataFolder.open(config.data[0])
     write_excerpt(folder, np.arange(min(_HEART_PAIRS, folder.train.info.pairs)), scratch / "heart")
+    split = DataFolder.open(scratch / "heart").train
+    batch = dataclasses.replace(
+        config.batch,
+        max_source_tokens=split.info.source_tokens, max_target_tokens=split.info.target_tokens,
+        packs_per_step=1, packs_per_micro_batch=1,
+    )  # fmt: skip
     heart = dataclasses.replace(
         config,
-        data=scratch / "heart", run_dir=scratch / "heart_run",
+        data=(str(scratch / "heart"),), run_dir=scratch / "heart_run",
         optimizer=dataclasses.replace(config.optimizer, warmup_steps=round(_WARMUP * _HEART_STEPS)),
-        batch=dataclasses.replace(config.batch, packs_per_step=1, packs_per_micro_batch=1),
+        batch=batch,
         max_steps=_HEART_STEPS, save_every=_HEART_STEPS, validate_every=_HEART_STEPS, validate_sentences=1,
     )  # fmt: skip
     trainer = Trainer(heart, world, device)
     trainer.train()
     nll = read_records(heart.run_dir, "valid")[-1]["nll"]
-    entropy = _token_entropy(trainer.folder.train)
+    entropy = _token_entropy(split)
     return Check(
         name="learns by heart",
         passed=nll < _HEART_SHARE * entropy,
-        found=f"{trainer.folder.train.info.pairs} sentences in {_HEART_STEPS} steps: nll {nll:.2f} (must be below "
+        found=f"{split.info.pairs} sentences in {_HEART_STEPS} steps: nll {nll:.2f} (must be below "
         f"{_HEART_SHARE * entropy:.2f}; knowing how often each word occurs gives {entropy:.2f})",
     )
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -13,9 +14,11 @@ import torch
 
 from dist_transformer import distributed
 from dist_transformer.config import TrainConfig, to_plain
-from dist_transformer.data.folder import DataFolder
-from dist_transformer.data.plan import Plan, Step, resolve_budgets
-from dist_transformer.data.stream import MicroBatch, Stream
+from dist_transformer.data.feeder import Feeder
+from dist_transformer.data.plan import Step
+from dist_transformer.data.shards import TOKENIZER_FILE
+from dist_transformer.data.stream import MicroBatch
+from dist_transformer.data.training_data import open_training_data
 from dist_transformer.distributed import World
 from dist_transformer.environment import describe_environment, record_environment
 from dist_transformer.errors import UserError
@@ -30,6 +33,7 @@ from dist_transformer.training.metrics import Reporter, perplexity
 from dist_transformer.training.progress import Progress
 from dist_transformer.training.run_folder import check_settings, describe_run, remove_newer, write_settings
 from dist_transformer.training.schedule import learning_rate
+from dist_transformer.training.shard_gate import ShardGate
 from dist_transformer.training.validation import Validator
 
 # More positions than this are a blur.
@@ -48,6 +52,8 @@ class _Interval:
     source_tokens: int = 0
     packs: int = 0
     seconds: float = 0.0
+    stall_seconds: float = 0.0
+    """Of these, waiting for data."""
 
 
 def micro_batch_seed(seed: int, epoch: int, step: int, first_pack: int) -> int:
@@ -61,20 +67,13 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, world: World, device: torch.device) -> None:
         self.world = world
-        self.folder = DataFolder.open(config.data)
+        self.gate = ShardGate(skip=config.on_bad_shard == "skip")
+        self.data = open_training_data(config, self.gate.admit)
+        self.folder, self.budgets = self.data.first, self.data.budgets
         config = dataclasses.replace(
             config, model=dataclasses.replace(config.model, vocab_size=self.folder.index.vocab_size)
         )  # fmt: skip
         self.config = config
-        train = self.folder.train
-        self.budgets = resolve_budgets(
-            config.batch, source_tokens=train.info.source_tokens, target_tokens=train.info.target_tokens
-        )  # fmt: skip
-        self.plan = Plan(
-            train.lengths, train.shard_starts,
-            budgets=self.budgets, window_shards=config.batch.window_shards, seed=config.seed,
-        )  # fmt: skip
-        self.stream = Stream(train, self.budgets, packs_per_micro_batch=config.batch.packs_per_micro_batch)
         self.validator = None
         if config.validate_every > 0:
             self.validator = Validator(
@@ -98,8 +97,12 @@ class Trainer:
     def train(self) -> None:
         """Train to `max_steps`, or until patience ends."""
         interval = _Interval()
-        for step in self._remaining_steps():
-            self._train_step(step, interval)
+        feeder = Feeder(
+            self._remaining_steps(), self.data.stream,
+            rank=self.world.rank, world_size=self.world.size, pin=self.engine.device.type == "cuda",
+        )  # fmt: skip
+        for step, micro_batches, stall in feeder:
+            self._train_step(step, micro_batches, interval, stall)
             is_last = self.progress.step == self.config.max_steps
             validates = self.config.validate_every > 0 and (is_last or self._is_due(self.config.validate_every))
             saves = is_last or validates or self._is_due(self.config.save_every)
@@ -111,14 +114,15 @@ class Trainer:
                 self._save()
             if self._out_of_patience():
                 break
+        self.gate.close()
+        feeder.close()
         self._finish()
 
     def _remaining_steps(self) -> Iterator[Step]:
         if self._out_of_patience():
             return
-        steps = self.plan.steps(self.progress.position, self.config.batch.packs_per_step)
-        for _ in range(self.progress.step, self.config.max_steps):
-            yield next(steps)
+        steps = self.data.plan.steps(self.progress.position, self.config.batch.packs_per_step)
+        yield from itertools.islice(steps, max(0, self.config.max_steps - self.progress.step))
 
     def _is_due(self, every: int) -> bool:
         return self.progress.step % every == 0
@@ -126,20 +130,20 @@ class Trainer:
     def _out_of_patience(self) -> bool:
         return 0 < self.config.patience <= self.progress.validations_since_best
 
-    def _train_step(self, step: Step, interval: _Interval) -> None:
+    def _train_step(self, step: Step, micro_batches: list[MicroBatch], interval: _Interval, stall: float) -> None:
         """Forward, backward, update; counts what was consumed."""
         started = time.monotonic()
         progress = self.progress
         progress.step += 1
         hashes, losses, applied = [], [], True
-        for micro in self.stream.micro_batches(step, rank=self.world.rank, world_size=self.world.size):
+        for micro in micro_batches:
             sums, hashed = self._train_micro_batch(step, micro)
             losses.append(torch.stack((sums.loss, sums.nll)).detach())
             hashes.append(hashed)
             applied = self.engine.end_micro_batch()
         progress.position = step.position
         self._count_skip(applied)
-        seconds = time.monotonic() - started
+        seconds = stall + time.monotonic() - started
         progress.train_seconds += seconds
         progress.source_tokens += step.source_tokens
         progress.target_tokens += step.target_tokens
@@ -151,6 +155,7 @@ class Trainer:
         interval.source_tokens += step.source_tokens
         interval.packs += len(step.packs)
         interval.seconds += seconds
+        interval.stall_seconds += stall
         self.reporter.advance()
 
     def _train_micro_batch(self, step: Step, micro: MicroBatch) -> tuple[LossSums, torch.Tensor]:
@@ -174,6 +179,8 @@ class Trainer:
 
     def _log(self, interval: _Interval) -> _Interval:
         """Reduce and report the interval. A collective; the only place where the loop reads losses from the device."""
+        for note in self.gate.take_notes():
+            self.reporter.say(f"step {self.progress.step}: {note}")
         if not interval.steps:
             return interval
         hashes = distributed.all_reduce_sum(torch.stack(interval.hashes)).tolist()
@@ -203,6 +210,7 @@ class Trainer:
             "learning_rate": self.engine.learning_rate,
             "gradient_norm": self.engine.gradient_norm,
             "target_tokens_per_second": target_tokens / interval.seconds,
+            "data_stall": interval.stall_seconds / interval.seconds,
             "fill": (target_tokens + interval.source_tokens) / room,
             "epoch": self.progress.position.epoch,
             "skipped_steps": self.progress.skipped_steps,
@@ -288,7 +296,7 @@ class Trainer:
         self.reporter.close()
 
     def _check_lengths(self) -> None:
-        streams = [self.stream, *([self.validator.stream] if self.validator else [])]
+        streams = [self.data.stream, *([self.validator.stream] if self.validator else [])]
         longest = max(int(stream.caps.max()) for stream in streams)
         if longest > self.config.model.max_positions:
             raise UserError(
@@ -309,14 +317,14 @@ class Trainer:
             raise UserError(
                 f"--resume never, but {run_dir} holds checkpoints: choose another --run-dir, or move them away"
             )
-        described = describe_run(config, ds_config)
+        described = describe_run(config, [folder.path for folder in self.data.folders], ds_config)
         reader = None
         if path is not None:
             warnings += [f"setting changed: {line}" for line in check_settings(run_dir, described)]
             reader = CheckpointReader(path)
         distributed.barrier()
         if self.world.is_main:
-            write_settings(run_dir, described)
+            write_settings(run_dir, described, self.folder.path / TOKENIZER_FILE)
             last_step = reader.state["step"] if reader else 0
             for name in ("metrics.jsonl", "ledger.jsonl"):
                 truncate_jsonl(run_dir / name, last_step)
@@ -336,7 +344,7 @@ class Trainer:
 
     def _restore(self, checkpoint: CheckpointReader | None) -> Progress:
         if checkpoint is None:
-            return Progress()
+            return Progress(position=self.data.plan.start())
         self.engine.restore(checkpoint.parameter, updates=checkpoint.state["updates"])
         return Progress.from_json(checkpoint.state)
 
@@ -353,11 +361,13 @@ class Trainer:
     def _introduce(self, notes: list[str], checkpoint: CheckpointReader | None) -> None:
         config, index = self.config, self.folder.index
         parameters = sum(getattr(p, "ds_numel", p.numel()) for p in self.engine.module.parameters())
+        corpora = " + ".join(folder.index.corpus for folder in self.data.folders)
+        pairs = sum(folder.index.train.pairs for folder in self.data.folders)
         batch = config.batch.packs_per_step * self.budgets.max_target_tokens
         languages = f"{index.source_language}-{index.target_language}{', synthetic' if index.synthetic else ''}"
-        skipped = f", {self.plan.skipped:,} of them too long for a pack" if self.plan.skipped else ""
+        skipped = f", {self.data.plan.skipped:,} of them too long for a pack" if self.data.plan.skipped else ""
         self.reporter.say(
-            f"{index.corpus} ({languages}): {index.train.pairs:,} pairs{skipped}\n"
+            f"{corpora} ({languages}): {pairs:,} pairs{skipped}\n"
             f"{parameters:,} parameters; {config.batch.packs_per_step} packs a step, at most {batch:,} target tokens\n"
             f"{self.world.size} rank(s) on {self.engine.device.type}, ZeRO-{self.engine.stage}, {config.precision}, "
             f"accumulation {config.batch.accumulation_steps(self.world.size)}"

@@ -31,7 +31,7 @@ MODEL = ModelConfig(width=32, heads=2, ffn_width=64, encoder_layers=2, decoder_l
 
 def make_config(data: Path, run_dir: Path, stage: int, precision: str, **changes: Any) -> TrainConfig:
     return TrainConfig(
-        data=data,
+        data=(str(data),),
         run_dir=run_dir,
         deepspeed_config=ROOT / "ds_configs" / f"zero{stage}.json",
         max_steps=6,
@@ -89,7 +89,7 @@ def gradient_errors(config: TrainConfig, world: World, device: torch.device) -> 
 
     After one update Adam's first moment is (1 - β1) · gradient: what the optimizer really saw.
     """
-    folder = DataFolder.open(config.data)
+    folder = DataFolder.open(config.data[0])
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=folder.index.vocab_size))
     info = folder.train.info
     budgets = resolve_budgets(config.batch, source_tokens=info.source_tokens, target_tokens=info.target_tokens)

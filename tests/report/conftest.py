@@ -44,10 +44,10 @@ def settings(**changes: Any) -> dict[str, Any]:
     tiny = PRESETS["tiny"]
     model = dataclasses.replace(tiny.model, vocab_size=900)
     config = dataclasses.replace(
-        tiny, data=Path("/home/someone/data/toy"), run_dir=Path("/home/someone/runs/1"), model=model, max_steps=80
+        tiny, data=("/home/someone/data/toy",), run_dir=Path("/home/someone/runs/1"), model=model, max_steps=80
     )
     deepspeed = {"zero_optimization": {"stage": 1, "overlap_comm": True}}
-    return {**to_plain(config), "data_sha256": "0" * 64, "deepspeed": deepspeed, **changes}
+    return {**to_plain(config), "data_sha256": ["0" * 64], "deepspeed": deepspeed, **changes}
 
 
 def write_run(run: Path, records: list[dict[str, Any]], **changes: Any) -> Path:

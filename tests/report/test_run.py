@@ -94,7 +94,9 @@ def test_identity_without_weights(run_dir: Path, tmp_path: Path) -> None:
     write_run(run_dir, RECORDS, data=str(data))
     # Other data lies there by now.
     assert load_run(run_dir).identity.corpus is None
-    write_run(run_dir, RECORDS, data=str(data), data_sha256=hashlib.sha256(b'{"corpus": "of the data"}').hexdigest())
+    write_run(
+        run_dir, RECORDS, data=[str(data)], data_sha256=[hashlib.sha256(b'{"corpus": "of the data"}').hexdigest()]
+    )
     assert load_run(run_dir).identity.corpus == "of the data"
     (run_dir / "model").mkdir()
     (run_dir / "model" / "config.json").write_text('{"corpus": "of the model"}')

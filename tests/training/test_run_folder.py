@@ -19,12 +19,16 @@ def config(tmp_path: Path) -> TrainConfig:
     data.mkdir()
     (data / "index.json").write_text('{"corpus": "hand-written"}')
     (data / "tokenizer.json").write_text("{}")
-    return dataclasses.replace(PRESETS["tiny"], data=data, run_dir=tmp_path / "runs" / "1")
+    return dataclasses.replace(PRESETS["tiny"], data=(str(data),), run_dir=tmp_path / "runs" / "1")
+
+
+def described(config: TrainConfig, ds_config: dict[str, Any] = DS_CONFIG) -> dict[str, Any]:
+    return describe_run(config, [Path(place) for place in config.data], ds_config)
 
 
 @pytest.fixture
 def run_dir(config: TrainConfig) -> Path:
-    write_settings(config.run_dir, describe_run(config, DS_CONFIG))
+    write_settings(config.run_dir, described(config), Path(config.data[0]) / "tokenizer.json")
     return config.run_dir
 
 
@@ -32,14 +36,14 @@ def test_what_is_written(config: TrainConfig, run_dir: Path) -> None:
     assert sorted(path.name for path in run_dir.iterdir()) == ["config.json", "tokenizer.json"]
     assert (run_dir / "tokenizer.json").read_text() == "{}"
     written = json.loads((run_dir / "config.json").read_text())
-    index = (config.data / "index.json").read_bytes()
-    assert written.pop("data_sha256") == hashlib.sha256(index).hexdigest()
+    index = (Path(config.data[0]) / "index.json").read_bytes()
+    assert written.pop("data_sha256") == [hashlib.sha256(index).hexdigest()]
     assert written.pop("deepspeed") == DS_CONFIG
     assert from_plain(TrainConfig, written, "config.json") == config
 
 
 def test_the_same_settings_change_nothing(config: TrainConfig, run_dir: Path) -> None:
-    assert check_settings(run_dir, describe_run(config, DS_CONFIG)) == []
+    assert check_settings(run_dir, described(config)) == []
 
 
 CHANGED: list[tuple[dict[str, Any], str, str, str]] = [
@@ -63,7 +67,7 @@ CHANGED: list[tuple[dict[str, Any], str, str, str]] = [
 def test_another_model_batch_or_seed_is_refused_by_name(
     changes: dict[str, Any], name: str, old: str, new: str, config: TrainConfig, run_dir: Path
 ) -> None:
-    wanted = describe_run(dataclasses.replace(config, **changes), DS_CONFIG)
+    wanted = described(dataclasses.replace(config, **changes))
     with pytest.raises(UserError) as refused:
         check_settings(run_dir, wanted)
     message = f"{run_dir} was trained with {name} = {old}, not {new}: use the old value, or another --run-dir"
@@ -71,15 +75,16 @@ def test_another_model_batch_or_seed_is_refused_by_name(
 
 
 def test_other_data_is_refused(config: TrainConfig, run_dir: Path) -> None:
-    (config.data / "index.json").write_text('{"corpus": "another"}')
+    (Path(config.data[0]) / "index.json").write_text('{"corpus": "another"}')
     with pytest.raises(UserError, match=r"was trained with data_sha256 = "):
-        check_settings(run_dir, describe_run(config, DS_CONFIG))
+        check_settings(run_dir, described(config))
 
 
 def test_the_same_data_elsewhere_is_accepted(config: TrainConfig, run_dir: Path) -> None:
-    moved = config.data.rename(config.data.with_name("moved"))
-    changed = check_settings(run_dir, describe_run(dataclasses.replace(config, data=moved), DS_CONFIG))
-    assert changed == [f"data: {str(config.data)!r} -> {str(moved)!r}"]
+    moved = Path(config.data[0]).with_name("moved")
+    Path(config.data[0]).rename(moved)
+    changed = check_settings(run_dir, described(dataclasses.replace(config, data=(str(moved),))))
+    assert changed == [f"data: {list(config.data)!r} -> {[str(moved)]!r}"]
 
 
 def test_the_rest_may_change_and_is_listed(config: TrainConfig, run_dir: Path) -> None:
@@ -90,7 +95,7 @@ def test_the_rest_may_change_and_is_listed(config: TrainConfig, run_dir: Path) -
         deepspeed_config=Path("z2.json"),
         optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=1e-3, warmup_steps=200),
     )
-    wanted = describe_run(changed, {"zero_optimization": {"stage": 2}, "wall_clock_breakdown": True})
+    wanted = described(changed, {"zero_optimization": {"stage": 2}, "wall_clock_breakdown": True})
     assert check_settings(run_dir, wanted) == [
         "deepspeed.wall_clock_breakdown: None -> True",
         "deepspeed.zero_optimization.overlap_comm: True -> None",
@@ -103,7 +108,7 @@ def test_the_rest_may_change_and_is_listed(config: TrainConfig, run_dir: Path) -
 
 
 def test_a_missing_or_damaged_settings_file_is_named(config: TrainConfig, run_dir: Path) -> None:
-    wanted = describe_run(config, DS_CONFIG)
+    wanted = described(config)
     (run_dir / "config.json").write_text("{")
     with pytest.raises(UserError, match=r"config\.json cannot be read as JSON"):
         check_settings(run_dir, wanted)
@@ -122,7 +127,7 @@ def test_settings_are_replaced_whole(config: TrainConfig, run_dir: Path, monkeyp
 
     monkeypatch.setattr(Path, "write_text", torn)
     with pytest.raises(OSError, match="No space left"):
-        write_settings(run_dir, describe_run(dataclasses.replace(config, max_steps=5), DS_CONFIG))
+        write_settings(run_dir, described(dataclasses.replace(config, max_steps=5)), run_dir / "tokenizer.json")
     monkeypatch.undo()
     assert (run_dir / "config.json").read_text() == before
 
