@@ -11,6 +11,7 @@ import stat
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def verify_run(run_dir: Path, data: Path | None = None, on_step: Callable[[], ob
     verification.check("files", verification.files)
     verification.check("ledger", verification.ledger)
     for path in verification.checkpoint_folders():
-        verification.check(f"checkpoint {path.name}", lambda path=path: verification.checkpoint(path))
+        verification.check(f"checkpoint {path.name}", partial(verification.checkpoint, path))
     verification.check("latest", verification.pointer)
     verification.check("weights", verification.weights)
     if data is not None:
