@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 SMALL = [
     *("--preset", "tiny", "--model.width", "16", "--model.ffn-width", "16", "--model.heads", "2"),
     *("--model.encoder-layers", "1", "--model.decoder-layers", "1"),
-    *("--batch.max-target-tokens", "512", "--batch.packs-per-step", "3", "--validate-every", "0"),
+    *("--batch.max-target-tokens", "768", "--batch.packs-per-step", "3", "--validate-every", "0"),
 ]
 
 
