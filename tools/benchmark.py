@@ -73,12 +73,13 @@ def data_table(figures: dict[str, Any]) -> str:
             *lines,
             f"share of the time of training at {figures['training_speed']:,} target tokens/s:",
             f"  {shares}",
-            f"fill of an epoch: source {fill['source']:.2f}%, target {fill['target']:.2f}%, together {fill['both']:.2f}%",
+            f"fill of an epoch: source {fill['source']:.2f}%, target {fill['target']:.2f}%, "
+            f"together {fill['both']:.2f}%",
             f"  {figures['unfit_pairs']:,} pairs fit no pack",
             f"first step of {simulated['pairs']:,} simulated pairs: {seconds['median']:.2f} s "
             f"({seconds['lowest']:.2f} to {seconds['highest']:.2f})",
-            f"  resident at most {peak:,.0f} MiB ({before:,.0f} at the start; up to {simulated['lengths_mib']:,.0f} are "
-            "the mapped lengths)",
+            f"  resident at most {peak:,.0f} MiB ({before:,.0f} at the start; "
+            f"up to {simulated['lengths_mib']:,.0f} are the mapped lengths)",
         ]
     )
 
