@@ -1,4 +1,4 @@
-"""Pictures of a run: numbers in, a matplotlib figure out; no window, and none of pyplot's state."""
+"""Pictures of a run and of its data: numbers in, a matplotlib figure out; no window, and none of pyplot's state."""
 
 import io
 import math
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dist_transformer.data.statistics import Lengths
 from dist_transformer.evaluation.samples import Sample
 
 if TYPE_CHECKING:
@@ -110,6 +111,28 @@ def position_picture(table_PD: np.ndarray) -> "Figure":
         axes.set_xlabel("dimension")
         axes.set_ylabel("position")
         figure.colorbar(image, ax=axes, label="value")
+    return figure
+
+
+def length_picture(sides: Sequence[Lengths], names: Sequence[str]) -> "Figure":
+    """Sentences by length, without the longest thousandth, which would be most of the width; a dashed line a mean."""
+    shown = max(side.quantile(0.999) for side in sides)
+    with _style():
+        figure = _figure(7.0, 3.5)
+        axes = figure.add_subplot()
+        for number, (side, name) in enumerate(zip(sides, names, strict=True)):
+            shares = 100 * side.counts / side.sentences
+            label = f"{name}: mean {side.mean:.1f}, 99% up to {side.quantile(0.99)}, longest {side.longest}"
+            # Each length is a step of its own: nothing is smoothed.
+            axes.stairs(shares, np.arange(len(shares) + 1) - 0.5, fill=True, alpha=0.4, color=f"C{number}", label=label)
+            axes.axvline(side.mean, color=f"C{number}", linestyle="--", linewidth=1)
+        axes.set_title("length of sentences")
+        axes.set_xlabel("tokens, the special token included")
+        axes.set_ylabel("% of the sentences")
+        axes.set_xlim(0, shown + 1)
+        axes.set_ylim(bottom=0.0)
+        axes.legend(frameon=False)
+        axes.grid(alpha=0.3)
     return figure
 
 

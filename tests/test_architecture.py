@@ -30,7 +30,7 @@ LAYERS = [
     {"pictures"},
     {"training"},
     {"averaging", "report"},
-    {"train"},
+    {"train", "benchmarks"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 

@@ -15,9 +15,17 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
+from dist_transformer.data.statistics import Lengths
 from dist_transformer.evaluation.samples import Sample
 from dist_transformer.model.positions import sinusoidal_positions
-from dist_transformer.pictures import as_png, as_svg, attention_picture, learning_rate_picture, position_picture
+from dist_transformer.pictures import (
+    as_png,
+    as_svg,
+    attention_picture,
+    learning_rate_picture,
+    length_picture,
+    position_picture,
+)
 
 
 def make_sample(layers: int = 2, sources: int = 5, targets: int = 4) -> Sample:
@@ -152,6 +160,22 @@ def test_positions_of_any_table() -> None:
     assert position_picture(np.zeros((3, 2))).axes[0].images[0].get_clim() == (-1.0, 1.0)
     image = position_picture(np.array([[0.5, -2.0]], dtype=np.float32)).axes[0].images[0]
     assert image.get_clim() == (-2.0, 2.0)
+
+
+def test_lengths_are_drawn_as_shares_of_each_side() -> None:
+    """Source: 1 sentence of 1 token, 3 of 3; target: 2 of 2 tokens."""
+    sides = [Lengths(counts=np.array([0, 1, 0, 3])), Lengths(counts=np.array([0, 0, 2]))]
+    (axes,) = drawn(length_picture(sides, ["source, en", "target, de"])).axes
+    values = [patch.get_data().values.tolist() for patch in axes.patches]
+    assert values == [[0, 25, 0, 75], [0, 0, 100]]
+    assert axes.patches[0].get_data().edges.tolist() == [-0.5, 0.5, 1.5, 2.5, 3.5]
+    assert axes.get_xlim() == (0, 4)
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "source, en: mean 2.5, 99% up to 3, longest 3",
+        "target, de: mean 2.0, 99% up to 2, longest 2",
+    ]
 
 
 def test_png_is_the_figure() -> None:

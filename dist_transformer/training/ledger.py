@@ -73,13 +73,14 @@ def read_ledger(path: Path) -> list[dict[str, Any]]:
         UserError: a line that does not follow from the one before.
     """
     entries, chain = [], GENESIS
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    # A byte that is no UTF-8 is damage too: its replacement breaks the chain on the line where it stands.
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
             chain = chain_link(chain, entry["step"], entry["hash"], entry["target_tokens"])
             sound = entry["chain"] == chain and entry["step"] == number
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             sound = False
         if not sound:
             raise UserError(f"{path}, line {number}: the chain is broken: the file was edited or damaged")
@@ -92,11 +93,11 @@ def truncate_jsonl(path: Path, last_step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             if json.loads(line)["step"] > last_step:
                 break
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             break
         kept.append(line + "\n")
     temporary = path.with_name(path.name + ".tmp")

@@ -195,6 +195,17 @@ def test_exchanged_and_repeated_lines_are_found(path: Path) -> None:
             read_ledger(path)
 
 
+def test_a_flipped_bit_that_is_no_utf8_is_found(path: Path) -> None:
+    lines = written(path)
+    content = bytearray(path.read_bytes())
+    content[len(lines[0]) + 20] ^= 0x80
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="line 2: the chain is broken"):
+        read_ledger(path)
+    truncate_jsonl(path, 5)
+    assert len(read_ledger(path)) == 1
+
+
 def test_a_step_left_out_is_found_though_the_chain_holds(path: Path) -> None:
     ledger = Ledger(path)
     for step in (1, 2, 4):
@@ -204,7 +215,7 @@ def test_a_step_left_out_is_found_though_the_chain_holds(path: Path) -> None:
         read_ledger(path)
 
 
-@pytest.mark.parametrize("line", ["", "{", "7", "null", "[]", "{}", '"step"'])
+@pytest.mark.parametrize("line", ["", "{", "7", "null", "[]", "{}", '"step"', "[" * 100_000])
 def test_a_line_that_is_no_entry_is_found(path: Path, line: str) -> None:
     lines = written(path)
     path.write_text("\n".join([*lines[:2], line, *lines[3:]]) + "\n")

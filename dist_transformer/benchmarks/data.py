@@ -1,0 +1,233 @@
+"""The data pipeline measured, one process and one thread, beside what users would take in its place.
+
+Rates are target tokens a second (`</s>` included), of the same sentences for all. Peers hand over the ids of both
+sides, and no more: they plan no batches and build no tensors.
+"""
+
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer as Backend
+
+from dist_transformer.benchmarks.first_step import measure_first_step, simulate_lengths
+from dist_transformer.benchmarks.measure import Measure, measure_rates, one_thread
+from dist_transformer.config import BatchConfig
+from dist_transformer.data.plan import Budgets, Pack, Plan, Position, resolve_budgets
+from dist_transformer.data.prepare import prepare
+from dist_transformer.data.prepare_settings import PrepareSettings
+from dist_transformer.data.shards import TOKENIZER_FILE, DataFolder, Split
+from dist_transformer.data.sources import LineFiles
+from dist_transformer.data.statistics import epoch_fill
+from dist_transformer.data.stream import Stream
+from dist_transformer.errors import UserError
+
+# A fast GPU's training speed, target tokens a second: what the data must keep up with.
+TRAINING_SPEED = 400_000
+# Packs that are read again and again: their shards are in memory, as those of a window are in training.
+_PACKS = 256
+_PEER_ROWS = 1000
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataBenchmark:
+    data: Path
+    """Data folder."""
+    seconds: float = 5.0
+    """Of each measure in each round."""
+    repeats: int = 5
+    """Rounds."""
+    pairs: int = 100_000_000
+    """Of the simulated index."""
+    text_pairs: int = 20_000
+    """Sentence pairs that are prepared anew."""
+    seed: int = 1
+    batch: BatchConfig = field(default_factory=BatchConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "repeats", "pairs"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"{name} is {getattr(self, name)}: give a number above 0")
+        if self.text_pairs < 20:
+            raise UserError(f"text_pairs is {self.text_pairs}: give 20 or more, for some are held out")
+
+
+def run_data_benchmark(settings: DataBenchmark, report: Report) -> dict[str, Any]:
+    """All figures; `report` gets a line now and then."""
+    folder = DataFolder.open(settings.data)
+    split, batch = folder.train, settings.batch
+    budgets = resolve_budgets(
+        batch, source_tokens=split.info.source_tokens, target_tokens=split.info.target_tokens
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="dist_transformer-benchmark-") as scratch, one_thread():
+        report("rates: planning, reading, building, datasets, preparation")
+        works = {**own_works(split, budgets, settings), **peer_works(split, budgets, settings)}
+        works |= preparation_works(folder, Path(scratch), pairs=settings.text_pairs, seed=settings.seed)
+        rates = measure_rates(works, seconds=settings.seconds, repeats=settings.repeats, report=report)
+        report("fill of an epoch")
+        fill = epoch_fill(split, budgets, window_shards=batch.window_shards, seed=settings.seed)
+        report(f"first step of {settings.pairs:,} simulated pairs")
+        simulated = simulated_index(split, Path(scratch), settings)
+    return {
+        "threads": 1,
+        "seconds_per_measure": settings.seconds,
+        "repeats": settings.repeats,
+        "pairs": split.info.pairs,
+        "shards": len(split.info.shards),
+        "target_tokens_per_second": {name: rates[name].to_json() for name in works},
+        "training_speed": TRAINING_SPEED,
+        "percent_of_training": {
+            name: 100 * TRAINING_SPEED / rates[name].median for name in ("plan", "read_tokens", "build_micro_batch")
+        },
+        "fill_percent": {"source": 100 * fill.source, "target": 100 * fill.target, "both": 100 * fill.both},
+        "unfit_pairs": fill.unfit_pairs,
+        "simulated_index": simulated,
+    }
+
+
+def own_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[str, Iterator[int]]:
+    """Planning alone; ids of warm shards; and a pack's tensors in full."""
+    packs = first_packs(split, budgets, settings)
+    stream = Stream(split, budgets, packs_per_micro_batch=1)
+
+    def planning() -> Iterator[int]:
+        plan = make_plan(split, budgets, settings)
+        for step in plan.steps(Position(), settings.batch.packs_per_step):
+            yield step.target_tokens
+
+    def reading() -> Iterator[int]:
+        for pack in itertools.cycle(packs):
+            split.tokens(pack.pair_ids)
+            yield pack.target_tokens
+
+    def building() -> Iterator[int]:
+        for pack in itertools.cycle(packs):
+            stream.build([pack])
+            yield pack.target_tokens
+
+    return {"plan": planning(), "read_tokens": reading(), "build_micro_batch": building()}
+
+
+def peer_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[str, Iterator[int]]:
+    """`datasets` over the same shards: streamed in order, and at random in our packs; as Python lists and as Arrow.
+
+    Arrow is its quickest form; in order, without a shuffle buffer, is its quickest stream.
+    """
+    import datasets
+
+    files = [str(split.folder / shard.file) for shard in split.info.shards]
+    packs = first_packs(split, budgets, settings)
+
+    def stream() -> Any:
+        return datasets.load_dataset("arrow", data_files={"train": files}, split="train", streaming=True)
+
+    def rows() -> Iterator[int]:
+        dataset = stream()
+        while True:
+            for row in dataset:
+                yield len(row["tgt"]) + 1
+
+    def tables() -> Iterator[int]:
+        dataset = stream().with_format("arrow")
+        while True:
+            for table in dataset.iter(batch_size=_PEER_ROWS):
+                yield _target_tokens(table)
+
+    def random_rows() -> Iterator[int]:
+        dataset = datasets.concatenate_datasets([datasets.Dataset.from_file(file) for file in files])
+        for pack in itertools.cycle(packs):
+            yield sum(map(len, dataset[pack.pair_ids]["tgt"])) + len(pack.pair_ids)
+
+    def random_tables() -> Iterator[int]:
+        dataset = datasets.concatenate_datasets([datasets.Dataset.from_file(file) for file in files])
+        dataset = dataset.with_format("arrow")
+        for pack in itertools.cycle(packs):
+            yield _target_tokens(dataset[pack.pair_ids])
+
+    return {
+        "datasets_stream_rows": rows(),
+        "datasets_stream_arrow": tables(),
+        "datasets_random_rows": random_rows(),
+        "datasets_random_arrow": random_tables(),
+    }
+
+
+def preparation_works(folder: DataFolder, scratch: Path, *, pairs: int, seed: int) -> dict[str, Iterator[int]]:
+    """Text to data folder with a given vocabulary, and the encoding alone, of the same text, by `tokenizers`."""
+    tokenizer = folder.tokenizer()
+    chosen = np.random.default_rng(seed).permutation(folder.index.train.pairs)[:pairs]
+    source, source_lengths, target, target_lengths = folder.train.tokens(chosen)
+    texts = [
+        [tokenizer.decode(ids.tolist()) for ids in np.split(values, np.cumsum(lengths)[:-1])]
+        for values, lengths in ((source, source_lengths), (target, target_lengths))
+    ]
+    files = [scratch / "text.source", scratch / "text.target"]
+    for file, lines in zip(files, texts, strict=True):
+        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="")
+    tokens = len(target) + len(chosen)
+    backend = Backend.from_file(str(folder.path / TOKENIZER_FILE))
+
+    def preparing() -> Iterator[int]:
+        for number in itertools.count():
+            settings = PrepareSettings(
+                out=scratch / f"prepared-{number}",
+                sources=(LineFiles(source=files[0], target=files[1]),),
+                tokenizer=folder.path / TOKENIZER_FILE,
+                source_language=folder.index.source_language,
+                target_language=folder.index.target_language,
+            )
+            prepare(settings, lambda _: None)
+            yield tokens
+
+    def encoding(encode: Callable[[Sequence[str]], object]) -> Iterator[int]:
+        while True:
+            for lines in texts:
+                encode(lines)
+            yield tokens
+
+    return {
+        "prepare": preparing(),
+        "tokenizers_encode_batch": encoding(backend.encode_batch),
+        "tokenizers_encode_batch_fast": encoding(backend.encode_batch_fast),
+    }
+
+
+def simulated_index(split: Split, scratch: Path, settings: DataBenchmark) -> dict[str, Any]:
+    """A process of its own for each repeat."""
+    file = scratch / "lengths.npy"
+    started = time.perf_counter()
+    simulate_lengths(split.lengths, settings.pairs, file, seed=settings.seed)
+    written = time.perf_counter() - started
+    found = [
+        measure_first_step(file, settings.batch, pairs_per_shard=100_000, seed=settings.seed)
+        for _ in range(settings.repeats)
+    ]
+    measures = {name: Measure(tuple(values[name] for values in found)).to_json() for name in found[0]}
+    return {"pairs": settings.pairs, "lengths_mib": file.stat().st_size / 2**20, "drawn_seconds": written, **measures}
+
+
+def make_plan(split: Split, budgets: Budgets, settings: DataBenchmark) -> Plan:
+    return Plan(
+        split.lengths, split.shard_starts,
+        budgets=budgets, window_shards=settings.batch.window_shards, seed=settings.seed,
+    )  # fmt: skip
+
+
+def first_packs(split: Split, budgets: Budgets, settings: DataBenchmark) -> list[Pack]:
+    """The packs with which the first epoch begins."""
+    steps = make_plan(split, budgets, settings).steps(Position(), 1)
+    first = itertools.takewhile(lambda step: step.epoch == 0, itertools.islice(steps, _PACKS))
+    return [pack for step in first for pack in step.packs if pack]
+
+
+def _target_tokens(table: Any) -> int:
+    """Of an Arrow table, with both sides' ids laid out for use."""
+    lengths = [len(table[side].combine_chunks().flatten().to_numpy()) for side in ("src", "tgt")]
+    return lengths[1] + table.num_rows

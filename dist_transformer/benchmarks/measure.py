@@ -1,0 +1,128 @@
+"""Rates of several pieces of work, taken in turns, and the result file that keeps them.
+
+In turns, because a machine that other work slows down for a while then slows all of them.
+"""
+
+import datetime
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dist_transformer.data.shards import DataIndex
+from dist_transformer.environment import describe_environment
+from dist_transformer.errors import UserError
+
+# Share of a measure's time that each piece of work runs beforehand, uncounted: files are read, caches warm up.
+_WARM_UP = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Repeated values of one figure."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "median": self.median,
+            "lowest": min(self.values),
+            "highest": max(self.values),
+            "values": list(self.values),
+        }
+
+
+def rate(work: Iterator[int], seconds: float) -> float:
+    """Units of work a second, where each item of `work` says how many units it was; at least one item is taken.
+
+    The clock stops between items: an item that takes longer than `seconds` counts in full.
+    """
+    started, units, elapsed = time.perf_counter(), 0, 0.0
+    while elapsed < seconds or units == 0:
+        units += next(work)
+        elapsed = time.perf_counter() - started
+    return units / elapsed
+
+
+def measure_rates(
+    works: Mapping[str, Iterator[int]], *, seconds: float, repeats: int, report: Callable[[str], None]
+) -> dict[str, Measure]:
+    """The rates of endless pieces of work, `repeats` rounds of `seconds` each."""
+    for work in works.values():
+        rate(work, _WARM_UP * seconds)
+    values: dict[str, list[float]] = {name: [] for name in works}
+    for number in range(repeats):
+        for name, work in works.items():
+            values[name].append(rate(work, seconds))
+        report(f"round {number + 1} of {repeats}")
+    return {name: Measure(tuple(rates)) for name, rates in values.items()}
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch, Arrow and tokenizers compute on one thread, as long as this lasts."""
+    import pyarrow as pa
+    import torch
+
+    name = "TOKENIZERS_PARALLELISM"
+    before = (torch.get_num_threads(), pa.cpu_count(), os.environ.get(name))
+    torch.set_num_threads(1)
+    pa.set_cpu_count(1)
+    # tokenizers asks the environment at each call.
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        pa.set_cpu_count(before[1])
+        if before[2] is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before[2]
+
+
+def result_of(
+    index: DataIndex,
+    *,
+    what: str,
+    command: str,
+    seeds: Sequence[int],
+    wall_seconds: float,
+    figures: dict[str, Any],
+    row: dict[str, str],
+) -> dict[str, Any]:
+    """A result in the layout of tools/results_table.py."""
+    machine = describe_environment()
+    machine["gpus"] = ", ".join(machine["gpus"]) or "none"
+    form = "{cores} cores of {processor}, {memory_gib} GiB, GPUs: {gpus}; torch {torch}, Python {python}"
+    return {
+        "what": what,
+        "corpus": f"{index.corpus} ({index.source_language}-{index.target_language})",
+        "synthetic": index.synthetic,
+        "date": datetime.date.today().isoformat(),
+        "machine": form.format(**machine),
+        "commands": [command],
+        "seeds": list(seeds),
+        "wall_seconds": wall_seconds,
+        "figures": figures,
+        "row": row,
+    }
+
+
+def write_result(path: Path, result: dict[str, Any]) -> None:
+    """A reader finds the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): choose another --json") from None

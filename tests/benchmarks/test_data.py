@@ -1,0 +1,138 @@
+"""What is measured is what is said; how fast it is, no test can know."""
+
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dist_transformer.benchmarks.data import (
+    DataBenchmark,
+    first_packs,
+    own_works,
+    peer_works,
+    preparation_works,
+)
+from dist_transformer.benchmarks.first_step import measure_first_step, simulate_lengths
+from dist_transformer.config import BatchConfig
+from dist_transformer.data.plan import Budgets
+from dist_transformer.data.shards import DataFolder
+from dist_transformer.errors import UserError
+from tests.conftest import run_command
+from tools.results_table import make_line, read_result
+
+BUDGETS = Budgets(max_source_tokens=512, max_target_tokens=512, max_sentences=64)
+
+
+def settings(data: DataFolder) -> DataBenchmark:
+    return DataBenchmark(data=data.path, batch=BatchConfig(max_target_tokens=512, packs_per_step=2))
+
+
+def test_our_work_is_counted_in_the_tokens_of_its_packs(toy_data: DataFolder) -> None:
+    packs = first_packs(toy_data.train, BUDGETS, settings(toy_data))
+    works = own_works(toy_data.train, BUDGETS, settings(toy_data))
+    tokens = [pack.target_tokens for pack in packs]
+    for name in ("read_tokens", "build_micro_batch"):
+        assert list(itertools.islice(works[name], len(packs) + 2)) == [*tokens, *tokens[:2]]
+    steps = list(itertools.islice(works["plan"], 3))
+    assert steps == [tokens[0] + tokens[1], tokens[2] + tokens[3], tokens[4] + tokens[5]]
+
+
+def test_the_packs_are_the_epochs(toy_data: DataFolder) -> None:
+    """A corpus smaller than the packs that are read: each once, and none of the next epoch."""
+    plan_packs = first_packs(toy_data.train, BUDGETS, settings(toy_data))
+    pairs = np.concatenate([pack.pair_ids for pack in plan_packs])
+    assert len(plan_packs) < 256
+    assert sorted(pairs) == list(range(toy_data.train.info.pairs))
+
+
+def test_peers_hand_over_the_same_tokens(toy_data: DataFolder) -> None:
+    """Streams: an epoch holds the corpus' tokens, and the next follows; at random: pack for pack as many as ours."""
+    info = toy_data.train.info
+    works = peer_works(toy_data.train, BUDGETS, settings(toy_data))
+    rows = list(itertools.islice(works["datasets_stream_rows"], 2 * info.pairs))
+    assert sum(rows[: info.pairs]) == info.target_tokens
+    assert rows[info.pairs :] == rows[: info.pairs]
+    tokens = tables = 0
+    while tokens < 2 * info.target_tokens:
+        tokens += next(works["datasets_stream_arrow"])
+        tables += 1
+    assert tokens == 2 * info.target_tokens
+    assert tables < 20
+    wanted = [pack.target_tokens for pack in first_packs(toy_data.train, BUDGETS, settings(toy_data))[:5]]
+    for name in ("datasets_random_rows", "datasets_random_arrow"):
+        assert list(itertools.islice(works[name], 5)) == wanted
+
+
+def test_the_same_text_is_prepared_and_encoded(toy_data: DataFolder, tmp_path: Path) -> None:
+    works = preparation_works(toy_data, tmp_path, pairs=100, seed=1)
+    counts = {name: list(itertools.islice(work, 2)) for name, work in works.items()}
+    (tokens,) = {count for found in counts.values() for count in found}
+    prepared = [DataFolder.open(tmp_path / f"prepared-{number}") for number in (0, 1)]
+    for folder in prepared:
+        index = folder.index
+        assert index.pairs_read == index.train.pairs + index.valid.pairs == 100
+        assert index.train.target_tokens + index.valid.target_tokens == tokens
+        assert index.tokenizer_sha256 == toy_data.index.tokenizer_sha256
+
+
+def test_simulated_lengths_are_pairs_of_the_corpus(tmp_path: Path) -> None:
+    pool = np.array([[1, 9], [2, 8], [3, 7]], dtype=np.uint16)
+    simulate_lengths(pool, 3000, tmp_path / "a.npy", seed=1)
+    drawn = np.load(tmp_path / "a.npy", allow_pickle=False)
+    assert (drawn.shape, drawn.dtype) == ((3000, 2), np.uint16)
+    assert (drawn.sum(axis=1) == 10).all()
+    # A third of each, give or take five standard deviations of 26.
+    assert np.abs(np.bincount(drawn[:, 0])[1:] - 1000).max() < 130
+    simulate_lengths(pool, 3000, tmp_path / "b.npy", seed=1)
+    assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
+
+
+def test_lengths_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot be written .*: 4 MiB are needed, set TMPDIR"):
+        simulate_lengths(np.ones((2, 2), dtype=np.uint16), 2**20, tmp_path / "none" / "a.npy", seed=1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_memory_is_that_of_the_planning_process_alone(toy_data: DataFolder, tmp_path: Path) -> None:
+    ballast = np.ones(400 * 2**20, dtype=np.uint8)
+    simulate_lengths(toy_data.train.lengths, 50_000, tmp_path / "a.npy", seed=1)
+    found = measure_first_step(tmp_path / "a.npy", BatchConfig(), pairs_per_shard=1000, seed=1)
+    assert found["seconds"] > 0
+    assert 1 < found["before_mib"] <= found["peak_mib"] < 300 < ballast.nbytes / 2**20
+
+
+def test_a_first_step_that_cannot_be_planned_is_an_error(toy_data: DataFolder, tmp_path: Path) -> None:
+    simulate_lengths(np.array([[50, 50]], dtype=np.uint16), 10, tmp_path / "a.npy", seed=1)
+    batch = BatchConfig(max_target_tokens=16)
+    with pytest.raises(UserError, match="none of the 10 pairs fits a pack"):
+        measure_first_step(tmp_path / "a.npy", batch, pairs_per_shard=5, seed=1)
+
+
+@pytest.mark.parametrize(("name", "value"), [("seconds", 0.0), ("repeats", 0), ("pairs", -1), ("text_pairs", 3)])
+def test_settings_that_measure_nothing_are_refused(name: str, value: float, toy_data: DataFolder) -> None:
+    with pytest.raises(UserError, match=f"{name} is {value}"):
+        DataBenchmark(data=toy_data.path, **{name: value})
+
+
+@pytest.mark.slow
+def test_the_tool_prints_a_table_and_writes_a_result(toy_data: DataFolder, tmp_path: Path) -> None:
+    file = tmp_path / "data.json"
+    command = [sys.executable, "tools/benchmark.py", "data", "--data", toy_data.path, "--json", file]
+    small = ["--seconds", 0.01, "--repeats", 2, "--pairs", 100_000, "--text-pairs", 50]
+    output = run_command(*command, *small)
+    table = output[output.index("target tokens/s") :].splitlines()
+    assert max(map(len, table)) <= 80
+    result = read_result(file)
+    assert make_line(file, result).startswith("| toy grammar (en-de) | data pipeline, one process and one thread | — |")
+    assert result["synthetic"] is True
+    assert str(tmp_path) not in file.read_text()
+    assert str(toy_data.path) not in file.read_text()
+    figures = result["figures"]
+    assert all(len(found["values"]) == 2 for found in figures["target_tokens_per_second"].values())
+    assert len(figures["target_tokens_per_second"]) == 10
+    assert figures["simulated_index"]["pairs"] == 100_000
+    assert 90 < figures["fill_percent"]["both"] <= 100
+    output = run_command(*command[:-1], tmp_path / "none" / "a.json", *small, status=1)
+    assert "is in no folder that exists" in output

@@ -1,0 +1,118 @@
+"""tools/verify_run.py on a real run: two ranks begin it, one ends it, and every step is compared with the data."""
+
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from dist_transformer.data.shards import DataFolder
+from dist_transformer.training.ledger import Ledger, read_ledger
+from dist_transformer.training.verification import verify_run
+from tests.conftest import deepspeed_command, run_command
+
+pytestmark = pytest.mark.slow
+
+SMALL = [
+    *("--preset", "tiny", "--model.width", "16", "--model.ffn-width", "16", "--model.heads", "2"),
+    *("--model.encoder-layers", "1", "--model.decoder-layers", "1"),
+    *("--batch.max-target-tokens", "768", "--batch.packs-per-step", "3", "--validate-every", "0"),
+]
+
+
+@pytest.fixture(scope="module")
+def finished(toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """More than an epoch of 2,000 pairs, saved every 16 steps; the second half on another world."""
+    run_dir = tmp_path_factory.mktemp("verified") / "run"
+    train = ["dist_transformer.train", *SMALL, "--data", toy_data.path, "--run-dir", run_dir, "--save-every", 16]
+    run_command(*deepspeed_command(2), "--module", *train, "--max-steps", 32)
+    run_command(sys.executable, "-m", *train, "--max-steps", 48, "--resume", "required")
+    return run_dir
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """One to damage."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def failures(run: Path, data: Path) -> dict[str, str]:
+    return {check.what: check.detail for check in verify_run(run, data) if not check.passed}
+
+
+def test_a_sound_run_passes_with_its_data(finished: Path, toy_data: DataFolder) -> None:
+    output = run_command(sys.executable, "tools/verify_run.py", finished, "--data", toy_data.path)
+    assert "FAIL" not in output
+    for step in (16, 32, 48):
+        assert f"\ncheckpoint step-{step:08d}  ok " in output
+    assert "all 48 steps trained on the planned sentences; the last in epoch 2" in output
+
+
+def test_damage_is_found_and_the_exit_status_says_so(run: Path, toy_data: DataFolder) -> None:
+    part = run / "checkpoints/step-00000032/part-00001.safetensors"
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    (run / "checkpoints/latest").write_text("step-00000099\n")
+    output = run_command(sys.executable, "tools/verify_run.py", run, status=1)
+    (damaged,) = (line for line in output.splitlines() if line.startswith("checkpoint step-00000032"))
+    assert damaged.split()[2] == "FAIL"
+    assert f"{part} is damaged" in damaged
+    assert "names step-00000099, which does not exist" in output
+    assert f"error: {run}: 2 of 8 checks failed" in output
+    assert "Traceback" not in output
+
+
+def test_an_edited_line_of_the_ledger_is_found(run: Path, toy_data: DataFolder) -> None:
+    lines = (run / "ledger.jsonl").read_text().splitlines()
+    lines[6] = json.dumps({**json.loads(lines[6]), "hash": "0123456789abcdef"})
+    (run / "ledger.jsonl").write_text("\n".join(lines) + "\n")
+    found = failures(run, toy_data.path)
+    assert "line 7: the chain is broken" in found["ledger"]
+    assert "sentences" in found
+
+
+def test_a_step_on_other_sentences_is_found_though_every_chain_holds(run: Path, toy_data: DataFolder) -> None:
+    """Two steps exchanged, the ledger chained anew, the checkpoints gone: only the plan tells."""
+    entries = read_ledger(run / "ledger.jsonl")
+    entries[6], entries[20] = entries[20], entries[6]
+    (run / "ledger.jsonl").unlink()
+    ledger = Ledger(run / "ledger.jsonl")
+    for step, entry in enumerate(entries, 1):
+        ledger.add(step, pair_hash=int(entry["hash"], 16), target_tokens=entry["target_tokens"])
+    ledger.flush()
+    shutil.rmtree(run / "checkpoints")
+    found = failures(run, toy_data.path)
+    assert found.keys() == {"latest", "sentences"}
+    assert "2 of 48 steps, the first of them step 7, trained on other sentences" in found["sentences"]
+
+
+def test_other_data_and_another_seed_are_found(run: Path, toy_data: DataFolder, tmp_path: Path) -> None:
+    """The same text, prepared under another seed: other shards, other packs."""
+    prepare = [sys.executable, "tools/prepare_data.py", "--out", tmp_path / "other", "--seed", 2]
+    files = ["--src", toy_data.path / "text/train.en", "--tgt", toy_data.path / "text/train.de"]
+    run_command(*prepare, *files, "--tokenizer", toy_data.path / "tokenizer.json", "--pairs-per-shard", 500)
+    found = failures(run, tmp_path / "other")
+    assert found.keys() == {"data", "sentences"}
+    assert "is not the data folder that the run was trained on" in found["data"]
+    assert "48 of 48 steps, the first of them step 1," in found["sentences"]
+    settings = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**settings, "seed": 2}))
+    assert failures(run, toy_data.path).keys() == {"sentences"}
+
+
+def test_a_position_that_is_not_the_plans_is_found(run: Path, toy_data: DataFolder) -> None:
+    """A checkpoint that would go on elsewhere, and whose hashes are all right."""
+    newest = run / "checkpoints/step-00000048"
+    state = json.loads((newest / "state.json").read_text())
+    state["position"]["packs_consumed"] += 1
+    (newest / "state.json").write_text(json.dumps(state))
+    manifest = json.loads((newest / "manifest.json").read_text())
+    content = (newest / "state.json").read_bytes()
+    manifest["files"]["state.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (newest / "manifest.json").write_text(json.dumps(manifest))
+    assert failures(run, toy_data.path) == {
+        "sentences": "the checkpoint of step 48 continues at another place of the plan"
+    }

@@ -1,0 +1,116 @@
+"""Measure a part of dist_transformer on this machine, side by side with its peers.
+
+tools/benchmark.py data --data data/mine --json results/data.json
+
+Prints a table; --json also writes a result file in the layout of tools/results_table.py.
+"""
+
+import argparse
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from dist_transformer.benchmarks.data import DataBenchmark, run_data_benchmark
+from dist_transformer.benchmarks.measure import result_of, write_result
+from dist_transformer.data.shards import DataFolder
+from dist_transformer.errors import UserError, exit_on_user_error
+
+DATA_ROW = {
+    "what": "data pipeline, one process and one thread",
+    "steps": "—",
+    "result": "micro-batches at {figures[target_tokens_per_second][build_micro_batch][median]:,.0f} target tokens/s "
+    "(`datasets` at random, ids only: {figures[target_tokens_per_second][datasets_random_arrow][median]:,.0f}); "
+    "planning takes {figures[percent_of_training][plan]:.1f}% of training at {figures[training_speed]:,} tokens/s; "
+    "budgets {figures[fill_percent][both]:.1f}% full; first step of {figures[simulated_index][pairs]:,} pairs after "
+    "{figures[simulated_index][seconds][median]:.1f} s",
+}
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    arguments.run(arguments)
+
+
+def run_data(arguments: argparse.Namespace) -> None:
+    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
+        raise UserError(f"--json {arguments.json} is in no folder that exists: make the folder first")
+    settings = DataBenchmark(
+        data=arguments.data, seconds=arguments.seconds, repeats=arguments.repeats,
+        pairs=arguments.pairs, text_pairs=arguments.text_pairs, seed=arguments.seed,
+    )  # fmt: skip
+    started = time.monotonic()
+    figures = run_data_benchmark(settings, lambda line: print(line, file=sys.stderr, flush=True))
+    if arguments.json is not None:
+        flags = [f"--{name.replace('_', '-')}={getattr(settings, name):g}" for name in ("seconds", "repeats")]
+        flags += [f"--{name.replace('_', '-')}={getattr(settings, name)}" for name in ("pairs", "text_pairs", "seed")]
+        result = result_of(
+            DataFolder.open(arguments.data).index,
+            what="the data pipeline beside its peers, one process and one thread, target tokens a second; medians",
+            # Without folders: a result says nothing of where it was made.
+            command=shlex.join(["python", "tools/benchmark.py", "data", "--data", "DATA", *flags]),
+            seeds=[settings.seed],
+            wall_seconds=round(time.monotonic() - started, 1),
+            figures=figures,
+            row=DATA_ROW,
+        )
+        write_result(arguments.json, result)
+    print(data_table(figures))
+
+
+def data_table(figures: dict[str, Any]) -> str:
+    """What was measured, in at most 80 characters a line."""
+    lines = [f"{'target tokens/s, one thread':30} {'median':>12} {'lowest':>12} {'highest':>12}"]
+    for name, found in figures["target_tokens_per_second"].items():
+        lines.append(f"{name:30} {found['median']:12,.0f} {found['lowest']:12,.0f} {found['highest']:12,.0f}")
+    fill, simulated = figures["fill_percent"], figures["simulated_index"]
+    shares = ", ".join(f"{name} {share:.1f}%" for name, share in figures["percent_of_training"].items())
+    before, peak = (simulated[name]["median"] for name in ("before_mib", "peak_mib"))
+    seconds = simulated["seconds"]
+    return "\n".join(
+        [
+            *lines,
+            f"share of the time of training at {figures['training_speed']:,} target tokens/s:",
+            f"  {shares}",
+            f"fill of an epoch: source {fill['source']:.2f}%, target {fill['target']:.2f}%, "
+            f"together {fill['both']:.2f}%",
+            f"  {figures['unfit_pairs']:,} pairs fit no pack",
+            f"first step of {simulated['pairs']:,} simulated pairs: {seconds['median']:.2f} s "
+            f"({seconds['lowest']:.2f} to {seconds['highest']:.2f})",
+            f"  resident at most {peak:,.0f} MiB ({before:,.0f} at the start; "
+            f"up to {simulated['lengths_mib']:,.0f} are the mapped lengths)",
+        ]
+    )
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parts = parser.add_subparsers(title="what to measure", required=True, metavar="PART")
+    data = parts.add_parser(
+        "data",
+        help="planning, reading, building and preparing, beside `datasets` and `tokenizers`",
+        description="Planning, reading, building and preparing, beside `datasets` and `tokenizers`: one process, one "
+        "thread. Rates are target tokens a second.",
+        allow_abbrev=False,
+    )
+    defaults = {name: field.default for name, field in DataBenchmark.__dataclass_fields__.items()}
+    data.add_argument("--data", type=Path, required=True, help="data folder")
+    for name, kind, meaning in (
+        ("seconds", float, "seconds of each measure in each round"),
+        ("repeats", int, "rounds; the median of them is reported"),
+        ("pairs", int, "pairs of the simulated index; each takes 4 bytes in the folder for temporary files"),
+        ("text_pairs", int, "sentence pairs that are prepared anew"),
+        ("seed", int, "of plan, simulated lengths and chosen text"),
+    ):
+        flag = "--" + name.replace("_", "-")
+        data.add_argument(flag, type=kind, default=defaults[name], metavar="N", help=f"{meaning} (default %(default)s)")
+    data.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
+    data.set_defaults(run=run_data)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)
