@@ -14,7 +14,7 @@ from typing import Any
 
 from dist_transformer.benchmarks.data import DataBenchmark, run_data_benchmark
 from dist_transformer.benchmarks.measure import result_of, write_result
-from dist_transformer.data.shards import DataFolder
+from dist_transformer.data.folder import DataFolder
 from dist_transformer.errors import UserError, exit_on_user_error
 
 DATA_ROW = {

@@ -11,8 +11,9 @@ import dataclasses
 from pathlib import Path
 
 from dist_transformer.config import BatchConfig
+from dist_transformer.data.folder import DataFolder
 from dist_transformer.data.plan import resolve_budgets
-from dist_transformer.data.shards import DataFolder, SplitInfo
+from dist_transformer.data.shards import SplitInfo
 from dist_transformer.data.statistics import Fill, count_lengths, epoch_fill, length_histograms, random_examples
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.pictures import as_png, length_picture

@@ -41,7 +41,11 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder: the --run-dir of a training")
     parser.add_argument(
-        "--data", type=Path, help="data folder of the run: also compare every step with it (default: do not)"
+        "--data",
+        nargs="+",
+        default=[],
+        metavar="DATA",
+        help="data folders of the run, in its order: also compare every step with them (default: do not)",
     )
     return parser.parse_args()
 

@@ -18,10 +18,11 @@ from tokenizers import Tokenizer as Backend
 from dist_transformer.benchmarks.first_step import measure_first_step, simulate_lengths
 from dist_transformer.benchmarks.measure import Measure, measure_rates, one_thread
 from dist_transformer.config import BatchConfig
+from dist_transformer.data.folder import DataFolder, Split
 from dist_transformer.data.plan import Budgets, Pack, Plan, Position, resolve_budgets
 from dist_transformer.data.prepare import prepare
 from dist_transformer.data.prepare_settings import PrepareSettings
-from dist_transformer.data.shards import TOKENIZER_FILE, DataFolder, Split
+from dist_transformer.data.shards import TOKENIZER_FILE
 from dist_transformer.data.sources import LineFiles
 from dist_transformer.data.statistics import epoch_fill
 from dist_transformer.data.stream import Stream

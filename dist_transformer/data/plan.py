@@ -43,7 +43,8 @@ class Position:
     """Shards of this window that could not be read when it was planned."""
 
     def to_json(self) -> dict[str, Any]:
-        return {"rule": RULE, **dataclasses.asdict(self)}
+        lists = {"carry_over": list(self.carry_over), "left_out": list(self.left_out)}
+        return {"rule": RULE, **dataclasses.asdict(self), **lists}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Position":

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from dist_transformer.data.folder import Split
 from dist_transformer.data.plan import Budgets, Plan
-from dist_transformer.data.shards import Split
 from dist_transformer.data.stream import epoch_steps
 from dist_transformer.data.tokenizer import Tokenizer
 

@@ -4,12 +4,12 @@ Everything in the folder is taken as possibly damaged or hostile: links are neve
 what one check finds does not stop the others.
 """
 
-import hashlib
+import dataclasses
 import os
 import re
 import stat
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,9 @@ from typing import Any
 from safetensors import safe_open
 
 from dist_transformer.config import TrainConfig, from_plain, read_json
-from dist_transformer.data.plan import Plan, Position, Step, resolve_budgets
-from dist_transformer.data.shards import INDEX_FILE, TOKENIZER_FILE, DataFolder
-from dist_transformer.data.stream import Stream
+from dist_transformer.data.plan import Step
+from dist_transformer.data.shards import INDEX_FILE, TOKENIZER_FILE
+from dist_transformer.data.training_data import open_folders, open_training_data
 from dist_transformer.errors import UserError
 from dist_transformer.files import sha256_of
 from dist_transformer.training.checkpoint import CheckpointReader, checkpoint_problem
@@ -60,11 +60,11 @@ class PlannedStep:
     """As in the ledger: 16 hexadecimal digits."""
 
 
-def verify_run(run_dir: Path, data: Path | None = None, on_step: Callable[[], object] = lambda: None) -> list[Check]:
+def verify_run(run_dir: Path, data: Sequence[str] = (), on_step: Callable[[], object] = lambda: None) -> list[Check]:
     """Check everything that a run folder holds, and with `data` every step against the plan.
 
     Args:
-        data: the data folder that the run was trained on.
+        data: the data folders that the run was trained on, in its order.
         on_step: called after each step that is compared with the plan.
 
     Raises:
@@ -80,23 +80,20 @@ def verify_run(run_dir: Path, data: Path | None = None, on_step: Callable[[], ob
         verification.check(f"checkpoint {path.name}", partial(verification.checkpoint, path))
     verification.check("latest", verification.pointer)
     verification.check("weights", verification.weights)
-    if data is not None:
+    if data:
         verification.check("data", lambda: verification.data(data))
         verification.check("sentences", lambda: verification.sentences(on_step))
     return verification.checks
 
 
-def planned_steps(config: TrainConfig, folder: DataFolder) -> Iterator[PlannedStep]:
+def planned_steps(config: TrainConfig) -> Iterator[PlannedStep]:
     """The endless steps of a run, from the data alone: no model, no rank, no interruption."""
-    train, batch = folder.train, config.batch
-    budgets = resolve_budgets(
-        batch, source_tokens=train.info.source_tokens, target_tokens=train.info.target_tokens
-    )  # fmt: skip
-    plan = Plan(train.lengths, train.shard_starts, budgets=budgets, window_shards=batch.window_shards, seed=config.seed)
+    packs = config.batch.packs_per_step
     # The hash does not depend on how a step was cut into micro-batches, so the whole step is one.
-    stream = Stream(train, budgets, packs_per_micro_batch=batch.packs_per_step)
-    for step in plan.steps(Position(), batch.packs_per_step):
-        pair_hash = int(batch_hash(stream.build(step.packs)))
+    whole = dataclasses.replace(config.batch, packs_per_micro_batch=packs)
+    data = open_training_data(dataclasses.replace(config, batch=whole))
+    for step in data.plan.steps(data.plan.start(), packs):
+        pair_hash = int(batch_hash(data.stream.build(step.packs)))
         yield PlannedStep(step=step, pair_hash=f"{pair_hash % 2**64:016x}")
 
 
@@ -109,7 +106,7 @@ class _Verification:
         self._config: TrainConfig | None = None
         self._described: dict[str, Any] = {}
         self._entries: list[dict[str, Any]] | None = None
-        self._folder: DataFolder | None = None
+        self._with_data: TrainConfig | None = None
         self._whole: dict[int, CheckpointReader] = {}
 
     def check(self, what: str, action: Callable[[], str]) -> None:
@@ -224,22 +221,25 @@ class _Verification:
         if step in self._whole and (name := differing_weight(file, self._whole[step])):
             raise UserError(f"{file}: {name!r} is not what the checkpoint of the step holds: {remedy}")
 
-    def data(self, path: Path) -> str:
-        folder = DataFolder.open(path)
-        self._folder = folder
-        folder.verify()
-        if hashlib.sha256((path / INDEX_FILE).read_bytes()).hexdigest() != self._described.get("data_sha256"):
-            raise UserError(f"{path} is not the data folder that the run was trained on: give that one")
-        index = folder.index
-        return f"{index.corpus}, {index.train.pairs:,} pairs: the run's, and every file has its hash"
+    def data(self, places: Sequence[str]) -> str:
+        config = dataclasses.replace(self._known_config(), data=tuple(places), data_weights=())
+        folders = open_folders(config)
+        self._with_data = dataclasses.replace(self._known_config(), data=tuple(places))
+        for folder in folders:
+            folder.verify()
+        if [sha256_of(folder.path / INDEX_FILE) for folder in folders] != self._described.get("data_sha256"):
+            raise UserError(f"{', '.join(places)} is not the data that the run was trained on: give its --data")
+        corpora = " + ".join(folder.index.corpus for folder in folders)
+        pairs = sum(folder.index.train.pairs for folder in folders)
+        return f"{corpora}, {pairs:,} pairs: the run's, and every file has its hash"
 
     def sentences(self, on_step: Callable[[], object]) -> str:
         """Compare every step of the ledger with the plan."""
-        entries, config = self._known_entries(), self._known_config()
-        if self._folder is None:
+        entries = self._known_entries()
+        if self._with_data is None:
             raise UserError("not compared, for the data folder cannot be read (above)")
         wrong, planned = [], None
-        for entry, planned in zip(entries, planned_steps(config, self._folder), strict=False):
+        for entry, planned in zip(entries, planned_steps(self._with_data), strict=False):
             number, step = entry["step"], planned.step
             if (entry["hash"], entry["target_tokens"]) != (planned.pair_hash, step.target_tokens):
                 wrong.append(number)

@@ -16,8 +16,8 @@ from dist_transformer.benchmarks.data import (
 )
 from dist_transformer.benchmarks.first_step import measure_first_step, simulate_lengths
 from dist_transformer.config import BatchConfig
+from dist_transformer.data.folder import DataFolder
 from dist_transformer.data.plan import Budgets
-from dist_transformer.data.shards import DataFolder
 from dist_transformer.errors import UserError
 from tests.conftest import run_command
 from tools.results_table import make_line, read_result

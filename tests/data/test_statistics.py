@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from dist_transformer.data import statistics
+from dist_transformer.data.folder import DataFolder, Split
 from dist_transformer.data.plan import Budgets
-from dist_transformer.data.shards import DataFolder, Split, TokenLists, write_shard, write_split
+from dist_transformer.data.shards import TokenLists, write_shard, write_split
 from dist_transformer.data.statistics import (
     Lengths,
     count_lengths,

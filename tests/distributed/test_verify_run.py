@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.data.shards import DataFolder
+from dist_transformer.data.folder import DataFolder
 from dist_transformer.training.ledger import Ledger, read_ledger
 from dist_transformer.training.verification import verify_run
 from tests.conftest import deepspeed_command, run_command
@@ -39,7 +39,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 
 def failures(run: Path, data: Path) -> dict[str, str]:
-    return {check.what: check.detail for check in verify_run(run, data) if not check.passed}
+    return {check.what: check.detail for check in verify_run(run, [str(data)]) if not check.passed}
 
 
 def test_a_sound_run_passes_with_its_data(finished: Path, toy_data: DataFolder) -> None:
@@ -96,7 +96,7 @@ def test_other_data_and_another_seed_are_found(run: Path, toy_data: DataFolder, 
     run_command(*prepare, *files, "--tokenizer", toy_data.path / "tokenizer.json", "--pairs-per-shard", 500)
     found = failures(run, tmp_path / "other")
     assert found.keys() == {"data", "sentences"}
-    assert "is not the data folder that the run was trained on" in found["data"]
+    assert "is not the data that the run was trained on" in found["data"]
     assert "48 of 48 steps, the first of them step 1," in found["sentences"]
     settings = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**settings, "seed": 2}))

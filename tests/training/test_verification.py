@@ -42,8 +42,8 @@ def sound_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = data.with_name("sound run")
     (data / "index.json").write_text("{}")
     (data / "tokenizer.json").write_text('{"pieces": []}')
-    config = dataclasses.replace(PRESETS["tiny"], data=data, run_dir=path, model=MODEL)
-    write_settings(path, describe_run(config, {"zero_optimization": {"stage": 1}}))
+    config = dataclasses.replace(PRESETS["tiny"], data=(str(data),), run_dir=path, model=MODEL)
+    write_settings(path, describe_run(config, [data], {"zero_optimization": {"stage": 1}}), data / "tokenizer.json")
     ledger = Ledger(path / "ledger.jsonl")
     for step in range(1, 6):
         ledger.add(step, pair_hash=7 * step, target_tokens=100 + step)
@@ -421,6 +421,6 @@ def test_checks_that_need_the_settings_say_so(run: Path) -> None:
 
 
 def test_a_data_folder_that_is_none(run: Path, tmp_path: Path) -> None:
-    found = {check.what: check.detail for check in verify_run(run, tmp_path / "none") if not check.passed}
+    found = {check.what: check.detail for check in verify_run(run, [str(tmp_path / "none")]) if not check.passed}
     assert found.keys() == {"data", "sentences"}
     assert found["sentences"] == "not compared, for the data folder cannot be read (above)"
