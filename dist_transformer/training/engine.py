@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from dist_transformer.config import TrainConfig
+from dist_transformer.errors import UserError
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedBatch
@@ -247,13 +248,25 @@ def _make_optimizer(
     # The scheduler sets the rate; with zero, DeepSpeed's allocating step on zero gradients changes nothing.
     common: dict[str, Any] = {"lr": 0.0, "betas": (settings.beta1, settings.beta2), "eps": settings.epsilon}
     if offloads:
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-        with builds_survive_kills():
-            return DeepSpeedCPUAdam(groups, adamw_mode=True, **common)
+        return _compiled_cpu_adam(groups, common)
     if checks_itself:
         return _CheckedAdam(groups, max_grad_norm=settings.max_grad_norm, fused=True, **common)
     return torch.optim.AdamW(groups, fused=True, **common)
+
+
+def _compiled_cpu_adam(groups: list[dict[str, Any]], common: dict[str, Any]) -> torch.optim.Optimizer:
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    try:
+        with builds_survive_kills():
+            return DeepSpeedCPUAdam(groups, adamw_mode=True, **common)
+    except (RuntimeError, OSError, ImportError) as error:
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise UserError(
+            f"offload_optimizer needs DeepSpeed's CPU Adam, which could not be compiled ({reason:.200}): install a C++ "
+            "compiler and Python's headers (Debian and Ubuntu: apt-get install g++ python3-dev) in a path without a "
+            "space, or take a DeepSpeed config without offload_optimizer"
+        ) from error
 
 
 def _parameter_groups(model: Transformer, weight_decay: float) -> list[dict[str, Any]]:
