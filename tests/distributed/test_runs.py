@@ -98,10 +98,10 @@ def test_killed_at_a_random_moment_a_run_ends_as_if_it_was_not(toy_data: DataFol
                 command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
             wanted = run_dir / "checkpoints" / f"step-{10 + 20 * kill:08d}"
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 600
             while not wanted.exists():
                 assert process.poll() is None, (tmp_path / f"log{kill}").read_text()
-                assert time.monotonic() < deadline, "the run saved nothing in two minutes"
+                assert time.monotonic() < deadline, "the run saved nothing in ten minutes"
                 time.sleep(0.01)
             time.sleep(generator.random() * 0.5)
             kill_run(process)
