@@ -79,6 +79,13 @@ def test_a_histogram_by_hand() -> None:
     ]
 
 
+def test_the_last_row_holds_the_longest_half_percent() -> None:
+    """996 sentences of 1 token, 3 of 2 and 1 of 90."""
+    side = Lengths(counts=np.bincount([1] * 996 + [2] * 3 + [90]))
+    rows = length_histograms([side], ["en"]).splitlines()[1:]
+    assert [row.split() for row in rows] == [["1", "99.6%", "#" * 21], ["2", "up", "0.4%"]]
+
+
 @pytest.mark.parametrize("longest", [1, 2, 15, 16, 76, 300, 4000, 90_000])
 def test_rows_cover_all_lengths_and_fit_a_terminal(longest: int) -> None:
     counts = np.zeros(longest + 1, dtype=np.int64)
@@ -103,7 +110,8 @@ def test_examples_are_pairs_of_the_corpus_without_repetition(toy_data: DataFolde
     assert set(examples) <= corpus
     assert examples == random_examples(toy_data.train, tokenizer, 30, seed=1)
     assert examples != random_examples(toy_data.train, tokenizer, 30, seed=2)
-    assert len(random_examples(toy_data.valid, tokenizer, 10**6, seed=1)) == toy_data.valid.info.pairs
+    everything = random_examples(toy_data.valid, tokenizer, 10**6, seed=1)
+    assert sorted(everything) == sorted(zip(*toy_data.valid_text(), strict=True))
 
 
 @pytest.mark.parametrize(
