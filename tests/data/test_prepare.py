@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import sacrebleu
 
+from dist_transformer.data import encoding
 from dist_transformer.data import prepare as module
-from dist_transformer.data.prepare import pair_hash, prepare
+from dist_transformer.data.prepare import prepare
 from dist_transformer.data.prepare_settings import PrepareSettings
+from dist_transformer.data.reading import pair_hash
 from dist_transformer.data.shards import DataFolder, DataIndex
 from dist_transformer.data.sources import TsvFile, line_files
 from dist_transformer.errors import UserError
@@ -255,16 +257,34 @@ def test_empty_out_and_missing_parents_are_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), SystemExit(143), OSError(28, "No space left on device")])
-def test_nothing_is_left_after_a_failure(
+def test_the_same_call_goes_on_after_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
 ) -> None:
     def fail(*_: Any) -> None:
         raise failure
 
-    monkeypatch.setattr(module.shards, "write_index", fail)
-    expected = UserError if isinstance(failure, OSError) else type(failure)
-    with pytest.raises(expected, match="No space left" if expected is UserError else None):
-        run(tmp_path, corpus(20), "new/out")
+    index, _ = run(tmp_path, corpus(20), "straight")
+    with monkeypatch.context() as broken:
+        broken.setattr(module.shards, "write_index", fail)
+        expected = UserError if isinstance(failure, OSError) else type(failure)
+        with pytest.raises(expected, match="No space left .* goes on" if expected is UserError else None):
+            run(tmp_path, corpus(20), "new/out")
+    assert names(tmp_path / "new") == {".out.partial"}
+    # Tokens are not made again: without the tokenizer no stage but the last could be done.
+    monkeypatch.setattr(encoding, "encode", lambda *_: pytest.fail("encoded again"))
+    # The files keep their times: run would write them anew.
+    settings = {"sources": tuple(line_files([tmp_path / "train.en"], [tmp_path / "train.de"])), "vocab_size": 400}
+    report: list[str] = []
+    assert prepare(PrepareSettings(out=tmp_path / "new/out", **settings), report.append) == index
+    assert report[0] == f"going on with the interrupted preparation in {tmp_path / 'new/.out.partial'}"
+    assert files_of(tmp_path / "new/out") == files_of(tmp_path / "straight")
+    assert names(tmp_path / "new") == {"out"}
+
+
+def test_nothing_is_left_after_an_error_of_the_text(tmp_path: Path) -> None:
+    pairs = [("a b c d e f", "x y z")] * 20
+    with pytest.raises(UserError, match="no training pair is left"):
+        run(tmp_path, pairs, "new/out", max_tokens=2)
     assert names(tmp_path) == {"train.en", "train.de"}
 
 
@@ -313,7 +333,7 @@ def test_too_little_text(tmp_path: Path, count: int) -> None:
 
 
 def test_bad_late_file_is_found_before_the_long_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_stage_text", lambda *_: pytest.fail("the text was read first"))
+    monkeypatch.setattr(module, "read_sources", lambda *_: pytest.fail("the text was read first"))
     validation = tuple(line_files([tmp_path / "missing.en"], [tmp_path / "missing.de"]))
     with pytest.raises(UserError, match=r"missing\.en does not exist"):
         run(tmp_path, corpus(20), validation=validation)

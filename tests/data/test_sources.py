@@ -9,7 +9,6 @@ import datasets
 import pytest
 
 from dist_transformer.data.sources import (
-    HubDataset,
     JsonlFile,
     LineFiles,
     PairSource,
@@ -18,6 +17,7 @@ from dist_transformer.data.sources import (
     line_files,
     read_lines,
 )
+from dist_transformer.data.tables import HubDataset
 from dist_transformer.errors import UserError
 
 
