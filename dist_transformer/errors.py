@@ -8,6 +8,10 @@ class UserError(Exception):
     """Bad input, settings or files. The message is one sentence for the user; no traceback is shown."""
 
 
+class TransientError(UserError):
+    """Not the input's fault, nor the settings': the same command may succeed, so what was finished is worth keeping."""
+
+
 def exit_on_user_error(main: Callable[[], None]) -> None:
     """Run a command's `main`; a `UserError` becomes one line on stderr and exit status 1, Ctrl-C status 130."""
     try:

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,17 @@ def write_synced(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write to; it becomes `path` when the block is done, so that `path` is whole or absent.
+
+    The block flushes what it writes. No two processes get the same name, wherever they run.
+    """
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+    yield partial
+    partial.rename(path)
 
 
 def sha256_of(path: Path) -> str:

@@ -28,6 +28,8 @@ class PrepareSettings:
     """A pair is dropped when (longer + 5) / (shorter + 5) tokens exceeds this."""
     pairs_per_shard: int = 100_000
     """On average, for pairs are dealt by hash."""
+    vocab_sample_pairs: int = 2_000_000
+    """With more pairs the vocabulary is learned from a seeded sample of about so many: what it needs of memory ends."""
     seed: int = 1
     valid_pairs: int = 1_000
     """Held out when no validation is given; at most a tenth of the pairs."""
@@ -39,10 +41,14 @@ class PrepareSettings:
     synthetic: bool = False
     keep_text: Path | None = None
     """A folder to copy to `text/` in the result."""
+    workers: int = 1
+    """Processes, on each rank of a launch; the result does not depend on it."""
 
     def __post_init__(self) -> None:
         if not self.sources:
-            raise UserError("there is no text to prepare: give --src and --tgt, --tsv, --jsonl, --dataset or --toy")
+            raise UserError(
+                "there is no text to prepare: give --src and --tgt, --tsv, --jsonl, --parquet, --dataset or --toy"
+            )
         if self.tokenizer is None and self.vocab_size is None:
             raise UserError(
                 "vocab_size is missing: give --vocab-size (37000 is the paper's, 10000 suits 30,000 pairs), "
@@ -53,7 +59,14 @@ class PrepareSettings:
                 f"vocab_size {self.vocab_size} is too small: the special tokens and the 256 bytes take "
                 f"{SMALLEST_VOCABULARY}, and 8,000 to 40,000 is usual"
             )
-        for field, least in (("max_tokens", 2), ("pairs_per_shard", 1), ("valid_pairs", 1), ("seed", 0)):
+        for field, least in (
+            ("max_tokens", 2),
+            ("pairs_per_shard", 1),
+            ("valid_pairs", 1),
+            ("vocab_sample_pairs", 1),
+            ("workers", 1),
+            ("seed", 0),
+        ):
             if (value := getattr(self, field)) < least:
                 raise UserError(f"{field} {value} is too small: give at least {least}")
         if not self.max_length_ratio >= 1:

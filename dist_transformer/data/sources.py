@@ -1,20 +1,21 @@
-"""Parallel text from files and hub datasets, as (source, target) pairs of strings.
+"""Parallel text from files, as (source, target) pairs of strings.
 
 Only "\\n" and "\\r\\n" end a line. `str.splitlines` also breaks at \\x0b, \\x85 and \\u2028, which occur in web text on
 one side of a pair only and would shift every later line of that side.
 """
 
 import bz2
+import glob
 import gzip
 import itertools
 import json
 import lzma
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from dist_transformer.errors import UserError
 
@@ -28,6 +29,26 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}([-_][A-Za-z]{2,4})?")
 # Suffixes of two or three letters that are not a language.
 _NOT_A_LANGUAGE = re.compile("txt|tsv|csv|xml|sgm|raw|src|tgt|trg|ref|hyp|tok|low|lc|bpe|spm|in|out|dev|gz|xz|zst|zip")
 _LINE_BREAK = re.compile(r"\r\n|\r|\n")
+
+
+class PairSource(Protocol):
+    """Where pairs come from: a dataclass of plain values and paths."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        """For reports and the index: without folders."""
+
+    @property
+    def languages(self) -> tuple[str | None, str | None]:
+        """Of source and target, where they can be told."""
+
+    def files(self) -> list[Path]:
+        """The local files that are read: when one of them changes, so may the pairs."""
+
+    def pairs(self) -> Iterator[Pair]:
+        """The pairs, the same ones in the same order at every call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +65,9 @@ class LineFiles:
     @property
     def languages(self) -> tuple[str | None, str | None]:
         return language_of(self.source), language_of(self.target)
+
+    def files(self) -> list[Path]:
+        return [self.source, self.target]
 
     def pairs(self) -> Iterator[Pair]:
         sources, targets = read_lines(self.source), read_lines(self.target)
@@ -82,6 +106,9 @@ class TsvFile:
     def languages(self) -> tuple[str | None, str | None]:
         return None, None
 
+    def files(self) -> list[Path]:
+        return [self.path]
+
     def pairs(self) -> Iterator[Pair]:
         needed = max(self.source_column, self.target_column) + 1
         for number, line in enumerate(read_lines(self.path), 1):
@@ -108,7 +135,10 @@ class JsonlFile:
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
-        return _as_language(self.source_field), _as_language(self.target_field)
+        return as_language(self.source_field), as_language(self.target_field)
+
+    def files(self) -> list[Path]:
+        return [self.path]
 
     def pairs(self) -> Iterator[Pair]:
         for number, line in enumerate(read_lines(self.path), 1):
@@ -128,85 +158,31 @@ class JsonlFile:
         where = f"{self.path} line {number}"
         if field not in row:
             raise UserError(
-                f'{where} has no field "{field}" (it has {_listed(row)}): '
+                f'{where} has no field "{field}" (it has {listed(row)}): '
                 "name the fields with --src-field and --tgt-field"
             )
         if not isinstance(row[field], str):
             raise UserError(
                 f'{where}: field "{field}" must be a string, not {type(row[field]).__name__}: mend the line'
             )
-        return _one_line(row[field], where)
+        return one_line(row[field], where)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HubDataset:
-    """A dataset that `datasets.load_dataset` opens: a hub name or a local folder of JSON, Parquet, … files.
+def expand(paths: Iterable[Path], flag: str) -> list[Path]:
+    """The paths, with those that are patterns (`*`, `?`, `[…]`, `**`) replaced by the files they match, sorted by name.
 
-    Its rows have a `translation` column of {language: text}, or one column a language. A missing text counts as empty.
+    Raises:
+        UserError: a pattern matches nothing; `flag` and the pattern are named.
     """
-
-    dataset: str
-    source_language: str
-    target_language: str
-    config: str | None = None
-    split: str = "train"
-
-    @property
-    def name(self) -> str:
-        return "/".join([Path(self.dataset).name if Path(self.dataset).exists() else self.dataset, self.split])
-
-    @property
-    def languages(self) -> tuple[str | None, str | None]:
-        return self.source_language, self.target_language
-
-    def pairs(self) -> Iterator[Pair]:
-        where = f'dataset "{self.dataset}", split "{self.split}"'
-        number = 0
-        for batch in self._load().iter(batch_size=1000):
-            sources, targets = (self._column(batch, lang) for lang in (self.source_language, self.target_language))
-            for source, target in zip(sources, targets, strict=True):
-                number += 1
-                row = f"{where}, row {number}"
-                yield _one_line(source or "", row), _one_line(target or "", row)
-
-    def _load(self) -> Any:
-        import datasets
-
-        try:
-            return datasets.load_dataset(self.dataset, self.config, split=self.split)
-        except Exception as error:  # one of many types: not found, no network, unknown config or split, gated, …
-            reason = str(error).strip().split("\n")[0] or type(error).__name__
-            raise UserError(
-                f'dataset "{self.dataset}" (config {self.config or "default"}, split {self.split}) cannot be loaded '
-                f"({reason}): check --dataset, --dataset-config and --dataset-split, and that the hub can be reached"
-            ) from error
-
-    def _column(self, batch: Mapping[str, list[Any]], language: str) -> list[str | None]:
-        if language in batch:
-            texts = batch[language]
-        elif "translation" in batch and all(isinstance(row, dict) for row in batch["translation"]):
-            texts = [row.get(language) for row in batch["translation"]]
-            known = sorted({name for row in batch["translation"] for name in row})
-            if language not in known:
-                raise UserError(
-                    f'dataset "{self.dataset}" has no language "{language}" (it has {", ".join(known)}): '
-                    "choose with --src-lang and --tgt-lang"
-                )
+    files: list[Path] = []
+    for path in paths:
+        if path.exists() or not glob.has_magic(str(path)):
+            files.append(path)
+        elif found := sorted(glob.glob(str(path), recursive=True)):
+            files += map(Path, found)
         else:
-            raise UserError(
-                f'dataset "{self.dataset}" has neither a column "{language}" nor a column "translation" '
-                f"(it has {_listed(batch)}): choose the columns with --src-lang and --tgt-lang"
-            )
-        for text in texts:
-            if text is not None and not isinstance(text, str):
-                raise UserError(
-                    f'dataset "{self.dataset}": the texts of "{language}" must be strings, not {type(text).__name__}: '
-                    "choose the columns with --src-lang and --tgt-lang"
-                )
-        return texts
-
-
-PairSource = LineFiles | TsvFile | JsonlFile | HubDataset
+            raise UserError(f'{flag} "{path}" matches no file: check the pattern and the folder')
+    return files
 
 
 def line_files(sources: Iterable[Path], targets: Iterable[Path]) -> list[LineFiles]:
@@ -214,8 +190,8 @@ def line_files(sources: Iterable[Path], targets: Iterable[Path]) -> list[LineFil
     sources, targets = list(sources), list(targets)
     if len(sources) != len(targets):
         raise UserError(
-            f"there are {len(sources)} source files ({_listed(sources)}) and {len(targets)} target files "
-            f"({_listed(targets)}): give one target file for each source file, in the same order"
+            f"there are {len(sources)} source files ({listed(sources)}) and {len(targets)} target files "
+            f"({listed(targets)}): give one target file for each source file, in the same order"
         )
     for source, target in zip(sources, targets, strict=True):
         if source == target:
@@ -224,7 +200,7 @@ def line_files(sources: Iterable[Path], targets: Iterable[Path]) -> list[LineFil
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 text file, plain or `.gz`, without their ends and without a byte order mark."""
+    """The lines of a UTF-8 text file, plain or compressed, without their ends and without a byte order mark."""
     opener = _OPENERS.get(path.suffix, open)
     lines = 0
     try:
@@ -262,16 +238,17 @@ def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
 def language_of(path: Path) -> str | None:
     """The language that a file's suffixes name: `train.en.gz` → `en`; None when they name none."""
     for suffix in reversed(path.suffixes):
-        if (language := _as_language(suffix[1:])) is not None:
+        if (language := as_language(suffix[1:])) is not None:
             return language
     return None
 
 
-def _as_language(name: str) -> str | None:
+def as_language(name: str) -> str | None:
+    """The name, if it looks like that of a language."""
     return name if _LANGUAGE.fullmatch(name) and not _NOT_A_LANGUAGE.fullmatch(name) else None
 
 
-def _one_line(text: str, where: str) -> str:
+def one_line(text: str, where: str) -> str:
     """A text from JSON or a table may hold line breaks, which no line-based file can: they become spaces."""
     if not text.isascii():
         try:
@@ -285,5 +262,5 @@ def _count(line: str | None, rest: Iterator[str]) -> int:
     return 0 if line is None else 1 + sum(1 for _ in rest)
 
 
-def _listed(names: Iterable[Any]) -> str:
+def listed(names: Iterable[Any]) -> str:
     return ", ".join(str(name) for name in names) or "none"

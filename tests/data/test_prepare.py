@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 import sacrebleu
 
+from dist_transformer.data import encoding, shards
 from dist_transformer.data import prepare as module
 from dist_transformer.data.folder import DataFolder
-from dist_transformer.data.prepare import pair_hash, prepare
+from dist_transformer.data.prepare import prepare
 from dist_transformer.data.prepare_settings import PrepareSettings
+from dist_transformer.data.reading import pair_hash
 from dist_transformer.data.shards import DataIndex
 from dist_transformer.data.sources import TsvFile, line_files
+from dist_transformer.data.tokenizer import train_tokenizer
 from dist_transformer.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -99,6 +102,61 @@ def test_result_depends_on_text_and_settings_only(tmp_path: Path, monkeypatch: p
     run(tmp_path, pairs, "other-seed", pairs_per_shard=64, seed=2)
     assert files_of(tmp_path / "one")["lengths.npy"] != files_of(tmp_path / "other-seed")["lengths.npy"]
     assert files_of(tmp_path / "one")["valid/source.txt"] != files_of(tmp_path / "other-seed")["valid/source.txt"]
+
+
+def test_the_vocabulary_is_learned_from_a_seeded_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = corpus(1_000)
+    valid = with_validation(tmp_path, corpus(5))
+    # Of 1,000 pairs each is taken with probability 0.2 when 200 are asked for.
+    chosen = pair_hash(np.arange(1_000), seed=1, purpose=3) < 2**64 // 5
+    texts = [text for pair, taken in zip(pairs, chosen, strict=True) if taken for text in pair]
+    expected = train_tokenizer(texts, vocab_size=400)
+    _, report = run(tmp_path, pairs, "one", vocab_sample_pairs=200, **valid)
+    monkeypatch.setattr(module, "CHUNK_PAIRS", 77)
+    run(tmp_path, pairs, "two", vocab_sample_pairs=200, **valid)
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+    assert (tmp_path / "one/tokenizer.json").read_bytes() == files_of(tmp_path / "two")["tokenizer.json"]
+    assert DataFolder.open(tmp_path / "one").index.tokenizer_sha256 == expected.sha256
+    assert f", learned from a sample of {chosen.sum()} of 1,000 pairs" in "\n".join(report)
+    # No sample is drawn, and none spoken of, where there are no more pairs than that.
+    _, report = run(tmp_path, pairs, "all", vocab_sample_pairs=1_000, **valid)
+    everything = train_tokenizer([text for pair in pairs for text in pair], vocab_size=400)
+    assert DataFolder.open(tmp_path / "all").index.tokenizer_sha256 == everything.sha256 != expected.sha256
+    assert "sample" not in "\n".join(report)
+
+
+def test_chunks_are_opened_once_for_several_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK_PAIRS", 100)
+    opened: list[str] = []
+    mapped: list[int] = []
+    read_batch, write_shard = shards.read_batch, shards.write_shard
+
+    def count(path: Path) -> Any:
+        opened.append(path.name)
+        return read_batch(path)
+
+    def look(*arguments: Any) -> Any:
+        mapped.append(sum("/ids-" in line for line in Path("/proc/self/maps").read_text().splitlines()))
+        return write_shard(*arguments)
+
+    monkeypatch.setattr(shards, "read_batch", count)
+    monkeypatch.setattr(shards, "write_shard", look)
+    index, _ = run(tmp_path, corpus(1_000), pairs_per_shard=2)
+    # 900 pairs in 450 shards; 64 tasks at least, so 7 shards each: 65 tasks open each of the 10 chunks once.
+    assert 350 < len(index.train.shards) < 450
+    assert sum(name.startswith("ids-") for name in opened) == 65 * 10
+    assert set(mapped) == {0}
+
+
+@pytest.mark.slow
+def test_processes_make_the_same_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [*corpus(300), ("", "x"), *corpus(300)]
+    one, _ = run(tmp_path, pairs, "one", pairs_per_shard=50)
+    monkeypatch.setattr(module, "CHUNK_PAIRS", 64)
+    two, _ = run(tmp_path, pairs, "two", pairs_per_shard=50, workers=2)
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+    assert one == two
+    assert two.dropped == {"empty": 1, "too_long": 0, "length_ratio": 0}
 
 
 def test_pair_hash_is_splitmix64() -> None:
@@ -256,16 +314,34 @@ def test_empty_out_and_missing_parents_are_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), SystemExit(143), OSError(28, "No space left on device")])
-def test_nothing_is_left_after_a_failure(
+def test_the_same_call_goes_on_after_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
 ) -> None:
     def fail(*_: Any) -> None:
         raise failure
 
-    monkeypatch.setattr(module.shards, "write_index", fail)
-    expected = UserError if isinstance(failure, OSError) else type(failure)
-    with pytest.raises(expected, match="No space left" if expected is UserError else None):
-        run(tmp_path, corpus(20), "new/out")
+    index, _ = run(tmp_path, corpus(20), "straight")
+    with monkeypatch.context() as broken:
+        broken.setattr(module.shards, "write_index", fail)
+        expected = UserError if isinstance(failure, OSError) else type(failure)
+        with pytest.raises(expected, match="No space left .* goes on" if expected is UserError else None):
+            run(tmp_path, corpus(20), "new/out")
+    assert names(tmp_path / "new") == {".out.partial"}
+    # Tokens are not made again: without the tokenizer no stage but the last could be done.
+    monkeypatch.setattr(encoding, "encode", lambda *_: pytest.fail("encoded again"))
+    # The files keep their times: run would write them anew.
+    settings = {"sources": tuple(line_files([tmp_path / "train.en"], [tmp_path / "train.de"])), "vocab_size": 400}
+    report: list[str] = []
+    assert prepare(PrepareSettings(out=tmp_path / "new/out", **settings), report.append) == index
+    assert report[0] == f"going on with the interrupted preparation in {tmp_path / 'new/.out.partial'}"
+    assert files_of(tmp_path / "new/out") == files_of(tmp_path / "straight")
+    assert names(tmp_path / "new") == {"out"}
+
+
+def test_nothing_is_left_after_an_error_of_the_text(tmp_path: Path) -> None:
+    pairs = [("a b c d e f", "x y z")] * 20
+    with pytest.raises(UserError, match="no training pair is left"):
+        run(tmp_path, pairs, "new/out", max_tokens=2)
     assert names(tmp_path) == {"train.en", "train.de"}
 
 
@@ -278,6 +354,8 @@ def test_nothing_is_left_after_a_failure(
         ({"max_tokens": 1}, "max_tokens 1 is too small"),
         ({"pairs_per_shard": 0}, "pairs_per_shard 0 is too small"),
         ({"valid_pairs": 0}, "valid_pairs 0 is too small"),
+        ({"vocab_sample_pairs": 0}, "vocab_sample_pairs 0 is too small"),
+        ({"workers": 0}, "workers 0 is too small"),
         ({"seed": -1}, "seed -1 is too small"),
         ({"max_length_ratio": 0.5}, "max_length_ratio 0.5 is too small"),
         ({"max_length_ratio": float("nan")}, "max_length_ratio nan is too small"),
@@ -314,7 +392,7 @@ def test_too_little_text(tmp_path: Path, count: int) -> None:
 
 
 def test_bad_late_file_is_found_before_the_long_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_stage_text", lambda *_: pytest.fail("the text was read first"))
+    monkeypatch.setattr(module, "read_sources", lambda *_: pytest.fail("the text was read first"))
     validation = tuple(line_files([tmp_path / "missing.en"], [tmp_path / "missing.de"]))
     with pytest.raises(UserError, match=r"missing\.en does not exist"):
         run(tmp_path, corpus(20), validation=validation)
@@ -377,6 +455,41 @@ def test_command_reads_jsonl_and_datasets(tmp_path: Path, monkeypatch: pytest.Mo
     hub, jsonl = DataFolder.open(tmp_path / "hub"), DataFolder.open(tmp_path / "jsonl")
     assert (hub.index.pairs_read, hub.index.train.pairs, hub.index.valid_text.pairs) == (30, 30, 5)
     assert (jsonl.index.pairs_read, jsonl.index.train.pairs, jsonl.index.valid_text.pairs) == (30, 27, 3)
+
+
+def test_command_reads_parquet_streams_and_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    (tmp_path / "set").mkdir()
+    rows = [{"translation": {"en": source, "de": target}} for source, target in corpus(30)]
+    for part in (0, 1):
+        datasets.Dataset.from_list(rows[part * 15 : part * 15 + 15]).to_parquet(tmp_path / f"set/train-{part}.parquet")
+    common = ("--vocab-size", "400", "--out")
+    fields = ("--src-field", "en", "--tgt-field", "de")
+    result = command("--parquet", tmp_path / "set/*.parquet", *fields, *common, tmp_path / "files")
+    assert (result.returncode, result.stderr) == (0, "")
+    languages = ("--src-lang", "en", "--tgt-lang", "de")
+    result = command("--dataset", tmp_path / "set", "--streaming", *languages, *common, tmp_path / "stream")
+    assert result.returncode == 0, result.stderr
+    files, stream = DataFolder.open(tmp_path / "files"), DataFolder.open(tmp_path / "stream")
+    assert (files.index.sources, stream.index.sources) == (("train-0.parquet", "train-1.parquet"), ("set/train",))
+    assert files.index.train == stream.index.train
+    assert files.index.pairs_read == 30
+    # Nothing of a stream is stored.
+    assert not list((tmp_path / "cache").rglob("*.arrow"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--src", "*.none", "--tgt", "b"), 'error: --src "*.none" matches no file'),
+        (("--parquet", "a"), "error: --parquet needs the names of its two text fields: give --src-field"),
+        (("--streaming", "--src", "a", "--tgt", "b"), "error: --streaming is for --dataset"),
+    ],
+)
+def test_command_refuses_in_one_sentence(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = command(*arguments, "--vocab-size", "400", "--out", tmp_path / "out")
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert result.stderr.startswith(message)
 
 
 def test_real_corpus(tmp_path: Path) -> None:

@@ -5,15 +5,14 @@ import lzma
 from collections.abc import Callable
 from pathlib import Path
 
-import datasets
 import pytest
 
 from dist_transformer.data.sources import (
-    HubDataset,
     JsonlFile,
     LineFiles,
     PairSource,
     TsvFile,
+    expand,
     language_of,
     line_files,
     read_lines,
@@ -149,35 +148,18 @@ def test_language_of_a_file_name(name: str, language: str | None) -> None:
     assert language_of(Path("folder.fr") / name) == language
 
 
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    datasets.disable_progress_bars()
-    (tmp_path / "set").mkdir()
-    return tmp_path / "set"
+def test_patterns_stand_for_the_files_they_match(tmp_path: Path) -> None:
+    for name in ("p2.en", "p10.en", "p1.en", "p1.de", "odd[1].en"):
+        write(tmp_path / name, b"x\n")
+    (tmp_path / "deep/er").mkdir(parents=True)
+    write(tmp_path / "deep/er/p3.en", b"x\n")
 
+    def found(*patterns: str) -> list[str]:
+        return [str(path.relative_to(tmp_path)) for path in expand([tmp_path / name for name in patterns], "--src")]
 
-def hub_source(folder: Path, **changes: str) -> HubDataset:
-    return HubDataset(**{"dataset": str(folder), "source_language": "en", "target_language": "de", **changes})
-
-
-def test_hub_dataset_with_a_translation_column(hub: Path) -> None:
-    rows = [{"translation": {"de": f"Nummer {i}", "en": f"number {i}"}} for i in range(1_001)]
-    datasets.Dataset.from_list(rows).to_parquet(hub / "train.parquet")
-    datasets.Dataset.from_list(rows[:3]).to_parquet(hub / "validation.parquet")
-    pairs = list(hub_source(hub).pairs())
-    assert len(pairs) == 1_001
-    assert pairs[1_000] == ("number 1000", "Nummer 1000")
-    assert len(list(hub_source(hub, split="validation").pairs())) == 3
-    assert 'has no language "fr" (it has de, en)' in refusal(hub_source(hub, target_language="fr"))
-    message = refusal(hub_source(hub, split="nosuch"))
-    assert "split nosuch) cannot be loaded" in message
-    assert "--dataset-split" in message
-
-
-def test_hub_dataset_with_a_column_a_language(hub: Path) -> None:
-    write(hub / "train.jsonl", b'{"en": "a\\nb", "de": "c", "n": 1}\n{"en": null, "de": "d", "n": 2}\n')
-    assert list(hub_source(hub).pairs()) == [("a b", "c"), ("", "d")]
-    message = refusal(hub_source(hub, target_language="fr"))
-    assert 'neither a column "fr" nor a column "translation" (it has en, de, n)' in message
-    assert 'the texts of "n" must be strings, not int' in refusal(hub_source(hub, target_language="n"))
+    assert found("p*.en", "p1.de") == ["p1.en", "p10.en", "p2.en", "p1.de"]
+    assert found("**/p3.en") == ["deep/er/p3.en"]
+    # A file of that very name is that file, and a plain name that is missing is named when it is read.
+    assert found("odd[1].en", "none.en") == ["odd[1].en", "none.en"]
+    with pytest.raises(UserError, match=r'--src ".*/q\*\.en" matches no file: check the pattern'):
+        found("p1.en", "q*.en")
