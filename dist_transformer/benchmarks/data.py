@@ -18,8 +18,10 @@ from tokenizers import Tokenizer as Backend
 from dist_transformer.benchmarks.first_step import measure_first_step, simulate_lengths
 from dist_transformer.benchmarks.measure import Measure, measure_rates, one_thread
 from dist_transformer.config import BatchConfig
+from dist_transformer.data.feeder import BLOCK
 from dist_transformer.data.folder import DataFolder, Split
-from dist_transformer.data.plan import Budgets, Pack, Plan, Position, resolve_budgets
+from dist_transformer.data.packing import Budgets
+from dist_transformer.data.plan import Pack, Plan, Position, resolve_budgets
 from dist_transformer.data.prepare import prepare
 from dist_transformer.data.prepare_settings import PrepareSettings
 from dist_transformer.data.shards import TOKENIZER_FILE
@@ -94,7 +96,7 @@ def run_data_benchmark(settings: DataBenchmark, report: Report) -> dict[str, Any
 
 
 def own_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[str, Iterator[int]]:
-    """Planning alone; ids of warm shards; and a pack's tensors in full."""
+    """Planning alone; ids of warm shards; and tensors in full, as many packs together as in training."""
     packs = first_packs(split, budgets, settings)
     stream = Stream(split, budgets, packs_per_micro_batch=1)
 
@@ -109,9 +111,10 @@ def own_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[s
             yield pack.target_tokens
 
     def building() -> Iterator[int]:
-        for pack in itertools.cycle(packs):
-            stream.build([pack])
-            yield pack.target_tokens
+        blocks = [packs[first : first + BLOCK] for first in range(0, len(packs), BLOCK)]
+        for block in itertools.cycle(blocks):
+            stream.build_all([[pack] for pack in block])
+            yield sum(pack.target_tokens for pack in block)
 
     return {"plan": planning(), "read_tokens": reading(), "build_micro_batch": building()}
 

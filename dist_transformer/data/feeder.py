@@ -10,7 +10,7 @@ from dist_transformer.data.plan import Step
 from dist_transformer.data.stream import MicroBatch, Stream
 
 # Micro-batches that are built together, and how many such blocks may wait.
-_BLOCK, _WAITING = 16, 2
+BLOCK, _WAITING = 16, 2
 
 Share = tuple[Step, list[MicroBatch]]
 
@@ -58,7 +58,7 @@ class Feeder:
             size = 1
             while not self._closing.is_set() and (block := list(itertools.islice(steps, size))):
                 self._ready.put(self._build(block))
-                size = max(1, _BLOCK * self.world_size // len(block[0].packs))
+                size = max(1, BLOCK * self.world_size // len(block[0].packs))
             self._ready.put(None)
         except BaseException as error:  # the reader raises it
             self._ready.put(error)
