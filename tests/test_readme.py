@@ -20,7 +20,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 # A user waits days for these; a test takes the same commands to a few steps of a small model.
 SMALL = (
     "--max-steps 10 --save-every 1 --model.width 32 --model.heads 2 --model.ffn-width 32 --model.encoder-layers 1 "
-    "--model.decoder-layers 1 --batch.max-target-tokens 256 --batch.packs-per-step 2"
+    "--model.decoder-layers 1 --batch.max-target-tokens 256 --batch.packs-per-step 2 --optimizer.warmup-steps 100"
 )
 
 

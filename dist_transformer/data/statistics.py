@@ -11,7 +11,8 @@ from itertools import pairwise
 import numpy as np
 
 from dist_transformer.data.folder import Split
-from dist_transformer.data.plan import Budgets, Plan
+from dist_transformer.data.packing import Budgets
+from dist_transformer.data.plan import Plan
 from dist_transformer.data.stream import epoch_steps
 from dist_transformer.data.tokenizer import Tokenizer
 

@@ -61,6 +61,8 @@ def open_folders(config: TrainConfig) -> tuple[DataFolder, ...]:
     first = folders[0].index
     for place, folder in zip(config.data, folders, strict=True):
         index = folder.index
+        if index.train.target_tokens == 0:
+            raise UserError(f"{place} has no training pairs: prepare it again with tools/prepare_data.py")
         if index.tokenizer_sha256 != first.tokenizer_sha256:
             raise UserError(
                 f"{place} has another vocabulary than {config.data[0]}: prepare it again with "

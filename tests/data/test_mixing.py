@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -15,7 +16,10 @@ from dist_transformer.data.folder import DataFolder, Split
 from dist_transformer.data.mixing import Corpora, Mixture, position_from_json, temperature_shares
 from dist_transformer.data.packing import Budgets
 from dist_transformer.data.plan import Plan, Step
+from dist_transformer.data.prepare import prepare
+from dist_transformer.data.prepare_settings import PrepareSettings
 from dist_transformer.data.shards import TokenLists, write_shard, write_split
+from dist_transformer.data.sources import line_files
 from dist_transformer.data.training_data import open_training_data
 from dist_transformer.errors import UserError
 
@@ -117,3 +121,30 @@ def test_weights_and_vocabularies_that_do_not_fit_are_refused(config: TrainConfi
         dataclasses.replace(config, data_weights=(1.0, 2.0))
     with pytest.raises(UserError, match="--data is empty"):
         open_training_data(dataclasses.replace(config, data=()))
+    first = Path(config.data[0])
+    other = tmp_path / "other"
+    settings = PrepareSettings(
+        out=other, vocab_size=300, sources=tuple(line_files([first / "text/valid.en"], [first / "text/valid.de"]))
+    )
+    prepare(settings, lambda _: None)
+    with pytest.raises(UserError, match=f"{other} has another vocabulary than {first}: prepare it again with --tok"):
+        open_training_data(dataclasses.replace(config, data=(str(first), str(other))))
+    turned = tmp_path / "turned"
+    settings = PrepareSettings(
+        out=turned, tokenizer=first / "tokenizer.json",
+        sources=tuple(line_files([first / "text/valid.de"], [first / "text/valid.en"])),
+    )  # fmt: skip
+    prepare(settings, lambda _: None)
+    with pytest.raises(UserError, match=f"{turned} is de-en, but {first} is en-de: mix corpora of one direction"):
+        open_training_data(dataclasses.replace(config, data=(str(first), str(turned))))
+
+
+def test_a_folder_without_pairs_is_refused(config: TrainConfig, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    shutil.copytree(config.data[0], empty)
+    index = json.loads((empty / "index.json").read_text())
+    index["train"]["shards"] = []
+    np.save(empty / "lengths.npy", np.zeros((0, 2), dtype=np.uint16))
+    (empty / "index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=f"{empty} has no training pairs: prepare it again"):
+        open_training_data(dataclasses.replace(config, data=(str(empty),)))

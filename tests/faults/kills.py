@@ -27,7 +27,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _SMALL = (
     "--preset tiny --model.width 32 --model.ffn-width 64 --model.heads 2 --batch.max-target-tokens 512 "
     "--batch.packs-per-step 4 --batch.window-shards 1 --optimizer.warmup-steps 10 --validate-every 0 --log-every 1 "
-    "--save-every 5 --keep-checkpoints 2 --keep-weights 2"
+    "--save-every 2 --keep-checkpoints 2 --keep-weights 2"
 )
 
 
