@@ -113,7 +113,10 @@ def test_results_are_kept_until_the_folder_is_whole(tmp_path: Path) -> None:
         (work.folder / "results/b.json").write_bytes(b"")  # as a power cut leaves it
         assert work.result("b") is None
         raise OSError(28, "full")
+    with ended_by(TransientError("a worker was killed")), work_folder(out, "one", print) as work:
+        raise TransientError("a worker was killed")
     root = tmp_path / "new/.out.partial"
+    assert work.result("a") == {"ü": [1, None]}
     assert lines == [f"going on with the interrupted preparation in {root}"]
 
     lines.clear()

@@ -1,6 +1,7 @@
 """Real processes: they do their tasks, and none outlives an error, a kill or its parent."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,11 @@ def is_running(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def holds_back_interrupts(process: int) -> bool:
+    (blocked,) = re.findall(r"^SigBlk:\t(\w+)$", Path(f"/proc/{process}/status").read_text(), flags=re.MULTILINE)
+    return bool(int(blocked, 16) & 1 << (signal.SIGINT - 1))
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
@@ -100,6 +106,8 @@ def test_processes_end_with_their_parent(tmp_path: Path, how: signal.Signals) ->
         )
         try:
             wait_for(lambda: len(pids(tmp_path / "pids")) == 2)
+            # They may be killed before they could say anything of Ctrl-C, so that their silence alone proves little.
+            assert all(map(holds_back_interrupts, pids(tmp_path / "pids")))
             if how is signal.SIGINT:
                 # As a terminal does: to the whole group.
                 os.killpg(parent.pid, how)
@@ -109,5 +117,4 @@ def test_processes_end_with_their_parent(tmp_path: Path, how: signal.Signals) ->
         finally:
             parent.kill()
     wait_for(lambda: not any(map(is_running, pids(tmp_path / "pids"))), seconds=10)
-    # The processes themselves have nothing to say of Ctrl-C.
     assert (tmp_path / "err").read_text().count("Traceback") == (how is signal.SIGINT)
