@@ -1,6 +1,7 @@
 """What several tests share: a small prepared corpus, the real corpora where they exist, and launches."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,11 @@ def corpora() -> Path:
     if not path.is_dir():
         pytest.skip(f"no corpora at {path}: set DIST_TRANSFORMER_DATA")
     return path
+
+
+def heed_interrupts() -> None:
+    """For a child's `preexec_fn`: what a shell starts in the background ignores Ctrl-C, and its children would too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run_command(*command: object, status: int = 0, timeout: float = 600) -> str:

@@ -33,8 +33,9 @@ def test_our_work_is_counted_in_the_tokens_of_its_packs(toy_data: DataFolder) ->
     packs = first_packs(toy_data.train, BUDGETS, settings(toy_data))
     works = own_works(toy_data.train, BUDGETS, settings(toy_data))
     tokens = [pack.target_tokens for pack in packs]
-    for name in ("read_tokens", "build_micro_batch"):
-        assert list(itertools.islice(works[name], len(packs) + 2)) == [*tokens, *tokens[:2]]
+    assert list(itertools.islice(works["read_tokens"], len(packs) + 2)) == [*tokens, *tokens[:2]]
+    blocks = [sum(tokens[first : first + 16]) for first in range(0, len(tokens), 16)]
+    assert list(itertools.islice(works["build_micro_batch"], len(blocks) + 2)) == [*blocks, *blocks[:2]]
     steps = list(itertools.islice(works["plan"], 3))
     assert steps == [tokens[0] + tokens[1], tokens[2] + tokens[3], tokens[4] + tokens[5]]
 

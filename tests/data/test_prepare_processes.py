@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import heed_interrupts
+
 ROOT = Path(__file__).parents[2]
 MPIRUN = Path(sys.executable).parent / "mpirun"
 MESSAGE = "interrupted: the same command goes on where this one ended\n"
@@ -41,8 +43,9 @@ def words(text: Path, out: Path, *more: object) -> list[str]:
 def start(command: list[str]) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        preexec_fn=heed_interrupts,  # noqa: PLW1509 - no thread runs here
+    )  # fmt: skip
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:

@@ -1,6 +1,6 @@
 """Kills a training again and again, at random moments, and compares what comes of it with the plan of the data.
 
-    python -m tests.faults.kills --data DATA --kills 20 --json kills.json
+    python -m tests.faults.kills --data DATA --kills 20 --json results/kills.json
 
 Each start has 1 or 2 ranks, drawn anew, and ends by -9 to the launcher and all ranks at once, at a moment drawn
 uniformly from its start on: while it loads, trains, or saves. Then one run goes to the end without a kill, and
@@ -8,7 +8,6 @@ uniformly from its start on: while it loads, trains, or saves. Then one run goes
 """
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -19,7 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dist_transformer.environment import describe_environment
+from dist_transformer.benchmarks.measure import result_of, write_result
+from dist_transformer.data.folder import DataFolder
 from dist_transformer.launch import deepspeed_command
 from dist_transformer.training.ledger import read_ledger
 
@@ -33,7 +33,7 @@ _SMALL = (
 
 def main() -> None:
     arguments = parse_arguments()
-    generator = random.Random(arguments.seed)
+    generator, started = random.Random(arguments.seed), time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         run_dir = Path(scratch) / "run"
         kills = [kill_once(run_dir, arguments, generator) for _ in range(arguments.kills)]
@@ -44,13 +44,29 @@ def main() -> None:
         verified = subprocess.run(verify, cwd=_ROOT, check=False, capture_output=True, text=True)
         print(verified.stdout)
         steps = len(read_ledger(run_dir / "ledger.jsonl"))
-    result: dict[str, Any] = {
-        "kills": kills, "steps": steps, "verified": verified.returncode == 0, "seed": arguments.seed,
-        "verification": verified.stdout.splitlines(), "machine": describe_environment(),
-    }  # fmt: skip
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if arguments.json and verified.returncode == 0:
+        figures = {"kills": kills, "count": len(kills), "steps": steps, "verification": verified.stdout.splitlines()}
+        write_result(arguments.json, describe(figures, arguments, round(time.monotonic() - started, 1)))
     raise SystemExit(verified.returncode)
+
+
+def describe(figures: dict[str, Any], arguments: argparse.Namespace, wall_seconds: float) -> dict[str, Any]:
+    """The result in the layout of tools/results_table.py."""
+    first, last = arguments.seconds
+    return result_of(
+        DataFolder.open(arguments.data).index,
+        what="a training killed by -9 at random moments and resumed on 1 or 2 ranks, compared with its plan",
+        command=f"python -m tests.faults.kills --data DATA --kills {arguments.kills} --seconds {first:g} {last:g} "
+        f"--seed {arguments.seed}",
+        seeds=[arguments.seed],
+        wall_seconds=wall_seconds,
+        figures=figures,
+        row={
+            "what": "killed by -9 at random moments, each time resumed on 1 or 2 ranks, drawn anew",
+            "steps": "{figures[steps]}",
+            "result": "{figures[count]} kills; `tools/verify_run.py --data`: every step on the planned sentences",
+        },
+    )
 
 
 def kill_once(run_dir: Path, arguments: argparse.Namespace, generator: random.Random) -> dict[str, Any]:
