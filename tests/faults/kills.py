@@ -62,7 +62,7 @@ def describe(figures: dict[str, Any], arguments: argparse.Namespace, wall_second
         wall_seconds=wall_seconds,
         figures=figures,
         row={
-            "what": "killed by -9 at random moments, each time resumed on 1 or 2 ranks, drawn anew",
+            "what": "SIGKILL at random moments, each time resumed on one rank or two, drawn anew",
             "steps": "{figures[steps]}",
             "result": "{figures[count]} kills; `tools/verify_run.py --data`: every step on the planned sentences",
         },
