@@ -12,13 +12,12 @@ class ShardGate:
     """Lets a plan use the shards of a window that all ranks can read. Works in the thread that plans ahead.
 
     Args:
-        skip: leave the others out, and say so in `notes`. Otherwise they end the run on all ranks.
+        skip: leave the others out. Otherwise they end the run on all ranks.
     """
 
     def __init__(self, *, skip: bool) -> None:
         self.skip = skip
-        self.notes: list[str] = []
-        """What was left out since somebody took these."""
+        self._left_out: dict[str, str] = {}
         # The training loop's collectives go on at the same time: ours need a group of their own.
         self._group = distributed.new_cpu_group()
         self._begun = 0
@@ -40,12 +39,14 @@ class ShardGate:
         split.fetch_ahead(following)
         if agreed and not self.skip:
             raise UserError(agreed[min(agreed)])
-        self.notes += [f"left out: {agreed[shard]}" for shard in sorted(agreed)]
+        for shard in sorted(agreed):
+            self._left_out[f"{split.folder}/{split.info.shards[shard].file}"] = agreed[shard]
         return set(agreed)
 
-    def take_notes(self) -> list[str]:
-        notes, self.notes = self.notes, []
-        return notes
+    def take_left_out(self) -> dict[str, str]:
+        """Shards that were left out since the last call, and why."""
+        taken, self._left_out = self._left_out, {}
+        return taken
 
     def close(self) -> None:
         """End without leaving any rank in a window that others will not reach. A collective."""

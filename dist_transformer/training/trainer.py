@@ -179,8 +179,9 @@ class Trainer:
 
     def _log(self, interval: _Interval) -> _Interval:
         """Reduce and report the interval. A collective; the only place where the loop reads losses from the device."""
-        for note in self.gate.take_notes():
-            self.reporter.say(f"step {self.progress.step}: {note}")
+        for shard, problem in self.gate.take_left_out().items():
+            self.reporter.say(f"step {self.progress.step}: left out: {problem}")
+            self.progress.left_out = sorted({*self.progress.left_out, shard})
         if not interval.steps:
             return interval
         hashes = distributed.all_reduce_sum(torch.stack(interval.hashes)).tolist()
@@ -214,6 +215,7 @@ class Trainer:
             "fill": (target_tokens + interval.source_tokens) / room,
             "epoch": self.progress.position.epoch,
             "skipped_steps": self.progress.skipped_steps,
+            "left_out_shards": len(self.progress.left_out),
             "training_flops": self._flops_so_far(),
             "train_seconds": self.progress.train_seconds,
         }

@@ -64,6 +64,7 @@ def test_a_damaged_shard_is_left_out_alike_on_any_world(
     train(2, damaged, tmp_path / "two", "--max-steps", 50, *STEPS, "--on-bad-shard", "skip")
     one, two = (read_ledger(tmp_path / name / "ledger.jsonl") for name in ("one", "two"))
     assert one == two
+    assert [read_records(tmp_path / name, "train")[-1]["left_out_shards"] for name in ("one", "two")] == [1, 1]
     # The shard is not in the first window.
     assert one[0] == ledger[0]
     assert one != ledger
