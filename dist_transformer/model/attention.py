@@ -162,11 +162,20 @@ class MultiHeadAttention(nn.Module):
             shape (T, D); rows of dummy sentences are finite and mean nothing.
         """
         if memory_SD is None:
-            q_T1HK, kv_S2HK = self._heads(functional.linear(x_TD, self.qkv_weight, self.qkv_bias)).split([1, 2], dim=-3)
+            q_T1HK, kv_S2HK = self._heads(functional.linear(x_TD, self.qkv_weight, self._bias())).split([1, 2], dim=-3)
         else:
             q_T1HK, kv_S2HK = self._project_query(x_TD), self._project_key_value(memory_SD)
         attend = self._attend_varlen if layout.use_varlen else self._attend_groups
         return self.output(attend(q_T1HK.squeeze(-3), kv_S2HK, layout).flatten(-2))
+
+    def _bias(self) -> torch.Tensor:
+        """`qkv_bias`, of which the keys' third gets no gradient.
+
+        A constant added to all keys changes no softmax, so that gradient is rounding and no more; Adam, which divides
+        by its size, would make steps of it that differ with the number of ranks.
+        """
+        query, key, value = self.qkv_bias.chunk(3)
+        return torch.cat((query, key.detach(), value))
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         """Split the last dimension, n·H·K, into (n, H, K)."""
@@ -174,11 +183,11 @@ class MultiHeadAttention(nn.Module):
 
     def _project_query(self, x: torch.Tensor) -> torch.Tensor:
         inner = self.heads * self.head_width
-        return self._heads(functional.linear(x, self.qkv_weight[:inner], self.qkv_bias[:inner]))
+        return self._heads(functional.linear(x, self.qkv_weight[:inner], self._bias()[:inner]))
 
     def _project_key_value(self, memory: torch.Tensor) -> torch.Tensor:
         inner = self.heads * self.head_width
-        return self._heads(functional.linear(memory, self.qkv_weight[inner:], self.qkv_bias[inner:]))
+        return self._heads(functional.linear(memory, self.qkv_weight[inner:], self._bias()[inner:]))
 
     def _attend_varlen(self, q_THK: torch.Tensor, kv_S2HK: torch.Tensor, layout: Layout) -> torch.Tensor:
         from torch.nn.attention.varlen import varlen_attn
@@ -212,7 +221,7 @@ class MultiHeadAttention(nn.Module):
 
     def project_one(self, x_BD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Query, key and value of one position a sentence. Shapes: (B, D) to three of (B, H, K)."""
-        q_BHK, k_BHK, v_BHK = self._heads(functional.linear(x_BD, self.qkv_weight, self.qkv_bias)).unbind(1)
+        q_BHK, k_BHK, v_BHK = self._heads(functional.linear(x_BD, self.qkv_weight, self._bias())).unbind(1)
         return q_BHK, k_BHK, v_BHK
 
     def attend_one(self, q_BHK: torch.Tensor, k_BHCK: torch.Tensor, v_BHCK: torch.Tensor) -> torch.Tensor:
