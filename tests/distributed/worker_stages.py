@@ -166,19 +166,25 @@ def not_finite_result(config: TrainConfig, world: World, device: torch.device) -
     """Two good steps, then rank 1 fails: nothing changes, and all ranks give up together."""
     run_dir = config.run_dir.with_name(config.run_dir.name + "-nan")
     trainer = Trainer(dataclasses.replace(config, run_dir=run_dir, max_skipped_steps=3), world, device)
-    steps = trainer.plan.steps(trainer.progress.position, config.batch.packs_per_step)
+    steps = trainer.data.plan.steps(trainer.progress.position, config.batch.packs_per_step)
     from dist_transformer.training.trainer import _Interval
 
     interval = _Interval()
+
+    def train_step() -> None:
+        step = next(steps)
+        share = trainer.data.stream.micro_batches(step, rank=world.rank, world_size=world.size)
+        trainer._train_step(step, share, interval, stall=0.0)
+
     for _ in range(2):
-        trainer._train_step(next(steps), interval)
+        train_step()
     before, updates = weights_of(trainer), trainer.engine.scheduler.updates
     rate = trainer.engine.learning_rate
     poison(trainer, world)
     message = ""
     for _ in range(3):
         try:
-            trainer._train_step(next(steps), interval)
+            train_step()
         except UserError as error:
             message = str(error)
     return {
