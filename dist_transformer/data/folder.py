@@ -225,7 +225,8 @@ def _open_lengths(path: Path, pairs: int) -> np.ndarray:
         raise UserError(
             f"{path} holds {lengths.dtype} of shape {lengths.shape} where ({pairs}, 2) was stated: {REMEDY}"
         )
-    return lengths
+    # Still the map: the class that numpy gives it makes every indexing slow.
+    return lengths.view(np.ndarray)
 
 
 def _small_files(index: DataIndex) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,7 @@
 import dataclasses
 import gc
 import json
+import mmap
 import os
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def test_index_counts_the_special_tokens(folder: Path) -> None:
 
 def test_lengths_are_memory_mapped_in_shard_order(folder: Path) -> None:
     train = DataFolder.open(folder).train
-    assert isinstance(train.lengths, np.memmap)
+    assert isinstance(train.lengths.base, np.memmap | mmap.mmap)
     assert train.lengths.dtype == np.uint16
     assert train.lengths.tolist() == [[3, 2], [2, 1], [4, 3], [2, 5], [3, 2]]
     assert train.shard_starts.tolist() == [0, 2, 5]
