@@ -42,3 +42,9 @@ def test_an_old_python(tmp_path: Path) -> None:
 def test_no_venv_module(tmp_path: Path) -> None:
     fake(tmp_path, "python3", "case $2 in *venv*) exit 1 ;; *) exit 0 ;; esac")
     assert "has no venv module: install it" in check(str(tmp_path / "python3"))
+
+
+def test_a_folder_with_a_space(tmp_path: Path) -> None:
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    assert "the path of this folder has a space" in check("python3", cwd=folder)

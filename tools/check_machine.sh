@@ -7,6 +7,9 @@ fail() {
     exit 1
 }
 
+case $PWD in
+*" "*) fail "the path of this folder has a space, which the deepspeed command does not survive: move it, for example to $HOME/dist_transformer" ;;
+esac
 command -v "$python" >/dev/null 2>&1 ||
     fail "$python was not found: install Python 3.11 or newer, or name one with PYTHON=/path/to/python3"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
