@@ -101,6 +101,12 @@ class Split:
                 self._shard(shard)
             except UserError as error:
                 problems[shard] = str(error)
+            except OSError as error:
+                # A cache that was removed or is full, on this machine alone: to be said by all ranks, as the rest.
+                problems[shard] = (
+                    f"{self.info.shards[shard].file} in {self.folder} cannot be read ({error.strerror or error}): "
+                    "check that folder, its rights and its free space"
+                )
         return problems
 
     def fetch_ahead(self, shards: Iterable[int]) -> None:

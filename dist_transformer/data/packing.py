@@ -3,8 +3,8 @@
 A pack takes pairs in the order of the queue up to 95% of its budgets. A look-ahead of 64 then completes it: always by
 the pair that leaves both budgets equally full. What was passed over is first in the next pack.
 
-Long queues are cut into lanes of equal length that are packed side by side, one numpy operation for all of them: that
-is 20 times as fast as one pack after the other.
+Long queues are cut into lanes of equal length that are packed side by side, one numpy operation for all of them:
+0.09 ms a pack in 50 lanes, 1.1 ms in one.
 """
 
 from dataclasses import dataclass

@@ -122,8 +122,8 @@ class TsvFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JsonlFile:
-    """One JSON object a line; the two texts are string fields of it. Blank lines are passed over."""
+class FieldFile:
+    """A file of rows whose two texts have names."""
 
     path: Path
     source_field: str
@@ -139,6 +139,10 @@ class JsonlFile:
 
     def files(self) -> list[Path]:
         return [self.path]
+
+
+class JsonlFile(FieldFile):
+    """One JSON object a line; the two texts are string fields of it. Blank lines are passed over."""
 
     def pairs(self) -> Iterator[Pair]:
         for number, line in enumerate(read_lines(self.path), 1):

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dist_transformer.data.sources import Pair, as_language, listed, one_line
+from dist_transformer.data.sources import FieldFile, Pair, listed, one_line
 from dist_transformer.errors import TransientError, UserError
 
 _BATCH_ROWS = 1_000
@@ -21,24 +21,8 @@ _PARQUET_BUFFER = 1 << 20
 _NESTED = "translation"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParquetFile:
+class ParquetFile(FieldFile):
     """One Parquet file; the two texts are string columns, or string fields of its column `translation`."""
-
-    path: Path
-    source_field: str
-    target_field: str
-
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
-    def languages(self) -> tuple[str | None, str | None]:
-        return as_language(self.source_field), as_language(self.target_field)
-
-    def files(self) -> list[Path]:
-        return [self.path]
 
     def pairs(self) -> Iterator[Pair]:
         row = 0

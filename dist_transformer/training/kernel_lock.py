@@ -4,12 +4,13 @@ PyTorch lets one process build an extension at a time by creating a file named `
 process that is killed in between leaves it, and every later run on that machine, of any job, waits for it forever.
 """
 
-import fcntl
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TextIO
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from torch.utils import cpp_extension
+
+from dist_transformer.files import exclusive
 
 
 class KernelLock:
@@ -19,17 +20,14 @@ class KernelLock:
     """
 
     def __init__(self, lock_file_path: str, **_: object) -> None:
-        self.path = f"{lock_file_path}.flock"
-        self.file: TextIO | None = None
+        self.path, self.held = Path(f"{lock_file_path}.flock"), ExitStack()
 
     def try_acquire(self) -> bool:
-        self.file = open(self.path, "w")  # noqa: SIM115 - held until release
-        fcntl.flock(self.file, fcntl.LOCK_EX)
+        self.held.enter_context(exclusive(self.path))
         return True
 
     def release(self) -> None:
-        if self.file is not None:
-            self.file.close()
+        self.held.close()
 
     def wait(self) -> None:
         """Never needed: `try_acquire` waits."""

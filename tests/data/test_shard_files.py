@@ -127,6 +127,16 @@ def test_a_damaged_cache_is_mended(remote: MemoryFileSystem, toy_data: DataFolde
     assert all_tokens(open_remote(tmp_path)) == all_tokens(toy_data)
 
 
+def test_a_cache_that_is_gone_is_a_problem_in_words(remote: MemoryFileSystem, tmp_path: Path) -> None:
+    """Not an error of one rank, for which the others would wait."""
+    folder = open_remote(tmp_path)
+    shutil.rmtree(folder.path)
+    assert folder.train.read_problems([1]) == {
+        1: f"train-00001.arrow in {folder.path} cannot be read (No such file or directory): check that folder, its "
+        "rights and its free space"
+    }
+
+
 def test_what_is_no_data_folder_says_so(remote: MemoryFileSystem, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"memory://bucket/other/index\.json is missing: check the URL"):
         open_remote(tmp_path, url="memory://bucket/other")
