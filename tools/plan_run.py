@@ -158,7 +158,10 @@ def speed_and_run(plan: RunPlan) -> Iterator[str]:
     if plan.epochs is not None:
         yield f"          {plan.epochs:,.1f} epochs of {plan.work.corpus_target_tokens:,} target tokens"
     checkpoint, weights = plan.checkpoint_bytes / _GIB, plan.weights_bytes / _GIB
-    yield f"disk      {plan.disk_bytes / _GIB:,.2f} GiB at most: a checkpoint {checkpoint:,.2f}, a weight file {weights:,.2f}"
+    yield (
+        f"disk      {plan.disk_bytes / _GIB:,.2f} GiB at most: a checkpoint {checkpoint:,.2f}, a weight file "
+        f"{weights:,.2f}"
+    )
 
 
 def comparison_table(comparisons: list[Comparison]) -> Iterator[str]:

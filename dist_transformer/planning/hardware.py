@@ -4,6 +4,7 @@ Rates are for dense matrices, without sparsity. Memory is what torch reports, ro
 of the maker's own server (DGX) where there is one, and else a guess; --network-gbit says what a cluster has.
 """
 
+import re
 from dataclasses import dataclass
 
 from dist_transformer.errors import UserError
@@ -97,12 +98,12 @@ def gpu_kind(name: str, precision: str) -> GpuKind | None:
 
 def kind_of_device(described: str) -> str | None:
     """The name in the table of a device as torch names it: `NVIDIA H100 80GB HBM3, 79 GiB` → `h100`."""
-    words = described.lower().replace("rtx ", "rtx").replace("geforce ", "")
+    words = re.findall(r"[a-z0-9]+", described.lower().replace("rtx ", "rtx"))
     exact = [name for name in GPUS if name in words]
     if exact:
         return exact[0]
     # Of one family, by memory.
-    families = [name for name in GPUS if "-" in name and name.partition("-")[0] in words]
+    families = [name for name in GPUS if name.partition("-")[0] in words]
     size = described.rpartition(", ")[2].removesuffix(" GiB")
     fitting = [name for name in families if size.isdigit() and GPUS[name].memory_gib <= int(size)]
     return max(fitting, key=lambda name: GPUS[name].memory_gib, default=None)

@@ -74,7 +74,9 @@ def read_run(run_dir: Path) -> MeasuredRun:
     gpus = start.get("gpus") or []
     kind = kind_of_device(str(gpus[0])) if gpus else CPU
     if kind is None:
-        raise UserError(f"{run_dir} was trained on {gpus[0]!r}, which is not in the table of GPUs: plan without it")
+        raise UserError(
+            f"{run_dir} was trained on {gpus[0]!r}, of which no figures are kept: give a run on a GPU that --gpu knows"
+        )
     world, hosts = int(start.get("world_size", 1)), int(start.get("hosts", 1))
     return MeasuredRun(
         config=config,
