@@ -21,8 +21,8 @@ from dist_transformer.distributed import World
 from dist_transformer.errors import UserError
 from dist_transformer.preflight.facts import DataFacts, Facts, Reduction, SharedFolder
 
-# Network file systems show a new file to other nodes after some seconds.
-_VISIBLE_WITHIN_SECONDS = 10.0
+# A network file system may show a new file to other nodes a little later.
+_VISIBLE_WITHIN_SECONDS = 3.0
 _PAUSE_SECONDS = 0.05
 _ROUNDS = 5
 # The default bucket of gradients is 50 MB in bf16; the others show latency, and the model's size on a GPU.
@@ -119,7 +119,6 @@ def _appears(path: Path, content: str) -> bool:
         with contextlib.suppress(OSError):
             if path.read_text() == content:
                 return True
-        # Without its folder, a file will not come: one of another node's disk.
         if time.monotonic() > deadline:
             return False
         time.sleep(_PAUSE_SECONDS)
