@@ -44,12 +44,12 @@ def joined(world: World, *, seconds: float) -> Iterator["Watch"]:
     store.set(f"host/{world.rank}", socket.gethostname())
     _call_the_roll(store, world, seconds)
     watch = Watch(world, _connect(world, seconds, serve=False), seconds=seconds)
-    with watch.stage("process group"):
-        dist.init_process_group(
-            "gloo", store=dist.PrefixStore("gloo", store), rank=world.rank, world_size=world.size,
-            timeout=timedelta(seconds=2 * seconds + _GRACE_SECONDS),
-        )  # fmt: skip
     try:
+        with watch.stage("process group"):
+            dist.init_process_group(
+                "gloo", store=dist.PrefixStore("gloo", store), rank=world.rank, world_size=world.size,
+                timeout=timedelta(seconds=2 * seconds + _GRACE_SECONDS),
+            )  # fmt: skip
         yield watch
     except RuntimeError as error:
         reason = str(error).strip().split("\n")[0]
@@ -59,7 +59,8 @@ def joined(world: World, *, seconds: float) -> Iterator["Watch"]:
         ) from error
     finally:
         watch.close()
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _connect(world: World, seconds: float, *, serve: bool = True) -> dist.Store:

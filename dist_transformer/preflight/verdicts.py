@@ -209,15 +209,16 @@ def names_an_interface(setting: str, interfaces: Sequence[str]) -> bool:
     return any(matches(interface) != excludes for interface in interfaces)
 
 
+def _is_loopback(address: str) -> bool:
+    return address == "::1" or address.startswith("127.")
+
+
 def _network(facts: Sequence[Facts]) -> Iterator[Verdict]:
-    several_nodes = len({fact.host for fact in facts}) > 1
     if facts[0].master:
         lost = [fact for fact in facts if not fact.master_addresses]
-        local = [
-            fact
-            for fact in facts
-            if several_nodes and any(a.startswith("127.") or a == "::1" for a in fact.master_addresses)
-        ]
+        # On the node of rank 0 its own name may well lead to itself.
+        others = [fact for fact in facts if fact.host != facts[0].host]
+        local = [fact for fact in others if any(_is_loopback(address) for address in fact.master_addresses)]
         found = f"{facts[0].master}: {', '.join(facts[0].master_addresses)}"
         if lost:
             yield Verdict(
@@ -226,7 +227,8 @@ def _network(facts: Sequence[Facts]) -> Iterator[Verdict]:
             )  # fmt: skip
         elif local:
             yield Verdict(
-                check="MASTER_ADDR", found=f"{facts[0].master} is {local[0].host} itself there", state="warn",
+                check="MASTER_ADDR", state="warn",
+                found=f"{facts[0].master} is {local[0].host} itself on {local[0].host}",
                 remedy="take its name off 127.0.1.1 in /etc/hosts, or export MASTER_ADDR as an address",
             )  # fmt: skip
         else:

@@ -19,8 +19,20 @@ pytestmark = pytest.mark.slow
 DOCTOR = [sys.executable, ROOT / "tools" / "doctor.py"]
 
 
-def start_ranks(folders: Sequence[Path], *arguments: object, world_size: int = 2) -> list[tuple[int, str, str]]:
-    """Ranks 0, 1, … each in a folder of its own, as if on a node of its own disk: status, output, errors."""
+def can_name_hosts() -> bool:
+    """A host name of one's own takes rights that not everybody has."""
+    unshare = shutil.which("unshare")
+    return unshare is not None and subprocess.run([unshare, "--uts", "true"], check=False).returncode == 0
+
+
+def start_ranks(
+    folders: Sequence[Path], *arguments: object, world_size: int = 2, names: Sequence[str] = ()
+) -> list[tuple[int, str, str]]:
+    """Ranks 0, 1, … each in a folder of its own, as if on a node of its own disk: status, output, errors.
+
+    Args:
+        names: of their hosts, which are then several.
+    """
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
@@ -28,9 +40,11 @@ def start_ranks(folders: Sequence[Path], *arguments: object, world_size: int = 2
         **os.environ, "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size),
     }  # fmt: skip
+    words = [str(word) for word in (*DOCTOR, *arguments)]
+    hosts = [["unshare", "--uts", "sh", "-c", f'hostname {name}; exec "$@"', "sh"] for name in names]
     processes = [
         subprocess.Popen(
-            [str(word) for word in (*DOCTOR, *arguments)], cwd=folder, text=True, stdout=subprocess.PIPE,
+            [*(hosts[rank] if hosts else []), *words], cwd=folder, text=True, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank, folder in enumerate(folders)
@@ -74,7 +88,8 @@ def test_what_two_ranks_do_not_share_is_named(toy_data: DataFolder, tmp_path: Pa
         shutil.copytree(toy_data.path, folder / "data")
     index = json.loads((folders[1] / "data" / "index.json").read_text())
     (folders[1] / "data" / "index.json").write_text(json.dumps({**index, "corpus": "another"}))
-    found = start_ranks(folders, "--data", "data", "--run-dir", "run", "--run-gib", 1e9)
+    names = ["n1", "n2"] if can_name_hosts() else []
+    found = start_ranks(folders, "--data", "data", "--run-dir", "run", "--run-gib", 1e9, names=names)
     assert [status for status, *_ in found] == [1, 1]
     output, errors = found[0][1:]
     assert {check for check, state in states(output).items() if state == "FAIL"} == {
@@ -83,7 +98,14 @@ def test_what_two_ranks_do_not_share_is_named(toy_data: DataFolder, tmp_path: Pa
     assert "files do not pass between rank 0 and rank 1" in output
     assert errors.count("error: not fit to train (run folder, run folder shared, data)") == 1
     # Rank 0 speaks for both, and leaves nothing.
-    assert found[1][1:] == ("", "")
+    assert found[1][1] == ""
+    assert "error" not in found[1][2]
+    if names:
+        assert "2 on 2 nodes: n1 (0), n2 (1)" in output
+        # They have one clock.
+        assert states(output)["clocks"] == "ok"
+        assert "at most 0.0" in output
+        assert "between rank 0 and rank 1 on n2" in output
     assert [sorted(path.name for path in folder.iterdir()) for folder in folders] == [["data"], ["data"]]
 
 

@@ -112,7 +112,7 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
         (on_n2(open_files=100), "open files", "fail", "at least 100 a process (n2)", "ulimit -n"),
         (on_n2(open_files=512), "open files", "warn", "at least 512 a process (n2)", "ulimit -n"),
         (on_n2(master_addresses=()), "MASTER_ADDR", "fail", "n1 does not resolve on n2", "name service"),
-        (on_n2(master_addresses=("127.0.1.1",)), "MASTER_ADDR", "warn", "n1 is n2 itself there", "/etc/hosts"),
+        (on_n2(master_addresses=("127.0.1.1",)), "MASTER_ADDR", "warn", "n1 is n2 itself on n2", "/etc/hosts"),
         (
             on_n2(interface_setting="ib7"),
             "network interface", "fail", "NCCL_SOCKET_IFNAME=ib7 names none of lo, eth0, ib0 on n2", "unset it",
@@ -181,6 +181,11 @@ def test_nodes_without_gpus_are_fit() -> None:
     verdicts = judged(lambda _: {"gpus_present": 0, "gpus_visible": 0, "gpu": None})
     assert verdicts["GPUs"] == Verdict(check="GPUs", found="none: training runs on CPU cores")
     assert "GPU memory" not in verdicts
+
+
+def test_the_first_node_may_know_itself_by_a_local_address() -> None:
+    verdicts = judged(lambda fact: {"master_addresses": ("127.0.1.1",)} if fact.host == "n1" else {})
+    assert verdicts["MASTER_ADDR"].state == "ok"
 
 
 def test_the_threshold_of_the_run_folder_is_the_callers() -> None:
