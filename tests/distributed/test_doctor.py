@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -37,7 +38,7 @@ def start_ranks(
         probe.bind(("", 0))
         port = probe.getsockname()[1]
     common = {
-        **os.environ, "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1",
+        **os.environ, "DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size),
     }  # fmt: skip
     words = [str(word) for word in (*DOCTOR, *arguments)]
@@ -45,7 +46,8 @@ def start_ranks(
     processes = [
         subprocess.Popen(
             [*(hosts[rank] if hosts else []), *words], cwd=folder, text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": f"{folder}:{ROOT}"},
         )
         for rank, folder in enumerate(folders)
     ]  # fmt: skip
@@ -82,12 +84,15 @@ def test_two_ranks_that_agree_are_fit(toy_data: DataFolder, tmp_path: Path) -> N
 
 
 def test_what_two_ranks_do_not_share_is_named(toy_data: DataFolder, tmp_path: Path) -> None:
-    """Each rank in a folder of its own: another data folder, another run folder, and none with so much room."""
+    """Each rank in a folder of its own: another data folder, another run folder, none with so much room,
+    and clocks that differ."""
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
         shutil.copytree(toy_data.path, folder / "data")
     index = json.loads((folders[1] / "data" / "index.json").read_text())
     (folders[1] / "data" / "index.json").write_text(json.dumps({**index, "corpus": "another"}))
+    # Python reads this at its start.
+    (folders[1] / "sitecustomize.py").write_text("import time\nnow = time.time\ntime.time = lambda: now() + 7\n")
     names = ["n1", "n2"] if can_name_hosts() else []
     found = start_ranks(folders, "--data", "data", "--run-dir", "run", "--run-gib", 1e9, names=names)
     assert [status for status, *_ in found] == [1, 1]
@@ -102,11 +107,11 @@ def test_what_two_ranks_do_not_share_is_named(toy_data: DataFolder, tmp_path: Pa
     assert "error" not in found[1][2]
     if names:
         assert "2 on 2 nodes: n1 (0), n2 (1)" in output
-        # They have one clock.
-        assert states(output)["clocks"] == "ok"
-        assert "at most 0.0" in output
+        assert states(output)["clocks"] == "WARN"
+        (apart,) = re.findall(r"at most (\S+) s apart \(n2 and n1\)", output)
+        assert float(apart) == pytest.approx(7, abs=0.5)
         assert "between rank 0 and rank 1 on n2" in output
-    assert [sorted(path.name for path in folder.iterdir()) for folder in folders] == [["data"], ["data"]]
+    assert [[path.name for path in folder.glob("[!_s]*")] for folder in folders] == [["data"], ["data"]]
 
 
 def test_a_damaged_shard_is_found(toy_data: DataFolder, tmp_path: Path) -> None:
