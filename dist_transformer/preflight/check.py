@@ -52,10 +52,7 @@ def _gather(
     with watch.stage("facts of all ranks"):
         facts = distributed.gather_objects(own)
     if settings.verify_data:
-        # Hours for a large corpus: what ends it is a file that does not come, not their number.
-        with watch.stage("hashes of the data", limited=False):
-            own = replace(own, data=probes.verify_data(own, facts, progress=progress))
-            distributed.barrier()
+        own = replace(own, data=probes.verify_data(own, facts, watch, progress=progress))
     if world.size > 1:
         own = _measure(world, settings, watch, own, facts)
     with watch.stage("facts of all ranks"):

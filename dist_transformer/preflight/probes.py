@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import shutil
 import time
 import uuid
@@ -20,6 +21,7 @@ from dist_transformer.data.shards import INDEX_FILE
 from dist_transformer.distributed import World
 from dist_transformer.errors import UserError
 from dist_transformer.preflight.facts import DataFacts, Facts, Reduction, SharedFolder
+from dist_transformer.preflight.roll_call import Watch
 
 # A network file system may show a new file to other nodes a little later.
 _VISIBLE_WITHIN_SECONDS = 3.0
@@ -157,29 +159,48 @@ def look_at_data(place: str, *, opens: bool) -> DataFacts:
     return DataFacts(place=place, index_sha256=digest, identity=identity)
 
 
-def verify_data(own: Facts, facts: Sequence[Facts], *, progress: Callable[[str], None]) -> tuple[DataFacts, ...]:
-    """This rank's share of all hashes: of all ranks where they share a folder, of its node where it has a copy."""
-    return tuple(
-        data if data.problem or is_url(data.place) else _verify_share(own, data, facts, number, progress)
-        for number, data in enumerate(own.data)
-    )
+def verify_data(
+    own: Facts, facts: Sequence[Facts], watch: Watch, *, progress: Callable[[str], None]
+) -> tuple[DataFacts, ...]:
+    """This rank's share of all hashes: of all ranks where they share a folder, of its node where it has a copy.
+
+    File by file in step, so that a disk which does not answer is noticed within the time of a stage.
+    """
+    data = list(own.data)
+    files = [(number, *file) for number in range(len(data)) for file in _share(own, facts, number, data)]
+    for done in itertools.count(1):
+        with watch.stage("hashes of the data"):
+            for number, path, size, sha256 in files[done - 1 : done]:
+                data[number] = _verify(data[number], path, size, sha256)
+            left = distributed.all_reduce_sum(torch.tensor(max(0, len(files) - done)))
+        progress(f"hashes of the data: {int(left):,} files left")
+        if not left:
+            break
+    return tuple(data)
 
 
-def _verify_share(
-    own: Facts, data: DataFacts, facts: Sequence[Facts], number: int, progress: Callable[[str], None]
-) -> DataFacts:
+def _share(
+    own: Facts, facts: Sequence[Facts], number: int, data: list[DataFacts]
+) -> list[tuple[Path, int | None, str]]:
+    """Files of a data folder that this rank verifies; a folder that cannot be opened becomes a problem in `data`."""
+    found = data[number]
+    if found.problem or is_url(found.place):
+        return []
     is_one = len({fact.data[number].identity for fact in facts}) == 1
     team = [fact.rank for fact in facts if is_one or fact.host == own.host]
-    verified = 0
     try:
-        files = list(DataFolder.open(data.place).files())[team.index(own.rank) :: len(team)]
-        for path, size, sha256 in files:
-            check_file(path, size=size, sha256=sha256)
-            verified += 1
-            progress(f"{data.place}: {verified} of {len(files)} files")
+        return list(DataFolder.open(found.place).files())[team.index(own.rank) :: len(team)]
     except UserError as error:
-        return replace(data, problem=str(error), verified_files=verified)
-    return replace(data, verified_files=verified)
+        data[number] = replace(found, problem=str(error))
+        return []
+
+
+def _verify(data: DataFacts, path: Path, size: int | None, sha256: str) -> DataFacts:
+    try:
+        check_file(path, size=size, sha256=sha256)
+    except UserError as error:
+        return replace(data, problem=data.problem or str(error))
+    return replace(data, verified_files=data.verified_files + 1)
 
 
 def time_reductions(world: World, device: torch.device) -> tuple[Reduction, ...]:

@@ -148,14 +148,12 @@ class Watch:
         threading.Thread(target=self._look, daemon=True).start()
 
     @contextmanager
-    def stage(self, name: str, *, limited: bool = True) -> Iterator[None]:
+    def stage(self, name: str) -> Iterator[None]:
         """All ranks go through the same stages."""
         self._begun += 1
-        self.current = name
-        if limited:
-            self._deadline = time.monotonic() + self.seconds
+        self.current, self._deadline = name, time.monotonic() + self.seconds
         if self.store is not None:
-            self.store.set(f"at/{self.world.rank}", f"{self._begun:03d} {name}")
+            self.store.set(f"at/{self.world.rank}", f"{self._begun} {name}")
         try:
             yield
         finally:
@@ -168,22 +166,33 @@ class Watch:
         while not self._closed.wait(_PAUSE_SECONDS):
             grace = 0 if self.world.is_main else _GRACE_SECONDS
             if time.monotonic() > self._deadline + grace:
-                # An exception here would end this thread alone.
-                print(f"error: {self._overdue()}", file=sys.stderr, flush=True)
+                try:
+                    late = self._who_is_late()
+                except RuntimeError as error:
+                    late = str(error).split("\n")[0]
+                print(
+                    f'error: "{self.current}" did not end within {self.seconds:g} s ({late}): look at the disks and '
+                    "the network there, or raise --timeout",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
+                # An exception would end this thread alone.
                 os._exit(1)
 
-    def _overdue(self) -> str:
-        late = f"rank {self.world.rank} on {socket.gethostname()}"
-        if self.store is not None and self.world.is_main:
-            places = [self.store.get(f"at/{rank}").decode() for rank in range(self.world.size)]
-            furthest = max(places)
-            behind = [
-                f'rank {rank} on {self.store.get(f"host/{rank}").decode()} is still at "{place[4:]}"'
-                for rank, place in enumerate(places)
-                if place < furthest
-            ]
-            late = "; ".join(behind) or "all ranks wait in it"
-        return (
-            f'"{self.current}" did not end within {self.seconds:g} s ({late}): look at the disks and the network '
-            "there, or raise --timeout"
-        )
+    def _who_is_late(self) -> str:
+        if self.store is None or not self.world.is_main:
+            return f"rank {self.world.rank} on {socket.gethostname()}"
+        places = [self._place(rank) for rank in range(self.world.size)]
+        behind = [
+            f'rank {rank} on {self.store.get(f"host/{rank}").decode()} is still at "{name}"'
+            for rank, (number, name) in enumerate(places)
+            if number < max(places)[0]
+        ]
+        return "; ".join(behind) or "all ranks wait in it"
+
+    def _place(self, rank: int) -> tuple[int, str]:
+        """Number and name of the stage where a rank is."""
+        assert self.store is not None
+        if not self.store.check([f"at/{rank}"]):
+            return 0, "start"
+        number, _, name = self.store.get(f"at/{rank}").decode().partition(" ")
+        return int(number), name

@@ -36,8 +36,7 @@ from dist_transformer.preflight.roll_call import joined
 with joined(World(), seconds=0.5) as watch:
     with watch.stage("first"):
         pass
-    with watch.stage("long", limited=False):
-        time.sleep(1)
+    time.sleep(1)
     with watch.stage("disk"):
         time.sleep(60)
 """
