@@ -10,8 +10,9 @@ stop training. Nothing stays on disk. Nothing waits longer than --timeout: ranks
 """
 
 import argparse
-import sys
+import shutil
 import textwrap
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,26 +24,31 @@ from dist_transformer.preflight.check import PreflightSettings, preflight
 from dist_transformer.preflight.verdicts import Verdict
 
 _COLUMNS = 100
+_GRACE_SECONDS = 3
 
 
 def main() -> None:
     settings = parse_arguments()
     world = read_world()
-    with tqdm(bar_format="{desc}", disable=None if world.is_main else True, leave=False) as bar:
-        verdicts = preflight(world, settings, progress=bar.set_description_str)
-    failed = [verdict for verdict in verdicts if verdict.state == "fail"]
-    if world.is_main:
-        print(make_table(verdicts), flush=True)
-    if failed:
+    try:
+        with tqdm(bar_format="{desc}", disable=None if world.is_main else True, leave=False) as bar:
+            verdicts = preflight(world, settings, progress=bar.set_description_str)
         if world.is_main:
-            names = ", ".join(verdict.check for verdict in failed)
-            raise UserError(f"not fit to train ({names}): follow the remedies above, and run this again")
-        sys.exit(1)
+            print(make_table(verdicts), flush=True)
+        failed = ", ".join(verdict.check for verdict in verdicts if verdict.state == "fail")
+        if failed:
+            raise UserError(f"not fit to train ({failed}): follow the remedies above, and run this again")
+    except UserError:
+        if not world.is_main:
+            # What all ranks found, rank 0 says once: the launcher ends the others when it exits.
+            time.sleep(_GRACE_SECONDS)
+        raise
 
 
 def make_table(verdicts: Sequence[Verdict]) -> str:
     width = max(len(verdict.check) for verdict in verdicts)
     indent = " " * (width + 8)
+    columns = min(_COLUMNS, shutil.get_terminal_size((_COLUMNS, 24)).columns)
 
     def wrap(text: str, head: str) -> list[str]:
         # Paths and flags stay whole.

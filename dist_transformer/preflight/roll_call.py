@@ -38,7 +38,11 @@ def joined(world: World, *, seconds: float) -> Iterator["Watch"]:
         UserError: not all ranks came within `seconds`; rank 0 names those that are missing.
     """
     if world.size == 1:
-        yield Watch(world, None, seconds=seconds)
+        watch = Watch(world, None, seconds=seconds)
+        try:
+            yield watch
+        finally:
+            watch.close()
         return
     store = _connect(world, seconds)
     store.set(f"host/{world.rank}", socket.gethostname())
