@@ -54,7 +54,7 @@ def make_table(verdicts: Sequence[Verdict]) -> str:
         # Paths and flags stay whole.
         return textwrap.wrap(
             text,
-            _COLUMNS,
+            columns,
             initial_indent=head,
             subsequent_indent=indent,
             break_on_hyphens=False,

@@ -9,6 +9,9 @@ import torch
 
 from dist_transformer.training.engine import Engine
 
+# Packages whose objects may hold tensors of the engine.
+_OWNERS = {"dist_transformer", "torch", "deepspeed"}
+
 
 def state_bytes(engine: Engine) -> int:
     """Bytes of the tensors that belong to the engine now: parameters and constants of the model, their fp32 copies,
@@ -40,9 +43,6 @@ def _tensors_of(*roots: Any) -> Iterator[torch.Tensor]:
             queue.extend(value)
         elif hasattr(value, "__dict__") and type(value).__module__.partition(".")[0] in _OWNERS:
             queue.extend(vars(value).values())
-
-
-_OWNERS = {"dist_transformer", "torch", "deepspeed"}
 
 
 def peak_memory_bytes(device: torch.device) -> int:
