@@ -1,5 +1,6 @@
 """A run folder: its settings, and what a resumed run may not change."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Sequence
@@ -26,6 +27,12 @@ def describe_run(config: TrainConfig, folders: Sequence[Path], ds_config: dict[s
         "data_sha256": [sha256_of(folder / INDEX_FILE) for folder in folders],
         "deepspeed": ds_config,
     }
+
+
+def run_identity(described: dict[str, Any]) -> str:
+    """Equal for two runs whose settings would let one resume the other: 16 hexadecimal digits."""
+    fixed = json.dumps({name: described[name] for name in _FIXED}, sort_keys=True)
+    return hashlib.sha256(fixed.encode()).hexdigest()[:16]
 
 
 def check_settings(run_dir: Path, wanted: dict[str, Any]) -> list[str]:

@@ -31,7 +31,13 @@ from dist_transformer.training.engine import Engine
 from dist_transformer.training.ledger import Ledger, batch_hash, truncate_jsonl
 from dist_transformer.training.metrics import Reporter, perplexity
 from dist_transformer.training.progress import Progress
-from dist_transformer.training.run_folder import check_settings, describe_run, remove_newer, write_settings
+from dist_transformer.training.run_folder import (
+    check_settings,
+    describe_run,
+    remove_newer,
+    run_identity,
+    write_settings,
+)
 from dist_transformer.training.schedule import learning_rate
 from dist_transformer.training.shard_gate import ShardGate
 from dist_transformer.training.validation import Validator
@@ -276,6 +282,8 @@ class Trainer:
             "target_language": index.target_language,
             "corpus": index.corpus,
             "synthetic": index.synthetic,
+            "run": self.run_identity,
+            "train_seconds": self.progress.train_seconds,
         }
 
     def _finish(self) -> None:
@@ -320,6 +328,7 @@ class Trainer:
                 f"--resume never, but {run_dir} holds checkpoints: choose another --run-dir, or move them away"
             )
         described = describe_run(config, [folder.path for folder in self.data.folders], ds_config)
+        self.run_identity = run_identity(described)
         reader = None
         if path is not None:
             warnings += [f"setting changed: {line}" for line in check_settings(run_dir, described)]

@@ -8,7 +8,13 @@ import pytest
 
 from dist_transformer.config import PRESETS, BatchConfig, ModelConfig, OptimizerConfig, TrainConfig, from_plain
 from dist_transformer.errors import UserError
-from dist_transformer.training.run_folder import check_settings, describe_run, remove_newer, write_settings
+from dist_transformer.training.run_folder import (
+    check_settings,
+    describe_run,
+    remove_newer,
+    run_identity,
+    write_settings,
+)
 
 DS_CONFIG = {"zero_optimization": {"stage": 1, "overlap_comm": True}}
 
@@ -72,6 +78,17 @@ def test_another_model_batch_or_seed_is_refused_by_name(
         check_settings(run_dir, wanted)
     message = f"{run_dir} was trained with {name} = {old}, not {new}: use the old value, or another --run-dir"
     assert str(refused.value) == message
+
+
+def test_what_cannot_be_resumed_is_another_run(config: TrainConfig) -> None:
+    identity = run_identity(described(config))
+    assert len(identity) == 16
+    others = [dataclasses.replace(config, **changes) for changes, *_ in CHANGED]
+    assert len({identity, *(run_identity(described(other)) for other in others)}) == 1 + len(CHANGED)
+    longer = dataclasses.replace(config, max_steps=900, precision="fp32", run_dir=config.run_dir / "moved")
+    assert run_identity(described(longer, {})) == identity
+    (Path(config.data[0]) / "index.json").write_text('{"corpus": "another"}')
+    assert run_identity(described(config)) != identity
 
 
 def test_other_data_is_refused(config: TrainConfig, run_dir: Path) -> None:
