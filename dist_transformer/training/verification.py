@@ -8,7 +8,6 @@ import dataclasses
 import os
 import re
 import stat
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ from dist_transformer.data.plan import Step
 from dist_transformer.data.shards import INDEX_FILE, TOKENIZER_FILE
 from dist_transformer.data.training_data import open_folders, open_training_data
 from dist_transformer.errors import UserError
-from dist_transformer.files import sha256_of
+from dist_transformer.files import is_pickle, sha256_of
 from dist_transformer.training.checkpoint import CheckpointReader, checkpoint_problem
 from dist_transformer.training.ledger import batch_hash, read_ledger
 from dist_transformer.training.stored_tensors import (
@@ -36,9 +35,6 @@ SETTINGS_FILE, LEDGER_FILE, POINTER_FILE = "config.json", "ledger.jsonl", "lates
 
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 _WEIGHTS_NAME = re.compile(r"step-(\d{8,})\.safetensors")
-_PICKLE_SUFFIXES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
-# How pickles of protocol 2 to 5 begin.
-_PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in (2, 3, 4, 5))
 # What damaged or hostile content makes readers raise, besides errors in words.
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
@@ -273,28 +269,12 @@ def _require_known(path: Path, run_dir: Path) -> None:
         raise UserError(f"{path} is a link or no plain file: put the real file there, or remove it")
     if path.name.endswith(".tmp"):
         raise UserError(f"{path} was left by a writer that was killed, or is being written now: remove it in the first")
-    if stat.S_ISREG(mode) and _is_pickle(path):
+    if stat.S_ISREG(mode) and is_pickle(path):
         raise UserError(f"{path} is a pickle, which runs code when it is loaded, and no file of a run: remove it")
     place = path.relative_to(run_dir).parts
     known = {"checkpoints": re.compile(rf"{POINTER_FILE}|{_STEP_NAME.pattern}"), "weights": _WEIGHTS_NAME}
     if len(place) == 2 and place[0] in known and not known[place[0]].fullmatch(place[1]):
         raise UserError(f"{path} is no file of a run: move it away")
-
-
-def _is_pickle(path: Path) -> bool:
-    if path.suffix in _PICKLE_SUFFIXES:
-        return True
-    if path.suffix == ".safetensors":
-        # The length of its header comes first, and may look like a pickle's start; nothing unpickles such a file.
-        return False
-    with path.open("rb") as file:
-        start = file.read(4)
-    if start.startswith(_PICKLE_STARTS):
-        return True
-    if start != b"PK\x03\x04" or not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return any(name.endswith(".pkl") for name in archive.namelist())
 
 
 def _plain_file(path: Path) -> Path:
