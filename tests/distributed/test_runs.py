@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from dist_transformer.averaging.sources import weight_file_metadata
 from dist_transformer.data.folder import DataFolder
 from dist_transformer.evaluation.samples import read_sheets
 from dist_transformer.training.checkpoint import checkpoint_problem
@@ -65,6 +66,14 @@ def test_any_world_trains_on_the_same_sentences(worlds: dict[int, Path], ranks: 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_any_world_has_the_same_losses(worlds: dict[int, Path], ranks: int) -> None:
     assert losses(worlds[ranks]) == pytest.approx(losses(worlds[1]), abs=1e-5)
+
+
+def test_weight_files_say_of_which_run_they_are_and_when_they_were_written(worlds: dict[int, Path]) -> None:
+    seconds = {record["step"]: record["train_seconds"] for record in read_records(worlds[2], "train")}
+    described = {step: weight_file_metadata(worlds[2] / f"weights/step-{step:08d}.safetensors") for step in (10, 20)}
+    assert {step: values["train_seconds"] for step, values in described.items()} == {s: seconds[s] for s in (10, 20)}
+    alone = weight_file_metadata(worlds[1] / "weights/step-00000020.safetensors")
+    assert described[10]["run"] == described[20]["run"] == alone["run"]
 
 
 def test_checkpoint_of_two_ranks_resumes_on_one(worlds: dict[int, Path], toy_data: DataFolder, tmp_path: Path) -> None:
