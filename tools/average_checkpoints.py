@@ -130,7 +130,7 @@ def parse_arguments() -> argparse.Namespace:
         "--checkpoints", type=Path, nargs="+", metavar="A", help="weight files, checkpoints or model folders"
     )
     parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="model folder to write")
-    group = parser.add_argument_group("choosing N")
+    group = parser.add_argument_group("with --sweep")
     group.add_argument("--sweep", metavar="N,N,…", help="average each of these numbers of weight files, and compare")
     group.add_argument("--src", type=Path, metavar="F", help="dev set: source text, one sentence a line")
     text = "and raw reference text, line by line (default: the validation text of the run's data folder)"

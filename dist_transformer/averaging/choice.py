@@ -41,7 +41,7 @@ def newest_weights(run_dir: Path, count: int) -> ChosenWeights:
     files = _weight_files(run_dir)
     if len(files) < count:
         raise UserError(
-            f"{run_dir / 'weights'} has {len(files)} weight files, not {count}: "
+            f"{run_dir / 'weights'} has {_files(len(files))}, not {count}: "
             + (f"use --last {len(files)} or train on" if files else "train first, or check --run-dir")
         )
     steps = sorted(files)[-count:]
@@ -49,10 +49,10 @@ def newest_weights(run_dir: Path, count: int) -> ChosenWeights:
     warning = None
     if len(gaps) > 1:
         warning = (
-            f"the last {count} weight files lie {min(gaps)} to {max(gaps)} steps apart, for validations, the end of "
+            f"the last {_files(count)} lie {min(gaps)} to {max(gaps)} steps apart, for validations, the end of "
             "training and the best weights leave files between those of save_every: --every MINUTES spaces them evenly"
         )
-    return _chosen(files, steps, how=f"the last {count} weight files", warning=warning)
+    return _chosen(files, steps, how=f"the last {_files(count)}", warning=warning)
 
 
 def spaced_weights(run_dir: Path, count: int, minutes: float) -> ChosenWeights:
@@ -79,7 +79,7 @@ def spaced_weights(run_dir: Path, count: int, minutes: float) -> ChosenWeights:
         gaps.insert(0, newest - times[step])
         steps.insert(0, step)
     apart = f" ({min(gaps):.1f} to {max(gaps):.1f})" if gaps else ""
-    how = f"the last {count} weight files that lie about {minutes:g} minutes of training apart{apart}"
+    how = f"the last {_files(count)}, about {minutes:g} minutes of training apart{apart}"
     return _chosen(files, steps, how=how)
 
 
@@ -131,6 +131,10 @@ def _weight_files(run_dir: Path) -> dict[int, Path]:
     return {int(match[1]): file for match, file in named if match}
 
 
+def _files(count: int) -> str:
+    return f"{count} weight file{'s' if count != 1 else ''}"
+
+
 def _chosen(files: dict[int, Path], steps: list[int], *, how: str, warning: str | None = None) -> ChosenWeights:
     return ChosenWeights(paths=tuple(files[s] for s in steps), steps=tuple(steps), how=how, warning=warning)
 
@@ -157,7 +161,7 @@ def _training_minutes(run_dir: Path, files: dict[int, Path]) -> dict[int, float]
 def _too_few(run_dir: Path, steps: list[int], count: int, minutes: float) -> str:
     names = f"steps {', '.join(map(str, steps))}" if len(steps) > 1 else f"step {steps[0]}"
     return (
-        f"{run_dir / 'weights'} has {len(steps)} weight files about {minutes:g} minutes of training apart ({names}), "
+        f"{run_dir / 'weights'} has {_files(len(steps))} about {minutes:g} minutes of training apart ({names}), "
         f"not {count}: use --last {len(steps)} or another --every, or train with a lower --save-every and a higher "
         "--keep-weights"
     )

@@ -43,11 +43,11 @@ def describe(step: int, model: ModelConfig = MODEL, tokenizer: Tokenizer = TOKEN
     return {key: value for key, value in described.items() if value is not None}
 
 
-def save(run: Path, step: int, weights: Weights | None = None, **other: Any) -> Path:
+def save(folder: Path, step: int, weights: Weights | None = None, **other: Any) -> Path:
     """A weight file."""
-    (run / "weights").mkdir(parents=True, exist_ok=True)
-    other.get("tokenizer", TOKENIZER).save(run / "tokenizer.json")
-    file = run / "weights" / f"{step_name(step)}.safetensors"
+    (folder / "weights").mkdir(parents=True, exist_ok=True)
+    other.get("tokenizer", TOKENIZER).save(folder / "tokenizer.json")
+    file = folder / "weights" / f"{step_name(step)}.safetensors"
     weights = weights if weights is not None else random_weights(step, other.get("model", MODEL))
     save_file(weights, file, metadata={key: json.dumps(value) for key, value in describe(step, **other).items()})
     return file

@@ -48,7 +48,7 @@ def test_averages_of_a_run(run: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     )  # fmt: skip
     assert_mean(out, [3, 5])
     assert call(monkeypatch, "--run-dir", run, "--last", 3, "--every", 2, "--out", out) == 0
-    how = "the last 3 weight files that lie about 2 minutes of training apart (2.0 to 2.0)"
+    how = "the last 3 weight files, about 2 minutes of training apart (2.0 to 2.0)"
     assert capsys.readouterr() == (f"chosen: {how}\naveraged 3 set(s) of weights, steps 1, 3, 5: {out}\n", "")
     assert_mean(out, [1, 3, 5])
     card = (out / "README.md").read_text(encoding="utf-8")

@@ -53,9 +53,9 @@ def test_files_are_spaced_in_training_time(run: Path) -> None:
     chosen = spaced_weights(run, 3, 10)
     assert chosen.steps == (400, 700, 1000)
     assert [path.name for path in chosen.paths] == [f"step-{step:08d}.safetensors" for step in (400, 700, 1000)]
-    assert chosen.how == "the last 3 weight files that lie about 10 minutes of training apart (12.0 to 12.0)"
+    assert chosen.how == "the last 3 weight files, about 10 minutes of training apart (12.0 to 12.0)"
     assert spaced_weights(run, 3, 8).steps == (600, 800, 1000)
-    assert spaced_weights(run, 1, 10).how == "the last 1 weight files that lie about 10 minutes of training apart"
+    assert spaced_weights(run, 1, 10).how == "the last 1 weight file, about 10 minutes of training apart"
 
 
 def test_steps_of_uneven_length_do_not_matter(run: Path) -> None:
@@ -78,7 +78,7 @@ def test_too_few_that_are_so_far_apart(run: Path) -> None:
         f"{run / 'weights'} has 3 weight files about 10 minutes of training apart (steps 500, 600, 704), not 4: use "
         "--last 3 or another --every, or train with a lower --save-every and a higher --keep-weights"
     )
-    with pytest.raises(UserError, match=r"has 1 weight files about 6 minutes .*\(step 704\), not 2"):
+    with pytest.raises(UserError, match=r"has 1 weight file about 6 minutes .*\(step 704\), not 2"):
         spaced_weights(run, 2, 6)
 
 
