@@ -5,6 +5,7 @@ The models exist in memory only, and every rank makes its own: nothing is left o
 
 import itertools
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ class Candidate:
     chosen: ChosenWeights
     evaluation: Evaluation
     nll: float
-    """-log p of the references, a token, not smoothed."""
+    """-log p of the references, a token, not smoothed; NaN where none fits the model's positions."""
 
     @property
     def count(self) -> int:
@@ -117,7 +118,8 @@ class Sweep:
                     "count": candidate.count,
                     "steps": list(candidate.chosen.steps),
                     "chosen": candidate.chosen.how,
-                    "nll": candidate.nll,
+                    # JSON has no NaN.
+                    "nll": candidate.nll if math.isfinite(candidate.nll) else None,
                     **candidate.evaluation.scores.report(),
                     "refused_sentences": len(candidate.evaluation.refusals),
                     "seconds": candidate.evaluation.seconds,
