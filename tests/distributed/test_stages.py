@@ -60,30 +60,31 @@ def test_stages_agree_on_losses(results: dict[str, Any], precision: str) -> None
         assert losses == pytest.approx(first, rel=limit), f"stage {stage}"
 
 
-@pytest.mark.parametrize("case", CASES[1:])
-def test_stages_agree_on_the_average(out: Path, case: str) -> None:
-    first, other = averaged(out / f"zero0-{case[-4:]}"), averaged(out / case)
+@pytest.mark.parametrize("run", ["zero1-fp32", "zero2-fp32", "zero3-fp32", "chain-fp32"])
+def test_stages_agree_on_the_average(out: Path, run: str) -> None:
+    first, other = averaged(out / "zero0-fp32"), averaged(out / run)
     assert first.keys() == other.keys()
-    print(max(float((first[name] - other[name]).abs().max()) for name in first))
+    assert max(float((first[name] - other[name]).abs().max()) for name in first) <= 1e-6
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_each_stage_goes_on_where_another_ended(results: dict[str, Any], out: Path, precision: str) -> None:
     limit = 1e-5 if precision == "fp32" else 1e-3
-    print(results[f"chain-{precision}"], results[f"zero0-{precision}"]["resume"]["losses"])
     assert results[f"chain-{precision}"] == pytest.approx(results[f"zero0-{precision}"]["resume"]["losses"], rel=limit)
     whole, chain = out / f"zero0-{precision}", out / f"chain-{precision}"
     assert (chain / "ledger.jsonl").read_text() == (whole / "ledger.jsonl").read_text()
 
 
 def test_a_run_may_change_its_precision(results: dict[str, Any], out: Path) -> None:
-    print(results["precisions"], results["zero0-fp32"]["resume"]["losses"])
+    assert results["precisions"] == pytest.approx(results["zero0-fp32"]["resume"]["losses"], rel=1e-3)
     assert (out / "precisions/ledger.jsonl").read_text() == (out / "zero0-fp32/ledger.jsonl").read_text()
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_average_is_that_of_the_definition(results: dict[str, Any], case: str) -> None:
-    print(results[case]["not_finite"]["average_error"], results[case]["not_finite"]["average_moved"])
+    outcome = results[case]["not_finite"]
+    assert outcome["average_error"] <= 1e-6
+    assert outcome["average_moved"] >= 1e-4
 
 
 @pytest.mark.parametrize("case", CASES)
