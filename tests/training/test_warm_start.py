@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from dist_transformer.config import PRESETS
+from dist_transformer.data.folder import DataFolder
 from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.distributed import World
 from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
+from dist_transformer.training.test_mode import run_test_mode
 from dist_transformer.training.warm_start import InitialWeights, read_initial_weights
 
 
@@ -93,3 +97,13 @@ def test_a_damaged_model_folder_is_named(
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(UserError, match=re.escape(f"{file} cannot be read")):
         read(damaged, toy_tokenizer, random_model)
+
+
+def test_test_mode_finds_it_before_a_job_is_queued(tmp_path: Path, toy_data: DataFolder, model_folder: Path) -> None:
+    """It begins with drawn weights itself, but says at once when the run could not begin with these."""
+    config = dataclasses.replace(
+        PRESETS["tiny"], data=(str(toy_data.path),), run_dir=tmp_path / "run", init_from=model_folder
+    )
+    with pytest.raises(UserError, match=r"^--init-from .* was trained with another vocabulary"):
+        run_test_mode(config, World(), torch.device("cpu"))
+    assert not (tmp_path / "run").exists()
