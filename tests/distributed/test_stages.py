@@ -20,7 +20,7 @@ CASES = [f"zero{stage}-{precision}" for stage in range(4) for precision in ("fp3
 def out(toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("stages")
     worker = Path(__file__).with_name("worker_stages.py")
-    run_command(*deepspeed_command(2), worker, toy_data.path, out)
+    run_command(*deepspeed_command(2), worker, toy_data.path, out, timeout=1200)
     return out
 
 
@@ -76,7 +76,8 @@ def test_each_stage_goes_on_where_another_ended(results: dict[str, Any], out: Pa
 
 
 def test_a_run_may_change_its_precision(results: dict[str, Any], out: Path) -> None:
-    assert results["precisions"] == pytest.approx(results["zero0-fp32"]["resume"]["losses"], rel=1e-3)
+    # Two of the six steps are computed with 8 bits of a number.
+    assert results["precisions"] == pytest.approx(results["zero0-fp32"]["resume"]["losses"], rel=5e-3)
     assert (out / "precisions/ledger.jsonl").read_text() == (out / "zero0-fp32/ledger.jsonl").read_text()
 
 
