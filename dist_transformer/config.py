@@ -199,7 +199,7 @@ class TrainConfig:
     precision: Literal["bf16", "fp32"] = "bf16"
     seed: int = 1
     init_from: Path | None = None
-    """Model folder whose weights a new run begins with, at step 0 and with a fresh optimizer; a resumed one does not."""
+    """Model folder whose weights a new run begins with, at step 0, with a fresh optimizer; a resumed one does not."""
     resume: Literal["auto", "required", "never"] = "auto"
     """auto: resume when there is a checkpoint; required: fail without one; never: refuse a run folder that has one."""
     timeout_minutes: float = 30.0
