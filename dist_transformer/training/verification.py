@@ -33,8 +33,10 @@ from dist_transformer.training.stored_tensors import (
 
 SETTINGS_FILE, LEDGER_FILE, POINTER_FILE = "config.json", "ledger.jsonl", "latest"
 
+# What config.json states besides the settings.
+_NO_SETTINGS = ("data_sha256", "init_from_sha256", "deepspeed")
 _STEP_NAME = re.compile(r"step-(\d{8,})")
-_WEIGHTS_NAME = re.compile(r"step-(\d{8,})\.safetensors")
+_WEIGHTS_NAME = re.compile(r"(step|ema)-(\d{8,})\.safetensors")
 # What damaged or hostile content makes readers raise, besides errors in words.
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
@@ -117,7 +119,7 @@ class _Verification:
 
     def settings(self) -> str:
         self._described = read_json(_plain_file(self.run_dir / SETTINGS_FILE))
-        values = {name: value for name, value in self._described.items() if name not in ("data_sha256", "deepspeed")}
+        values = {name: value for name, value in self._described.items() if name not in _NO_SETTINGS}
         self._config = from_plain(TrainConfig, values, str(self.run_dir / SETTINGS_FILE))
         model, batch = self._config.model, self._config.batch
         return f"{SETTINGS_FILE} is complete: width {model.width}, {batch.packs_per_step} packs a step"
@@ -154,7 +156,8 @@ class _Verification:
             raise UserError(f"{problem}: remove the folder, and training resumes from an older checkpoint")
         parts = sorted(path.glob("part-*.safetensors"))
         shapes = parameter_shapes(self._known_config().model)
-        if problem := tensors_problem(parts, checkpoint_shapes(shapes)):
+        averaged = read_json(path / "state.json").get("ema_decay", 0) > 0
+        if problem := tensors_problem(parts, checkpoint_shapes(shapes, averaged=averaged)):
             raise UserError(f"{problem}: remove {path}, and training resumes from an older checkpoint")
         reader = CheckpointReader(path)
         self._require_state(path, reader.state)
@@ -214,7 +217,8 @@ class _Verification:
         step = _step_of(file.stem)
         if stated != str(step):
             raise UserError(f"{file} states step {stated!r}: {remedy}")
-        if step in self._whole and (name := differing_weight(file, self._whole[step])):
+        part = "weight" if file.name.startswith("step") else "ema"
+        if step in self._whole and (name := differing_weight(file, self._whole[step], part=part)):
             raise UserError(f"{file}: {name!r} is not what the checkpoint of the step holds: {remedy}")
 
     def data(self, places: Sequence[str]) -> str:
@@ -287,7 +291,7 @@ def _plain_file(path: Path) -> Path:
 
 
 def _step_of(name: str) -> int:
-    return int(name.removeprefix("step-"))
+    return int(name.rpartition("-")[2])
 
 
 def _target_tokens(entries: list[dict[str, Any]]) -> int:
