@@ -1,5 +1,6 @@
 """What a run folder says of a run, for a look beside its plan."""
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,9 +14,6 @@ from dist_transformer.planning.hardware import CPU, kind_of_device
 from dist_transformer.planning.memory import SENTENCE_TOKENS
 from dist_transformer.planning.plan import Cluster, RunPlan, Workload, look_at_work
 from dist_transformer.training.metrics import read_records
-
-# What config.json holds besides the settings.
-_NOT_SETTINGS = ("data_sha256", "deepspeed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +63,9 @@ def read_run(run_dir: Path) -> MeasuredRun:
         UserError: not a run folder, or one that has not trained long enough to say anything.
     """
     settings = read_json(run_dir / "config.json")
-    values = {name: value for name, value in settings.items() if name not in _NOT_SETTINGS}
+    # The file also says which data and weights the run began with.
+    names = {field.name for field in dataclasses.fields(TrainConfig)}
+    values = {name: value for name, value in settings.items() if name in names}
     config = from_plain(TrainConfig, values, str(run_dir / "config.json"))
     starts, records = read_environments(run_dir), _train_records(run_dir)
     if not starts or not records:

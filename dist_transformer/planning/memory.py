@@ -10,6 +10,8 @@ P / N; its padding is left out.
 | 2 | bP | 4P/N | 8P/N | bP/N | 4P/N |
 | 3 | bP/N | 4P/N | 8P/N | bP/N, always | 4P/N |
 
+A moving average of the weights (`ema_decay`) is kept as the moments are: 4P or 4P/N more.
+
 Sources: stage 0 `runtime/fp16/unfused_optimizer.py`, stages 1 and 2 `runtime/zero/stage_1_and_2.py`, stage 3
 `runtime/zero/stage3.py` of DeepSpeed. `tests/planning` compares with the tensors of a real engine.
 """
@@ -133,9 +135,20 @@ def model_sizes(config: ModelConfig, zero: ZeroSettings) -> ModelSizes:
 
 
 def predict_memory(
-    config: ModelConfig, zero: ZeroSettings, *, world_size: int, precision: str, accumulation: int, micro: MicroBatch
+    config: ModelConfig,
+    zero: ZeroSettings,
+    *,
+    world_size: int,
+    precision: str,
+    accumulation: int,
+    micro: MicroBatch,
+    keeps_average: bool = False,
 ) -> Memory:
-    """Memory of one rank on a GPU."""
+    """Memory of one rank on a GPU.
+
+    Args:
+        keeps_average: a moving average of the weights, counted with the moments.
+    """
     sizes = model_sizes(config, zero)
     element = BYTES[precision]
     share = -(-sizes.parameters // (world_size if zero.stage else 1))
@@ -155,18 +168,19 @@ def predict_memory(
         gathered = element * min(sizes.parameters, zero.stage3_max_live_parameters)
         buffers = bucket + gathered
         resident_extra = bucket + gradients
-    states = weights + masters + 8 * share
-    host, on_host = 0, {"weights": weights, "masters": masters, "moments": 8 * share, "gradients": gradients}
+    moments = (12 if keeps_average else 8) * share
+    states = weights + masters + moments
+    host, on_host = 0, {"weights": weights, "masters": masters, "moments": moments, "gradients": gradients}
     if zero.offload_optimizer:
         host += on_host["masters"] + on_host["moments"] + on_host["gradients"] + update
-        masters, gradients, update, share = 0, 0, 0, 0
+        masters, moments, gradients, update = 0, 0, 0, 0
     if zero.offload_param:
         host += on_host["weights"]
         weights = 0
     return Memory(
         weights=weights + sizes.constants,
         masters=masters,
-        moments=8 * share,
+        moments=moments,
         gradients=gradients,
         buffers=buffers,
         activations=activation_bytes(config, micro, precision),

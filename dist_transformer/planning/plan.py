@@ -132,7 +132,8 @@ class RunPlan:
 
     @property
     def checkpoint_bytes(self) -> int:
-        return _CHECKPOINT_BYTES * self.parameters
+        average = _WEIGHTS_BYTES if self.config.ema_decay else 0
+        return (_CHECKPOINT_BYTES + average) * self.parameters
 
     @property
     def weights_bytes(self) -> int:
@@ -145,6 +146,9 @@ class RunPlan:
         saves = math.ceil(config.max_steps / config.save_every)
         checkpoints = min(saves, config.keep_checkpoints) + 1
         weights = min(saves, config.keep_weights + config.keep_best) + 1
+        if config.ema_decay:
+            # Averaged weights, as many as checkpoints.
+            weights += checkpoints
         return checkpoints * self.checkpoint_bytes + weights * self.weights_bytes
 
     @property
@@ -238,6 +242,7 @@ def _plan_stage(
             target_tokens=batch.packs_per_micro_batch * batch.max_target_tokens,
             sentence_tokens=work.sentence_tokens,
         ),
+        keeps_average=config.ema_decay > 0,
     )  # fmt: skip
     return StagePlan(zero=zero, memory=memory, fits=memory.needed <= gpu.memory_gib * 2**30 if gpu else None)
 

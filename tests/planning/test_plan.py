@@ -51,6 +51,15 @@ def test_disk_is_what_is_kept_and_one_more() -> None:
     assert few.disk_bytes == (3 * 12 + 3 * 4) * found.parameters
 
 
+def test_a_moving_average_takes_four_bytes_more() -> None:
+    """In memory, in each of 3 + 1 checkpoints, and as 3 + 1 files of its own."""
+    plain, kept = plan(preset("big"), gpus=8), plan(preset("big", ema_decay=0.999), gpus=8)
+    share = kept.chosen.memory.moments - plain.chosen.memory.moments
+    assert share == pytest.approx(4 * kept.parameters / 8, rel=1e-6)
+    assert kept.chosen.memory.resident - plain.chosen.memory.resident == share
+    assert kept.disk_bytes == plain.disk_bytes + (4 * 4 + 4 * 4) * kept.parameters
+
+
 def test_a_cpu_gets_no_speed() -> None:
     found = plan(preset("base"), gpu="cpu", gpus=2)
     assert (found.step_time, found.target_tokens_per_second, found.hours, found.jobs) == (None, None, None, None)
