@@ -37,14 +37,10 @@ def save_for_ctranslate2(model: Transformer, out: Path) -> None:
     positions = model.positions.table.detach().float().cpu().numpy()
     for side in ("encoder", "decoder"):
         _fill_side(getattr(spec, side), side, state, positions, config.norm == "pre")
-    embeddings = model.embedding_weights()
     source = state["embedding"]
-    target, output = (
-        state[name] if name in embeddings else source for name in ("target_embedding", "output_projection")
-    )
     spec.encoder.embeddings[0].weight = source
-    spec.decoder.embeddings.weight = target
-    spec.decoder.projection.weight = output
+    spec.decoder.embeddings.weight = state.get("target_embedding", source)
+    spec.decoder.projection.weight = state.get("output_projection", source)
     spec.decoder.start_from_zero_embedding = False
     vocabulary = [word(i) for i in range(config.vocab_size)]
     spec.register_source_vocabulary(vocabulary)
