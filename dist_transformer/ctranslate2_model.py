@@ -28,15 +28,17 @@ def save_for_ctranslate2(model: Transformer, out: Path) -> None:
     config = model.config
     if config.heads * config.attention_head_width != config.width:
         raise UserError("CTranslate2 has no head width of its own: model.head_width must be width ÷ heads")
+    if config.norm != "post":
+        raise UserError(f"model.norm is {config.norm}: only post-norm models are written for CTranslate2")
     spec = TransformerSpec.from_config(
-        (config.encoder_layers, config.decoder_layers), config.heads, pre_norm=config.norm == "pre",
+        (config.encoder_layers, config.decoder_layers), config.heads, pre_norm=False,
         activation=Activation.RELU if config.activation == "relu" else Activation.GELU,
     )  # fmt: skip
     state = {name: tensor.detach().float().cpu().numpy() for name, tensor in model.state_dict().items()}
     # A table of sinusoids is not part of the state.
     positions = model.positions.table.detach().float().cpu().numpy()
     for side in ("encoder", "decoder"):
-        _fill_side(getattr(spec, side), side, state, positions, config.norm == "pre")
+        _fill_side(getattr(spec, side), side, state, positions)
     source = state["embedding"]
     spec.encoder.embeddings[0].weight = source
     spec.decoder.embeddings.weight = state.get("target_embedding", source)
@@ -53,11 +55,9 @@ def save_for_ctranslate2(model: Transformer, out: Path) -> None:
     spec.save(str(out))
 
 
-def _fill_side(side: Any, name: str, state: dict[str, np.ndarray], positions: np.ndarray, pre_norm: bool) -> None:
+def _fill_side(side: Any, name: str, state: dict[str, np.ndarray], positions: np.ndarray) -> None:
     side.scale_embeddings = True
     side.position_encodings.encodings = positions
-    if pre_norm:
-        _norm(side.layer_norm, state, f"{name}_norm")
     for i, layer in enumerate(side.layer):
         ours = f"{name}.{i}"
         qkv = (state[f"{ours}.self_attention.qkv_weight"], state[f"{ours}.self_attention.qkv_bias"])

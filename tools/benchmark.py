@@ -2,6 +2,7 @@
 
 tools/benchmark.py data --data data/mine --json results/data.json
 tools/benchmark.py train --data data/mine --preset tiny --json results/bench-cpu-tiny.json
+tools/benchmark.py decode --model runs/mine/model --src test.en --ref test.de
 deepspeed --num_gpus 2 tools/benchmark.py train --data data/mine --peers stock plain
 
 Prints a table; --json also writes a result file in the layout of tools/results_table.py.
@@ -16,6 +17,8 @@ from typing import Any
 
 from dist_transformer import train
 from dist_transformer.benchmarks.data import DataBenchmark, run_data_benchmark
+from dist_transformer.benchmarks.decoding import LABELS as DECODE_LABELS
+from dist_transformer.benchmarks.decoding import DecodeBenchmark, decode_table, run_decoding_benchmark
 from dist_transformer.benchmarks.measure import result_of, write_result
 from dist_transformer.benchmarks.training import (
     LABELS,
@@ -25,8 +28,10 @@ from dist_transformer.benchmarks.training import (
     train_table,
 )
 from dist_transformer.data.folder import DataFolder
+from dist_transformer.data.sources import read_lines
 from dist_transformer.distributed import process_group, read_world
 from dist_transformer.errors import UserError, exit_on_user_error
+from dist_transformer.model_folder import read_model_info
 
 DATA_ROW = {
     "what": "data pipeline, one process and one thread",
@@ -94,6 +99,45 @@ def run_train(arguments: argparse.Namespace) -> None:
         write_result(arguments.json, result)
     if not figures["loss_curves_agree"]:
         raise UserError("the losses of the contenders part: what was measured is not the same work (see nll in --json)")
+
+
+DECODE_ROW = {
+    "what": "decoding, beam {figures[beam_size]}, {figures[precision]}; {figures[unit]}, beside peers in the same run",
+    "steps": "—",
+    "result": "{figures[contenders][ours][sentences_per_second][median]:,.1f}; as many times as fast as",
+}
+
+
+def run_decode(arguments: argparse.Namespace) -> None:
+    sources, references = (list(read_lines(file)) for file in (arguments.src, arguments.ref))
+    settings = DecodeBenchmark(
+        model=arguments.model, sources=sources[: arguments.sentences], references=references[: arguments.sentences],
+        peers=tuple(arguments.peers), rounds=arguments.rounds, beam_size=arguments.beam,
+    )  # fmt: skip
+    started = time.monotonic()
+    with process_group(read_world()) as device:
+        figures = run_decoding_benchmark(settings, device, lambda line: print(line, file=sys.stderr, flush=True))
+    print(decode_table(figures))
+    if arguments.json is not None:
+        peers = [name for name in figures["contenders"] if name != "ours"]
+        beside = ", ".join(
+            f"{{figures[contenders][{name}][ours_to_this][median]:.2f}} {DECODE_LABELS[name]}" for name in peers
+        )
+        info = read_model_info(arguments.model)
+        flags = ["--peers", *peers, f"--rounds={settings.rounds}", f"--beam={settings.beam_size}"]
+        command = ["python", "tools/benchmark.py", "decode", "--model", "MODEL", "--src", "SRC", "--ref", "REF", *flags]
+        result = result_of(
+            info,
+            what=f"decoding beside peers, in turns, on the same weights; {figures['unit']}; medians of rounds",
+            command=shlex.join([*command, f"--sentences={len(settings.sources)}"]),
+            seeds=[],
+            wall_seconds=round(time.monotonic() - started, 1),
+            figures=figures,
+            row={**DECODE_ROW, "result": f"{DECODE_ROW['result']} {beside}"},
+        )
+        write_result(arguments.json, result)
+    if not figures["scores_agree"]:
+        raise UserError("the BLEU scores part: what was measured is not the same work")
 
 
 def run_data(arguments: argparse.Namespace) -> None:
@@ -173,6 +217,7 @@ def parse_arguments() -> argparse.Namespace:
     data.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
     data.set_defaults(run=run_data)
     add_train_parser(parts)
+    add_decode_parser(parts)
     return parser.parse_args()
 
 
@@ -195,6 +240,31 @@ def add_train_parser(parts: Any) -> None:
     training.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
     training.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of dist_transformer.train, for all")
     training.set_defaults(run=run_train)
+
+
+def add_decode_parser(parts: Any) -> None:
+    decoding = parts.add_parser(
+        "decode",
+        help="beam search, beside Hugging Face's generate and CTranslate2",
+        description="Beam search with the same weights, in turns: fp32 on a CPU, bf16 on a GPU. The unit is sentences "
+        "a second: of CPU time without a GPU, of wall time with one. Exits 1 when the BLEU scores part.",
+        allow_abbrev=False,
+    )
+    decoding.add_argument("--model", type=Path, required=True, help="model folder")
+    for name, what in (("src", "source"), ("ref", "reference")):
+        decoding.add_argument(f"--{name}", type=Path, required=True, metavar="F", help=f"{what}, one sentence a line")
+    decoding.add_argument("--sentences", type=int, metavar="N", help="only the first N (default: all)")
+    decoding.add_argument(
+        "--peers", nargs="*", default=[name for name in DECODE_LABELS if name != "ours"], metavar="P",
+        help="; ".join(f"{name}: {label}" for name, label in DECODE_LABELS.items() if name != "ours")
+        + " (default: all)",
+    )  # fmt: skip
+    decoding.add_argument(
+        "--beam", type=int, default=4, metavar="K", help="hypotheses in search (default: %(default)s)"
+    )
+    decoding.add_argument("--rounds", type=int, default=4, metavar="N", help="rounds; medians are reported")
+    decoding.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
+    decoding.set_defaults(run=run_decode)
 
 
 if __name__ == "__main__":
