@@ -80,7 +80,11 @@ def in_small(command: str, hub_folder: Path) -> str:
     )
     if "doctor.py" in command:
         return f"{command} --run-gib 0.01"
-    if "benchmark.py" in command:
+    if "benchmark.py train" in command:
+        return f"{command} --peers plain --steps 1 --rounds 1 -- --batch.max-target-tokens 256"
+    if "benchmark.py decode" in command:
+        return f"{command} --peers ctranslate2 --rounds 1"
+    if "benchmark.py data" in command:
         return f"{command} --seconds 0.01 --repeats 2 --pairs 100000 --text-pairs 50"
     return f"{command} {SMALL}" if "dist_transformer.train" in command else command
 
