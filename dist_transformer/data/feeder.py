@@ -58,6 +58,7 @@ class Feeder:
             size = 1
             while not self._closing.is_set() and (block := list(itertools.islice(steps, size))):
                 self._ready.put(self._build(block))
+                self.stream.pairs.forget_past()
                 size = max(1, BLOCK * self.world_size // len(block[0].packs))
             self._ready.put(None)
         except BaseException as error:  # the reader raises it
