@@ -42,6 +42,7 @@ _WEIGHTS_NAME = re.compile(r"step-(\d{8,})\.safetensors")
 _PICKLE_SUFFIXES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 # How pickles of protocol 2 to 5 begin.
 _PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in (2, 3, 4, 5))
+_SHOWN_PROBLEMS = 5
 # What damaged or hostile content makes readers raise, besides errors in words.
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
@@ -119,11 +120,17 @@ class _Verification:
         return f"{SETTINGS_FILE} is complete: width {model.width}, {batch.packs_per_step} packs a step"
 
     def files(self) -> str:
-        count = 0
-        for parent, folders, files in os.walk(self.run_dir):
+        count, problems = 0, []
+        for parent, folders, files in os.walk(self.run_dir, onerror=_fail):
             for name in (*folders, *files):
-                _require_known(Path(parent) / name, self.run_dir)
+                try:
+                    _require_known(Path(parent) / name, self.run_dir)
+                except UserError as error:
+                    problems.append(str(error))
             count += len(files)
+        if problems:
+            more = len(problems) - _SHOWN_PROBLEMS
+            raise UserError("; ".join([*problems[:_SHOWN_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]))
         return f"{count:,} files: no link, no pickle, nothing temporary"
 
     def ledger(self) -> str:
@@ -288,6 +295,10 @@ class _Verification:
         if self._entries is None:
             raise UserError("not checked against the ledger, which cannot be read (above)")
         return self._entries
+
+
+def _fail(error: OSError) -> None:
+    raise error
 
 
 def _require_known(path: Path, run_dir: Path) -> None:
