@@ -55,7 +55,11 @@ def open_folders(config: TrainConfig) -> tuple[DataFolder, ...]:
         raise UserError("--data is empty: give a data folder made by tools/prepare_data.py")
     limit = int(config.cache_gib * 2**30 / len(config.data))
     folders = tuple(
-        DataFolder.open(place, CacheSettings(folder=_cache_folder(config, place), limit_bytes=limit))
+        DataFolder.open(
+            place,
+            CacheSettings(folder=_cache_folder(config, place), limit_bytes=limit),
+            shards_may_be_bad=config.on_bad_shard == "skip",
+        )
         for place in config.data
     )
     first = folders[0].index

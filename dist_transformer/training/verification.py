@@ -231,7 +231,9 @@ class _Verification:
         known = self._known_config()
         if len(places) != len(known.data):
             raise UserError(f"the run was trained on {len(known.data)} data folder(s), not {len(places)}: give those")
-        config = dataclasses.replace(known, data=tuple(places), cache_dir=cache_dir or known.cache_dir)
+        config = dataclasses.replace(
+            known, data=tuple(places), cache_dir=cache_dir or known.cache_dir, on_bad_shard="skip"
+        )  # fmt: skip
         self._folders = open_folders(config)
         self._with_data = config
         if [sha256_of(folder.path / INDEX_FILE) for folder in self._folders] != self._described.get("data_sha256"):

@@ -243,6 +243,21 @@ def test_a_shard_that_went_bad_after_opening_is_found_at_its_first_use(folder: P
         train.tokens(np.array([4]))
 
 
+@pytest.mark.parametrize("kind", ["flipped", "cut short", "missing"])
+def test_a_bad_shard_may_be_left_to_its_first_use(folder: Path, kind: str) -> None:
+    """For a run that goes on without it; a name or a link that leads elsewhere is refused all the same."""
+    damage(folder / "train-00001.arrow", kind)
+    train = DataFolder.open(folder, shards_may_be_bad=True).train
+    assert train.hold([0, 1]).keys() == {1}
+    (folder / "train-00001.arrow").unlink(missing_ok=True)
+    (folder / "train-00001.arrow").symlink_to(folder / "train-00000.arrow")
+    with pytest.raises(UserError, match=r"train-00001\.arrow is not a regular file"):
+        DataFolder.open(folder, shards_may_be_bad=True)
+    reindex(folder, 1, file="../train-00001.arrow")
+    with pytest.raises(UserError, match="is not a plain file name"):
+        DataFolder.open(folder, shards_may_be_bad=True)
+
+
 def reindex(folder: Path, number: int, **changes: Any) -> None:
     """Edit what the index says of a training shard."""
     train = json.loads((folder / "index.json").read_text())["train"]

@@ -200,3 +200,8 @@ def test_a_data_folder_that_is_none(run: Path, tmp_path: Path) -> None:
     found = {check.what: check.detail for check in verify_run(run, [str(tmp_path / "none")]) if not check.passed}
     assert found.keys() == {"data", "sentences"}
     assert found["sentences"] == "not compared, for the data folder cannot be read (above)"
+
+
+def test_another_number_of_data_folders_is_refused(run: Path, tmp_path: Path) -> None:
+    found = {check.what: check.detail for check in verify_run(run, ["a", "b"]) if not check.passed}
+    assert found["data"] == "the run was trained on 1 data folder(s), not 2: give its --data"
