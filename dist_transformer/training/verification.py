@@ -230,7 +230,9 @@ class _Verification:
     def data(self, places: Sequence[str], cache_dir: Path | None) -> str:
         known = self._known_config()
         if len(places) != len(known.data):
-            raise UserError(f"the run was trained on {len(known.data)} data folder(s), not {len(places)}: give those")
+            raise UserError(
+                f"the run was trained on {len(known.data)} data folder(s), not {len(places)}: give its --data"
+            )
         config = dataclasses.replace(
             known, data=tuple(places), cache_dir=cache_dir or known.cache_dir, on_bad_shard="skip"
         )  # fmt: skip
