@@ -6,6 +6,7 @@ Launchers: `deepspeed` and `torchrun` (RANK, WORLD_SIZE, …), `srun` (SLURM_PRO
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -202,6 +203,19 @@ def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 def new_cpu_group() -> dist.ProcessGroup | None:
     """All ranks once more, for collectives beside those of the training loop. A collective."""
     return dist.new_group(backend="gloo") if world_size() > 1 else None
+
+
+@contextmanager
+def error_of_all(world: World) -> Iterator[None]:
+    """A `UserError` that every rank raises in the block is printed once, and every rank ends with status 1."""
+    try:
+        yield
+    except UserError as error:
+        # Every rank is here. The first one speaks before any ends: a launcher kills the others then.
+        if world.is_main:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        barrier()
+        raise SystemExit(1) from None
 
 
 def on_all_ranks(

@@ -15,7 +15,7 @@ from dist_transformer.data.events import LeftOut
 from dist_transformer.files import sha256_of
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.training.checkpoint import Retention, save_checkpoint
-from dist_transformer.training.engine import MOMENTS, ParameterState
+from dist_transformer.training.engine import EMA, MOMENTS, ParameterState
 from dist_transformer.training.ledger import Ledger, left_out_records, read_ledger
 from dist_transformer.training.progress import Progress
 from dist_transformer.training.run_folder import describe_run, write_settings
@@ -56,16 +56,18 @@ def run(sound_run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(sound_run, tmp_path / "a run"))
 
 
-def save(path: Path, progress: Progress) -> None:
+def save(path: Path, progress: Progress, *, ema_decay: float = 0.0) -> None:
     torch.manual_seed(progress.step)
+    kept = (*MOMENTS, EMA) if ema_decay > 0 else MOMENTS
     described = {
         "model": to_plain(MODEL),
         "tokenizer_sha256": hashlib.sha256(b'{"pieces": []}').hexdigest(),
+        "ema_decay": ema_decay,
     }
     save_checkpoint(
         path,
         [
-            ParameterState(name=name, weight=parameter.data, moments=dict.fromkeys(MOMENTS, parameter.data * 0))
+            ParameterState(name=name, weight=parameter.data, moments=dict.fromkeys(kept, parameter.data * 0))
             for name, parameter in Transformer(MODEL).named_parameters()
         ],
         {**progress.to_json(), **described},

@@ -8,8 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dist_transformer.training.ledger import left_out_records, read_ledger
+from dist_transformer.training.progress import Progress
 from dist_transformer.training.stored_tensors import parameter_shapes
-from tests.training.sound_run import MODEL, NEWEST, PART, WEIGHTS, failures, flip, seal
+from dist_transformer.training.verification import verify_run
+from tests.training.sound_run import MODEL, NEWEST, PART, WEIGHTS, failures, flip, save, seal
 
 
 def test_the_shapes_of_a_model_by_hand() -> None:
@@ -94,6 +97,25 @@ def test_a_weight_file_is_compared_with_the_checkpoint(run: Path) -> None:
     """One bit of one weight: nothing else tells, for weight files have no hash."""
     flip(run / WEIGHTS, -4)
     assert "is not what the checkpoint of the step holds" in failures(run)["weights"]
+
+
+def test_averaged_weights(run: Path) -> None:
+    entries = read_ledger(run / "ledger.jsonl")[:4]
+    progress = Progress(step=4, ledger_chain=entries[3]["chain"], target_tokens=410)
+    progress.left_out = left_out_records(entries)
+    save(run, progress, ema_decay=0.9)
+    details = {check.what: check.detail for check in verify_run(run) if check.passed}
+    assert len(details) == 7
+    assert details["weights"].startswith("3 file(s)")
+    assert details["weights"].endswith("; 3 equal to a checkpoint's")
+    file = run / "weights" / "ema-00000004.safetensors"
+    flip(file, -4)
+    assert f"{file}: " in failures(run)["weights"]
+    file.unlink()
+    rewrite(run / PART, lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith("ema/")])
+    seal(run / NEWEST)
+    assert "tensor 'ema/" in failures(run)["checkpoint step-00000004"]
+    assert "is in none of the files" in failures(run)["checkpoint step-00000004"]
 
 
 def test_a_weight_file_under_another_name(run: Path) -> None:

@@ -70,7 +70,9 @@ def test_what_a_killed_writer_leaves(run: Path, name: str) -> None:
     assert f"{run / name} was left by a writer that was killed" in failures(run)["files"]
 
 
-@pytest.mark.parametrize("name", ["checkpoints/step-4", "checkpoints/notes.txt", "weights/best.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["checkpoints/step-4", "checkpoints/notes.txt", "weights/best.safetensors", "weights/ema-4.safetensors"]
+)
 def test_what_is_no_file_of_a_run(run: Path, name: str) -> None:
     (run / name).write_text("")
     assert f"{run / name} is no file of a run" in failures(run)["files"]
