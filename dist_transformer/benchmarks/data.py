@@ -26,7 +26,7 @@ from dist_transformer.data.prepare import prepare
 from dist_transformer.data.prepare_settings import PrepareSettings
 from dist_transformer.data.shards import TOKENIZER_FILE
 from dist_transformer.data.sources import LineFiles
-from dist_transformer.data.statistics import epoch_fill
+from dist_transformer.data.statistics import first_epoch
 from dist_transformer.data.stream import Stream
 from dist_transformer.errors import UserError
 
@@ -75,7 +75,7 @@ def run_data_benchmark(settings: DataBenchmark, report: Report) -> dict[str, Any
         works |= preparation_works(folder, Path(scratch), pairs=settings.text_pairs, seed=settings.seed)
         rates = measure_rates(works, seconds=settings.seconds, repeats=settings.repeats, report=report)
         report("fill of an epoch")
-        fill = epoch_fill(split, budgets, window_shards=batch.window_shards, seed=settings.seed)
+        epoch = first_epoch(split, budgets, window_shards=batch.window_shards, seed=settings.seed)
         report(f"first step of {settings.pairs:,} simulated pairs")
         simulated = simulated_index(split, Path(scratch), settings)
     return {
@@ -89,8 +89,12 @@ def run_data_benchmark(settings: DataBenchmark, report: Report) -> dict[str, Any
         "percent_of_training": {
             name: 100 * TRAINING_SPEED / rates[name].median for name in ("plan", "read_tokens", "build_micro_batch")
         },
-        "fill_percent": {"source": 100 * fill.source, "target": 100 * fill.target, "both": 100 * fill.both},
-        "unfit_pairs": fill.unfit_pairs,
+        "fill_percent": {
+            "source": 100 * epoch.source_fill,
+            "target": 100 * epoch.target_fill,
+            "both": 100 * epoch.fill,
+        },
+        "unfit_pairs": epoch.unfit_pairs,
         "simulated_index": simulated,
     }
 

@@ -169,9 +169,9 @@ def write_shard(path: Path, source: TokenLists, target: TokenLists) -> ShardInfo
     )
 
 
-def read_shard(path: Path) -> tuple[TokenLists, TokenLists]:
-    """Memory-map a shard: its source and target ids."""
-    batch = read_batch(path)
+def read_shard(path: Path, content: bytes | None = None) -> tuple[TokenLists, TokenLists]:
+    """Source and target ids of a shard: of its `content` where that was read, otherwise of the memory-mapped file."""
+    batch = read_batch(path, content)
     return TokenLists.from_arrow(batch.column("src")), TokenLists.from_arrow(batch.column("tgt"))
 
 
@@ -215,9 +215,10 @@ def write_batch(path: Path, columns: dict[str, pa.Array]) -> None:
     sync(path)
 
 
-def read_batch(path: Path) -> pa.RecordBatch:
+def read_batch(path: Path, content: bytes | None = None) -> pa.RecordBatch:
     try:
-        with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as stream:
+        opened = pa.memory_map(str(path)) if content is None else pa.BufferReader(content)
+        with opened as file, pa.ipc.open_stream(file) as stream:
             return stream.read_next_batch()
     except (pa.ArrowInvalid, StopIteration, OSError) as error:
         raise UserError(f"{path} cannot be read as Arrow ({error}): {REMEDY}") from None

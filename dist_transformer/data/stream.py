@@ -24,6 +24,9 @@ class Pairs(Protocol):
 
     def copy_tokens(self, pair_ids: np.ndarray, source: np.ndarray, target: np.ndarray, places: np.ndarray) -> None: ...
 
+    def forget_past(self) -> None:
+        """Let go of the shards that only windows before the one admitted last need."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
