@@ -266,12 +266,12 @@ class DataFolder:
             if shard not in without:
                 self.train.read(shard)
 
-    def files(self) -> Iterator[tuple[Path, int | None, str]]:
-        """Every file that the index describes: its size, if stated, and SHA-256."""
+    def files(self) -> Iterator[tuple[Path, str]]:
+        """Every file that the index describes, and its SHA-256."""
         for name, sha256 in _small_files(self.index):
-            yield self.path / name, None, sha256
+            yield self.path / name, sha256
         for shard in self.train.info.shards:
-            yield self.train.folder / shard.file, shard.bytes, shard.sha256
+            yield self.train.folder / shard.file, shard.sha256
 
     def close(self) -> None:
         self.train.close()

@@ -195,9 +195,9 @@ def _share(
         return []
 
 
-def _verify(data: DataFacts, path: Path, size: int | None, sha256: str) -> DataFacts:
+def _verify(data: DataFacts, path: Path, sha256: str) -> DataFacts:
     try:
-        check_file(path, size=size, sha256=sha256)
+        check_file(path, sha256=sha256)
     except UserError as error:
         return replace(data, problem=data.problem or str(error))
     return replace(data, verified_files=data.verified_files + 1)
