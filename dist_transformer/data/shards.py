@@ -10,6 +10,7 @@ Shards are Arrow IPC streams, so `datasets.Dataset.from_file` opens them as they
 """
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class TokenLists:
     def from_lists(cls, rows: Sequence[Sequence[int]], dtype: Any) -> "TokenLists":
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum(np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)), out=offsets[1:])
-        values = np.fromiter((token for row in rows for token in row), dtype=dtype, count=int(offsets[-1]))
+        values = np.fromiter(itertools.chain.from_iterable(rows), dtype=dtype, count=int(offsets[-1]))
         return cls(values, offsets)
 
     @classmethod
