@@ -20,10 +20,10 @@ def measure_preparation_memory(files: tuple[Path, Path], tokenizer: Path, scratc
     """
     longer = scratch / "longer.source", scratch / "longer.target"
     for file, copy in zip(files, longer, strict=True):
-        with copy.open("wb") as out:
-            for _ in range(TIMES):
-                with file.open("rb") as text:
-                    shutil.copyfileobj(text, out)
+        copy.write_bytes(b"")
+        for _ in range(TIMES):
+            with file.open("rb") as text, copy.open("ab") as end:
+                shutil.copyfileobj(text, end)
     found = {}
     for name, (source, target) in {"1x": files, f"{TIMES}x": longer}.items():
         out = scratch / f"memory-{name}"
