@@ -40,7 +40,11 @@ DATA_ROW = {
     "(`datasets` at random, ids only: {figures[target_tokens_per_second][datasets_random_arrow][median]:,.0f}); "
     "planning takes {figures[percent_of_training][plan]:.1f}% of training at {figures[training_speed]:,} tokens/s; "
     "budgets {figures[fill_percent][both]:.1f}% full; first step of {figures[simulated_index][pairs]:,} pairs after "
-    "{figures[simulated_index][seconds][median]:.1f} s",
+    "{figures[simulated_index][seconds][median]:.1f} s; preparation at "
+    "{figures[target_tokens_per_second][prepare][median]:,.0f} (`tokenizers` alone: "
+    "{figures[target_tokens_per_second][tokenizers_encode_batch_fast][median]:,.0f}), in "
+    "{figures[preparation_memory][1x][peak_mib]:,.0f} MiB for {figures[preparation_memory][1x][pairs]:,} pairs and "
+    "{figures[preparation_memory][10x][peak_mib]:,.0f} MiB for {figures[preparation_memory][10x][pairs]:,}",
 }
 
 
