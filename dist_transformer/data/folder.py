@@ -33,6 +33,7 @@ from dist_transformer.data.shards import (
     VALID_TARGET_FILE,
     DataIndex,
     SplitInfo,
+    copy_rows,
 )
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
@@ -74,11 +75,10 @@ class Split:
         if pair_ids.size and (pair_ids.min() < 0 or pair_ids.max() >= self.shard_starts[-1]):
             raise IndexError(f"pair ids must lie in [0, {self.shard_starts[-1]})")
         lengths = self.sizes(pair_ids) - 1
-        ends = np.cumsum(lengths, axis=0)
-        totals = ends[-1] if len(ends) else (0, 0)
-        source, target = (np.empty(total, dtype=np.int64) for total in totals)
+        ends = np.cumsum(lengths, axis=1)
+        source, target = (np.empty(total, dtype=np.int64) for total in lengths.sum(axis=1))
         self.copy_tokens(pair_ids, source, target, ends - lengths)
-        return source, lengths[:, 0], target, lengths[:, 1]
+        return source, lengths[0], target, lengths[1]
 
     @property
     def longest(self) -> tuple[int, int]:
@@ -86,22 +86,28 @@ class Split:
         return self.info.max_source_tokens, self.info.max_target_tokens
 
     def sizes(self, pair_ids: np.ndarray) -> np.ndarray:
-        """Shape: (pairs, 2), int64: source and target tokens of the given pairs, one special token each."""
-        return np.asarray(self.lengths[pair_ids], dtype=np.int64)
+        """Shape: (2, pairs), int64: source and target tokens of the given pairs, one special token each."""
+        return self.lengths.take(pair_ids, axis=0).T.astype(np.int64, order="C")
 
     def copy_tokens(self, pair_ids: np.ndarray, source: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
         """Write the ids of the given pairs, without special tokens, to two buffers.
 
         Args:
-            places: (pairs, 2), where in `source` and in `target` each pair begins.
+            places: (2, pairs), where in `source` and in `target` each pair begins.
         """
         shards = np.searchsorted(self.shard_starts, pair_ids, side="right") - 1
-        by_shard = np.argsort(shards, kind="stable")
-        present, counts = np.unique(shards, return_counts=True)
-        for shard, chosen in zip(present, np.split(by_shard, np.cumsum(counts)), strict=False):
-            rows = pair_ids[chosen] - self.shard_starts[shard]
-            for side, (column, out) in enumerate(zip(self._shard(int(shard)), (source, target), strict=True)):
-                column.copy_rows(rows, out, places[chosen, side])
+        counts = np.bincount(shards)
+        # Small numbers are sorted by radix.
+        by_shard = np.argsort(shards.astype(np.min_scalar_type(len(counts))), kind="stable")
+        sorted_ids, stops = pair_ids[by_shard], np.cumsum(counts)
+        present = np.flatnonzero(counts)
+        rows = [sorted_ids[stops[shard] - counts[shard] : stops[shard]] - self.shard_starts[shard] for shard in present]
+        columns = [self._shard(int(shard)) for shard in present]
+        lengths = self.sizes(sorted_ids) - 1
+        for side, out in enumerate((source, target)):
+            parts = [(column[side], of_shard) for column, of_shard in zip(columns, rows, strict=True)]
+            if parts:
+                copy_rows(parts, lengths[side], out, places[side, by_shard])
 
     def hold(self, shards: Sequence[int]) -> dict[int, str]:
         """Read the given shards and keep them, whatever happens to their files; says of those that cannot be read why.

@@ -98,14 +98,14 @@ class Corpora:
         return source, target
 
     def sizes(self, pair_ids: np.ndarray) -> np.ndarray:
-        sizes = np.empty((len(pair_ids), 2), dtype=np.int64)
+        sizes = np.empty((2, len(pair_ids)), dtype=np.int64)
         for split, chosen, ids in self._by_split(pair_ids):
-            sizes[chosen] = split.sizes(ids)
+            sizes[:, chosen] = split.sizes(ids)
         return sizes
 
     def copy_tokens(self, pair_ids: np.ndarray, source: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
         for split, chosen, ids in self._by_split(pair_ids):
-            split.copy_tokens(ids, source, target, places[chosen])
+            split.copy_tokens(ids, source, target, places[:, chosen])
 
     def forget_past(self) -> None:
         for split in self.splits:

@@ -17,6 +17,7 @@ from dist_transformer.data.shards import (
     DataIndex,
     TextInfo,
     TokenLists,
+    copy_rows,
     write_index,
     write_shard,
     write_split,
@@ -364,3 +365,14 @@ def test_folder_that_is_no_data_folder(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text("{")
     with pytest.raises(UserError, match=r"index\.json is not JSON"):
         DataFolder.open(tmp_path)
+
+
+def test_rows_of_several_lists_are_copied_to_their_places() -> None:
+    narrow = TokenLists.from_lists([[1, 2], [], [3]], np.uint16)
+    wide = TokenLists.from_lists([[70_000, 5, 6]], np.uint32)
+    parts = [(narrow, np.array([2, 1, 0])), (wide, np.array([0])), (narrow, np.array([], dtype=np.int64))]
+    out = np.full(8, -1)
+    copy_rows(parts, np.array([1, 0, 2, 3]), out, np.array([7, 0, 4, 0]))
+    assert out.tolist() == [70_000, 5, 6, -1, 1, 2, -1, 3]
+    assert narrow.take(np.array([2, 1, 0, 2])).lengths.tolist() == [1, 0, 2, 1]
+    assert narrow.take(np.array([1, 1])).values.tolist() == []
