@@ -170,8 +170,8 @@ def verify_data(
     files = [(number, *file) for number in range(len(data)) for file in _share(own, facts, number, data)]
     for done in itertools.count(1):
         with watch.stage("hashes of the data"):
-            for number, path, size, sha256 in files[done - 1 : done]:
-                data[number] = _verify(data[number], path, size, sha256)
+            for number, path, sha256 in files[done - 1 : done]:
+                data[number] = _verify(data[number], path, sha256)
             left = distributed.all_reduce_sum(torch.tensor(max(0, len(files) - done)))
         progress(f"hashes of the data: {int(left):,} files left")
         if not left:
@@ -179,9 +179,7 @@ def verify_data(
     return tuple(data)
 
 
-def _share(
-    own: Facts, facts: Sequence[Facts], number: int, data: list[DataFacts]
-) -> list[tuple[Path, int | None, str]]:
+def _share(own: Facts, facts: Sequence[Facts], number: int, data: list[DataFacts]) -> list[tuple[Path, str]]:
     """Files of a data folder that this rank verifies; a folder that cannot be opened becomes a problem in `data`."""
     found = data[number]
     if found.problem or is_url(found.place):
