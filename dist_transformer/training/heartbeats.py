@@ -109,7 +109,7 @@ def who_is_behind(before: Mapping[int, Beat], after: Mapping[int, Beat], size: i
     lines = [f"rank {rank} never began" for rank in range(size) if rank not in after]
     beats = [beat for _, beat in sorted(after.items())]
     silent = [beat for beat in beats if beat.rank in before and before[beat.rank].count == beat.count]
-    lines += [f"{beat} gives no sign of life; it was in {beat.place}" for beat in silent]
+    lines += [f"{beat} gives no sign of life; last seen in {beat.place}" for beat in silent]
     living = [beat for beat in beats if beat not in silent]
     newest = max((beat.step for beat in living), default=0)
     late = [beat for beat in living if beat.step < newest]

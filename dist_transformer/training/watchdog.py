@@ -73,6 +73,7 @@ class Watchdog:
         self._moment = _Moment(Phase.JOINING, 0, self._born, 0)
         self._stepped = False
         self._heartbeats: Heartbeats | None = None
+        self._publisher: threading.Thread | None = None
         self._failure: Failure | None = None
         self._closed = threading.Event()
         self._launcher = LauncherWatch()
@@ -110,7 +111,8 @@ class Watchdog:
             ),
         )
         self._heartbeats = heartbeats
-        threading.Thread(target=self._beat, args=(heartbeats,), name="heartbeat", daemon=True).start()
+        self._publisher = threading.Thread(target=self._beat, args=(heartbeats,), name="heartbeat", daemon=True)
+        self._publisher.start()
 
     def fail(self, error: Exception) -> Failure | None:
         """The main thread ends by `error`.
@@ -130,7 +132,8 @@ class Watchdog:
     def close(self) -> None:
         """This rank has ended well."""
         self._closed.set()
-        if self._heartbeats is not None:
+        if self._heartbeats is not None and self._publisher is not None:
+            self._publisher.join(_REPORT_BEATS * self._interval)
             self._heartbeats.withdraw()
 
     def _watch(self) -> None:
