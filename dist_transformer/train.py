@@ -117,7 +117,7 @@ def _failing(watchdog: Watchdog, world: World) -> Iterator[None]:
     except Exception as error:
         first = watchdog.fail(error)
         if first is not None:
-            raise UserError(f"rank {world.rank} ends because rank {first.rank} failed: {first.reason}") from None
+            raise UserError(f"rank {world.rank} ends: {first}") from None
         raise
     except KeyboardInterrupt:
         watchdog.enter(Phase.LEAVING)

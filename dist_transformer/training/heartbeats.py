@@ -48,6 +48,10 @@ class Failure:
     rank: int
     reason: str
     is_hang: bool
+    """The rank is the first to notice, and need not be the one that holds up the others."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {'found' if self.is_hang else 'failed'}: {self.reason}"
 
 
 class Heartbeats:

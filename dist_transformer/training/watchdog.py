@@ -179,7 +179,7 @@ class Watchdog:
         else:
             self._closed.wait(_ECHO_SECONDS)
         if not self._closed.is_set() and self._moment.phase != Phase.LEAVING:
-            self._exit(f"rank {failure.rank} failed: {failure.reason}")
+            self._exit(str(failure))
 
     def _end_hang(self, moment: _Moment) -> None:
         minutes = self.limits[moment.phase] / 60

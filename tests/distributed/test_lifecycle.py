@@ -27,6 +27,7 @@ SMALL = [
     *("--optimizer.warmup-steps", "10", "--log-every", "1", "--save-every", "1000"),
     *("--validate-every", "8", "--validate-sentences", "0"),
 ]
+# On a machine that is busy with other things.
 PATIENCE = 300
 
 
@@ -153,7 +154,7 @@ def test_whatever_happens_to_one_rank_ends_all(toy_data: DataFolder, tmp_path: P
 
     assert raised.statuses() == [1, 1], raised.output
     assert "ValueError: boom" in raised.output
-    assert "error: rank 0 ends because rank 1 failed: ValueError: boom" in raised.output
+    assert "error: rank 0 ends: rank 1 failed: ValueError: boom" in raised.output
 
     assert frozen.processes[0].wait(PATIENCE) == 1, frozen.output
     rank_1 = frozen.processes[1]
