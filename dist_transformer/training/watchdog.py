@@ -71,7 +71,7 @@ class Watchdog:
         )
         self._born = time.monotonic()
         self._moment = _Moment(Phase.JOINING, 0, self._born, 0)
-        self._stepped = False
+        self._started = self._stepped = False
         self._heartbeats: Heartbeats | None = None
         self._publisher: threading.Thread | None = None
         self._failure: Failure | None = None
@@ -79,6 +79,7 @@ class Watchdog:
         self._launcher = LauncherWatch()
 
     def start(self) -> "Watchdog":
+        self._started = True
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         return self
 
@@ -102,6 +103,8 @@ class Watchdog:
 
     def publish_in(self, run_dir: Path) -> None:
         """Tell the other ranks from now on. A collective."""
+        if not self._started:
+            return
         heartbeats = Heartbeats(run_dir, self.world)
         distributed.on_all_ranks(
             lambda: heartbeats.start_anew() if self.world.is_main else None,

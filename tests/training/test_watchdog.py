@@ -61,6 +61,8 @@ def test_the_first_failure_stands_until_the_next_launch(tmp_path: Path) -> None:
 def test_a_rank_that_ended_well_leaves_no_file(tmp_path: Path) -> None:
     watchdog = Watchdog(World(), {})
     watchdog.publish_in(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    watchdog.start().publish_in(tmp_path)
     watchdog.close()
     assert list((tmp_path / "heartbeats").iterdir()) == []
 
@@ -77,12 +79,12 @@ def test_the_longest_of_each_phase(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 HANG = """
-import sys, time
+import os, signal, subprocess, sys, time
 from pathlib import Path
 from dist_transformer.distributed import World
 from dist_transformer.training.watchdog import Phase, Watchdog
 
-limits = {Phase.STEP: 0.5, Phase.EVALUATION: 1000}
+limits = {Phase.STEP: 1, Phase.EVALUATION: 1000}
 watchdog = Watchdog(World(), limits).start()
 watchdog.publish_in(Path(sys.argv[1]))
 watchdog.enter(Phase.EVALUATION, 1)
@@ -91,12 +93,17 @@ watchdog.enter(Phase.STEP, 2)
 for _ in range(6):
     time.sleep(0.25)
     watchdog.progress()
+subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {os.getpid()}"])
+os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(0.5)
+watchdog.progress()
 print("healthy", flush=True)
 time.sleep(1000)
 """
 
 
 def test_a_hang_ends_the_process_with_its_stacks(tmp_path: Path) -> None:
+    """Neither a long validation, nor steps that go on, nor a job that was suspended."""
     done = subprocess.run(
         [sys.executable, "-c", HANG, str(tmp_path)], capture_output=True, text=True, check=False, timeout=120
     )
@@ -104,9 +111,9 @@ def test_a_hang_ends_the_process_with_its_stacks(tmp_path: Path) -> None:
     stacks = (tmp_path / "hangs" / "rank-0.txt").read_text()
     for text in (done.stderr, stacks):
         assert "no progress in training, step 2" in text
-        assert 'File "<string>", line 17 in <module>' in text
+        assert 'File "<string>", line 21 in <module>' in text
         assert "rank 0 (" in text
-    assert done.stderr.endswith("error: rank 0 ends: no progress in training, step 2, for 0.00833333 minutes\n")
+    assert done.stderr.endswith("error: rank 0 ends: no progress in training, step 2, for 0.0166667 minutes\n")
 
 
 ASK = "from dist_transformer.training.launcher_watch import LauncherWatch; print(len(LauncherWatch()._parents))"
