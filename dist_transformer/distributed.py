@@ -246,7 +246,12 @@ def new_cpu_group(timeout_minutes: float) -> dist.ProcessGroup | None:
 
 def begin_all_reduce_max(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> dist.Work | None:
     """Start taking the maximum over ranks, in place; it is there when what this gives, if anything, was waited for."""
-    return dist.all_reduce(tensor, dist.ReduceOp.MAX, group, async_op=True) if world_size() > 1 else None
+    if group is None:
+        return None
+    # Called in every step: `dist.all_reduce` takes twice as long to come to this (190 µs against 90).
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+    return group.allreduce([tensor], options)
 
 
 def on_all_ranks(
