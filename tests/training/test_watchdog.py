@@ -84,19 +84,19 @@ from pathlib import Path
 from dist_transformer.distributed import World
 from dist_transformer.training.watchdog import Phase, Watchdog
 
-limits = {Phase.STEP: 1, Phase.EVALUATION: 1000}
+limits = {Phase.STEP: 1.5, Phase.EVALUATION: 1000}
 watchdog = Watchdog(World(), limits).start()
 watchdog.publish_in(Path(sys.argv[1]))
 watchdog.enter(Phase.EVALUATION, 1)
-time.sleep(1.5)
+time.sleep(1.8)
 watchdog.enter(Phase.STEP, 2)
-for _ in range(6):
-    time.sleep(0.25)
+for _ in range(4):
+    time.sleep(0.45)
     watchdog.progress()
 subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {os.getpid()}"])
 time.sleep(0.3)
 os.kill(os.getpid(), signal.SIGSTOP)
-time.sleep(0.5)
+time.sleep(0.2)
 watchdog.progress()
 print("healthy", flush=True)
 time.sleep(1000)
@@ -114,7 +114,7 @@ def test_a_hang_ends_the_process_with_its_stacks(tmp_path: Path) -> None:
         assert "no progress in training, step 2" in text
         assert f'File "<string>", line {len(HANG.splitlines())} in <module>' in text
         assert "rank 0 (" in text
-    assert done.stderr.endswith("error: rank 0 ends: no progress in training, step 2, for 0.0166667 minutes\n")
+    assert done.stderr.endswith("error: rank 0 ends: no progress in training, step 2, for 0.025 minutes\n")
 
 
 ASK = "from dist_transformer.training.launcher_watch import LauncherWatch; print(len(LauncherWatch()._parents))"
