@@ -26,6 +26,8 @@ class Beat:
     rank: int
     count: int
     """Grows with every beat; one that stays is a rank that is stopped, dead, or cut off from the folder."""
+    progress: int
+    """Signs of progress so far. Ranks work in step: one that has given fewer holds up the others."""
     phase: str
     step: int
     where: str
@@ -115,7 +117,6 @@ def who_is_behind(before: Mapping[int, Beat], after: Mapping[int, Beat], size: i
     silent = [beat for beat in beats if beat.rank in before and before[beat.rank].count == beat.count]
     lines += [f"{beat} gives no sign of life; last seen in {beat.place}" for beat in silent]
     living = [beat for beat in beats if beat not in silent]
-    newest = max((beat.step for beat in living), default=0)
-    late = [beat for beat in living if beat.step < newest]
-    lines += [f"{beat} is behind: in {beat.place}, others in step {newest}" for beat in late]
+    furthest = max((beat.progress for beat in living), default=0)
+    lines += [f"{beat} is behind, in {beat.place}" for beat in living if beat.progress < furthest]
     return "\n".join(lines or [f"{beat} is in {beat.place}" for beat in beats])

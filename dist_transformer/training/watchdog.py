@@ -66,9 +66,8 @@ class Watchdog:
         self.limits = {**limits, Phase.LEAVING: _LEAVING_SECONDS}
         self.longest = dict.fromkeys(Phase, 0.0)
         """Seconds that a phase took at most; the first step, which compiles, does not count."""
-        self._interval = max(
-            _SHORTEST_BEAT_SECONDS, min([_BEAT_SECONDS, *(limit / _BEATS_A_LIMIT for limit in limits.values())])
-        )
+        shortest = min(limits.values(), default=float("inf"))
+        self._interval = max(_SHORTEST_BEAT_SECONDS, min(_BEAT_SECONDS, shortest / _BEATS_A_LIMIT))
         self._born = time.monotonic()
         self._moment = _Moment(Phase.JOINING, 0, self._born, 0)
         self._started = self._stepped = False
@@ -109,9 +108,7 @@ class Watchdog:
         distributed.on_all_ranks(
             lambda: heartbeats.start_anew() if self.world.is_main else None,
             errors=(OSError,),
-            describe=lambda error: (
-                f"cannot write to the run folder: {error}: mend the folder or choose another --run-dir"
-            ),
+            describe=lambda error: f"cannot write to the run folder ({error}): mend it, or choose another --run-dir",
         )
         self._heartbeats = heartbeats
         self._publisher = threading.Thread(target=self._beat, args=(heartbeats,), name="heartbeat", daemon=True)
@@ -158,8 +155,13 @@ class Watchdog:
         for count in itertools.count():
             moment = self._moment
             beat = Beat(
-                rank=self.world.rank, count=count, phase=moment.phase, step=moment.step, where=_where_main_is()
-            )  # fmt: skip
+                rank=self.world.rank,
+                count=count,
+                progress=moment.progress,
+                phase=moment.phase,
+                step=moment.step,
+                where=_where_main_is(),
+            )
             # A file system that fails now and then ends the job at its checkpoints, not here.
             with suppress(OSError):
                 heartbeats.publish(beat)

@@ -14,8 +14,11 @@ from dist_transformer.training.launcher_watch import LauncherWatch
 from dist_transformer.training.watchdog import Phase, Watchdog
 
 
-def beat(rank: int, count: int, step: int, phase: str = "training", where: str = "a.py:1 f") -> Beat:
-    return Beat(rank=rank, count=count, phase=phase, step=step, where=where, host="n1", process=100 + rank)
+def beat(rank: int, count: int, step: int, *, progress: int = 50, where: str = "a.py:1 f") -> Beat:
+    return Beat(
+        rank=rank, count=count, progress=progress, phase="training", step=step, where=where,
+        host="n1", process=100 + rank,
+    )  # fmt: skip
 
 
 def test_a_rank_without_new_beats_is_named() -> None:
@@ -25,11 +28,10 @@ def test_a_rank_without_new_beats_is_named() -> None:
     assert found == "rank 1 (n1, process 101) gives no sign of life; last seen in training, step 7, a.py:1 f"
 
 
-def test_ranks_in_an_earlier_step_are_named() -> None:
-    beats = {rank: beat(rank, 5, 6 if rank == 2 else 7) for rank in range(4)}
-    after = {rank: beat(rank, 8, 6 if rank == 2 else 7) for rank in range(4)}
-    found = who_is_behind(beats, after, 4)
-    assert found == "rank 2 (n1, process 102) is behind: in training, step 6, a.py:1 f, others in step 7"
+def test_ranks_that_got_less_far_are_named() -> None:
+    before = {rank: beat(rank, 5, 7, progress=49 if rank == 2 else 50) for rank in range(4)}
+    after = {rank: beat(rank, 8, 7, progress=49 if rank == 2 else 50) for rank in range(4)}
+    assert who_is_behind(before, after, 4) == "rank 2 (n1, process 102) is behind, in training, step 7, a.py:1 f"
 
 
 def test_ranks_that_never_began_are_named() -> None:
