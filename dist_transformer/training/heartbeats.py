@@ -16,8 +16,6 @@ from pathlib import Path
 
 from dist_transformer.distributed import World
 
-_FAILURE_FILE = "failure.json"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beat:
@@ -57,15 +55,20 @@ class Failure:
 
 
 class Heartbeats:
-    """The folder of one launch; a rank that ends well takes its file away."""
+    """The folder of a run's launches; a rank that ends well takes its file away.
 
-    def __init__(self, run_dir: Path, world: World) -> None:
+    Args:
+        launch: its name; what went wrong in another, started on the same folder by mistake, does not concern this one.
+    """
+
+    def __init__(self, run_dir: Path, world: World, launch: str) -> None:
         self.run_dir, self.world = run_dir, world
         self.folder = run_dir / "heartbeats"
         self._file = self.folder / f"rank-{world.rank:05d}.json"
+        self._failure = self.folder / f"failure-{launch}.json"
 
     def start_anew(self) -> None:
-        """Forget an earlier launch. For rank 0, while the others wait."""
+        """Forget earlier launches. For rank 0, while the others wait."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
 
@@ -91,7 +94,7 @@ class Heartbeats:
     def first_failure(self, failure: Failure) -> Failure:
         """Make `failure` known to all ranks, unless one is known already; gives the one that stands."""
         try:
-            with (self.folder / _FAILURE_FILE).open("x", encoding="utf-8") as file:
+            with self._failure.open("x", encoding="utf-8") as file:
                 file.write(json.dumps(dataclasses.asdict(failure)))
             return failure
         except FileExistsError:
@@ -99,7 +102,7 @@ class Heartbeats:
 
     def known_failure(self) -> Failure | None:
         try:
-            return Failure(**json.loads((self.folder / _FAILURE_FILE).read_text(encoding="utf-8")))
+            return Failure(**json.loads(self._failure.read_text(encoding="utf-8")))
         except (FileNotFoundError, json.JSONDecodeError):
             # There is none, or it is being written.
             return None

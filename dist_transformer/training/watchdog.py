@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import StrEnum
@@ -104,7 +105,7 @@ class Watchdog:
         """Tell the other ranks from now on. A collective."""
         if not self._started:
             return
-        heartbeats = Heartbeats(run_dir, self.world)
+        heartbeats = Heartbeats(run_dir, self.world, distributed.broadcast_object(uuid.uuid4().hex))
         distributed.on_all_ranks(
             lambda: heartbeats.start_anew() if self.world.is_main else None,
             errors=(OSError,),
@@ -126,7 +127,11 @@ class Watchdog:
             return None
         text = str(error).strip().split("\n")[0]
         own = Failure(rank=self.world.rank, reason=f"{type(error).__name__}: {text}", is_hang=False)
-        first = self._heartbeats.first_failure(own)
+        try:
+            first = self._heartbeats.first_failure(own)
+        except OSError:
+            # Where the folder is gone, the error itself is what the user must see.
+            return None
         return None if first.rank == own.rank else first
 
     def close(self) -> None:

@@ -1,6 +1,10 @@
 """Who is behind, as heartbeats tell it; how long phases take; which launchers stand above a process."""
 
+import contextlib
+import dataclasses
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -48,16 +52,31 @@ def test_where_nobody_is_behind_all_say_where_they_are() -> None:
 
 
 def test_the_first_failure_stands_until_the_next_launch(tmp_path: Path) -> None:
-    ranks = [Heartbeats(tmp_path / "run", World(rank=rank, size=2)) for rank in range(2)]
+    ranks = [Heartbeats(tmp_path / "run", World(rank=rank, size=2), "first") for rank in range(2)]
     ranks[0].start_anew()
     assert ranks[0].known_failure() is None
     failures = [Failure(rank=rank, reason=f"error {rank}", is_hang=False) for rank in range(2)]
     assert ranks[1].first_failure(failures[1]) == failures[1]
     assert ranks[0].first_failure(failures[0]) == failures[1]
     assert ranks[0].known_failure() == failures[1]
+    assert Heartbeats(tmp_path / "run", World(), "second").known_failure() is None
     ranks[0].publish(beat(0, 1, 1))
     ranks[0].start_anew()
     assert list(ranks[0].folder.iterdir()) == []
+
+
+def test_an_error_is_told_to_the_others_and_theirs_is_an_echo(tmp_path: Path) -> None:
+    with contextlib.closing(Watchdog(World(), {})) as watchdog:
+        assert watchdog.fail(ValueError("before anybody could be told")) is None
+        watchdog.start().publish_in(tmp_path)
+        assert watchdog.fail(ValueError("boom\nand more")) is None
+        (file,) = (tmp_path / "heartbeats").glob("failure-*.json")
+        assert json.loads(file.read_text()) == {"rank": 0, "reason": "ValueError: boom", "is_hang": False}
+        other = Failure(rank=1, reason="OSError: disk full", is_hang=False)
+        file.write_text(json.dumps(dataclasses.asdict(other)))
+        assert watchdog.fail(ConnectionError("closed by peer")) == other
+        shutil.rmtree(tmp_path / "heartbeats")
+        assert watchdog.fail(ValueError("the folder is gone")) is None
 
 
 def test_a_rank_that_ended_well_leaves_no_file(tmp_path: Path) -> None:
