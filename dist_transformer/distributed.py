@@ -6,6 +6,7 @@ Launchers: `deepspeed` and `torchrun` (RANK, WORLD_SIZE, …), `srun` (SLURM_PRO
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -252,6 +253,19 @@ def begin_all_reduce_max(tensor: torch.Tensor, group: dist.ProcessGroup | None) 
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
     return group.allreduce([tensor], options)
+
+
+@contextmanager
+def error_of_all(world: World) -> Iterator[None]:
+    """A `UserError` that every rank raises in the block is printed once, and every rank ends with status 1."""
+    try:
+        yield
+    except UserError as error:
+        # Every rank is here. The first one speaks before any ends: a launcher kills the others then.
+        if world.is_main:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        barrier()
+        raise SystemExit(1) from None
 
 
 def on_all_ranks(
