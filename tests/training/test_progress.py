@@ -43,3 +43,10 @@ def test_a_checkpoint_gives_it_back() -> None:
     progress.position = Position(epoch=1, window=2, packs_consumed=3, carry_over=(4, 5), left_out=((6, 0), (7, 2)))
     progress.left_out = [{"step": 9, "corpus": 0, "shard": 6, "epoch": 1, "window": 2, "packs": 0}]
     assert Progress.from_json(json.loads(json.dumps(progress.to_json()))) == progress
+
+
+def test_a_checkpoint_of_an_earlier_version_was_validated() -> None:
+    values = Progress(step=5, validated_step=3).to_json()
+    assert Progress.from_json(values).validated_step == 3
+    del values["validated_step"]
+    assert Progress.from_json(values).validated_step == 5
