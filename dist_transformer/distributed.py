@@ -199,9 +199,11 @@ def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     return values
 
 
-def new_cpu_group() -> dist.ProcessGroup | None:
+def new_cpu_group(*, timeout_minutes: float = 30.0) -> dist.ProcessGroup | None:
     """All ranks once more, for collectives beside those of the training loop. A collective."""
-    return dist.new_group(backend="gloo") if world_size() > 1 else None
+    if world_size() == 1:
+        return None
+    return dist.new_group(backend="gloo", timeout=timedelta(minutes=timeout_minutes))
 
 
 def on_all_ranks(
@@ -209,8 +211,12 @@ def on_all_ranks(
     *,
     errors: tuple[type[Exception], ...] = (UserError,),
     describe: Callable[[Exception], str] = str,
+    group: dist.ProcessGroup | None = None,
 ) -> T:
     """Do `work` on every rank; an error on one becomes the same error on all, so that none waits for the others.
+
+    Args:
+        group: of `new_cpu_group`, for another thread than that of the training loop.
 
     Returns:
         this rank's result.
@@ -223,7 +229,7 @@ def on_all_ranks(
         value = work()
     except errors as error:
         message = describe(error)
-    first = next((m for m in gather_objects(message) if m is not None), None)
+    first = next((m for m in gather_objects(message, group) if m is not None), None)
     if first is not None:
         raise UserError(first)
     return cast(T, value)

@@ -7,6 +7,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 
 def sync(path: Path) -> None:
@@ -43,12 +44,23 @@ def sha256_of(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def exclusive(path: Path, *, wait: bool = True) -> Iterator[None]:
+def exclusive(path: Path, *, wait: bool = True) -> Iterator[TextIO]:
     """Hold the lock file `path`, among processes and threads of this machine; it ends with its process.
+
+    Returns:
+        the file, open for the holder's own notes.
 
     Raises:
         BlockingIOError: somebody else holds it, and `wait` is False.
     """
-    with path.open("w") as file:
+    with path.open("a+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        yield file
+
+
+def replace_synced(path: Path, content: bytes) -> None:
+    """Give a file new content, on disk when this returns; at any moment it holds the old content or the new."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    write_synced(temporary, content)
+    temporary.replace(path)
+    sync(path.parent)

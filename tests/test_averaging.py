@@ -20,7 +20,8 @@ from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, load_model, read_model_info, write_model_folder
-from dist_transformer.training.checkpoint import Retention, save_checkpoint, step_name
+from dist_transformer.training.checkpoint import step_name
+from dist_transformer.training.checkpoint_writer import Retention, save_checkpoint
 from dist_transformer.training.engine import MOMENTS, ParameterState
 
 TOOL = Path(__file__).parents[1] / "tools" / "average_checkpoints.py"

@@ -6,6 +6,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,13 +26,14 @@ from dist_transformer.errors import UserError
 from dist_transformer.evaluation.samples import write_sheet
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer, training_flops
-from dist_transformer.training.checkpoint import CheckpointReader, Retention, newest_checkpoint, save_checkpoint
+from dist_transformer.training.checkpoint import CheckpointReader
+from dist_transformer.training.checkpoint_writer import CheckpointWriter, Retention, Saved
 from dist_transformer.training.ds_config import load_ds_config
 from dist_transformer.training.engine import Engine
-from dist_transformer.training.ledger import Ledger, batch_hash, truncate_jsonl
+from dist_transformer.training.ledger import Ledger, batch_hash
 from dist_transformer.training.metrics import Reporter, perplexity
 from dist_transformer.training.progress import Progress
-from dist_transformer.training.run_folder import check_settings, describe_run, remove_newer, write_settings
+from dist_transformer.training.run_folder import describe_run, open_run
 from dist_transformer.training.schedule import learning_rate
 from dist_transformer.training.shard_gate import ShardGate
 from dist_transformer.training.validation import Validator
@@ -81,12 +83,18 @@ class Trainer:
             )  # fmt: skip
         self._check_lengths()
         ds_config = load_ds_config(config.deepspeed_config)
-        notes, checkpoint = self._open_run(ds_config)
+        described = describe_run(config, [folder.path for folder in self.data.folders], ds_config)
+        self.held = ExitStack()
+        checkpoint, notes = open_run(config, described, self.folder.path / TOKENIZER_FILE, self.held)
         model = self._make_model(checkpoint).to(device)
         positions_PD = model.positions.table[:_PICTURED_POSITIONS].detach().float().cpu().numpy()
         self.engine = Engine(model, config, ds_config, world_size=world.size)
         self.progress = self._restore(checkpoint)
         self.ledger = Ledger(config.run_dir / "ledger.jsonl", chain=self.progress.ledger_chain)
+        self.writer = CheckpointWriter(
+            config.run_dir, config=described, flushed=(self.ledger.path,), timeout_minutes=config.timeout_minutes
+        )  # fmt: skip
+        self.held.callback(self.writer.close)
         self.reporter = Reporter(
             config.run_dir, is_main=world.is_main, max_steps=config.max_steps, first_step=self.progress.step
         )  # fmt: skip
@@ -95,7 +103,12 @@ class Trainer:
             self._record_setting(positions_PD)
 
     def train(self) -> None:
-        """Train to `max_steps`, or until patience ends."""
+        """Train to `max_steps`, or until patience ends. The run folder is this run's alone until then."""
+        with self.held:
+            self._train()
+            self._finish()
+
+    def _train(self) -> None:
         interval = _Interval()
         feeder = Feeder(
             self._remaining_steps(), self.data.stream,
@@ -103,6 +116,7 @@ class Trainer:
         )  # fmt: skip
         for step, micro_batches, stall in feeder:
             self._train_step(step, micro_batches, interval, stall)
+            self._report_save(self.writer.poll())
             is_last = self.progress.step == self.config.max_steps
             validates = self.config.validate_every > 0 and (is_last or self._is_due(self.config.validate_every))
             saves = is_last or validates or self._is_due(self.config.save_every)
@@ -116,7 +130,7 @@ class Trainer:
                 break
         self.gate.close()
         feeder.close()
-        self._finish()
+        self._end_save()
 
     def _remaining_steps(self) -> Iterator[Step]:
         if self._out_of_patience():
@@ -189,17 +203,32 @@ class Trainer:
         for number, pair_hash, tokens in zip(interval.steps, hashes, interval.tokens, strict=True):
             self.ledger.add(number, pair_hash=pair_hash, target_tokens=tokens)
         self.progress.ledger_chain = self.ledger.chain
-        if self.world.is_main:
-            self.ledger.flush()
         kept = [i for i, applied in enumerate(interval.applied) if applied]
         tokens = sum(interval.tokens[i] for i in kept)
         loss = sum(sums[i][0] for i in kept) / tokens if kept else float("nan")
         nll = sum(sums[i][1] for i in kept) / tokens if kept else float("nan")
         values = self._measures(interval, loss=loss, nll=nll)
-        self.reporter.record("train", self.progress.step, values)
+        self._write_interval(values)
         left = (self.config.max_steps - self.progress.step) * interval.seconds / len(interval.steps)
         self.reporter.train_line(self.progress.step, values, left)
         return _Interval()
+
+    def _write_interval(self, values: dict[str, Any]) -> None:
+        """Ledger and metrics, by rank 0; when it cannot, all end."""
+
+        def write() -> None:
+            if self.world.is_main:
+                self.ledger.flush()
+                self.reporter.record("train", self.progress.step, values)
+
+        distributed.on_all_ranks(
+            write,
+            errors=(OSError,),
+            describe=lambda error: (
+                f"cannot write in {self.config.run_dir}: {error}: free space or fix the folder; "
+                "the run goes on from its last checkpoint"
+            ),
+        )
 
     def _measures(self, interval: _Interval, *, loss: float, nll: float) -> dict[str, Any]:
         target_tokens = sum(interval.tokens)
@@ -245,17 +274,27 @@ class Trainer:
         self.reporter.say(f"step {progress.step}: {text}, {best}")
 
     def _save(self) -> None:
-        started = time.monotonic()
-        path = save_checkpoint(
-            self.config.run_dir,
+        """Begin a save; what it writes is as it is now, and written while training goes on. A collective."""
+        self._end_save()
+        self.writer.start(
             self.engine.parameter_states(),
             {**self.progress.to_json(), **self._describe_model(), "updates": self.engine.scheduler.updates},
             retention=self._retention(),
             weights_metadata={key: json.dumps(value) for key, value in self._describe_model().items()},
         )
-        seconds = time.monotonic() - started
-        self.reporter.record("checkpoint", self.progress.step, {"seconds": seconds})
-        self.reporter.say(f"step {self.progress.step}: saved {path} in {seconds:.1f} s")
+
+    def _end_save(self) -> None:
+        """Wait for the save in flight, if there is one. A collective."""
+        self._report_save(self.writer.wait())
+
+    def _report_save(self, saved: Saved | None) -> None:
+        if saved is None:
+            return
+        self.reporter.record("checkpoint", saved.step, {"seconds": saved.seconds, "stall": saved.stall})
+        self.reporter.say(
+            f"step {saved.step}: saved {saved.path} in {saved.seconds:.1f} s, of which training waited "
+            f"{saved.stall:.1f} s"
+        )
 
     def _retention(self) -> Retention:
         config = self.config
@@ -305,36 +344,6 @@ class Trainer:
                 f"model.max_positions is {self.config.model.max_positions}, but a sentence has {longest} tokens: "
                 "raise --model.max-positions, or prepare the data with a lower --max-tokens"
             )
-
-    def _open_run(self, ds_config: dict[str, Any]) -> tuple[list[str], CheckpointReader | None]:
-        """Choose the checkpoint, refuse settings that differ, and write the run's settings. A collective."""
-        config, run_dir = self.config, self.config.run_dir
-        warnings: list[str] = []
-        path = newest_checkpoint(run_dir, warnings.append)
-        if path is None and config.resume == "required":
-            raise UserError(
-                f"--resume required, but {run_dir} holds no checkpoint: check --run-dir, or use --resume auto"
-            )
-        if path is not None and config.resume == "never":
-            raise UserError(
-                f"--resume never, but {run_dir} holds checkpoints: choose another --run-dir, or move them away"
-            )
-        described = describe_run(config, [folder.path for folder in self.data.folders], ds_config)
-        reader = None
-        if path is not None:
-            warnings += [f"setting changed: {line}" for line in check_settings(run_dir, described)]
-            reader = CheckpointReader(path)
-        distributed.barrier()
-        if self.world.is_main:
-            write_settings(run_dir, described, self.folder.path / TOKENIZER_FILE)
-            last_step = reader.state["step"] if reader else 0
-            for name in ("metrics.jsonl", "ledger.jsonl"):
-                truncate_jsonl(run_dir / name, last_step)
-            if reader is not None:
-                # A folder without checkpoints may still hold the only weights of a run: those stay.
-                remove_newer(run_dir, last_step)
-        distributed.barrier()
-        return warnings, reader
 
     def _make_model(self, checkpoint: CheckpointReader | None) -> Transformer:
         """The same weights on every rank: from the checkpoint, or drawn from the seed."""
