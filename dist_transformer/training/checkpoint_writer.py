@@ -160,7 +160,8 @@ class CheckpointWriter:
         with save.stalling():
             share, weights = _copy(states)
         snapshot = _Snapshot(
-            state=copy.deepcopy(state), share=share, weights=weights, weights_metadata=weights_metadata, retention=retention
+            state=copy.deepcopy(state), share=share, weights=weights, weights_metadata=weights_metadata,
+            retention=retention,
         )  # fmt: skip
         save.thread = threading.Thread(target=self._work, args=(save, snapshot), name="checkpoint", daemon=True)
         self._save = save
@@ -219,6 +220,8 @@ class CheckpointWriter:
             # All ranks are here: nobody writes into the folder any more.
             if is_main:
                 self._remove_unfinished()
+            # No rank reports the error, and ends, before the folder is clean.
+            distributed.gather_objects(None, self._group)
             raise
         return self.run_dir / CHECKPOINTS / snapshot.name
 

@@ -1,6 +1,12 @@
 import dataclasses
+import errno
+import fcntl
 import hashlib
 import json
+import socket
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +14,13 @@ import pytest
 
 from dist_transformer.config import PRESETS, BatchConfig, ModelConfig, OptimizerConfig, TrainConfig, from_plain
 from dist_transformer.errors import UserError
-from dist_transformer.training.run_folder import check_settings, describe_run, remove_newer, write_settings
+from dist_transformer.training.run_folder import (
+    check_settings,
+    describe_run,
+    remove_newer,
+    sole_writer,
+    write_settings,
+)
 
 DS_CONFIG = {"zero_optimization": {"stage": 1, "overlap_comm": True}}
 
@@ -144,3 +156,46 @@ def test_what_a_resumed_run_computes_anew_is_removed(tmp_path: Path) -> None:
     remove_newer(tmp_path, 20)
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
     assert left == {name for name in files if "step-00000030" not in name}
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from dist_transformer.training.run_folder import sole_writer
+with sole_writer(Path(sys.argv[1]), print):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_folder_in_use_is_refused_and_is_free_when_its_process_is_killed(tmp_path: Path) -> None:
+    run_dir = tmp_path / "a run"
+    command = [sys.executable, "-c", HOLDER, str(run_dir)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(UserError) as refused, sole_writer(run_dir, pytest.fail, patience=0.0):
+            pass
+        who = f"{run_dir} is in use by process {process.pid} on {socket.gethostname()} since 20"
+        assert str(refused.value).startswith(who)
+        assert "wait until that run ends, or end it" in str(refused.value)
+        # The next start comes while this one still ends: it waits.
+        threading.Timer(0.3, process.kill).start()
+        with sole_writer(run_dir, pytest.fail, patience=60.0):
+            assert str(process.pid) not in (run_dir / "lock").read_text()
+    assert (run_dir / "lock").read_text() == ""
+    with sole_writer(run_dir, pytest.fail, patience=0.0):
+        pass
+
+
+def test_a_file_system_without_locks_is_used_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    notes: list[str] = []
+    with sole_writer(tmp_path, notes.append):
+        pass
+    assert len(notes) == 1
+    assert "lock cannot be locked" in notes[0]
+    assert "make sure yourself that no other run writes to this folder" in notes[0]
