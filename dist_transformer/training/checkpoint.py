@@ -88,7 +88,7 @@ def newest_checkpoint(run_dir: Path, warn: Callable[[str], None]) -> Path | None
     """The newest checkpoint that is whole, the same on all ranks, which share the hashing. A collective.
 
     Args:
-        warn: told of every newer one that is not used, and which steps are lost with it.
+        warn: told of every newer one that is not used, and which steps are computed again.
 
     Raises:
         UserError: there are checkpoints, and all are damaged; training does not silently start anew.
@@ -101,8 +101,7 @@ def newest_checkpoint(run_dir: Path, warn: Callable[[str], None]) -> Path | None
         problem = _agreed_problem(path)
         if problem is None:
             if path != found[0]:
-                last, lost = step_of(path.name), step_of(found[0].name)
-                warn(f"falling back to {path}: the steps after {last:,}, at least to {lost:,}, are computed again")
+                warn(f"falling back to {path}: every step after {step_of(path.name):,} is computed again")
             return path
         warn(f"{problem}: it is not used")
     if found:

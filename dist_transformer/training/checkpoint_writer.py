@@ -175,6 +175,9 @@ class CheckpointWriter:
         """
         if self._save is None:
             return None
+        if self._save.error is not None and not isinstance(self._save.error, UserError):
+            # Not agreed on: the other ranks still wait for this one's share.
+            return self.wait()
         with self._save.stalling():
             writing = distributed.all_reduce_sum(torch.tensor(int(self._save.thread.is_alive())))
         return None if writing else self.wait()
@@ -193,7 +196,9 @@ class CheckpointWriter:
         if save.error is not None:
             raise save.error
         assert save.path is not None
-        return Saved(step=save.step, path=save.path, stall=save.stall, seconds=save.seconds)
+        # Of a training that did nothing but wait, the clocks may differ by the end of a thread.
+        stall = min(save.stall, save.seconds)
+        return Saved(step=save.step, path=save.path, stall=stall, seconds=save.seconds)
 
     def close(self) -> None:
         """Let the save in flight end, whatever comes of it: for a run that another error ends. Not a collective."""
@@ -231,7 +236,7 @@ class CheckpointWriter:
         return distributed.on_all_ranks(
             action,
             errors=(OSError, SafetensorError, MemoryError),
-            describe=lambda error: f"cannot write the checkpoint: {error or type(error).__name__}: {remedy}",
+            describe=lambda error: f"cannot write the checkpoint: {str(error) or type(error).__name__}: {remedy}",
             group=self._group,
         )
 
@@ -268,10 +273,8 @@ class CheckpointWriter:
         _write_json(temporary / "manifest.json", {**common, **identity, "config": self.config, "files": files})
         sync(temporary)
         final = temporary.with_name(snapshot.name)
-        replaced = temporary.with_name(f".{snapshot.name}.{self._token}.replaced.tmp")
-        if final.exists() or final.is_symlink():
-            # A damaged checkpoint of the same step, which this run was resumed past.
-            final.rename(replaced)
+        # Of the same step there may be a damaged one, which this run was resumed past.
+        replaced = _set_aside(final)
         temporary.rename(final)
         sync(final.parent)
         move_pointer(final)
@@ -290,8 +293,8 @@ class CheckpointWriter:
         retention, newest = snapshot.retention, snapshot.state["step"]
         # Newer than the one just written are damaged ones that the run was resumed past: they do not count.
         older = [path for path in checkpoints_of(self.run_dir) if (step_of(path.name) or 0) <= newest]
-        for folder in older[retention.checkpoints :]:
-            _remove(folder)
+        for path in older[retention.checkpoints :]:
+            _remove(_set_aside(path))
         folder = self.run_dir / WEIGHTS
         best = {f"{step_name(step)}.safetensors" for step in retention.best_steps}
         files = sorted(folder.glob("step-*.safetensors"), reverse=True)
@@ -361,6 +364,14 @@ def _write_hashes(folder: Path, new: dict[str, str]) -> None:
     hashes = {name: value for name, value in weight_hashes(folder).items() if (folder / name).exists()} | new
     text = "".join(f"{value}  {name}\n" for name, value in sorted(hashes.items()))
     replace_synced(folder / WEIGHT_HASHES, text.encode())
+
+
+def _set_aside(checkpoint: Path) -> Path:
+    """Take a checkpoint's name away before it is removed: killed meanwhile, nothing that is half there has a name."""
+    aside = checkpoint.with_name(f".{checkpoint.name}.removed.tmp")
+    with suppress(FileNotFoundError):
+        checkpoint.rename(aside)
+    return aside
 
 
 def _remove(path: Path) -> None:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -187,6 +188,18 @@ def test_the_newest_are_kept_each_by_its_own_number(run: Path) -> None:
     assert pointer(run) == "step-00000100\n"
 
 
+def test_what_is_removed_loses_its_name_first(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed in the middle of it, no half-removed folder looks like a checkpoint."""
+    removed: list[str] = []
+    original = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", lambda path: (removed.append(path.name), original(path)))
+    save(run, 5)
+    damage(save(run, 10), "flip")
+    save(run, 10, checkpoints=1)
+    assert removed == [".step-00000010.removed.tmp", ".step-00000005.removed.tmp"]
+    assert names(run / "checkpoints") == ["latest", "step-00000010"]
+
+
 def test_a_checkpoint_of_the_same_step_is_replaced(run: Path) -> None:
     save(run, 5)
     damage(save(run, 10), "flip")
@@ -343,7 +356,7 @@ def test_damage_is_found_and_the_older_checkpoint_is_taken(kind: str, run: Path)
     assert newest_checkpoint(run, warned.append) == older
     assert warned == [
         f"{problem}: it is not used",
-        f"falling back to {older}: the steps after 10, at least to 20, are computed again",
+        f"falling back to {older}: every step after 10 is computed again",
     ]
 
 

@@ -7,16 +7,21 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dist_transformer.config import PRESETS, BatchConfig, ModelConfig, OptimizerConfig, TrainConfig, from_plain
 from dist_transformer.errors import UserError
+from dist_transformer.training.checkpoint_writer import Retention, save_checkpoint
+from dist_transformer.training.engine import MOMENTS, ParameterState
 from dist_transformer.training.run_folder import (
     check_settings,
     describe_run,
+    open_run,
     remove_newer,
     sole_writer,
     write_settings,
@@ -199,3 +204,42 @@ def test_a_file_system_without_locks_is_used_and_said(tmp_path: Path, monkeypatc
     assert len(notes) == 1
     assert "lock cannot be locked" in notes[0]
     assert "make sure yourself that no other run writes to this folder" in notes[0]
+
+
+def opened(config: TrainConfig, held: ExitStack) -> tuple[str | None, list[str]]:
+    """Where the run goes on, and what is said."""
+    reader, notes = open_run(config, described(config), Path(config.data[0]) / "tokenizer.json", held)
+    return reader and reader.path.name, notes
+
+
+def test_a_run_takes_its_folder_and_moves_the_pointer_off_a_damaged_checkpoint(config: TrainConfig) -> None:
+    run_dir = config.run_dir
+    with ExitStack() as held:
+        assert opened(config, held) == (None, [])
+        with pytest.raises(UserError, match="is in use by"), sole_writer(run_dir, pytest.fail, patience=0.0):
+            pass
+        for step in (1, 2):
+            weight = torch.zeros(3)
+            state = ParameterState(name="w", weight=weight, moments=dict.fromkeys(MOMENTS, weight))
+            retention = Retention(checkpoints=2, weights=2)
+            save_checkpoint(run_dir, [state], {"step": step}, retention=retention, weights_metadata={})
+    (run_dir / "checkpoints" / "step-00000002" / "state.json").write_text("{}")
+    with ExitStack() as held:
+        name, notes = opened(config, held)
+    assert name == "step-00000001"
+    assert "state.json is damaged" in notes[0]
+    assert notes[1].endswith("step-00000001: every step after 1 is computed again")
+    assert (run_dir / "checkpoints" / "latest").read_text() == "step-00000001\n"
+    assert [file.name for file in run_dir.glob("weights/step-*")] == ["step-00000001.safetensors"]
+    # A start that is refused lets go of the folder.
+    with ExitStack() as held, pytest.raises(UserError, match=r"model\.dropout"):
+        opened(dataclasses.replace(config, model=dataclasses.replace(config.model, dropout=0.4)), held)
+    with sole_writer(run_dir, pytest.fail, patience=0.0):
+        pass
+
+
+def test_a_mistyped_folder_is_not_made(config: TrainConfig) -> None:
+    required = dataclasses.replace(config, resume="required")
+    with ExitStack() as held, pytest.raises(UserError, match=r"--resume required, but .* holds no checkpoint"):
+        opened(required, held)
+    assert not config.run_dir.exists()
