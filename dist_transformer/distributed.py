@@ -6,6 +6,7 @@ Launchers: `deepspeed` and `torchrun` (RANK, WORLD_SIZE, …), `srun` (SLURM_PRO
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -204,6 +205,19 @@ def new_cpu_group(*, timeout_minutes: float = 30.0) -> dist.ProcessGroup | None:
     if world_size() == 1:
         return None
     return dist.new_group(backend="gloo", timeout=timedelta(minutes=timeout_minutes))
+
+
+@contextmanager
+def error_of_all(world: World) -> Iterator[None]:
+    """A `UserError` that every rank raises in the block is printed once, and every rank ends with status 1."""
+    try:
+        yield
+    except UserError as error:
+        # Every rank is here. The first one speaks before any ends: a launcher kills the others then.
+        if world.is_main:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        barrier()
+        raise SystemExit(1) from None
 
 
 def on_all_ranks(

@@ -20,7 +20,7 @@ from dist_transformer import distributed
 from dist_transformer.config import read_json
 from dist_transformer.errors import UserError
 from dist_transformer.files import sha256_of
-from dist_transformer.training.engine import MOMENTS, ParameterState
+from dist_transformer.training.engine import EMA, MOMENTS, ParameterState
 
 FORMAT_VERSION = 1
 CHECKPOINTS, WEIGHTS, POINTER = "checkpoints", "weights", "latest"
@@ -149,11 +149,17 @@ class CheckpointReader:
             self._files.update(dict.fromkeys(opened.keys(), opened))
 
     def weight(self, name: str) -> torch.Tensor:
-        return self._files[f"weight/{name}"].get_tensor(f"weight/{name}")
+        return self.tensor("weight", name)
+
+    def tensor(self, part: str, name: str) -> torch.Tensor:
+        """Weight, moment or average of a parameter."""
+        return self._files[f"{part}/{name}"].get_tensor(f"{part}/{name}")
 
     def parameter(self, name: str) -> ParameterState:
-        moments = {key: self._files[f"{key}/{name}"].get_tensor(f"{key}/{name}") for key in MOMENTS}
-        return ParameterState(name=name, weight=self.weight(name), moments=moments)
+        kept = (*MOMENTS, EMA) if f"{EMA}/{name}" in self._files else MOMENTS
+        return ParameterState(
+            name=name, weight=self.weight(name), moments={key: self.tensor(key, name) for key in kept}
+        )
 
     def parameter_names(self) -> list[str]:
         return [key.removeprefix("weight/") for key in self._files if key.startswith("weight/")]

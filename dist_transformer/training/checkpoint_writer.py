@@ -38,7 +38,7 @@ from dist_transformer.training.checkpoint import (
     step_of,
     weight_hashes,
 )
-from dist_transformer.training.engine import ParameterState
+from dist_transformer.training.engine import EMA, ParameterState
 
 # Of the state, what the manifest repeats: a reader need not open anything else to know what it has before it.
 _IDENTITY = ("step", "position", "tokenizer_sha256")
@@ -52,7 +52,7 @@ class Retention:
     """What is kept."""
 
     checkpoints: int
-    """So many of the newest."""
+    """So many of the newest; and of the files of averaged weights."""
     weights: int
     """So many of the newest."""
     best_steps: frozenset[int] = frozenset()
@@ -80,6 +80,8 @@ class _Snapshot:
     """Weights and moments of every n-th parameter, n ranks."""
     weights: Tensors
     """On rank 0 all weights, elsewhere none."""
+    averages: Tensors
+    """On rank 0 all averaged weights, where an average is kept."""
     weights_metadata: dict[str, str]
     retention: Retention
 
@@ -158,10 +160,10 @@ class CheckpointWriter:
         assert self._save is None, "wait for the save before"
         save = _Save(step=state["step"], started=time.monotonic())
         with save.stalling():
-            share, weights = _copy(states)
+            share, weights, averages = _copy(states)
         snapshot = _Snapshot(
-            state=copy.deepcopy(state), share=share, weights=weights, weights_metadata=weights_metadata,
-            retention=retention,
+            state=copy.deepcopy(state), share=share, weights=weights, averages=averages,
+            weights_metadata=weights_metadata, retention=retention,
         )  # fmt: skip
         save.thread = threading.Thread(target=self._work, args=(save, snapshot), name="checkpoint", daemon=True)
         self._save = save
@@ -257,16 +259,16 @@ class CheckpointWriter:
         """This rank's part, and on rank 0 the weight file; what the manifest says of each."""
         part = temporary / f"part-{distributed.rank():05d}.safetensors"
         files = {part.name: _write_tensors(part, snapshot.share)}
-        if distributed.rank() == 0:
-            weights = temporary / f"{snapshot.name}.safetensors"
-            files[weights.name] = _write_tensors(weights, snapshot.weights, snapshot.weights_metadata)
+        for name, tensors in _weight_files(snapshot).items():
+            files[name] = _write_tensors(temporary / name, tensors, snapshot.weights_metadata)
         return files
 
     def _commit(self, temporary: Path, snapshot: _Snapshot, files: dict[str, Any]) -> None:
         for file in self.flushed:
             sync(file)
         common = {"format_version": FORMAT_VERSION, "versions": versions()}
-        self._name_weights(temporary / f"{snapshot.name}.safetensors", files)
+        for name in _weight_files(snapshot):
+            self._name_weights(temporary / name, files)
         _write_json(temporary / "state.json", {**common, **snapshot.state})
         files["state.json"] = _describe(temporary / "state.json")
         identity = {key: snapshot.state.get(key) for key in _IDENTITY}
@@ -299,6 +301,7 @@ class CheckpointWriter:
         best = {f"{step_name(step)}.safetensors" for step in retention.best_steps}
         files = sorted(folder.glob("step-*.safetensors"), reverse=True)
         pruned = [file for file in files[retention.weights :] if file.name not in best]
+        pruned += sorted(folder.glob(f"{EMA}-*.safetensors"), reverse=True)[retention.checkpoints :]
         for file in pruned:
             file.unlink(missing_ok=True)
         if pruned:
@@ -326,21 +329,31 @@ def move_pointer(checkpoint: Path) -> None:
     replace_synced(checkpoint.with_name(POINTER), f"{checkpoint.name}\n".encode())
 
 
-def _copy(states: Iterable[ParameterState]) -> tuple[Tensors, Tensors]:
-    """This rank's share of the tensors, and on rank 0 all weights: copies, which no later update changes."""
-    share, weights = {}, {}
+def _weight_files(snapshot: _Snapshot) -> dict[str, Tensors]:
+    """What this rank writes into `weights/`, by name."""
+    name = f"{snapshot.name}.safetensors"
+    files = {name: snapshot.weights, name.replace("step", EMA): snapshot.averages}
+    return {name: tensors for name, tensors in files.items() if tensors}
+
+
+def _copy(states: Iterable[ParameterState]) -> tuple[Tensors, Tensors, Tensors]:
+    """This rank's share of the tensors, and on rank 0 all weights and averages: copies, which no update changes."""
+    share: Tensors = {}
+    weights: Tensors = {}
+    averages: Tensors = {}
+    is_main = distributed.rank() == 0
     for number, state in enumerate(states):
         is_own = number % distributed.world_size() == distributed.rank()
-        if is_own or distributed.rank() == 0:
-            weight = state.weight.to("cpu", copy=True)
-            if distributed.rank() == 0:
-                weights[state.name] = weight
-            if is_own:
-                share[f"weight/{state.name}"] = weight
-                share.update(
-                    {f"{key}/{state.name}": value.to("cpu", copy=True) for key, value in state.moments.items()}
-                )
-    return share, weights
+        tensors = {"weight": state.weight, **state.moments}
+        for key, tensor in tensors.items():
+            into = {"weight": weights, EMA: averages}.get(key) if is_main else None
+            if is_own or into is not None:
+                copied = tensor.to("cpu", copy=True)
+                if is_own:
+                    share[f"{key}/{state.name}"] = copied
+                if into is not None:
+                    into[state.name] = copied
+    return share, weights, averages
 
 
 def _write_tensors(path: Path, tensors: Tensors, metadata: dict[str, str] | None = None) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A run folder: one run at a time, its settings, and what a resumed run may not change."""
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -14,12 +15,14 @@ from typing import Any, TextIO
 
 from dist_transformer import distributed
 from dist_transformer.config import TrainConfig, read_json, to_plain
-from dist_transformer.data.shards import INDEX_FILE
+from dist_transformer.data.folder import DataFolder
+from dist_transformer.data.shards import INDEX_FILE, TOKENIZER_FILE
 from dist_transformer.errors import UserError
 from dist_transformer.files import exclusive, sha256_of
 from dist_transformer.training.checkpoint import CHECKPOINTS, POINTER, CheckpointReader, newest_checkpoint
 from dist_transformer.training.checkpoint_writer import move_pointer
 from dist_transformer.training.ledger import truncate_jsonl
+from dist_transformer.training.warm_start import InitialWeights, read_initial_weights
 
 LOCK_FILE = "lock"
 
@@ -28,20 +31,21 @@ _PATIENCE_SECONDS = 5.0
 # What file systems answer that know no locks, such as Lustre mounted without `flock`.
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 # Another value of one of these makes another run; everything else may change on resume and is reported.
-_FIXED = ("model", "batch", "seed", "data_sha256", "data_weights", "data_temperature")
+_FIXED = ("model", "batch", "seed", "data_sha256", "data_weights", "data_temperature", "init_from")
 
 
 def open_run(
-    config: TrainConfig, described: dict[str, Any], tokenizer: Path, held: ExitStack
-) -> tuple[CheckpointReader | None, list[str]]:
-    """Take the run folder, choose the checkpoint, refuse settings that differ, and write the run's. A collective.
+    config: TrainConfig, described: dict[str, Any], data: DataFolder, held: ExitStack
+) -> tuple[CheckpointReader | InitialWeights | None, list[str]]:
+    """Take the run folder, choose where to begin, refuse settings that differ, and write the run's. A collective.
 
     Args:
-        described: the settings, as `describe_run` gives them.
+        described: the settings, as `describe_run` gives them; what the run begins with is added.
+        data: whose tokenizer is that of the run.
         held: keeps the folder for this run until it is closed.
 
     Returns:
-        where to go on from, and lines for the user.
+        the state or the weights that training goes on from, and lines for the user.
 
     Raises:
         UserError: on all ranks: the folder is in use or cannot be written, `--resume` forbids it, or settings differ.
@@ -66,7 +70,7 @@ def open_run(
     with ExitStack() as acquired:
         by_main(take)
         path = newest_checkpoint(run_dir, notes.append)
-        reader = None
+        reader, initial = None, None
         if path is None and config.resume == "required":
             raise UserError(
                 f"--resume required, but {run_dir} holds no checkpoint: check --run-dir, or use --resume auto"
@@ -76,12 +80,22 @@ def open_run(
                 f"--resume never, but {run_dir} holds checkpoints: choose another --run-dir, or move them away"
             )
         if path is not None:
-            notes += [f"setting changed: {line}" for line in check_settings(run_dir, described)]
             reader = CheckpointReader(path)
+            described["init_from_sha256"] = read_json(run_dir / "config.json").get("init_from_sha256")
+            notes += [f"setting changed: {line}" for line in check_settings(run_dir, described)]
+            notes += average_notes(reader.state, config.ema_decay)
+            notes.append(f"resumed from {path}")
+        elif config.init_from is not None:
+            source, tokenizer = config.init_from, data.index.tokenizer_sha256
+            initial = distributed.on_all_ranks(
+                lambda: read_initial_weights(source, config.model, tokenizer_sha256=tokenizer)
+            )
+            described["init_from_sha256"] = initial.sha256
+            notes.append(f"begins with the weights of {config.init_from}")
         distributed.barrier()
-        by_main(lambda: _begin(run_dir, described, tokenizer, reader))
+        by_main(lambda: _begin(run_dir, described, data.path / TOKENIZER_FILE, reader))
         held.push(acquired.pop_all())
-    return reader, notes
+    return reader or initial, notes
 
 
 def _begin(run_dir: Path, described: dict[str, Any], tokenizer: Path, reader: CheckpointReader | None) -> None:
@@ -164,8 +178,15 @@ def describe_run(config: TrainConfig, folders: Sequence[Path], ds_config: dict[s
     return {
         **to_plain(config),
         "data_sha256": [sha256_of(folder / INDEX_FILE) for folder in folders],
+        "init_from_sha256": None,
         "deepspeed": ds_config,
     }
+
+
+def run_identity(described: dict[str, Any]) -> str:
+    """Equal for two runs whose settings would let one resume the other: 16 hexadecimal digits."""
+    fixed = json.dumps({name: described[name] for name in _FIXED}, sort_keys=True)
+    return hashlib.sha256(fixed.encode()).hexdigest()[:16]
 
 
 def check_settings(run_dir: Path, wanted: dict[str, Any]) -> list[str]:
@@ -190,6 +211,20 @@ def check_settings(run_dir: Path, wanted: dict[str, Any]) -> list[str]:
             )
         changed.append(f"{name}: {old!r} -> {new!r}")
     return changed
+
+
+def average_notes(state: dict[str, Any], ema_decay: float) -> list[str]:
+    """What becomes of the moving average of the weights where a checkpoint's run did otherwise.
+
+    Args:
+        state: of the checkpoint.
+    """
+    kept = state.get("ema_decay", 0.0) > 0
+    if ema_decay > 0 and not kept:
+        return [f"the moving average of the weights begins with those of step {state['step']}"]
+    if kept and ema_decay == 0:
+        return ["the moving average of the weights is given up; its files in weights/ stay"]
+    return []
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -221,6 +256,6 @@ def next_command(run_dir: Path) -> str:
 
 def remove_newer(run_dir: Path, step: int) -> None:
     """Remove weight files and samples after `step`: what a run that goes on from there computes anew."""
-    for file in (*run_dir.glob("weights/step-*"), *run_dir.glob("samples/step-*")):
-        if int(file.stem.removeprefix("step-")) > step:
+    for file in (*run_dir.glob("weights/step-*"), *run_dir.glob("weights/ema-*"), *run_dir.glob("samples/step-*")):
+        if int(file.stem.rpartition("-")[2]) > step:
             file.unlink()

@@ -17,7 +17,6 @@ from dist_transformer import distributed
 from dist_transformer.config import TrainConfig, to_plain
 from dist_transformer.data.feeder import Feeder
 from dist_transformer.data.plan import Step
-from dist_transformer.data.shards import TOKENIZER_FILE
 from dist_transformer.data.stream import MicroBatch
 from dist_transformer.data.training_data import open_training_data
 from dist_transformer.distributed import World
@@ -33,10 +32,11 @@ from dist_transformer.training.engine import Engine
 from dist_transformer.training.ledger import Ledger, batch_hash
 from dist_transformer.training.metrics import Reporter, perplexity
 from dist_transformer.training.progress import Progress
-from dist_transformer.training.run_folder import describe_run, open_run
+from dist_transformer.training.run_folder import describe_run, open_run, run_identity
 from dist_transformer.training.schedule import learning_rate
 from dist_transformer.training.shard_gate import ShardGate
 from dist_transformer.training.validation import Validator
+from dist_transformer.training.warm_start import InitialWeights
 
 # More positions than this are a blur.
 _PICTURED_POSITIONS = 128
@@ -84,12 +84,13 @@ class Trainer:
         self._check_lengths()
         ds_config = load_ds_config(config.deepspeed_config)
         described = describe_run(config, [folder.path for folder in self.data.folders], ds_config)
+        self.run_identity = run_identity(described)
         self.held = ExitStack()
-        checkpoint, notes = open_run(config, described, self.folder.path / TOKENIZER_FILE, self.held)
-        model = self._make_model(checkpoint).to(device)
+        origin, notes = open_run(config, described, self.folder, self.held)
+        model = self._make_model(origin).to(device)
         positions_PD = model.positions.table[:_PICTURED_POSITIONS].detach().float().cpu().numpy()
         self.engine = Engine(model, config, ds_config, world_size=world.size)
-        self.progress = self._restore(checkpoint)
+        self.progress = self._restore(origin)
         self.ledger = Ledger(config.run_dir / "ledger.jsonl", chain=self.progress.ledger_chain)
         self.writer = CheckpointWriter(
             config.run_dir, config=described, flushed=(self.ledger.path,), timeout_minutes=config.timeout_minutes
@@ -98,7 +99,7 @@ class Trainer:
         self.reporter = Reporter(
             config.run_dir, is_main=world.is_main, max_steps=config.max_steps, first_step=self.progress.step
         )  # fmt: skip
-        self._introduce(notes, checkpoint)
+        self._introduce(notes)
         if world.is_main:
             self._record_setting(positions_PD)
 
@@ -278,7 +279,12 @@ class Trainer:
         self._end_save()
         self.writer.start(
             self.engine.parameter_states(),
-            {**self.progress.to_json(), **self._describe_model(), "updates": self.engine.scheduler.updates},
+            {
+                **self.progress.to_json(),
+                **self._describe_model(),
+                "updates": self.engine.scheduler.updates,
+                "ema_decay": self.config.ema_decay,
+            },
             retention=self._retention(),
             weights_metadata={key: json.dumps(value) for key, value in self._describe_model().items()},
         )
@@ -315,6 +321,8 @@ class Trainer:
             "target_language": index.target_language,
             "corpus": index.corpus,
             "synthetic": index.synthetic,
+            "run": self.run_identity,
+            "train_seconds": self.progress.train_seconds,
         }
 
     def _finish(self) -> None:
@@ -345,19 +353,22 @@ class Trainer:
                 "raise --model.max-positions, or prepare the data with a lower --max-tokens"
             )
 
-    def _make_model(self, checkpoint: CheckpointReader | None) -> Transformer:
-        """The same weights on every rank: from the checkpoint, or drawn from the seed."""
+    def _make_model(self, origin: CheckpointReader | InitialWeights | None) -> Transformer:
+        """The same weights on every rank: read, or drawn from the seed."""
         torch.manual_seed(self.config.seed)
         model = Transformer(self.config.model)
-        if checkpoint is not None:
-            model.load_state_dict({name: checkpoint.weight(name) for name in checkpoint.parameter_names()})
+        if origin is not None:
+            model.load_state_dict({name: origin.weight(name) for name in origin.parameter_names()})
         return model
 
-    def _restore(self, checkpoint: CheckpointReader | None) -> Progress:
-        if checkpoint is None:
-            return Progress(position=self.data.plan.start())
-        self.engine.restore(checkpoint.parameter, updates=checkpoint.state["updates"])
-        return Progress.from_json(checkpoint.state)
+    def _restore(self, origin: CheckpointReader | InitialWeights | None) -> Progress:
+        if isinstance(origin, CheckpointReader):
+            self.engine.restore(origin.parameter, updates=origin.state["updates"])
+            return Progress.from_json(origin.state)
+        if origin is not None:
+            # The engine's fp32 weights were made from bf16 ones.
+            self.engine.restore(origin.parameter, updates=0)
+        return Progress(position=self.data.plan.start())
 
     def _record_setting(self, positions_PD: np.ndarray) -> None:
         """The machine, the schedule and the positions, for those who look at the run later."""
@@ -369,7 +380,7 @@ class Trainer:
         rates = [learning_rate(step, config.optimizer, width=config.model.width) for step in steps]
         self.reporter.pictures(steps, rates, positions_PD)
 
-    def _introduce(self, notes: list[str], checkpoint: CheckpointReader | None) -> None:
+    def _introduce(self, notes: list[str]) -> None:
         config, index = self.config, self.folder.index
         parameters = sum(getattr(p, "ds_numel", p.numel()) for p in self.engine.module.parameters())
         corpora = " + ".join(folder.index.corpus for folder in self.data.folders)
@@ -385,5 +396,3 @@ class Trainer:
         )
         for note in notes:
             self.reporter.say(note)
-        if checkpoint is not None:
-            self.reporter.say(f"resumed from {checkpoint.path}")
