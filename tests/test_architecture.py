@@ -24,12 +24,12 @@ LAYERS = [
     {"errors", "files"},
     {"config", "distributed", "environment", "launch", "packed"},
     {"data", "model", "variants"},
-    {"costs", "model_folder"},
+    {"costs", "ctranslate2_model", "marian", "model_folder"},
     {"inference"},
     {"evaluation"},
     {"pictures"},
     {"training"},
-    {"averaging", "report"},
+    {"averaging", "report", "planning", "preflight"},
     {"train", "benchmarks"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

@@ -211,11 +211,15 @@ class DataFolder:
         Raises:
             UserError: naming the first file that is not what the index states.
         """
+        for path, size, sha256 in self.files():
+            check_file(path, size=size, sha256=sha256)
+
+    def files(self) -> Iterator[tuple[Path, int | None, str]]:
+        """Every file that the index describes: its size, if stated, and SHA-256."""
         for name, sha256 in _small_files(self.index):
-            check_file(self.path / name, sha256=sha256)
-        for split in (self.train, self.valid):
-            for shard in split.info.shards:
-                check_file(split.folder / shard.file, size=shard.bytes, sha256=shard.sha256)
+            yield self.path / name, None, sha256
+        for shard in self.train.info.shards:
+            yield self.train.folder / shard.file, shard.bytes, shard.sha256
 
     def close(self) -> None:
         self.train.close()

@@ -30,6 +30,7 @@ from dist_transformer.training.checkpoint_writer import CheckpointWriter, Retent
 from dist_transformer.training.ds_config import load_ds_config
 from dist_transformer.training.engine import Engine
 from dist_transformer.training.ledger import Ledger, batch_hash
+from dist_transformer.training.memory import peak_memory_bytes, state_bytes
 from dist_transformer.training.metrics import Reporter, perplexity
 from dist_transformer.training.progress import Progress
 from dist_transformer.training.run_folder import describe_run, open_run, run_identity
@@ -248,6 +249,7 @@ class Trainer:
             "left_out_shards": len(self.progress.left_out),
             "training_flops": self._flops_so_far(),
             "train_seconds": self.progress.train_seconds,
+            "peak_memory_bytes": peak_memory_bytes(self.engine.device),
         }
 
     def _flops_so_far(self) -> int:
@@ -294,13 +296,10 @@ class Trainer:
         self._report_save(self.writer.wait())
 
     def _report_save(self, saved: Saved | None) -> None:
-        if saved is None:
-            return
-        self.reporter.record("checkpoint", saved.step, {"seconds": saved.seconds, "stall": saved.stall})
-        self.reporter.say(
-            f"step {saved.step}: saved {saved.path} in {saved.seconds:.1f} s, of which training waited "
-            f"{saved.stall:.1f} s"
-        )
+        if saved is not None:
+            self.reporter.record("checkpoint", saved.step, {"seconds": saved.seconds, "stall": saved.stall})
+            times = f"{saved.seconds:.1f} s, of which training waited {saved.stall:.1f} s"
+            self.reporter.say(f"step {saved.step}: saved {saved.path} in {times}")
 
     def _retention(self) -> Retention:
         config = self.config
@@ -374,7 +373,8 @@ class Trainer:
         """The machine, the schedule and the positions, for those who look at the run later."""
         config, world = self.config, self.world
         environment = describe_environment(world_size=world.size, local_size=world.local_size)
-        record_environment(config.run_dir, environment, step=self.progress.step)
+        described = {**environment, "state_bytes": state_bytes(self.engine)}
+        record_environment(config.run_dir, described, step=self.progress.step)
         peak = min(config.optimizer.warmup_steps, config.max_steps)
         steps = sorted({peak, *(round(step) for step in np.linspace(1, config.max_steps, 500))})
         rates = [learning_rate(step, config.optimizer, width=config.model.width) for step in steps]
