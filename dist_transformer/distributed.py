@@ -273,8 +273,12 @@ def on_all_ranks(
     *,
     errors: tuple[type[Exception], ...] = (UserError,),
     describe: Callable[[Exception], str] = str,
+    group: dist.ProcessGroup | None = None,
 ) -> T:
     """Do `work` on every rank; an error on one becomes the same error on all, so that none waits for the others.
+
+    Args:
+        group: of `new_cpu_group`, for another thread than that of the training loop.
 
     Returns:
         this rank's result.
@@ -287,7 +291,7 @@ def on_all_ranks(
         value = work()
     except errors as error:
         message = describe(error)
-    first = next((m for m in gather_objects(message) if m is not None), None)
+    first = next((m for m in gather_objects(message, group) if m is not None), None)
     if first is not None:
         raise UserError(first)
     return cast(T, value)

@@ -8,6 +8,7 @@ import uuid
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 _PICKLE_SUFFIXES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 # How pickles of protocol 2 to 5 begin.
@@ -68,12 +69,23 @@ def is_pickle(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def exclusive(path: Path, *, wait: bool = True) -> Iterator[None]:
+def exclusive(path: Path, *, wait: bool = True) -> Iterator[TextIO]:
     """Hold the lock file `path`, among processes and threads of this machine; it ends with its process.
+
+    Returns:
+        the file, open for the holder's own notes.
 
     Raises:
         BlockingIOError: somebody else holds it, and `wait` is False.
     """
-    with path.open("w") as file:
+    with path.open("a+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        yield file
+
+
+def replace_synced(path: Path, content: bytes) -> None:
+    """Give a file new content, on disk when this returns; at any moment it holds the old content or the new."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    write_synced(temporary, content)
+    temporary.replace(path)
+    sync(path.parent)

@@ -223,19 +223,20 @@ def _points(records: list[dict[str, Any]], name: str) -> list[tuple[int, float |
 
 
 def checkpoints(run: Run) -> Html:
-    """Seconds a save."""
+    """Seconds a save, and for how many of them training waited."""
     seconds = spread(number(record, "seconds") for record in run.checkpoints)
     if seconds is None:
         return element("p", "No checkpoint is recorded.")
-    total = sum(number(record, "seconds") or 0.0 for record in run.checkpoints)
+    waited = sum(number(record, "stall") or 0.0 for record in run.checkpoints)
     saves = "1 save" if seconds.count == 1 else f"{seconds.count:,} saves"
     text = f"{saves}, the last at step {run.checkpoints[-1]['step']:,}: "
     if seconds.count == 1:
-        text += f"{seconds.median:.2f} s."
+        text += f"{seconds.median:.2f} s"
     else:
-        text += f"median {seconds.median:.2f} s, {seconds.low:.2f} to {seconds.high:.2f} s, {total:,.1f} s in all"
-        trained = newest(run, "train_seconds")
-        text += f" ({100 * total / trained:.1f} % of the training time)." if trained else "."
+        text += f"median {seconds.median:.2f} s, {seconds.low:.2f} to {seconds.high:.2f} s"
+    trained = newest(run, "train_seconds")
+    share = f" ({100 * waited / trained:.1f} % of the training time)" if trained else ""
+    text += f"; training waited {waited:,.1f} s in all{share}."
     series = Series(label="save", points=_points(run.checkpoints, "seconds"), style="first")
     chart = Chart(title="Saving", unit="seconds a save", series=[series], steps=(0, run.step), from_zero=True)
     picture = draw(chart)

@@ -109,7 +109,8 @@ def truncate_jsonl(path: Path, last_step: int) -> None:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             if json.loads(line)["step"] > last_step:
-                break
+                # Not the end: a save is recorded when it is done, some steps after its own.
+                continue
         except (ValueError, KeyError, TypeError, RecursionError):
             break
         kept.append(line + "\n")

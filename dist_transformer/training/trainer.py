@@ -6,6 +6,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +14,10 @@ import numpy as np
 import torch
 
 from dist_transformer import distributed
-from dist_transformer.config import TrainConfig, read_json, to_plain
+from dist_transformer.config import TrainConfig, to_plain
 from dist_transformer.data.events import LeftOut
 from dist_transformer.data.feeder import Feeder
 from dist_transformer.data.plan import Step
-from dist_transformer.data.shards import TOKENIZER_FILE
 from dist_transformer.data.stream import MicroBatch
 from dist_transformer.data.training_data import open_training_data
 from dist_transformer.distributed import World
@@ -26,26 +26,20 @@ from dist_transformer.errors import UserError
 from dist_transformer.evaluation.samples import write_sheet
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer, training_flops
-from dist_transformer.training.checkpoint import CheckpointReader, Retention, newest_checkpoint, save_checkpoint
+from dist_transformer.training.checkpoint import CheckpointReader
+from dist_transformer.training.checkpoint_writer import CheckpointWriter, Retention, Saved
 from dist_transformer.training.ds_config import load_ds_config
 from dist_transformer.training.engine import Engine
-from dist_transformer.training.ledger import Ledger, batch_hash, truncate_jsonl
+from dist_transformer.training.ledger import Ledger, batch_hash
 from dist_transformer.training.memory import peak_memory_bytes, state_bytes
 from dist_transformer.training.metrics import Reporter, perplexity
 from dist_transformer.training.progress import Progress
-from dist_transformer.training.run_folder import (
-    average_notes,
-    check_settings,
-    describe_run,
-    remove_newer,
-    run_identity,
-    write_settings,
-)
+from dist_transformer.training.run_folder import describe_run, open_run, run_identity
 from dist_transformer.training.schedule import learning_rate
 from dist_transformer.training.shard_gate import ShardGate
 from dist_transformer.training.stop import StopVote
 from dist_transformer.training.validation import Validator
-from dist_transformer.training.warm_start import InitialWeights, read_initial_weights
+from dist_transformer.training.warm_start import InitialWeights
 from dist_transformer.training.watchdog import Phase, Watchdog
 
 # More positions than this are a blur.
@@ -101,12 +95,20 @@ class Trainer:
             )  # fmt: skip
         self._check_lengths()
         ds_config = load_ds_config(config.deepspeed_config)
-        notes, origin = self._open_run(ds_config)
+        described = describe_run(config, [folder.path for folder in self.data.folders], ds_config)
+        self.run_identity = run_identity(described)
+        self.held = ExitStack()
+        origin, notes = open_run(config, described, self.folder, self.held)
+        self.watchdog.publish_in(config.run_dir)
         model = self._make_model(origin).to(device)
         positions_PD = model.positions.table[:_PICTURED_POSITIONS].detach().float().cpu().numpy()
         self.engine = Engine(model, config, ds_config, world_size=world.size)
         self.progress = self._restore(origin)
         self.ledger = Ledger(config.run_dir / "ledger.jsonl", chain=self.progress.ledger_chain)
+        self.writer = CheckpointWriter(
+            config.run_dir, config=described, flushed=(self.ledger.path,), timeout_minutes=timeout
+        )  # fmt: skip
+        self.held.callback(self.writer.close)
         self.reporter = Reporter(
             config.run_dir, is_main=world.is_main, max_steps=config.max_steps, first_step=self.progress.step
         )  # fmt: skip
@@ -115,15 +117,27 @@ class Trainer:
             self._record_setting(positions_PD)
 
     def train(self) -> bool:
-        """Train to `max_steps`, until patience ends, or until a stop is asked for.
+        """Train to `max_steps`, until patience ends, or until a stop is asked for; the folder is this run's until then.
 
         Returns:
             whether the run is finished; otherwise it is saved, and goes on when it is started again.
         """
-        if self._is_finished():
-            self.reporter.say(f"finished before, at step {self.progress.step}: {self._why_finished()}")
+        with self.held:
+            step = self.progress.step
+            if self._is_finished():
+                self.reporter.say(f"finished before, at step {step}: {self._why_finished()}")
+            else:
+                stopped_by = self._train()
+                if self._is_finished():
+                    self._finish()
+                else:
+                    step = self.progress.step
+                    self.reporter.say(f"stopped at step {step}, {stopped_by}: the same command goes on from here")
             self.reporter.close()
-            return True
+        return self._is_finished()
+
+    def _train(self) -> str | None:
+        """Until the run is finished, or a stop is asked for; says by what."""
         if self._owes_validation():
             self._validate()
         interval, stopped_by = _Interval(), None
@@ -136,6 +150,7 @@ class Trainer:
             self.vote.begin()
             self._train_step(step, micro_batches, interval, stall)
             stopped_by = self.vote.outcome()
+            self._report_save(self.writer.poll())
             is_last = self.progress.step == self.config.max_steps
             # Who stops a run may be in a hurry: it validates when it goes on.
             validates = (is_last or stopped_by is None) and self._owes_validation()
@@ -150,12 +165,8 @@ class Trainer:
                 break
         self.gate.close()
         feeder.close()
-        if self._is_finished():
-            self._finish()
-        else:
-            self.reporter.say(f"stopped at step {self.progress.step}, {stopped_by}: the same command goes on from here")
-        self.reporter.close()
-        return self._is_finished()
+        self._end_save()
+        return stopped_by
 
     def _remaining_steps(self) -> Iterator[Step]:
         steps = self.data.plan.steps(self.progress.position, self.config.batch.packs_per_step)
@@ -251,19 +262,34 @@ class Trainer:
         ):
             self.ledger.add(number, pair_hash=pair_hash, target_tokens=tokens, left_out=left_out)
         self.progress.ledger_chain = self.ledger.chain
-        if self.world.is_main:
-            self.ledger.flush()
         kept = [i for i, applied in enumerate(interval.applied) if applied]
         tokens = sum(interval.tokens[i] for i in kept)
         loss = sum(sums[i][0] for i in kept) / tokens if kept else float("nan")
         nll = sum(sums[i][1] for i in kept) / tokens if kept else float("nan")
         values = self._measures(interval, loss=loss, nll=nll)
-        self.reporter.record("train", self.progress.step, values)
+        self._write_interval(values)
         left = (self.config.max_steps - self.progress.step) * interval.seconds / len(interval.steps)
         self.reporter.train_line(self.progress.step, values, left)
         for text in interval.epochs.values():
             self.reporter.say(text)
         return _Interval()
+
+    def _write_interval(self, values: dict[str, Any]) -> None:
+        """Ledger and metrics, by rank 0; when it cannot, all end."""
+
+        def write() -> None:
+            if self.world.is_main:
+                self.ledger.flush()
+                self.reporter.record("train", self.progress.step, values)
+
+        distributed.on_all_ranks(
+            write,
+            errors=(OSError,),
+            describe=lambda error: (
+                f"cannot write in {self.config.run_dir}: {error}: free space or fix the folder; "
+                "the run goes on from its last checkpoint"
+            ),
+        )
 
     def _measures(self, interval: _Interval, *, loss: float, nll: float) -> dict[str, Any]:
         target_tokens = sum(interval.tokens)
@@ -311,10 +337,9 @@ class Trainer:
         self.reporter.say(f"step {progress.step}: {text}, {best}")
 
     def _save(self) -> None:
-        self.watchdog.enter(Phase.CHECKPOINT, self.progress.step)
-        started = time.monotonic()
-        path = save_checkpoint(
-            self.config.run_dir,
+        """Begin a save; what it writes is as it is now, and written while training goes on. A collective."""
+        self._end_save()
+        self.writer.start(
             self.engine.parameter_states(),
             {
                 **self.progress.to_json(),
@@ -325,9 +350,18 @@ class Trainer:
             retention=self._retention(),
             weights_metadata={key: json.dumps(value) for key, value in self._describe_model().items()},
         )
-        seconds = time.monotonic() - started
-        self.reporter.record("checkpoint", self.progress.step, {"seconds": seconds})
-        self.reporter.say(f"step {self.progress.step}: saved {path} in {seconds:.1f} s")
+
+    def _end_save(self) -> None:
+        """Wait for the save in flight, if there is one. A collective."""
+        self.watchdog.enter(Phase.CHECKPOINT, self.progress.step)
+        self._report_save(self.writer.wait())
+
+    def _report_save(self, saved: Saved | None) -> None:
+        if saved is not None:
+            self.watchdog.took(Phase.CHECKPOINT, saved.seconds)
+            self.reporter.record("checkpoint", saved.step, {"seconds": saved.seconds, "stall": saved.stall})
+            times = f"{saved.seconds:.1f} s, of which training waited {saved.stall:.1f} s"
+            self.reporter.say(f"step {saved.step}: saved {saved.path} in {times}")
 
     def _retention(self) -> Retention:
         config = self.config
@@ -377,52 +411,6 @@ class Trainer:
                 f"model.max_positions is {self.config.model.max_positions}, but a sentence has {longest} tokens: "
                 "raise --model.max-positions, or prepare the data with a lower --max-tokens"
             )
-
-    def _open_run(self, ds_config: dict[str, Any]) -> tuple[list[str], CheckpointReader | InitialWeights | None]:
-        """Choose where to begin, refuse settings that differ, and write the run's settings. A collective.
-
-        Returns:
-            what to tell the user, and the state or the weights that training goes on from.
-        """
-        config, run_dir = self.config, self.config.run_dir
-        notes: list[str] = []
-        path = newest_checkpoint(run_dir, notes.append)
-        if path is None and config.resume == "required":
-            raise UserError(
-                f"--resume required, but {run_dir} holds no checkpoint: check --run-dir, or use --resume auto"
-            )
-        if path is not None and config.resume == "never":
-            raise UserError(
-                f"--resume never, but {run_dir} holds checkpoints: choose another --run-dir, or move them away"
-            )
-        self.watchdog.publish_in(run_dir)
-        described = describe_run(config, [folder.path for folder in self.data.folders], ds_config)
-        self.run_identity = run_identity(described)
-        reader, initial = None, None
-        if path is not None:
-            reader = CheckpointReader(path)
-            described["init_from_sha256"] = read_json(run_dir / "config.json").get("init_from_sha256")
-            notes += [f"setting changed: {line}" for line in check_settings(run_dir, described)]
-            notes += average_notes(reader.state, config.ema_decay)
-            notes.append(f"resumed from {path}")
-        elif config.init_from is not None:
-            source, tokenizer = config.init_from, self.folder.index.tokenizer_sha256
-            initial = distributed.on_all_ranks(
-                lambda: read_initial_weights(source, config.model, tokenizer_sha256=tokenizer)
-            )
-            described["init_from_sha256"] = initial.sha256
-            notes.append(f"begins with the weights of {config.init_from}")
-        distributed.barrier()
-        if self.world.is_main:
-            write_settings(run_dir, described, self.folder.path / TOKENIZER_FILE)
-            last_step = reader.state["step"] if reader else 0
-            for name in ("metrics.jsonl", "ledger.jsonl"):
-                truncate_jsonl(run_dir / name, last_step)
-            if reader is not None:
-                # A folder without checkpoints may still hold the only weights of a run: those stay.
-                remove_newer(run_dir, last_step)
-        distributed.barrier()
-        return notes, reader or initial
 
     def _make_model(self, origin: CheckpointReader | InitialWeights | None) -> Transformer:
         """The same weights on every rank: read, or drawn from the seed."""

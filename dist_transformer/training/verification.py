@@ -24,7 +24,13 @@ from dist_transformer.data.shards import INDEX_FILE, TOKENIZER_FILE
 from dist_transformer.data.training_data import open_folders
 from dist_transformer.errors import UserError
 from dist_transformer.files import is_pickle, sha256_of
-from dist_transformer.training.checkpoint import CheckpointReader, checkpoint_problem
+from dist_transformer.training.checkpoint import (
+    WEIGHT_HASHES,
+    CheckpointReader,
+    checkpoint_problem,
+    weight_hashes,
+    weights_problem,
+)
 from dist_transformer.training.ledger import left_out_records, read_ledger
 from dist_transformer.training.replay import planned_steps
 from dist_transformer.training.stored_tensors import (
@@ -212,7 +218,10 @@ class _Verification:
         for file in files:
             self._require_weights(file, shapes)
             compared += _step_of(file.stem) in self._whole
-        return f"{len(files)} file(s): the model's parameters, all finite; {compared} equal to a checkpoint's"
+        return (
+            f"{len(files)} file(s): hashes as {WEIGHT_HASHES} states, the model's parameters, all finite; {compared} "
+            "equal to a checkpoint's"
+        )
 
     def _require_weights(self, file: Path, shapes: Any) -> None:
         remedy = "restore it from a backup, or remove it"
@@ -226,6 +235,10 @@ class _Verification:
         part = "weight" if file.name.startswith("step") else "ema"
         if step in self._whole and (name := differing_weight(file, self._whole[step], part=part)):
             raise UserError(f"{file}: {name!r} is not what the checkpoint of the step holds: {remedy}")
+        if file.name not in weight_hashes(file.parent):
+            raise UserError(f"{file} is not in {WEIGHT_HASHES}, so no save of this run wrote it: {remedy}")
+        if problem := weights_problem(file):
+            raise UserError(f"{problem}: {remedy}")
 
     def data(self, places: Sequence[str], cache_dir: Path | None) -> str:
         known = self._known_config()
@@ -315,7 +328,10 @@ def _require_known(path: Path, run_dir: Path) -> None:
     if stat.S_ISREG(mode) and is_pickle(path):
         raise UserError(f"{path} is a pickle, which runs code when it is loaded, and no file of a run: remove it")
     place = path.relative_to(run_dir).parts
-    known = {"checkpoints": re.compile(rf"{POINTER_FILE}|{_STEP_NAME.pattern}"), "weights": _WEIGHTS_NAME}
+    known = {
+        "checkpoints": re.compile(rf"{POINTER_FILE}|{_STEP_NAME.pattern}"),
+        "weights": re.compile(rf"{WEIGHT_HASHES}|{_WEIGHTS_NAME.pattern}"),
+    }
     if len(place) == 2 and place[0] in known and not known[place[0]].fullmatch(place[1]):
         raise UserError(f"{path} is no file of a run: move it away")
 

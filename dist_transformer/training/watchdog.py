@@ -93,9 +93,13 @@ class Watchdog:
         now = time.monotonic()
         before = self._moment
         if before.phase != Phase.STEP or self._stepped:
-            self.longest[before.phase] = max(self.longest[before.phase], now - before.began)
+            self.took(before.phase, now - before.began)
         self._stepped |= before.phase == Phase.STEP
         self._moment = _Moment(phase, step, now, before.progress + 1)
+
+    def took(self, phase: Phase, seconds: float) -> None:
+        """A phase's work took so long beside the main thread."""
+        self.longest[phase] = max(self.longest[phase], seconds)
 
     def progress(self) -> None:
         """The main thread got on within its phase."""

@@ -12,7 +12,8 @@ from dist_transformer.config import ModelConfig, to_plain
 from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
-from dist_transformer.training.checkpoint import Retention, save_checkpoint, step_name
+from dist_transformer.training.checkpoint import step_name
+from dist_transformer.training.checkpoint_writer import Retention, save_checkpoint
 from dist_transformer.training.engine import MOMENTS, ParameterState
 
 TOKENIZER = train_tokenizer(["a b"], vocab_size=300)

@@ -23,6 +23,7 @@ from dist_transformer.files import sha256_of
 from dist_transformer.training.checkpoint import checkpoint_problem
 from dist_transformer.training.ledger import read_ledger
 from dist_transformer.training.metrics import read_records
+from dist_transformer.training.run_folder import sole_writer
 from tests.conftest import ROOT, deepspeed_command, run_command
 
 pytestmark = pytest.mark.slow
@@ -133,6 +134,36 @@ def test_a_run_begins_with_a_model(worlds: dict[int, Path], toy_data: DataFolder
     assert recorded["init_from_sha256"] == sha256_of(tmp_path / "moved" / "model.safetensors")
     output = run_command(sys.executable, "tools/verify_run.py", run_dir)
     assert "3 equal to a checkpoint's" in output
+
+
+def test_each_save_says_how_long_training_waited(worlds: dict[int, Path]) -> None:
+    for ranks in (1, 2):
+        records = read_records(worlds[ranks], "checkpoint")
+        assert [record["step"] for record in records] == [10, 20]
+        assert all(0 < record["stall"] <= record["seconds"] for record in records)
+
+
+def test_a_second_run_in_the_same_folder_is_refused(toy_data: DataFolder, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "dist_transformer.train", *SMALL, "--data", toy_data.path, "--run-dir", run_dir]
+    words = [str(word) for word in (*command, "--max-steps", 10**6, "--save-every", 10**6)]
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
+    with subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as first:
+        try:
+            deadline = time.monotonic() + 300
+            while not (run_dir / "metrics.jsonl").exists():
+                assert first.poll() is None
+                assert time.monotonic() < deadline, "the run did not begin in five minutes"
+                time.sleep(0.1)
+            output = run_command(*command, "--max-steps", 1, status=1)
+            assert f"error: {run_dir} is in use by process {first.pid} on " in output
+            assert "Traceback" not in output
+            assert first.poll() is None
+        finally:
+            first.kill()
+    # Killed: its folder is free at once, with nothing to remove by hand.
+    with sole_writer(run_dir, pytest.fail, patience=1.0):
+        pass
 
 
 def test_a_world_larger_than_the_step_is_refused(toy_data: DataFolder, tmp_path: Path) -> None:
@@ -249,7 +280,7 @@ def test_the_best_weights_stay_and_validation_changes_nothing(toy_data: DataFold
     assert [record["step"] for record in records] == [2, 4, 6, 8, 10, 12]
     best = sorted(records, key=lambda record: (-record["bleu"], record["step"]))[:2]
     wanted = {12, *(record["step"] for record in best)}
-    assert {int(file.stem[5:]) for file in (run_dir / "weights").iterdir()} == wanted
+    assert {int(file.stem[5:]) for file in (run_dir / "weights").glob("step-*")} == wanted
     sheets = read_sheets(run_dir)
     assert [sheet.bleu for sheet in sheets] == [record["bleu"] for record in records]
     assert [sheet.sentences for sheet in sheets] == [5] * 6
@@ -301,4 +332,4 @@ def test_weights_stay_where_the_checkpoints_are_gone(toy_data: DataFolder, tmp_p
     train(1, toy_data.path, run_dir, "--max-steps", 4, "--save-every", 2)
     shutil.rmtree(run_dir / "checkpoints")
     train(1, toy_data.path, run_dir, "--max-steps", 1, "--save-every", 1)
-    assert sorted(int(file.stem[5:]) for file in (run_dir / "weights").iterdir()) == [1, 2, 4]
+    assert sorted(int(file.stem[5:]) for file in (run_dir / "weights").glob("step-*")) == [1, 2, 4]

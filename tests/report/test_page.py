@@ -222,7 +222,8 @@ def test_environment(run_dir: Path, read_page: ReadPage) -> None:
 def test_checkpoints(run_dir: Path, read_page: ReadPage) -> None:
     found = section(read_page(run_dir), "Checkpoints")
     assert words(found.find("p")) == (
-        "2 saves, the last at step 80: median 2.50 s, 1.00 to 4.00 s, 5.0 s in all (4.0 % of the training time)."
+        "2 saves, the last at step 80: median 2.50 s, 1.00 to 4.00 s; training waited 1.5 s in all (1.2 % of the "
+        "training time)."
     )
     assert [title.text for title in found.xpath(".//circle/title")] == ["save: 1 at step 40", "save: 4 at step 80"]
 

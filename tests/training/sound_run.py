@@ -14,7 +14,7 @@ from dist_transformer.config import PRESETS, ModelConfig, to_plain
 from dist_transformer.data.events import LeftOut
 from dist_transformer.files import sha256_of
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.training.checkpoint import Retention, save_checkpoint
+from dist_transformer.training.checkpoint_writer import Retention, save_checkpoint
 from dist_transformer.training.engine import EMA, MOMENTS, ParameterState
 from dist_transformer.training.ledger import Ledger, left_out_records, read_ledger
 from dist_transformer.training.progress import Progress

@@ -6,6 +6,9 @@ import hashlib
 import json
 import os
 import re
+import shutil
+import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +18,15 @@ import safetensors.torch
 import torch
 
 from dist_transformer.errors import UserError
-from dist_transformer.training import checkpoint as module
+from dist_transformer.training import checkpoint_writer as module
 from dist_transformer.training.checkpoint import (
     CheckpointReader,
-    Retention,
     checkpoint_problem,
     newest_checkpoint,
-    save_checkpoint,
+    weight_hashes,
+    weights_problem,
 )
+from dist_transformer.training.checkpoint_writer import CheckpointWriter, Retention, save_checkpoint
 from dist_transformer.training.engine import EMA, MOMENTS, ParameterState
 
 SHAPES = {"embedding": (7, 4), "encoder.norm.bias": (4,), "scale": ()}
@@ -59,6 +63,10 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def weight_steps(run: Path) -> list[int]:
+    return sorted(int(file.stem[5:]) for file in (run / "weights").glob("*.safetensors"))
+
+
 def pointer(run: Path) -> str:
     return (run / "checkpoints" / "latest").read_text()
 
@@ -73,7 +81,7 @@ def test_what_is_written(run: Path) -> None:
     assert path == run / "checkpoints" / "step-00000020"
     assert names(run / "checkpoints") == ["latest", "step-00000020"]
     assert names(path) == ["manifest.json", "part-00000.safetensors", "state.json"]
-    assert names(run / "weights") == ["step-00000020.safetensors"]
+    assert names(run / "weights") == ["SHA256SUMS", "step-00000020.safetensors"]
     assert pointer(run) == "step-00000020\n"
     state = json.loads((path / "state.json").read_text())
     assert (state["step"], state["position"], state["format_version"]) == (20, {"epoch": 1}, 1)
@@ -90,6 +98,70 @@ def test_the_manifest_states_size_and_hash_of_every_file(run: Path) -> None:
         content = (path / name).read_bytes()
         assert entry == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     assert checkpoint_problem(path) is None
+
+
+def test_the_manifest_says_what_it_is_a_checkpoint_of(run: Path) -> None:
+    writer = CheckpointWriter(run, config={"seed": 7})
+    state = {"step": 4, "position": {"epoch": 2}, "tokenizer_sha256": "ab"}
+    writer.start(states(4), state, retention=Retention(checkpoints=1, weights=1), weights_metadata={})
+    saved = writer.wait()
+    assert saved is not None
+    manifest = json.loads((saved.path / "manifest.json").read_text())
+    assert {key: manifest[key] for key in ("step", "position", "tokenizer_sha256", "config", "format_version")} == {
+        **state, "config": {"seed": 7}, "format_version": 1,
+    }  # fmt: skip
+    assert set(manifest["versions"]) == {"python", "dist_transformer", "torch", "deepspeed"}
+
+
+def test_weight_files_have_their_hash_as_sha256sum_checks_it(run: Path) -> None:
+    for step in (1, 2, 3):
+        save(run, step, weights=2)
+    command = ["sha256sum", "--check", "SHA256SUMS"]
+    done = subprocess.run(command, check=False, cwd=run / "weights", capture_output=True, text=True)
+    assert done.stdout.splitlines() == [f"step-0000000{step}.safetensors: OK" for step in (2, 3)], done.stderr
+    file = run / "weights" / "step-00000003.safetensors"
+    assert weights_problem(file) is None
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert weights_problem(file) == f"{file} is damaged: its SHA-256 is not what SHA256SUMS states"
+    # A file that was copied away has no hash beside it.
+    assert weights_problem(file.rename(run / "copied.safetensors")) is None
+
+
+def test_files_are_for_whoever_may_read_the_run_folder(run: Path) -> None:
+    path = save(run, 1)
+    mode = (path / "state.json").stat().st_mode
+    for file in (path / "part-00000.safetensors", run / "weights" / "step-00000001.safetensors"):
+        assert file.stat().st_mode == mode
+
+
+def test_a_snapshot_does_not_see_what_training_does_next(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writing waits until every tensor that was given has another value."""
+    given, trained = list(states(8)), threading.Event()
+    monkeypatch.setattr(module, "save_file", lambda *a, **k: (trained.wait(30), safetensors.torch.save_file(*a, **k)))
+    state = {"step": 8, "position": {"epoch": 1}}
+    writer = CheckpointWriter(run)
+    writer.start(given, state, retention=Retention(checkpoints=1, weights=1), weights_metadata={})
+    assert writer.poll() is None
+    for parameter in given:
+        parameter.weight.fill_(9.0)
+        for moment in parameter.moments.values():
+            moment.fill_(9.0)
+    state["step"], state["position"]["epoch"] = 9, 9  # type: ignore[index]
+    trained.set()
+    saved = writer.wait()
+    assert saved is not None
+    assert 0 <= saved.stall <= saved.seconds
+    reader = CheckpointReader(saved.path)
+    stored = safetensors.torch.load_file(run / "weights" / "step-00000008.safetensors")
+    for wanted in states(8):
+        read = reader.parameter(wanted.name)
+        assert torch.equal(read.weight, wanted.weight)
+        assert torch.equal(stored[wanted.name], wanted.weight)
+        assert all(torch.equal(read.moments[key], wanted.moments[key]) for key in MOMENTS)
+    assert (reader.state["step"], reader.state["position"]) == (8, {"epoch": 1})
+    assert writer.poll() is None
+    assert writer.wait() is None
 
 
 def test_weights_and_moments_come_back_bit_for_bit(run: Path) -> None:
@@ -121,9 +193,9 @@ def test_the_weight_file_holds_the_weights_alone(run: Path) -> None:
 def test_averaged_weights_have_a_file_of_their_own(run: Path) -> None:
     for step in (3, 6, 9):
         path = save_averaged(run, step, checkpoints=2)
-    assert names(run / "weights") == [
-        f"{kind}-{step:08}.safetensors" for kind, steps in ((EMA, (6, 9)), ("step", (3, 6, 9))) for step in steps
-    ]
+    files = [f"{kind}-{step:08}.safetensors" for kind, steps in ((EMA, (6, 9)), ("step", (3, 6, 9))) for step in steps]
+    assert names(run / "weights") == ["SHA256SUMS", *files]
+    assert sorted(weight_hashes(run / "weights")) == files
     raw, averaged = (safetensors.torch.load_file(run / "weights" / f"{kind}-00000009.safetensors")
                      for kind in ("step", EMA))  # fmt: skip
     reader = CheckpointReader(path)
@@ -141,8 +213,20 @@ def test_the_newest_are_kept_each_by_its_own_number(run: Path) -> None:
     for step in (5, 10, 15, 20, 100):
         save(run, step, checkpoints=2, weights=3)
     assert names(run / "checkpoints") == ["latest", "step-00000020", "step-00000100"]
-    assert names(run / "weights") == [f"step-{step:08}.safetensors" for step in (15, 20, 100)]
+    assert names(run / "weights") == ["SHA256SUMS", *(f"step-{step:08}.safetensors" for step in (15, 20, 100))]
     assert pointer(run) == "step-00000100\n"
+
+
+def test_what_is_removed_loses_its_name_first(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed in the middle of it, no half-removed folder looks like a checkpoint."""
+    removed: list[str] = []
+    original = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", lambda path: (removed.append(path.name), original(path)))
+    save(run, 5)
+    damage(save(run, 10), "flip")
+    save(run, 10, checkpoints=1)
+    assert removed == [".step-00000010.removed.tmp", ".step-00000005.removed.tmp"]
+    assert names(run / "checkpoints") == ["latest", "step-00000010"]
 
 
 def test_a_checkpoint_of_the_same_step_is_replaced(run: Path) -> None:
@@ -167,7 +251,7 @@ def test_a_damaged_newer_checkpoint_does_not_push_out_the_one_just_written(run: 
 def test_nothing_in_a_run_folder_is_a_pickle(run: Path) -> None:
     save(run, 1)
     files = [path for path in run.rglob("*") if path.is_file()]
-    assert len(files) == 5
+    assert len(files) == 6
     for file in files:
         # A pickle of protocol 2 or later, and the zip that torch.save writes.
         assert not file.read_bytes().startswith((b"\x80", b"PK")), file
@@ -231,6 +315,11 @@ def _symlink(path: Path, name: str = "part-00000.safetensors") -> None:
     (path / name).symlink_to(elsewhere)
 
 
+def _linked_folder(path: Path) -> None:
+    path.rename(path.parents[1] / "elsewhere")
+    path.symlink_to(path.parents[1] / "elsewhere")
+
+
 def _extra_part(path: Path) -> None:
     """A reader takes every part that it finds, so each must be in the manifest."""
     part = path / "part-00000.safetensors"
@@ -270,6 +359,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "name outside": (_outside_name, "../step-00000010/state.json"),
     "link": (_symlink, "part-00000.safetensors"),
     "linked state": (lambda path: _symlink(path, "state.json"), "state.json"),
+    "linked manifest": (lambda path: _symlink(path, "manifest.json"), "manifest.json"),
+    "linked folder": (_linked_folder, "step-00000020"),
+    "nested too deep": (lambda path: (path / "manifest.json").write_text("[" * 10**5), ""),
     "newer format": (lambda path: _rewrite_manifest(path, lambda m: m.update(format_version=2)), "newer version"),
     "format is a text": (lambda path: _rewrite_manifest(path, lambda m: m.update(format_version="1")), ""),
 }
@@ -291,7 +383,10 @@ def test_damage_is_found_and_the_older_checkpoint_is_taken(kind: str, run: Path)
     assert named in problem
     warned: list[str] = []
     assert newest_checkpoint(run, warned.append) == older
-    assert warned == [f"{problem}; falling back to an older checkpoint"]
+    assert warned == [
+        f"{problem}: it is not used",
+        f"falling back to {older}: every step after 10 is computed again",
+    ]
 
 
 def test_every_byte_of_a_checkpoint_is_guarded(run: Path) -> None:
@@ -317,10 +412,18 @@ def test_when_all_are_damaged_training_does_not_start_anew(run: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_link_in_place_of_all_checkpoints_is_refused(run: Path) -> None:
+    save(run, 10)
+    (run / "checkpoints").rename(run / "elsewhere")
+    (run / "checkpoints").symlink_to("elsewhere")
+    with pytest.raises(UserError, match=r"checkpoints is a link: put the real folder there"):
+        newest_checkpoint(run, pytest.fail)
+
+
 def test_an_unfinished_checkpoint_is_not_seen_and_is_written_over(run: Path) -> None:
     """kill -9 while step 20 was written."""
     older = save(run, 10)
-    unfinished = run / "checkpoints" / ".step-00000020.tmp"
+    unfinished = run / "checkpoints" / ".step-00000020.0123abcd.tmp"
     unfinished.mkdir()
     (unfinished / "part-00007.safetensors").write_text("torn")
     warned: list[str] = []
@@ -377,12 +480,11 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_no_rubbish(
         assert message.startswith("cannot write the checkpoint: ")
         assert "No space left on device" in message
         assert "older checkpoints are intact" in message
-        # The pointer moves last; until then what was there is untouched.
+        # The pointer moves last; until then what was there is untouched, and the list of hashes at most longer.
         after = _contents(run)
-        latest = "checkpoints/latest"
-        assert {file: after[file] for file in before if file != latest} == {
-            file: content for file, content in before.items() if file != latest
-        }
+        for file in before.keys() - {"checkpoints/latest", "weights/SHA256SUMS"}:
+            assert after[file] == before[file], file
+        assert after["weights/SHA256SUMS"].startswith(before["weights/SHA256SUMS"])
         newest = newest_checkpoint(run, pytest.fail)
         assert newest in (older, run / "checkpoints" / "step-00000020")
         assert checkpoint_problem(run / "checkpoints" / pointer(run).strip()) is None
@@ -426,11 +528,11 @@ def test_everything_is_on_disk_before_the_names_change(run: Path, monkeypatch: p
     monkeypatch.setattr(Path, "replace", replaced)
     save(run, 2)
     at = events.index("rename to step-00000002")
-    for flushed in ("part-00000.safetensors", "state.json", "manifest.json", ".step-00000002.tmp"):
+    for flushed in ("part-00000.safetensors", "state.json", "manifest.json", ".step-00000002."):
         assert any(event.startswith("flush") and flushed in event for event in events[:at]), flushed
     # The names inside the folder are flushed after its last file, the manifest, was made.
     manifest = next(i for i, event in enumerate(events) if "manifest.json" in event)
-    assert "flush .step-00000002.tmp" in events[manifest:at]
+    assert any(event.startswith("flush .step-00000002.") for event in events[manifest:at])
     pointer_moves = next(i for i, event in enumerate(events) if event == "replace latest")
     assert "flush checkpoints" in events[at:pointer_moves]
     assert any(event.startswith("flush") and "latest" in event for event in events[at:pointer_moves])
@@ -440,6 +542,6 @@ def test_everything_is_on_disk_before_the_names_change(run: Path, monkeypatch: p
 def test_weights_of_the_best_steps_stay(run: Path) -> None:
     for step in range(1, 6):
         save(run, step, weights=2, best=(2,))
-    assert names(run / "weights") == [f"step-0000000{step}.safetensors" for step in (2, 4, 5)]
+    assert weight_steps(run) == [2, 4, 5]
     save(run, 6, weights=2, best=(4,))
-    assert names(run / "weights") == [f"step-0000000{step}.safetensors" for step in (4, 5, 6)]
+    assert weight_steps(run) == [4, 5, 6]

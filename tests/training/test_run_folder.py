@@ -1,19 +1,33 @@
 import dataclasses
+import errno
+import fcntl
 import hashlib
 import json
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from dist_transformer.config import PRESETS, BatchConfig, ModelConfig, OptimizerConfig, TrainConfig, from_plain
 from dist_transformer.errors import UserError
+from dist_transformer.training.checkpoint import CheckpointReader
+from dist_transformer.training.checkpoint_writer import Retention, save_checkpoint
+from dist_transformer.training.engine import MOMENTS, ParameterState
 from dist_transformer.training.run_folder import (
     average_notes,
     check_settings,
     describe_run,
+    open_run,
     remove_newer,
     run_identity,
+    sole_writer,
     write_settings,
 )
 
@@ -178,3 +192,86 @@ def test_what_a_resumed_run_computes_anew_is_removed(tmp_path: Path) -> None:
 )
 def test_an_average_that_begins_or_ends_is_told(before: dict[str, Any], now: float, expected: list[str]) -> None:
     assert average_notes({"step": 7, **before}, now) == expected
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from dist_transformer.training.run_folder import sole_writer
+with sole_writer(Path(sys.argv[1]), print):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_folder_in_use_is_refused_and_is_free_when_its_process_is_killed(tmp_path: Path) -> None:
+    run_dir = tmp_path / "a run"
+    command = [sys.executable, "-c", HOLDER, str(run_dir)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(UserError) as refused, sole_writer(run_dir, pytest.fail, patience=0.0):
+            pass
+        who = f"{run_dir} is in use by process {process.pid} on {socket.gethostname()} since 20"
+        assert str(refused.value).startswith(who)
+        assert "wait until that run ends, or end it" in str(refused.value)
+        # The next start comes while this one still ends: it waits.
+        threading.Timer(0.3, process.kill).start()
+        with sole_writer(run_dir, pytest.fail, patience=60.0):
+            assert str(process.pid) not in (run_dir / "lock").read_text()
+    assert (run_dir / "lock").read_text() == ""
+    with sole_writer(run_dir, pytest.fail, patience=0.0):
+        pass
+
+
+def test_a_file_system_without_locks_is_used_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    notes: list[str] = []
+    with sole_writer(tmp_path, notes.append):
+        pass
+    assert len(notes) == 1
+    assert "lock cannot be locked" in notes[0]
+    assert "make sure yourself that no other run writes to this folder" in notes[0]
+
+
+def opened(config: TrainConfig, held: ExitStack) -> tuple[str | None, list[str]]:
+    """Where the run goes on, and what is said."""
+    folder = SimpleNamespace(path=Path(config.data[0]))
+    origin, notes = open_run(config, described(config), folder, held)  # type: ignore[arg-type]
+    return origin.path.name if isinstance(origin, CheckpointReader) else None, notes
+
+
+def test_a_run_takes_its_folder_and_moves_the_pointer_off_a_damaged_checkpoint(config: TrainConfig) -> None:
+    run_dir = config.run_dir
+    with ExitStack() as held:
+        assert opened(config, held) == (None, [])
+        with pytest.raises(UserError, match="is in use by"), sole_writer(run_dir, pytest.fail, patience=0.0):
+            pass
+        for step in (1, 2):
+            weight = torch.zeros(3)
+            state = ParameterState(name="w", weight=weight, moments=dict.fromkeys(MOMENTS, weight))
+            retention = Retention(checkpoints=2, weights=2)
+            save_checkpoint(run_dir, [state], {"step": step}, retention=retention, weights_metadata={})
+    (run_dir / "checkpoints" / "step-00000002" / "state.json").write_text("{}")
+    with ExitStack() as held:
+        name, notes = opened(config, held)
+    assert name == "step-00000001"
+    assert "state.json is damaged" in notes[0]
+    assert notes[1].endswith("step-00000001: every step after 1 is computed again")
+    assert (run_dir / "checkpoints" / "latest").read_text() == "step-00000001\n"
+    assert [file.name for file in run_dir.glob("weights/step-*")] == ["step-00000001.safetensors"]
+    # A start that is refused lets go of the folder.
+    with ExitStack() as held, pytest.raises(UserError, match=r"model\.dropout"):
+        opened(dataclasses.replace(config, model=dataclasses.replace(config.model, dropout=0.4)), held)
+    with sole_writer(run_dir, pytest.fail, patience=0.0):
+        pass
+
+
+def test_a_mistyped_folder_is_not_made(config: TrainConfig) -> None:
+    required = dataclasses.replace(config, resume="required")
+    with ExitStack() as held, pytest.raises(UserError, match=r"--resume required, but .* holds no checkpoint"):
+        opened(required, held)
+    assert not config.run_dir.exists()

@@ -94,9 +94,20 @@ def test_a_weight_file_that_is_none(run: Path, content: bytes) -> None:
 
 
 def test_a_weight_file_is_compared_with_the_checkpoint(run: Path) -> None:
-    """One bit of one weight: nothing else tells, for weight files have no hash."""
+    """One bit of one weight; the comparison says which one, where the hash would not."""
     flip(run / WEIGHTS, -4)
     assert "is not what the checkpoint of the step holds" in failures(run)["weights"]
+
+
+def test_a_weight_file_has_its_hash(run: Path) -> None:
+    """A letter of what the file says of itself, which no tensor shows; and a file that no save wrote."""
+    content = (run / WEIGHTS).read_bytes()
+    (run / WEIGHTS).write_bytes(content.replace(b'"tag":"a"', b'"tag":"b"'))
+    assert "its SHA-256 is not what SHA256SUMS states" in failures(run)["weights"]
+    (run / WEIGHTS).write_bytes(content)
+    assert failures(run) == {}
+    (run / "weights" / "SHA256SUMS").unlink()
+    assert "is not in SHA256SUMS, so no save of this run wrote it" in failures(run)["weights"]
 
 
 def test_averaged_weights(run: Path) -> None:

@@ -1,0 +1,135 @@
+"""Saves of two real ranks, in one launch: one is slow, one fails, a disk is full; and who watches the pointer."""
+
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_transformer.training.checkpoint import checkpoint_problem
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.slow
+
+RESULTS = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
+    """A file system of 4 MiB; None where we may not mount one."""
+    place = tmp_path_factory.mktemp("disk")
+    options = ["-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
+    if subprocess.run(["mount", *options], check=False, capture_output=True).returncode != 0:
+        yield None
+        return
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("saving") / "run"
+
+
+def watch(pointer: Path, seen: dict[str, str | None]) -> None:
+    """What `latest` names at this moment, and what is wrong with it."""
+    if pointer.exists():
+        name = pointer.read_text()
+        problem = checkpoint_problem(pointer.parent / name.strip())
+        seen[name] = seen.get(name) or problem
+
+
+@pytest.fixture(scope="module")
+def watched() -> dict[str, str | None]:
+    return {}
+
+
+@pytest.fixture(scope="module")
+def results(run: Path, disk: Path | None, watched: dict[str, str | None]) -> RESULTS:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "tests.distributed.worker_saving", str(run), str(disk or "-"), str(run.parent)]
+    common = {**os.environ, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    ranks = [
+        subprocess.Popen(
+            command, cwd=ROOT, env={**common, "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        )
+        for rank in range(2)
+    ]
+    try:
+        while ranks[0].poll() is None:
+            # The last save's files are damaged on purpose.
+            if not (run / "checkpoints" / "step-00000005").exists():
+                watch(run / "checkpoints" / "latest", watched)
+        assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [json.loads((run.parent / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_the_pointer_names_only_whole_checkpoints(results: RESULTS, watched: dict[str, str | None]) -> None:
+    assert {"step-00000001\n", "step-00000002\n"} <= watched.keys()
+    assert set(watched.values()) == {None}
+
+
+def test_training_goes_on_while_a_slow_rank_saves(results: RESULTS) -> None:
+    assert results[0]["slow"] == results[1]["slow"]
+    assert all(step > 3 for step in results[0]["slow"])
+
+
+def test_an_error_on_one_rank_ends_all_at_the_same_step(results: RESULTS, run: Path) -> None:
+    found = [result["too_large"] for result in results]
+    assert found[0] == found[1]
+    assert found[0]["message"].startswith("cannot write the checkpoint: ")
+    assert "too large" in found[0]["message"]
+    assert found[0]["message"].endswith(": free space or fix the folder; older checkpoints are intact")
+    assert found[0]["again"] == str(run / "checkpoints" / "step-00000005")
+    assert not [path for path in run.rglob("*") if path.name.endswith(".tmp")]
+
+
+def test_all_ranks_share_the_hashing_and_fall_back_together(results: RESULTS, run: Path) -> None:
+    found = [result["fall_back"] for result in results]
+    assert found[0] == found[1]
+    folder = run / "checkpoints"
+    assert found[0]["newest"] == str(folder / "step-00000005")
+    assert sorted(len(share) for share in found[0]["shares"]) == [1, 2]
+    assert sorted(itertools.chain(*found[0]["shares"])) == [
+        "part-00000.safetensors",
+        "part-00001.safetensors",
+        "state.json",
+    ]
+    assert found[0]["older"] == str(folder / "step-00000004")
+    part = folder / "step-00000005" / "part-00001.safetensors"
+    assert found[0]["warned"] == [
+        f"{part} is damaged: its size or SHA-256 is not what the manifest states: it is not used",
+        f"falling back to {folder / 'step-00000004'}: every step after 4 is computed again",
+    ]
+    assert found[0]["weights"] == {"p0": 4.0, "p1": 5.0, "p2": 6.0, "p3": 7.0}
+
+
+def test_a_full_and_a_read_only_disk(results: RESULTS, disk: Path | None) -> None:
+    if disk is None:
+        pytest.skip("no file system can be mounted here: run as root")
+    found = results[0]["disk"]
+    assert found == results[1]["disk"]
+    first = disk / "run" / "checkpoints" / "step-00000001"
+    assert (found["first"], found["older"]) == (str(first), str(first))
+    for name, reason in (("full", "No space left on device"), ("read_only", "Read-only file system")):
+        assert found[name].startswith("cannot write the checkpoint: ")
+        assert reason in found[name]
+    names = ("manifest.json", "part-00000.safetensors", "part-00001.safetensors", "state.json")
+    assert found["left"] == [
+        "run/checkpoints/latest",
+        *(f"run/checkpoints/step-00000001/{name}" for name in names),
+        "run/weights/SHA256SUMS",
+        "run/weights/step-00000001.safetensors",
+    ]
+    assert found["freed"] == found["writable"] == str(first.with_name("step-00000003"))
