@@ -208,7 +208,8 @@ class Plan:
                     totals=position.totals
                     and position.totals.plus_pack(pairs=len(rows), source_tokens=source, target_tokens=target),
                 )
-                if is_last and number + 1 == len(packs):
+                # Where a shard then went bad that had more packs, the run did not know yet that the epoch ends here.
+                if is_last and number + 1 == len(packs) and number + 1 not in left_out.values():
                     events.ended += self._summary(position)
                     position = Position(epoch=position.epoch + 1)
                 yield pack, position

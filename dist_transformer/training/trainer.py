@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ import torch
 
 from dist_transformer import distributed
 from dist_transformer.config import TrainConfig, to_plain
-from dist_transformer.data.events import LeftOut
 from dist_transformer.data.feeder import Feeder
 from dist_transformer.data.plan import Step
 from dist_transformer.data.stream import MicroBatch
@@ -30,6 +28,7 @@ from dist_transformer.training.checkpoint import CheckpointReader
 from dist_transformer.training.checkpoint_writer import CheckpointWriter, Retention, Saved
 from dist_transformer.training.ds_config import load_ds_config
 from dist_transformer.training.engine import Engine
+from dist_transformer.training.interval import Interval
 from dist_transformer.training.ledger import Ledger, batch_hash
 from dist_transformer.training.memory import peak_memory_bytes, state_bytes
 from dist_transformer.training.metrics import Reporter, perplexity
@@ -44,25 +43,6 @@ from dist_transformer.training.watchdog import Phase, Watchdog
 
 # More positions than this are a blur.
 _PICTURED_POSITIONS = 128
-
-
-@dataclass(slots=True)
-class _Interval:
-    """Steps since the last log line; loss and hash stay on the device and on their rank until then."""
-
-    steps: list[int] = field(default_factory=list)
-    hashes: list[torch.Tensor] = field(default_factory=list)
-    losses: list[torch.Tensor] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    applied: list[bool] = field(default_factory=list)
-    left_out: list[tuple[LeftOut, ...]] = field(default_factory=list)
-    epochs: dict[int, str] = field(default_factory=dict)
-    """By corpus, what is said of the last epoch that ended: there are corpora that fit a step."""
-    source_tokens: int = 0
-    packs: int = 0
-    seconds: float = 0.0
-    stall_seconds: float = 0.0
-    """Of these, waiting for data."""
 
 
 def micro_batch_seed(seed: int, epoch: int, step: int, first_pack: int) -> int:
@@ -140,7 +120,7 @@ class Trainer:
         """Until the run is finished, or a stop is asked for; says by what."""
         if self._owes_validation():
             self._validate()
-        interval, stopped_by = _Interval(), None
+        interval, stopped_by = Interval(), None
         feeder = Feeder(
             self._remaining_steps(), self.data.stream,
             rank=self.world.rank, world_size=self.world.size, pin=self.engine.device.type == "cuda",
@@ -189,7 +169,7 @@ class Trainer:
     def _out_of_patience(self) -> bool:
         return 0 < self.config.patience <= self.progress.validations_since_best
 
-    def _train_step(self, step: Step, micro_batches: list[MicroBatch], interval: _Interval, stall: float) -> None:
+    def _train_step(self, step: Step, micro_batches: list[MicroBatch], interval: Interval, stall: float) -> None:
         """Forward, backward, update; counts what was consumed."""
         started = time.monotonic()
         progress = self.progress
@@ -206,20 +186,13 @@ class Trainer:
         progress.train_seconds += seconds
         progress.source_tokens += step.source_tokens
         progress.target_tokens += step.target_tokens
-        interval.steps.append(progress.step)
-        interval.hashes.append(torch.stack(hashes).sum())
-        interval.losses.append(torch.stack(losses).sum(0))
-        interval.tokens.append(step.target_tokens)
-        interval.applied.append(applied)
-        interval.left_out.append(step.left_out)
-        interval.source_tokens += step.source_tokens
-        interval.packs += len(step.packs)
-        interval.seconds += seconds
-        interval.stall_seconds += stall
+        interval.add(
+            progress.step, step, hashes=hashes, losses=losses, applied=applied, seconds=seconds, stall=stall
+        )  # fmt: skip
         self._report_events(step, interval)
         self.reporter.advance()
 
-    def _report_events(self, step: Step, interval: _Interval) -> None:
+    def _report_events(self, step: Step, interval: Interval) -> None:
         """Shards that are missing from this step on, and epochs that it ended."""
         progress = self.progress
         for shard in step.left_out:
@@ -251,28 +224,23 @@ class Trainer:
                 f"{progress.step}): lower the learning rate, or resume with --precision fp32 from the last checkpoint"
             )
 
-    def _log(self, interval: _Interval) -> _Interval:
-        """Reduce and report the interval. A collective; the only place where the loop reads losses from the device."""
+    def _log(self, interval: Interval) -> Interval:
+        """Reduce and report the interval. A collective."""
         if not interval.steps:
             return interval
-        hashes = distributed.all_reduce_sum(torch.stack(interval.hashes)).tolist()
-        sums = distributed.all_reduce_sum(torch.stack(interval.losses).double()).tolist()
+        hashes, loss, nll = interval.reduce()
         for number, pair_hash, tokens, left_out in zip(
             interval.steps, hashes, interval.tokens, interval.left_out, strict=True
         ):
             self.ledger.add(number, pair_hash=pair_hash, target_tokens=tokens, left_out=left_out)
         self.progress.ledger_chain = self.ledger.chain
-        kept = [i for i, applied in enumerate(interval.applied) if applied]
-        tokens = sum(interval.tokens[i] for i in kept)
-        loss = sum(sums[i][0] for i in kept) / tokens if kept else float("nan")
-        nll = sum(sums[i][1] for i in kept) / tokens if kept else float("nan")
         values = self._measures(interval, loss=loss, nll=nll)
         self._write_interval(values)
         left = (self.config.max_steps - self.progress.step) * interval.seconds / len(interval.steps)
         self.reporter.train_line(self.progress.step, values, left)
         for text in interval.epochs.values():
             self.reporter.say(text)
-        return _Interval()
+        return Interval()
 
     def _write_interval(self, values: dict[str, Any]) -> None:
         """Ledger and metrics, by rank 0; when it cannot, all end."""
@@ -291,18 +259,14 @@ class Trainer:
             ),
         )
 
-    def _measures(self, interval: _Interval, *, loss: float, nll: float) -> dict[str, Any]:
-        target_tokens = sum(interval.tokens)
-        room = interval.packs * (self.budgets.max_source_tokens + self.budgets.max_target_tokens)
+    def _measures(self, interval: Interval, *, loss: float, nll: float) -> dict[str, Any]:
         return {
             "loss": loss,
             "nll": nll,
             "ppl": perplexity(nll),
             "learning_rate": self.engine.learning_rate,
             "gradient_norm": self.engine.gradient_norm,
-            "target_tokens_per_second": target_tokens / interval.seconds,
-            "data_stall": interval.stall_seconds / interval.seconds,
-            "fill": (target_tokens + interval.source_tokens) / room,
+            **interval.speed(self.budgets),
             "epoch": self.progress.position.epoch,
             "skipped_steps": self.progress.skipped_steps,
             "left_out_shards": len({(shard["corpus"], shard["shard"]) for shard in self.progress.left_out}),

@@ -118,7 +118,7 @@ def test_ranks_share_the_batches_of_one_process(
 
 
 def test_every_rank_hears_of_an_error(make, toy_lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "gather_objects", lambda own: [own, "rank 1 has not enough memory"])
+    monkeypatch.setattr(distributed, "gather_objects", lambda own, _: [own, "rank 1 has not enough memory"])
     with pytest.raises(UserError, match="rank 1"):
         make().translate_distributed(toy_lines[0][:3])
 

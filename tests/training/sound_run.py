@@ -72,7 +72,7 @@ def save(path: Path, progress: Progress, *, ema_decay: float = 0.0) -> None:
         ],
         {**progress.to_json(), **described},
         retention=Retention(checkpoints=9, weights=9),
-        weights_metadata={"step": json.dumps(progress.step)},
+        weights_metadata={"step": json.dumps(progress.step), "tag": "a"},
     )
 
 

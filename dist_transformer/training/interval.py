@@ -1,0 +1,82 @@
+"""The steps between two log lines."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from dist_transformer import distributed
+from dist_transformer.data.events import LeftOut
+from dist_transformer.data.packing import Budgets
+from dist_transformer.data.plan import Step
+
+
+@dataclass(slots=True)
+class Interval:
+    """Losses and hashes stay on the device and on their rank until the interval ends."""
+
+    steps: list[int] = field(default_factory=list)
+    hashes: list[torch.Tensor] = field(default_factory=list)
+    losses: list[torch.Tensor] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    applied: list[bool] = field(default_factory=list)
+    left_out: list[tuple[LeftOut, ...]] = field(default_factory=list)
+    epochs: dict[int, str] = field(default_factory=dict)
+    """By corpus, what is said of the last epoch that ended: there are corpora that fit a step."""
+    source_tokens: int = 0
+    packs: int = 0
+    seconds: float = 0.0
+    stall_seconds: float = 0.0
+    """Of these, waiting for data."""
+
+    def add(
+        self,
+        number: int,
+        step: Step,
+        *,
+        hashes: Sequence[torch.Tensor],
+        losses: Sequence[torch.Tensor],
+        applied: bool,
+        seconds: float,
+        stall: float,
+    ) -> None:
+        """Count a step.
+
+        Args:
+            hashes: of this rank's micro-batches.
+            losses: theirs too, shape (2,) each: sums of the loss and of -log p.
+        """
+        self.steps.append(number)
+        self.hashes.append(torch.stack(tuple(hashes)).sum())
+        self.losses.append(torch.stack(tuple(losses)).sum(0))
+        self.tokens.append(step.target_tokens)
+        self.applied.append(applied)
+        self.left_out.append(step.left_out)
+        self.source_tokens += step.source_tokens
+        self.packs += len(step.packs)
+        self.seconds += seconds
+        self.stall_seconds += stall
+
+    def reduce(self) -> tuple[list[int], float, float]:
+        """The hash of each step over all ranks; loss and nll a target token of the steps that were applied.
+
+        A collective, and the only place where the loop reads losses from the device.
+        """
+        hashes = distributed.all_reduce_sum(torch.stack(self.hashes)).tolist()
+        sums = distributed.all_reduce_sum(torch.stack(self.losses).double()).tolist()
+        kept = [i for i, applied in enumerate(self.applied) if applied]
+        if not kept:
+            return hashes, float("nan"), float("nan")
+        tokens = sum(self.tokens[i] for i in kept)
+        loss, nll = (sum(sums[i][which] for i in kept) / tokens for which in range(2))
+        return hashes, loss, nll
+
+    def speed(self, budgets: Budgets) -> dict[str, float]:
+        """Target tokens a second, the share of the time that training waited for data, and how full packs were."""
+        target_tokens = sum(self.tokens)
+        room = self.packs * (budgets.max_source_tokens + budgets.max_target_tokens)
+        return {
+            "target_tokens_per_second": target_tokens / self.seconds,
+            "data_stall": self.stall_seconds / self.seconds,
+            "fill": (target_tokens + self.source_tokens) / room,
+        }
