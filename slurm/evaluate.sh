@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# A run's newest weights averaged, the test set decoded on all GPUs, BLEU with its signature.
+#
+#     RUN_DIR=runs/big-en-de sbatch slurm/evaluate.sh
+#     RUN_DIR=runs/big-en-de AVERAGE=20 sbatch --nodes=2 slurm/evaluate.sh --beam 5    # any flag of tools/evaluate_bleu.py
+#
+# The model comes into RUN_DIR/model, the scores into RUN_DIR/bleu.json.
+#SBATCH --job-name=evaluate
+#SBATCH --nodes=1
+#SBATCH --gpus-per-node=8
+#SBATCH --ntasks-per-node=8
+#SBATCH --cpus-per-task=4
+#SBATCH --mem-per-cpu=4G
+#SBATCH --time=01:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.out
+[[ -f slurm/lib.sh ]] || { echo "error: $PWD is not the checkout: sbatch in its root, or with --chdir" >&2 && exit 1; }
+source slurm/lib.sh
+AVERAGE=${AVERAGE:-5}
+count_start
+evaluate "${EVALUATE[@]}" "$@"
+finish 0
