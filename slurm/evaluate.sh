@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # A run's newest weights averaged, the test set decoded on all GPUs, BLEU with its signature.
 #
-#     RUN_DIR=runs/big-en-de sbatch slurm/evaluate.sh
-#     RUN_DIR=runs/big-en-de AVERAGE=20 sbatch --nodes=2 slurm/evaluate.sh --beam 5    # any flag of tools/evaluate_bleu.py
+#     MODEL=big sbatch slurm/evaluate.sh                 # or base: the run of slurm/train_big.sh or train_base.sh
+#     RUN_DIR=runs/mine AVERAGE=20 sbatch --nodes=2 slurm/evaluate.sh --beam 5    # any flag of tools/evaluate_bleu.py
 #
 # The model comes into RUN_DIR/model, the scores into RUN_DIR/bleu.json.
 #SBATCH --job-name=evaluate
@@ -17,7 +17,7 @@
 #SBATCH --output=%x-%j.out
 [[ -f slurm/lib.sh ]] || { echo "error: $PWD is not the checkout: sbatch in its root, or with --chdir" >&2 && exit 1; }
 source slurm/lib.sh
-AVERAGE=${AVERAGE:-5}
+if [[ -n ${MODEL:-} ]]; then choose_run "$MODEL"; fi
 count_start
 evaluate "${EVALUATE[@]}" "$@"
 finish 0

@@ -171,20 +171,26 @@ train() {
 
 # evaluate FLAGS: the mean of the newest weights in RUN_DIR/model, its scores in RUN_DIR/bleu.json.
 evaluate() {
-    need RUN_DIR AVERAGE TEST_SRC TEST_REF
-    local weights=("$RUN_DIR"/weights/step-*.safetensors)
+    need RUN_DIR TEST_SRC TEST_REF
+    local weights=("$RUN_DIR"/weights/step-*.safetensors) count=${AVERAGE:-5}
     ((${#weights[@]} > 0)) || fail "$RUN_DIR has no weights: train first, or correct RUN_DIR"
     "${PYTHON[@]}" tools/average_checkpoints.py --run-dir "$RUN_DIR" --out "$RUN_DIR/model" \
-        --last $((AVERAGE < ${#weights[@]} ? AVERAGE : ${#weights[@]}))
+        --last $((count < ${#weights[@]} ? count : ${#weights[@]}))
     run_step none "$(tasks_per_node)" "${PYTHON[@]}" tools/evaluate_bleu.py --model "$RUN_DIR/model" \
         --src "$TEST_SRC" --ref "$TEST_REF" --json "$RUN_DIR/bleu.json" "$@"
 }
 
-# train_and_evaluate NAME COUNT FLAGS: the whole job of a training script: from text to the score of the mean of COUNT
-# weight files, in the run folder NAME-PAIR. STAGES leaves parts to other jobs.
+# choose_run MODEL: the run folder of big or base, unless another is given. Of big, twice as many weight files are averaged.
+choose_run() {
+    need RUNS PAIR
+    RUN_DIR=${RUN_DIR:-$RUNS/$1-$PAIR}
+    [[ $1 != big ]] || AVERAGE=${AVERAGE:-10}
+}
+
+# train_and_evaluate MODEL FLAGS: the whole job of a training script, from text to score. STAGES leaves parts to others.
 train_and_evaluate() {
-    RUN_DIR=${RUN_DIR:-$RUNS/$1-$PAIR} AVERAGE=${AVERAGE:-$2}
-    shift 2
+    choose_run "$1"
+    shift
     count_start
     local stage
     for stage in ${STAGES:-prepare train evaluate}; do

@@ -20,4 +20,4 @@
 #SBATCH --output=%x-%j.out
 [[ -f slurm/lib.sh ]] || { echo "error: $PWD is not the checkout: sbatch in its root, or with --chdir" >&2 && exit 1; }
 source slurm/lib.sh
-train_and_evaluate base 5 --preset base "$@"
+train_and_evaluate base --preset base "$@"

@@ -24,4 +24,4 @@ source slurm/lib.sh
 flags=(--preset big_large_batch)
 # The paper drops less out on the larger corpus.
 [[ $PAIR != en-fr ]] || flags+=(--model.dropout 0.1)
-train_and_evaluate big 10 "${flags[@]}" "$@"
+train_and_evaluate big "${flags[@]}" "$@"

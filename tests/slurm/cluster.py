@@ -1,24 +1,26 @@
-"""A SLURM cluster on this machine, for tests: real daemons, and nodes that are hosts of their own.
+"""A SLURM cluster on this machine, for tests: real daemons, and hosts of their own.
 
-Each node has its own network namespace (address, loopback, host name), so ranks on two nodes meet over a network as on
-real nodes, and a node can lose its power. GPUs are declared and are not there: SLURM counts them, torch finds none.
-Everything lives in one folder and ends with the cluster; the machine's own SLURM, if there is one, is not touched.
+Each host has its own network namespace (address, loopback, host name), so ranks on two nodes meet over a network as on
+real nodes, and a node can lose its power. What runs on a host is known by its namespace, and ends with it. GPUs are
+declared and are not there: SLURM counts them, torch finds none. Everything lives in one folder and ends with the
+cluster; the machine's own SLURM, if there is one, is not touched.
 """
 
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "iproute2")
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "ip")
 SYSTEM_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
+
+CONTROLLER = "controller"
 
 CPUS, GPUS = 64, 8
 """Of each node, as they are declared."""
@@ -27,8 +29,7 @@ CPUS, GPUS = 64, 8
 # `SlurmdTimeout` bounds how long a node without power is believed in, `KillWait` how long a process may ignore SIGTERM.
 _CONFIG = """\
 ClusterName=tests
-SlurmctldHost={host}({address}.254)
-SlurmctldPort={ports[0]}
+SlurmctldHost={controller}({address})
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -93,9 +94,10 @@ def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 60.
 class Cluster:
     """Nodes node1, node2, …, each of `CPUS` processors and `GPUS` GPUs, in one partition."""
 
-    def __init__(self, folder: Path, address: str, tag: str, *, nodes: int) -> None:
-        self.folder, self._address, self._tag = folder, address, tag
+    def __init__(self, folder: Path, network: str, tag: str, *, nodes: int) -> None:
+        self.folder, self._network, self._tag = folder, network, tag
         self.nodes = [f"node{number}" for number in range(1, nodes + 1)]
+        self._addresses = {host: f"{network}.{number}" for number, host in enumerate([CONTROLLER, *self.nodes], 1)}
         self.environment = {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": SYSTEM_PATH}
 
     def run(
@@ -130,22 +132,17 @@ class Cluster:
         wait_until(lambda: not self.run("squeue", "-h", "-j", job, status=None), f"job {job} cleaned up")
         return self.state(job)
 
-    def processes(self, node: str) -> list[int]:
-        """Everything that runs on a node, its daemon included."""
-        return [int(pid) for pid in self.run("ip", "netns", "pids", self._namespace(node)).split()]
+    def processes(self, host: str) -> list[int]:
+        """Everything that runs on a host, its daemons included."""
+        return [int(pid) for pid in self.run("ip", "netns", "pids", self._namespace(host)).split()]
 
     def start_node(self, node: str) -> None:
         """Start a node's daemon, at first or after it was killed."""
-        inside = 'hostname "$1"; mount --bind "$2/hosts" /etc/hosts; exec slurmd -f "$2/slurm.conf" -N "$1"'
-        space = f"/run/netns/{self._namespace(node)}"
-        self.run(
-            "nsenter", f"--net={space}", "unshare", "--uts", "--mount", "bash", "-ec", inside, "_", node, self.folder
-        )
+        self._run_on(node, "slurmd", "-f", self.folder / "slurm.conf", "-N", node)
 
-    def power_off(self, node: str) -> None:
-        """Everything on the node ends at once, its daemon and the steps' too."""
-        for pid in self.processes(node):
-            _signal(pid, signal.SIGKILL)
+    def power_off(self, host: str) -> None:
+        """Everything on the host ends at once."""
+        _kill_all(self._namespace(host))
 
     def idle(self) -> bool:
         states = self.run("sinfo", "-h", "-N", "-o", "%t", status=None).split()
@@ -156,25 +153,19 @@ class Cluster:
         self._connect()
         munge = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munged.pid", "log-file": "munged.log"}
         files = [f"--{option}={self.folder / name}" for option, name in munge.items()]
-        self.run("munged", *files, f"--seed-file={self.folder / 'munge.seed'}")
-        self.run("slurmctld", "-c", "-i", "-f", self.folder / "slurm.conf")
+        self._run_on(CONTROLLER, "munged", *files, f"--seed-file={self.folder / 'munge.seed'}")
+        self._run_on(CONTROLLER, "slurmctld", "-c", "-i", "-f", self.folder / "slurm.conf")
         for node in self.nodes:
             self.start_node(node)
         wait_until(self.idle, "nodes idle", seconds=30)
 
-    def stop(self) -> None:
-        """Cancel the jobs, end the daemons that `start` started, take the network away."""
-        if self.run("squeue", "-h", status=None):
-            self.run("scancel", "--full", "--signal=KILL", "--user=root", status=None)
-            self.run("scancel", "--user=root", status=None)
-        for node in self.nodes:
-            self.power_off(node)
-        for name in ("slurmctld.pid", "munged.pid"):
-            _end(self.folder / name)
-        _remove_network(self._tag)
+    def _run_on(self, host: str, *command: object) -> None:
+        prepare = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
+        unshare = ["unshare", "--uts", "--mount", "bash", "-ec", prepare, "_", host, self.folder / "hosts"]
+        self.run("nsenter", f"--net=/run/netns/{self._namespace(host)}", *unshare, *command)
 
-    def _namespace(self, node: str) -> str:
-        return f"{self._tag}-{node}"
+    def _namespace(self, host: str) -> str:
+        return f"{self._tag}-{host}"
 
     def _write_files(self) -> None:
         for name in ("state", *(f"spool-{node}" for node in self.nodes)):
@@ -182,14 +173,12 @@ class Cluster:
         key = self.folder / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(1024))
-        addresses = {node: f"{self._address}.{number}" for number, node in enumerate(self.nodes, 1)}
-        ports = _free_ports(len(self.nodes) + 1)
-        lines = [_CONFIG.format(host=socket.gethostname(), address=self._address, ports=ports, folder=self.folder)]
-        for (node, address), port in zip(addresses.items(), ports[1:], strict=True):
-            lines.append(
-                f"NodeName={node} NodeHostname={node} NodeAddr={address} Port={port} CPUs={CPUS} RealMemory=1000000 "
-                f"Gres=gpu:{GPUS} State=UNKNOWN\n"
-            )
+        lines = [_CONFIG.format(controller=CONTROLLER, address=self._addresses[CONTROLLER], folder=self.folder)]
+        lines += [
+            f"NodeName={node} NodeHostname={node} NodeAddr={self._addresses[node]} CPUs={CPUS} RealMemory=1000000 "
+            f"Gres=gpu:{GPUS} State=UNKNOWN\n"
+            for node in self.nodes
+        ]
         lines.append(f"PartitionName=main Nodes={','.join(self.nodes)} Default=YES MaxTime=INFINITE State=UP\n")
         (self.folder / "slurm.conf").write_text("".join(lines), encoding="utf-8")
         # A GPU must name a device; a link to any will do.
@@ -198,30 +187,23 @@ class Cluster:
         gres = f"NodeName={','.join(self.nodes)} Name=gpu File={self.folder}/gpu[0-{GPUS - 1}]\n"
         (self.folder / "gres.conf").write_text(gres, encoding="utf-8")
         hosts = Path("/etc/hosts").read_text(encoding="utf-8")
-        hosts += "".join(f"\n{address} {node}\n::ffff:{address} {node}" for node, address in addresses.items())
+        hosts += "".join(f"\n{address} {host}" for host, address in self._addresses.items())
         (self.folder / "hosts").write_text(hosts + "\n", encoding="utf-8")
 
     def _connect(self) -> None:
-        """A bridge, and a cable from it to each node."""
+        """A bridge, a cable from it to each host, and an address on it for the clients here."""
         bridge = f"{self._tag}br"
-        self._ip("link", "add", bridge, "type", "bridge")
-        self._ip("addr", "add", f"{self._address}.254/24", "dev", bridge)
-        self._ip("link", "set", bridge, "up")
-        for number, node in enumerate(self.nodes, 1):
-            space, cable = self._namespace(node), f"{self._tag}v{number}"
-            self._ip("netns", "add", space)
-            self._ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", space)
-            self._ip("link", "set", cable, "master", bridge, "up")
-            self._ip("-n", space, "addr", "add", f"{self._address}.{number}/24", "dev", "eth0")
-            self._ip("-n", space, "link", "set", "lo", "up")
-            self._ip("-n", space, "link", "set", "eth0", "up")
-
-    def _ip(self, *words: str) -> None:
-        done = subprocess.run(
-            ["ip", *words], env={**os.environ, "PATH": SYSTEM_PATH}, check=False, capture_output=True, text=True
-        )
-        if done.returncode != 0:
-            raise ClusterError(f"no network for the nodes: ip {' '.join(words)}: {done.stderr.strip()}")
+        _ip("link", "add", bridge, "type", "bridge")
+        _ip("addr", "add", f"{self._network}.254/24", "dev", bridge)
+        _ip("link", "set", bridge, "up")
+        for number, (host, address) in enumerate(self._addresses.items()):
+            space, cable = self._namespace(host), f"{self._tag}v{number}"
+            _ip("netns", "add", space)
+            _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", space)
+            _ip("link", "set", cable, "master", bridge, "up")
+            _ip("-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
+            _ip("-n", space, "link", "set", "lo", "up")
+            _ip("-n", space, "link", "set", "eth0", "up")
 
 
 @contextmanager
@@ -232,64 +214,53 @@ def running_cluster(*, nodes: int = 2) -> Iterator[Cluster]:
         ClusterError: this machine can have none; the reason.
     """
     install()
-    _remove_networks_of_the_dead()
-    # The names of links have 15 letters; the process id keeps those of two test runs apart.
+    _remove_clusters_of_the_dead()
+    # Links have names of 15 letters; the process id keeps those of two test runs apart.
     tag, number = f"st{os.getpid()}", os.getpid() % 64_000
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm-")))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True)))
         # munge wants its socket where everybody may go.
         folder.chmod(0o711)
         cluster = Cluster(folder, f"10.{number // 256}.{number % 256}", tag, nodes=nodes)
-        stack.callback(cluster.stop)
+        stack.callback(_remove, tag)
         cluster.start()
         yield cluster
 
 
-def _remove_networks_of_the_dead() -> None:
-    """A test run that was killed cannot take its network away; the next one does."""
-    names = subprocess.run(
-        ["ip", "-br", "link"], check=False, env={**os.environ, "PATH": SYSTEM_PATH}, capture_output=True, text=True
+def _remove_clusters_of_the_dead() -> None:
+    """A test run that was killed cannot end its cluster; the next one does."""
+    for line in _ip("-br", "link").splitlines():
+        owner = line.split()[0].removeprefix("st").removesuffix("br")
+        if line.startswith(f"st{owner}br") and owner.isdigit() and not Path("/proc", owner).exists():
+            _remove(f"st{owner}")
+
+
+def _remove(tag: str) -> None:
+    """End all that runs on the hosts of a cluster, and take its network away."""
+    for line in _ip("netns", "list").splitlines():
+        space = line.split()[0]
+        if space.startswith(f"{tag}-"):
+            _kill_all(space)
+            _ip("netns", "del", space)
+    if f"{tag}br" in _ip("-br", "link"):
+        _ip("link", "del", f"{tag}br")
+
+
+def _kill_all(space: str) -> None:
+    def kill() -> bool:
+        pids = [int(pid) for pid in _ip("netns", "pids", space).split()]
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not pids
+
+    wait_until(kill, f"{space} has no process", seconds=10)
+
+
+def _ip(*words: str) -> str:
+    done = subprocess.run(
+        ["ip", *words], env={**os.environ, "PATH": SYSTEM_PATH}, check=False, capture_output=True, text=True
     )
-    for line in names.stdout.splitlines():
-        name = line.split()[0]
-        owner = name.removeprefix("st").removesuffix("br")
-        if name == f"st{owner}br" and owner.isdigit() and not Path("/proc", owner).exists():
-            _remove_network(f"st{owner}")
-
-
-def _remove_network(tag: str) -> None:
-    environment = {**os.environ, "PATH": SYSTEM_PATH}
-    listed = subprocess.run(["ip", "netns", "list"], env=environment, capture_output=True, text=True, check=False)
-    spaces = [line.split()[0] for line in listed.stdout.splitlines() if line.startswith(f"{tag}-")]
-    for space in spaces:
-        pids = subprocess.run(
-            ["ip", "netns", "pids", space], env=environment, capture_output=True, text=True, check=False
-        )
-        for pid in pids.stdout.split():
-            _signal(int(pid), signal.SIGKILL)
-        subprocess.run(["ip", "netns", "del", space], env=environment, check=False, capture_output=True)
-    subprocess.run(["ip", "link", "del", f"{tag}br"], env=environment, check=False, capture_output=True)
-
-
-def _end(pid_file: Path) -> None:
-    if not pid_file.exists():
-        return
-    pid = int(pid_file.read_text())
-    # Nothing of it is kept, and an orderly end takes seconds.
-    _signal(pid, signal.SIGKILL)
-    wait_until(lambda: not Path("/proc", str(pid)).exists(), f"process {pid} ended", seconds=10)
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in sockets:
-            probe.bind(("", 0))
-        return [probe.getsockname()[1] for probe in sockets]
+    if done.returncode != 0:
+        raise ClusterError(f"no network for the nodes: ip {' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
