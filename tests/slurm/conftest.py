@@ -3,6 +3,7 @@
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,17 @@ class Site:
         env = {name: str(value) for name, value in settings.items()}
         command = ["sbatch", "--parsable", *options, f"slurm/{script}", *flags]
         return self.cluster.run(*command, cwd=self.checkout, env=env)
+
+    @contextmanager
+    def edited(self, line: str) -> Iterator[None]:
+        """The user's settings with one more line."""
+        settings = self.checkout / "slurm" / "cluster.env"
+        kept = settings.read_text(encoding="utf-8")
+        settings.write_text(f"{kept}{line}\n", encoding="utf-8")
+        try:
+            yield
+        finally:
+            settings.write_text(kept, encoding="utf-8")
 
     def log(self, job: str) -> str:
         path = next(self.checkout.glob(f"*-{job}.out"), None)

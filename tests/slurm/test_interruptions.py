@@ -163,13 +163,8 @@ def test_a_job_that_never_gets_on_is_given_up(site: Site, finished: FinishedJob,
     stub = fault / "python"
     stub.write_text('#!/bin/sh\n[ "$1" = -c ] || exit 75\n', encoding="utf-8")
     stub.chmod(0o755)
-    settings = site.checkout / "slurm" / "cluster.env"
-    kept = settings.read_text(encoding="utf-8")
-    settings.write_text(f'{kept}PYTHON=("{stub}")\n', encoding="utf-8")
-    try:
+    with site.edited(f'PYTHON=("{stub}")'):
         job = site.submit("train_big.sh", options=TWO_NODES, STAGES="train", RUN_DIR=site.checkout / "stuck")
         assert site.cluster.wait(job) == "FAILED", site.log(job)
-    finally:
-        settings.write_text(kept, encoding="utf-8")
     assert site.cluster.restarts(job) == 5
     assert "error: started 6 times without a new checkpoint (newest: none)" in site.log(job)
