@@ -104,19 +104,22 @@ nodes_answer() {
         --cpus-per-task=1 --kill-on-bad-exit=1 true
 }
 
-# requeue WHY: put the job back into the queue, unless somebody cancelled it. Does not return.
+# requeue WHY: put the job back into the queue, unless SLURM has done so or somebody cancelled it. Does not return.
 requeue() {
     local record
     record=$(scontrol show job "$job")
     case $record in
-    *JobState=RUNNING* | *JobState=TIMEOUT* | *JobState=PREEMPTED* | *JobState=NODE_FAIL*) ;;
-    *)
-        say "$1; not back into the queue, because the job was cancelled: the same sbatch command continues"
+    *JobState=RUNNING* | *JobState=TIMEOUT* | *JobState=PREEMPTED* | *JobState=NODE_FAIL*)
+        say "$1; back into the queue"
+        scontrol requeue "$job" ||
+            fail "SLURM does not put job $job back into the queue: give the same sbatch command again, it continues"
+        ;;
+    *" Restarts=${SLURM_RESTART_COUNT:-0} "*)
+        say "$1; the job was cancelled: the same sbatch command continues"
         finish 75
         ;;
+    *) say "$1; SLURM has put the job back into the queue" ;;
     esac
-    say "$1; back into the queue"
-    scontrol requeue "$job" || fail "SLURM does not put job $job back into the queue: give the same sbatch command again, it continues"
     # SLURM ends this script.
     sleep 60 &
     wait
