@@ -199,7 +199,15 @@ class TrainConfig:
     resume: Literal["auto", "required", "never"] = "auto"
     """auto: resume when there is a checkpoint; required: fail without one; never: refuse a run folder that has one."""
     timeout_minutes: float = 30.0
-    """A collective that waits longer for a rank ends the job."""
+    """Training that makes no progress for so long, waiting for a rank or for data, ends the job."""
+    setup_timeout_minutes: float = 30.0
+    """The same from the start to the first step; ranks that do not join are named."""
+    checkpoint_timeout_minutes: float = 60.0
+    """The same for one checkpoint."""
+    evaluation_timeout_minutes: float = 120.0
+    """The same for one validation."""
+    walltime_minutes: float = 0.0
+    """Save and end before the job's time is over, counted from its start; 0: as SLURM says, if it runs there."""
     model: ModelConfig = field(default_factory=ModelConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -213,11 +221,14 @@ class TrainConfig:
             "keep_weights",
             "max_skipped_steps",
             "timeout_minutes",
+            "setup_timeout_minutes",
+            "checkpoint_timeout_minutes",
+            "evaluation_timeout_minutes",
             "data_temperature",
             "cache_gib",
         )
         _require_positive(self, *names)
-        for name in ("validate_every", "validate_sentences", "patience", "keep_best", "seed"):
+        for name in ("validate_every", "validate_sentences", "patience", "keep_best", "seed", "walltime_minutes"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "give 0 or a number above 0")
         weights = self.data_weights
         fit = not weights or (len(weights) == len(self.data) and min(weights) > 0)
@@ -226,6 +237,16 @@ class TrainConfig:
         _require(has_bleu, "best_by", self.best_by, "BLEU needs sentences: set validate_sentences above 0")
         needs_validation = self.patience == 0 or self.validate_every > 0
         _require(needs_validation, "patience", self.patience, "it counts validations: set validate_every above 0")
+
+    @property
+    def collective_timeout_minutes(self) -> float:
+        """Longer than any limit above: the watchdog, which names the rank that is behind, comes first."""
+        return 1.5 * max(
+            self.timeout_minutes,
+            self.setup_timeout_minutes,
+            self.checkpoint_timeout_minutes,
+            self.evaluation_timeout_minutes,
+        )
 
 
 def _preset(**settings: Any) -> TrainConfig:

@@ -177,10 +177,18 @@ def _free_port() -> int:
 
 
 @contextmanager
-def process_group(world: World, *, timeout_minutes: float = 30.0, single: bool = False) -> Iterator[torch.device]:
+def process_group(
+    world: World, *, join_minutes: float = 30.0, timeout_minutes: float = 30.0, single: bool = False
+) -> Iterator[torch.device]:
     """Join the process group, give the device of this rank, and leave the group at the end.
 
-    `single` makes a group for a world of one too: DeepSpeed asks for it.
+    Args:
+        join_minutes: how long to wait for ranks that have not begun.
+        timeout_minutes: how long a collective waits for a rank.
+        single: make a group for a world of one too; DeepSpeed asks for it.
+
+    Raises:
+        UserError: some ranks do not join; it names them.
     """
     device = _claim_device(world)
     if world.size > 1 or single:
@@ -193,7 +201,11 @@ def process_group(world: World, *, timeout_minutes: float = 30.0, single: bool =
             os.environ.setdefault("MASTER_PORT", str(_free_port()))
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(
-            backend, rank=world.rank, world_size=world.size, timeout=timedelta(minutes=timeout_minutes)
+            backend,
+            store=_meet(world, timedelta(minutes=join_minutes)),
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timedelta(minutes=timeout_minutes),
         )
     try:
         yield device
@@ -203,6 +215,33 @@ def process_group(world: World, *, timeout_minutes: float = 30.0, single: bool =
             # A thread of gloo may still hold the tensors of the last collective. Freed while the interpreter shuts
             # down, they abort the process (1 run in 8 under ZeRO-3 on a CPU), and a run that is done counts as failed.
             time.sleep(_SETTLE_SECONDS)
+
+
+def _meet(world: World, patience: timedelta) -> dist.Store:
+    """The store of the process group, once all ranks have come to it."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    # torchrun's agent may hold the store itself.
+    hosts = world.is_main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    minutes = f"{patience / timedelta(minutes=1):g} minutes"
+    try:
+        store = dist.TCPStore(address, port, world.size, hosts, timeout=patience, wait_for_workers=False)
+    except dist.DistError as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(
+            f"rank {world.rank} finds no rank 0 at {address}:{port} in {minutes} ({reason:.200}): see whether it has "
+            "begun, and whether MASTER_ADDR and MASTER_PORT are the same on all ranks"
+        ) from None
+    keys = [f"joined/{rank}" for rank in range(world.size)]
+    store.set(keys[world.rank], socket.gethostname())
+    try:
+        store.wait(keys, patience)
+    except dist.DistError:
+        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        raise UserError(
+            f"rank(s) {', '.join(map(str, missing))} of {world.size} did not join in {minutes}: see in the logs why "
+            "they have not begun"
+        ) from None
+    return store
 
 
 def _claim_device(world: World) -> torch.device:
@@ -259,9 +298,15 @@ def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     return values
 
 
-def new_cpu_group() -> dist.ProcessGroup | None:
+def new_cpu_group(timeout_minutes: float) -> dist.ProcessGroup | None:
     """All ranks once more, for collectives beside those of the training loop. A collective."""
-    return dist.new_group(backend="gloo") if world_size() > 1 else None
+    timeout = timedelta(minutes=timeout_minutes)
+    return dist.new_group(backend="gloo", timeout=timeout) if world_size() > 1 else None
+
+
+def begin_all_reduce_max(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> dist.Work | None:
+    """Start taking the maximum over ranks, in place; it is there when what this gives, if anything, was waited for."""
+    return dist.all_reduce(tensor, dist.ReduceOp.MAX, group, async_op=True) if world_size() > 1 else None
 
 
 def on_all_ranks(

@@ -5,12 +5,16 @@ import dataclasses
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import tyro
 
 from dist_transformer.config import EMBEDDED_CORPUS, PRESETS, TrainConfig
-from dist_transformer.distributed import process_group, read_world
+from dist_transformer.distributed import World, process_group, read_world
 from dist_transformer.errors import UserError, exit_on_user_error
+from dist_transformer.training.signals import INTERRUPTED
+from dist_transformer.training.watchdog import Phase, Watchdog
 from dist_transformer.variants import VARIANTS, apply_variant
 
 _GRACE_SECONDS = 10
@@ -57,23 +61,67 @@ def main() -> None:
 
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    with process_group(world, timeout_minutes=config.timeout_minutes, single=True) as device:
-        from dist_transformer.training.run_folder import next_command
+    if test_mode:
         from dist_transformer.training.test_mode import run_test_mode
-        from dist_transformer.training.trainer import Trainer
 
-        try:
-            if test_mode:
-                run_test_mode(config, world, device)
-            else:
-                Trainer(config, world, device).train()
-                if world.is_main:
-                    print(next_command(config.run_dir))
-        except UserError:
-            if not world.is_main:
-                # What all ranks found, rank 0 says once: the launcher ends the others when it exits.
-                time.sleep(_GRACE_SECONDS)
-            raise
+        with process_group(world, single=True) as device, _failing(Watchdog(world, {}), world):
+            run_test_mode(config, world, device)
+    elif not train(config, world):
+        raise SystemExit(INTERRUPTED)
+
+
+def train(config: TrainConfig, world: World) -> bool:
+    """Train as one rank of a job: watched, and ready to be stopped.
+
+    Returns:
+        whether the run is finished; otherwise it was stopped and is saved.
+    """
+    from dist_transformer.training.run_folder import next_command
+    from dist_transformer.training.trainer import Trainer
+
+    limits = {
+        Phase.SET_UP: 60 * config.setup_timeout_minutes,
+        Phase.STEP: 60 * config.timeout_minutes,
+        Phase.EVALUATION: 60 * config.evaluation_timeout_minutes,
+        Phase.CHECKPOINT: 60 * config.checkpoint_timeout_minutes,
+    }
+    watchdog = Watchdog(world, limits).start()
+    group = process_group(
+        world,
+        join_minutes=config.setup_timeout_minutes,
+        timeout_minutes=config.collective_timeout_minutes,
+        single=True,
+    )
+    with group as device, _failing(watchdog, world):
+        watchdog.enter(Phase.SET_UP)
+        trainer = Trainer(config, world, device, watchdog)
+        trainer.heed_the_job()
+        finished = trainer.train()
+    watchdog.close()
+    if finished and world.is_main:
+        print(next_command(config.run_dir))
+    return finished
+
+
+@contextmanager
+def _failing(watchdog: Watchdog, world: World) -> Iterator[None]:
+    """Tell the other ranks of an error, and the user of the first one only."""
+    try:
+        yield
+    except UserError as error:
+        watchdog.fail(error)
+        if not world.is_main:
+            # What all ranks found, rank 0 says once: the launcher ends the others when it exits.
+            time.sleep(_GRACE_SECONDS)
+        raise
+    except Exception as error:
+        first = watchdog.fail(error)
+        if first is not None:
+            raise UserError(f"rank {world.rank} ends because rank {first.rank} failed: {first.reason}") from None
+        raise
+    except KeyboardInterrupt:
+        watchdog.enter(Phase.LEAVING)
+        raise
 
 
 if __name__ == "__main__":

@@ -68,6 +68,9 @@ REFUSED: list[tuple[type, dict[str, Any], str, str, str]] = [
             "keep_weights",
             "max_skipped_steps",
             "timeout_minutes",
+            "setup_timeout_minutes",
+            "checkpoint_timeout_minutes",
+            "evaluation_timeout_minutes",
         )
     ],
     *[(TrainConfig, {**NEW_RUN, name: -1}, name, "-1", FROM_0) for name in ("validate_every", "patience", "seed")],

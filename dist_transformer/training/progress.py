@@ -23,6 +23,8 @@ class Progress:
     best: list[tuple[int, float]] = field(default_factory=list)
     """Step and value of the best validations, best first."""
     validations_since_best: int = 0
+    validated_step: int = 0
+    """The last one that was validated: a run that was stopped when a validation was due has yet to do it."""
     train_seconds: float = 0.0
     """Time spent in steps, without validation and checkpoints."""
     left_out: list[str] = field(default_factory=list)
@@ -39,6 +41,7 @@ class Progress:
         sign = 1 if by == "nll" else -1
         self.best = sorted([*self.best, (self.step, value)], key=lambda entry: (sign * entry[1], entry[0]))
         self.best = self.best[: max(1, keep)]
+        self.validated_step = self.step
         improved = self.best[0][0] == self.step
         self.validations_since_best = 0 if improved else self.validations_since_best + 1
         return improved
@@ -48,6 +51,8 @@ class Progress:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Progress":
+        # Checkpoints of earlier versions, which always validated first.
+        values = {"validated_step": values["step"], **values}
         known = {f.name: values[f.name] for f in dataclasses.fields(cls)}
         best = [(step, value) for step, value in values["best"]]
         return cls(**{**known, "best": best, "position": position_from_json(values["position"])})

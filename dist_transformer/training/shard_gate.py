@@ -13,13 +13,14 @@ class ShardGate:
 
     Args:
         skip: leave the others out. Otherwise they end the run on all ranks.
+        timeout_minutes: how long a rank that is ahead waits for the others.
     """
 
-    def __init__(self, *, skip: bool) -> None:
+    def __init__(self, *, skip: bool, timeout_minutes: float) -> None:
         self.skip = skip
         self._left_out: dict[str, str] = {}
         # The training loop's collectives go on at the same time: ours need a group of their own.
-        self._group = distributed.new_cpu_group()
+        self._group = distributed.new_cpu_group(timeout_minutes)
         self._begun = 0
         self._closed = False
         self._counting, self._agreeing = threading.Lock(), threading.Lock()

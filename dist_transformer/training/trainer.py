@@ -29,12 +29,14 @@ from dist_transformer.training.checkpoint import CheckpointReader, Retention, ne
 from dist_transformer.training.ds_config import load_ds_config
 from dist_transformer.training.engine import Engine
 from dist_transformer.training.ledger import Ledger, batch_hash, truncate_jsonl
-from dist_transformer.training.metrics import Reporter, perplexity
+from dist_transformer.training.metrics import Reporter, format_seconds, perplexity
 from dist_transformer.training.progress import Progress
 from dist_transformer.training.run_folder import check_settings, describe_run, remove_newer, write_settings
 from dist_transformer.training.schedule import learning_rate
 from dist_transformer.training.shard_gate import ShardGate
+from dist_transformer.training.stop import StopVote, seconds_left
 from dist_transformer.training.validation import Validator
+from dist_transformer.training.watchdog import Phase, Watchdog
 
 # More positions than this are a blur.
 _PICTURED_POSITIONS = 128
@@ -65,9 +67,14 @@ def micro_batch_seed(seed: int, epoch: int, step: int, first_pack: int) -> int:
 class Trainer:
     """One run: from a data folder to checkpoints and weights."""
 
-    def __init__(self, config: TrainConfig, world: World, device: torch.device) -> None:
+    def __init__(
+        self, config: TrainConfig, world: World, device: torch.device, watchdog: Watchdog | None = None
+    ) -> None:
         self.world = world
-        self.gate = ShardGate(skip=config.on_bad_shard == "skip")
+        self.watchdog = watchdog or Watchdog(world, {})
+        timeout = config.collective_timeout_minutes
+        self.gate = ShardGate(skip=config.on_bad_shard == "skip", timeout_minutes=timeout)
+        self.vote = StopVote(world, self.watchdog, timeout_minutes=timeout)
         self.data = open_training_data(config, self.gate.admit)
         self.folder, self.budgets = self.data.first, self.data.budgets
         config = dataclasses.replace(
@@ -94,38 +101,75 @@ class Trainer:
         if world.is_main:
             self._record_setting(positions_PD)
 
-    def train(self) -> None:
-        """Train to `max_steps`, or until patience ends."""
-        interval = _Interval()
+    def heed_the_job(self) -> None:
+        """From now on stop for signals, and before the job's time is over."""
+        if self.world.is_main:
+            left = seconds_left(self.config.walltime_minutes, age=self.watchdog.age)
+            if left is not None:
+                self.vote.stop_within(left)
+                self.reporter.say(f"time limit in {format_seconds(left)}: saves and ends before")
+        self.watchdog.signals.listen()
+
+    def train(self) -> bool:
+        """Train to `max_steps`, until patience ends, or until a stop is asked for.
+
+        Returns:
+            whether the run is finished; otherwise it is saved, and goes on when it is started again.
+        """
+        if self._is_finished():
+            self.reporter.say(f"finished before, at step {self.progress.step}: {self._why_finished()}")
+            self.reporter.close()
+            return True
+        if self._owes_validation():
+            self._validate()
+        interval, stopped_by = _Interval(), None
         feeder = Feeder(
             self._remaining_steps(), self.data.stream,
             rank=self.world.rank, world_size=self.world.size, pin=self.engine.device.type == "cuda",
         )  # fmt: skip
         for step, micro_batches, stall in feeder:
+            self.watchdog.enter(Phase.STEP, self.progress.step + 1)
+            self.vote.begin()
             self._train_step(step, micro_batches, interval, stall)
+            stopped_by = self.vote.outcome()
             is_last = self.progress.step == self.config.max_steps
-            validates = self.config.validate_every > 0 and (is_last or self._is_due(self.config.validate_every))
-            saves = is_last or validates or self._is_due(self.config.save_every)
+            # Who stops a run may be in a hurry: it validates when it goes on.
+            validates = (is_last or stopped_by is None) and self._owes_validation()
+            saves = is_last or validates or stopped_by is not None or self._is_due(self.config.save_every)
             if saves or self._is_due(self.config.log_every):
                 interval = self._log(interval)
             if validates:
                 self._validate()
             if saves:
                 self._save()
-            if self._out_of_patience():
+            if stopped_by is not None or self._out_of_patience():
                 break
         self.gate.close()
         feeder.close()
-        self._finish()
+        if self._is_finished():
+            self._finish()
+        else:
+            self.reporter.say(f"stopped at step {self.progress.step}, {stopped_by}: the same command goes on from here")
+        self.reporter.close()
+        return self._is_finished()
 
     def _remaining_steps(self) -> Iterator[Step]:
-        if self._out_of_patience():
-            return
         steps = self.data.plan.steps(self.progress.position, self.config.batch.packs_per_step)
-        yield from itertools.islice(steps, max(0, self.config.max_steps - self.progress.step))
+        yield from itertools.islice(steps, self.config.max_steps - self.progress.step)
 
     def _is_due(self, every: int) -> bool:
         return self.progress.step % every == 0
+
+    def _owes_validation(self) -> bool:
+        progress, every = self.progress, self.config.validate_every
+        due = every > 0 and (progress.step == self.config.max_steps or self._is_due(every))
+        return due and progress.validated_step < progress.step
+
+    def _is_finished(self) -> bool:
+        return self.progress.step >= self.config.max_steps or self._out_of_patience()
+
+    def _why_finished(self) -> str:
+        return f"no better validation in {self.config.patience}" if self._out_of_patience() else "all steps done"
 
     def _out_of_patience(self) -> bool:
         return 0 < self.config.patience <= self.progress.validations_since_best
@@ -159,6 +203,7 @@ class Trainer:
         self.reporter.advance()
 
     def _train_micro_batch(self, step: Step, micro: MicroBatch) -> tuple[LossSums, torch.Tensor]:
+        self.watchdog.progress()
         torch.manual_seed(micro_batch_seed(self.config.seed, step.epoch, self.progress.step, micro.first_pack))
         batch = micro.batch.to(self.engine.device)
         return self.engine.forward_backward(batch, step_tokens=step.target_tokens), batch_hash(batch)
@@ -229,6 +274,7 @@ class Trainer:
     def _validate(self) -> None:
         """A collective."""
         assert self.validator is not None
+        self.watchdog.enter(Phase.EVALUATION, self.progress.step)
         config, progress = self.config, self.progress
         result = self.validator.run(self.engine, step=progress.step)
         values: dict[str, Any] = {"loss": result.loss, "nll": result.nll, "ppl": perplexity(result.nll)}
@@ -245,6 +291,7 @@ class Trainer:
         self.reporter.say(f"step {progress.step}: {text}, {best}")
 
     def _save(self) -> None:
+        self.watchdog.enter(Phase.CHECKPOINT, self.progress.step)
         started = time.monotonic()
         path = save_checkpoint(
             self.config.run_dir,
@@ -290,12 +337,10 @@ class Trainer:
             "zero_stage": self.engine.stage,
         }
         self.reporter.record("end", progress.step, values)
-        why = f"no better validation in {self.config.patience}" if self._out_of_patience() else "all steps done"
         self.reporter.say(
-            f"finished at step {progress.step}: {why}, {values['target_tokens_per_second']:,.0f} target tokens/s, "
-            f"{values['training_flops']:.1e} FLOPs"
+            f"finished at step {progress.step}: {self._why_finished()}, "
+            f"{values['target_tokens_per_second']:,.0f} target tokens/s, {values['training_flops']:.1e} FLOPs"
         )
-        self.reporter.close()
 
     def _check_lengths(self) -> None:
         streams = [self.data.stream, *([self.validator.stream] if self.validator else [])]
@@ -319,6 +364,7 @@ class Trainer:
             raise UserError(
                 f"--resume never, but {run_dir} holds checkpoints: choose another --run-dir, or move them away"
             )
+        self.watchdog.publish_in(run_dir)
         described = describe_run(config, [folder.path for folder in self.data.folders], ds_config)
         reader = None
         if path is not None:

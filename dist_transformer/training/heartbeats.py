@@ -1,0 +1,117 @@
+"""Where every rank is, in small files of the run folder: what the others see when one of them is stuck or has failed.
+
+Files and not the process group's store: its host may be the rank that is stopped, and every rank writes its part of
+a checkpoint into this folder anyway.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dist_transformer.distributed import World
+
+_FAILURE_FILE = "failure.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beat:
+    """A rank at one moment."""
+
+    rank: int
+    count: int
+    """Grows with every beat; one that stays is a rank that is stopped, dead, or cut off from the folder."""
+    phase: str
+    step: int
+    where: str
+    """The project's innermost function in its main thread."""
+    host: str = field(default_factory=socket.gethostname)
+    process: int = field(default_factory=os.getpid)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({self.host}, process {self.process})"
+
+    @property
+    def place(self) -> str:
+        return f"{self.phase}, step {self.step}, {self.where}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Why a job ends, as the first rank found it."""
+
+    rank: int
+    reason: str
+    is_hang: bool
+
+
+class Heartbeats:
+    """The folder of one launch; a rank that ends well takes its file away."""
+
+    def __init__(self, run_dir: Path, world: World) -> None:
+        self.run_dir, self.world = run_dir, world
+        self.folder = run_dir / "heartbeats"
+        self._file = self.folder / f"rank-{world.rank:05d}.json"
+
+    def start_anew(self) -> None:
+        """Forget an earlier launch. For rank 0, while the others wait."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+
+    def publish(self, beat: Beat) -> None:
+        written = self._file.with_suffix(".new")
+        written.write_text(json.dumps(dataclasses.asdict(beat)), encoding="utf-8")
+        written.replace(self._file)
+
+    def withdraw(self) -> None:
+        self._file.unlink(missing_ok=True)
+
+    def who_is_behind(self, *, wait_seconds: float) -> str:
+        """One line for each rank that holds up the others; `wait_seconds` are several beats."""
+        before = self._read()
+        time.sleep(wait_seconds)
+        return who_is_behind(before, self._read(), self.world.size)
+
+    def _read(self) -> dict[int, Beat]:
+        """The last beat of every rank that has published one."""
+        beats = (Beat(**json.loads(path.read_text(encoding="utf-8"))) for path in self.folder.glob("rank-*.json"))
+        return {beat.rank: beat for beat in beats}
+
+    def first_failure(self, failure: Failure) -> Failure:
+        """Make `failure` known to all ranks, unless one is known already; gives the one that stands."""
+        try:
+            with (self.folder / _FAILURE_FILE).open("x", encoding="utf-8") as file:
+                file.write(json.dumps(dataclasses.asdict(failure)))
+            return failure
+        except FileExistsError:
+            return self.known_failure() or failure
+
+    def known_failure(self) -> Failure | None:
+        try:
+            return Failure(**json.loads((self.folder / _FAILURE_FILE).read_text(encoding="utf-8")))
+        except (FileNotFoundError, json.JSONDecodeError):
+            # There is none, or it is being written.
+            return None
+
+
+def who_is_behind(before: Mapping[int, Beat], after: Mapping[int, Beat], size: int) -> str:
+    """One line for each rank that holds up the others, or for each when none does.
+
+    Args:
+        before, after: the last beats of all ranks, at two moments that are several beats apart.
+        size: ranks in all.
+    """
+    lines = [f"rank {rank} never began" for rank in range(size) if rank not in after]
+    beats = [beat for _, beat in sorted(after.items())]
+    silent = [beat for beat in beats if beat.rank in before and before[beat.rank].count == beat.count]
+    lines += [f"{beat} gives no sign of life; last seen in {beat.place}" for beat in silent]
+    living = [beat for beat in beats if beat not in silent]
+    newest = max((beat.step for beat in living), default=0)
+    late = [beat for beat in living if beat.step < newest]
+    lines += [f"{beat} is behind: in {beat.place}, others in step {newest}" for beat in late]
+    return "\n".join(lines or [f"{beat} is in {beat.place}" for beat in beats])

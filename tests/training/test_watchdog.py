@@ -1,0 +1,130 @@
+"""Who is behind, as heartbeats tell it; how long phases take; which launchers stand above a process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dist_transformer.distributed import World
+from dist_transformer.training import watchdog as module
+from dist_transformer.training.heartbeats import Beat, Failure, Heartbeats, who_is_behind
+from dist_transformer.training.launcher_watch import LauncherWatch
+from dist_transformer.training.watchdog import Phase, Watchdog
+
+
+def beat(rank: int, count: int, step: int, phase: str = "training", where: str = "a.py:1 f") -> Beat:
+    return Beat(rank=rank, count=count, phase=phase, step=step, where=where, host="n1", process=100 + rank)
+
+
+def test_a_rank_without_new_beats_is_named() -> None:
+    before = {0: beat(0, 5, 7), 1: beat(1, 5, 7)}
+    after = {0: beat(0, 8, 7), 1: beat(1, 5, 7)}
+    found = who_is_behind(before, after, 2)
+    assert found == "rank 1 (n1, process 101) gives no sign of life; last seen in training, step 7, a.py:1 f"
+
+
+def test_ranks_in_an_earlier_step_are_named() -> None:
+    beats = {rank: beat(rank, 5, 6 if rank == 2 else 7) for rank in range(4)}
+    after = {rank: beat(rank, 8, 6 if rank == 2 else 7) for rank in range(4)}
+    found = who_is_behind(beats, after, 4)
+    assert found == "rank 2 (n1, process 102) is behind: in training, step 6, a.py:1 f, others in step 7"
+
+
+def test_ranks_that_never_began_are_named() -> None:
+    assert who_is_behind({0: beat(0, 1, 0)}, {0: beat(0, 2, 0)}, 3) == "rank 1 never began\nrank 2 never began"
+
+
+def test_where_nobody_is_behind_all_say_where_they_are() -> None:
+    before = {0: beat(0, 1, 4), 1: beat(1, 1, 4)}
+    after = {1: beat(1, 2, 4, where="b.py:2 g"), 0: beat(0, 2, 4)}
+    assert who_is_behind(before, after, 2).splitlines() == [
+        "rank 0 (n1, process 100) is in training, step 4, a.py:1 f",
+        "rank 1 (n1, process 101) is in training, step 4, b.py:2 g",
+    ]
+
+
+def test_the_first_failure_stands_until_the_next_launch(tmp_path: Path) -> None:
+    ranks = [Heartbeats(tmp_path / "run", World(rank=rank, size=2)) for rank in range(2)]
+    ranks[0].start_anew()
+    assert ranks[0].known_failure() is None
+    failures = [Failure(rank=rank, reason=f"error {rank}", is_hang=False) for rank in range(2)]
+    assert ranks[1].first_failure(failures[1]) == failures[1]
+    assert ranks[0].first_failure(failures[0]) == failures[1]
+    assert ranks[0].known_failure() == failures[1]
+    ranks[0].publish(beat(0, 1, 1))
+    ranks[0].start_anew()
+    assert list(ranks[0].folder.iterdir()) == []
+
+
+def test_a_rank_that_ended_well_leaves_no_file(tmp_path: Path) -> None:
+    watchdog = Watchdog(World(), {})
+    watchdog.publish_in(tmp_path)
+    watchdog.close()
+    assert list((tmp_path / "heartbeats").iterdir()) == []
+
+
+def test_the_longest_of_each_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step, which compiles, does not count."""
+    clock = iter([0, 5, 105, 107, 110, 111, 131])
+    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(clock)))
+    watchdog = Watchdog(World(), {})
+    for phase in (Phase.STEP, Phase.STEP, Phase.STEP, Phase.EVALUATION, Phase.CHECKPOINT, Phase.STEP):
+        watchdog.enter(phase)
+    took = {phase: seconds for phase, seconds in watchdog.longest.items() if seconds}
+    assert took == {Phase.JOINING: 5, Phase.STEP: 3, Phase.EVALUATION: 1, Phase.CHECKPOINT: 20}
+
+
+HANG = """
+import sys, time
+from pathlib import Path
+from dist_transformer.distributed import World
+from dist_transformer.training.watchdog import Phase, Watchdog
+
+limits = {Phase.STEP: 0.5, Phase.EVALUATION: 1000}
+watchdog = Watchdog(World(), limits).start()
+watchdog.publish_in(Path(sys.argv[1]))
+watchdog.enter(Phase.EVALUATION, 1)
+time.sleep(1.5)
+watchdog.enter(Phase.STEP, 2)
+for _ in range(6):
+    time.sleep(0.25)
+    watchdog.progress()
+print("healthy", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_hang_ends_the_process_with_its_stacks(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANG, str(tmp_path)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (1, "healthy\n")
+    stacks = (tmp_path / "hangs" / "rank-0.txt").read_text()
+    for text in (done.stderr, stacks):
+        assert "no progress in training, step 2" in text
+        assert 'File "<string>", line 17 in <module>' in text
+        assert "rank 0 (" in text
+    assert done.stderr.endswith("error: rank 0 ends: no progress in training, step 2, for 0.00833333 minutes\n")
+
+
+ASK = "from dist_transformer.training.launcher_watch import LauncherWatch; print(len(LauncherWatch()._parents))"
+
+
+def test_launchers_are_told_from_other_parents(tmp_path: Path) -> None:
+    """A shell or pytest above a rank may end; `torchrun` may not."""
+    assert LauncherWatch()._parents == []
+    launcher = tmp_path / "torchrun"
+    launcher.write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {ASK!r}], check=True)\n")
+    found = subprocess.run([sys.executable, str(launcher)], capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout == "1\n"
+    assert LauncherWatch().gone() is None
+
+
+def test_a_launcher_that_ended_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = LauncherWatch()
+    watch._parents = [(os.getpid(), os.getppid())]
+    assert watch.gone() is None
+    watch._parents = [(os.getpid(), 999_999_999)]
+    assert watch.gone() == 999_999_999
