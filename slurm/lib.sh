@@ -161,7 +161,11 @@ fetch_test_set() {
 
 # train FLAGS: to the last step.
 train() {
-    need DATA RUN_DIR
+    run_step none "$(tasks_per_node)" "${PYTHON[@]}" -m dist_transformer.train --data "$DATA" --run-dir "$RUN_DIR" "$@"
+}
+
+# check_flags FLAGS: of the training, before hours of preparation.
+check_flags() {
     local flag
     for flag; do
         case $flag in
@@ -169,7 +173,6 @@ train() {
         --run?dir | --run?dir=*) fail "$flag: give RUN_DIR=... before sbatch, so that every part of the job knows it" ;;
         esac
     done
-    run_step none "$(tasks_per_node)" "${PYTHON[@]}" -m dist_transformer.train --data "$DATA" --run-dir "$RUN_DIR" "$@"
 }
 
 # evaluate FLAGS: the mean of the newest weights in RUN_DIR/model, its scores in RUN_DIR/bleu.json.
@@ -194,6 +197,8 @@ choose_run() {
 train_and_evaluate() {
     choose_run "$1"
     shift
+    need DATA
+    check_flags "$@"
     count_start
     local stage
     for stage in ${STAGES:-prepare train evaluate}; do

@@ -125,7 +125,7 @@ class Cluster:
         words = self.run("scontrol", "show", "job", job).split()
         return next(word.partition("=")[2] for word in words if word.startswith(f"{name}="))
 
-    def wait(self, job: str, *, seconds: float = 240.0) -> str:
+    def wait(self, job: str, *, seconds: float = 600.0) -> str:
         """Wait until a job is over; its state then."""
         over = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
         wait_until(lambda: self.state(job) in over, f"job {job} over", seconds=seconds)

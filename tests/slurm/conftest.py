@@ -58,7 +58,7 @@ class Site:
 
     def await_line(self, job: str, text: str, *, times: int = 1) -> None:
         try:
-            wait_until(lambda: self.log(job).count(text) >= times, f"{text!r} in the log", seconds=180)
+            wait_until(lambda: self.log(job).count(text) >= times, f"{text!r} in the log", seconds=600)
         except TimeoutError as error:
             raise AssertionError(f"{error}:\n{self.log(job)[-3000:]}") from None
 

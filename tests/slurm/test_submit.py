@@ -46,13 +46,11 @@ def test_more_gpus_than_a_node_has_are_refused_before_anything_runs(site: Site) 
             "error: PREPARE is empty: say in slurm/cluster.env what /nowhere is made from",
         ),
         (["--run-dir=here"], "", "error: --run-dir=here: give RUN_DIR=... before sbatch"),
-        ([], "STAGES=trian", "error: STAGES names trian: choose from prepare, train and evaluate"),
+        ([], "STAGES='trian prepare'", "error: STAGES names trian: choose from prepare, train and evaluate"),
         ([], "if", "error: slurm/cluster.env cannot be used"),
     ],
 )
-def test_what_cannot_work_is_said_in_a_sentence(
-    flags: list[str], edit: str, said: str, site: Site, finished: FinishedJob
-) -> None:
+def test_what_cannot_work_is_said_in_a_sentence(flags: list[str], edit: str, said: str, site: Site) -> None:
     with site.edited(edit):
         job = site.submit("train_big.sh", *flags, options=TWO_NODES)
         assert site.cluster.wait(job) == "FAILED"
