@@ -218,7 +218,9 @@ def running_cluster(*, nodes: int = 2) -> Iterator[Cluster]:
     # Links have names of 15 letters; the process id keeps those of two test runs apart.
     tag, number = f"st{os.getpid()}", os.getpid() % 64_000
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True)))
+        # What has just been killed may still write.
+        temporary = tempfile.TemporaryDirectory(prefix=f"{tag}-", ignore_cleanup_errors=True)
+        folder = Path(stack.enter_context(temporary))
         # munge wants its socket where everybody may go.
         folder.chmod(0o711)
         cluster = Cluster(folder, f"10.{number // 256}.{number % 256}", tag, nodes=nodes)
@@ -233,6 +235,8 @@ def _remove_clusters_of_the_dead() -> None:
         owner = line.split()[0].removeprefix("st").removesuffix("br")
         if line.startswith(f"st{owner}br") and owner.isdigit() and not Path("/proc", owner).exists():
             _remove(f"st{owner}")
+            for folder in Path(tempfile.gettempdir()).glob(f"st{owner}-*"):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove(tag: str) -> None:
