@@ -98,8 +98,8 @@ def test_flags_of_a_row_are_those_it_is_trained_with(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing need exist; big takes three times the steps of base."""
-    words = "--data my-data --out o --preset tiny --max-steps 100 --flags-of big -- --log-every 7".split()
-    monkeypatch.setattr(sys, "argv", ["table3.py", *words])
+    words = "table3.py --data my-data --out o --preset tiny --max-steps 100 --flags-of big -- --log-every 7"
+    monkeypatch.setattr(sys, "argv", words.split())
     main()
     expected = "--preset tiny --variant big --data my-data --run-dir o/big --seed 1 --log-every 7 --max-steps 300"
     assert capsys.readouterr().out.split() == expected.split()

@@ -187,7 +187,8 @@ class Cluster:
         gres = f"NodeName={','.join(self.nodes)} Name=gpu File={self.folder}/gpu[0-{GPUS - 1}]\n"
         (self.folder / "gres.conf").write_text(gres, encoding="utf-8")
         hosts = Path("/etc/hosts").read_text(encoding="utf-8")
-        hosts += "".join(f"\n{address} {host}" for host, address in self._addresses.items())
+        # torch asks for the names of addresses in the IPv6 form, too.
+        hosts += "".join(f"\n{ip} {host}\n::ffff:{ip} {host}" for host, ip in self._addresses.items())
         (self.folder / "hosts").write_text(hosts + "\n", encoding="utf-8")
 
     def _connect(self) -> None:
