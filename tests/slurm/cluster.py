@@ -25,7 +25,7 @@ CONTROLLER = "controller"
 CPUS, GPUS = 64, 8
 """Of each node, as they are declared."""
 
-# `cred_expire` is also how long a requeued job waits before it starts again; the default is two minutes.
+# `cred_expire` is also how long a requeued job waits before it starts again: 120 s, or what is given, at least 5.
 # `SlurmdTimeout` bounds how long a node without power is believed in, `KillWait` how long a process may ignore SIGTERM.
 _CONFIG = """\
 ClusterName=tests
@@ -33,7 +33,7 @@ SlurmctldHost={controller}({address})
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=4
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/%n.pid
 StateSaveLocation={folder}/state
