@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The rows of the paper's Table 3: a job array trains one a job, a last job decodes them and writes the table, with the
-# paper's figures beside, into $RUNS/table3-$PAIR/table3.md.
+# paper's figures beside, into $RUNS/table3-$PAIR/table3.md. At the paper's sizes, or relative to another --preset.
 #
 #     slurm/ablations.sh [FLAGS OF SBATCH] [-- FLAGS OF tools/table3.py]
-#     slurm/ablations.sh --partition=gpu --array=0,7-13 -- --preset base --max-steps 100000
+#     slurm/ablations.sh --partition=gpu --array=0,7-13 -- --average 1
 #
 # Run it on a login node: it submits, prints the jobs' numbers, and ends. The array's numbers count the rows in the table's
 # order, from 0 for base (`tools/table3.py --help`). The same command trains what is missing, and writes the table anew.
@@ -48,7 +48,7 @@ train_row() {
     row=${rows[SLURM_ARRAY_TASK_ID]}
     RUN_DIR=$out/$row
     count_start
-    "${PYTHON[@]}" tools/table3.py --flags-of "$row" --data "$DATA" --out "$out" "$@" >"$state/flags" ||
+    "${PYTHON[@]}" tools/table3.py "${settings[@]}" --flags-of "$row" "$@" >"$state/flags" ||
         fail "tools/table3.py refuses its flags, see the message above"
     mapfile -t flags <"$state/flags"
     run_step none "$(tasks_per_node)" "${PYTHON[@]}" -m dist_transformer.train "${flags[@]}"
@@ -60,7 +60,7 @@ make_table() {
     local trained=("$out"/*/trained)
     trained=("${trained[@]%/trained}")
     [[ -e $out/base/trained ]] || fail "row base is not trained in $out: the others are compared with it"
-    "${PYTHON[@]}" tools/table3.py --data "$DATA" --out "$out" --rows "${trained[@]##*/}" --ranks "$(tasks_per_node)" "$@"
+    "${PYTHON[@]}" tools/table3.py "${settings[@]}" --rows "${trained[@]##*/}" --ranks "$(tasks_per_node)" "$@"
 }
 
 if [[ -z ${SLURM_JOB_ID:-} ]]; then
@@ -71,5 +71,6 @@ fi
 source slurm/lib.sh
 need DATA RUNS
 out=$RUNS/table3-$PAIR
+settings=(--data "$DATA" --out "$out" --preset base)
 if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then train_row "$@"; else make_table "$@"; fi
 finish 0
