@@ -34,7 +34,7 @@ set +u # `module` does not survive it
 source slurm/cluster.env || fail "slurm/cluster.env cannot be used, see the message above: correct it"
 set -u
 "${PYTHON[@]}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-    fail "PYTHON in slurm/cluster.env (${PYTHON[*]}) does not run Python 3.11 or newer: correct it, or install with \`make check\`"
+    fail "PYTHON in slurm/cluster.env (${PYTHON[*]}) does not run Python 3.11 or newer: correct it, or install as the README says"
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 
 # need NAME...: these settings must not be empty.
