@@ -5,7 +5,7 @@ Each case trains the reference run again, with the same script and flags, and is
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,11 +20,13 @@ LAST_WEIGHTS = f"weights/step-{STEPS:08d}.safetensors"
 MIDDLE = "step  8/"
 
 
-def start(site: Site, finished: FinishedJob, name: str, *, options: list[str], flags: list[str] = SMALL) -> str:
-    """Train on the data of the finished run, in a run folder of its own, until the middle."""
-    job = site.submit(
-        "train_big.sh", *flags, options=[*TWO_NODES, *options], STAGES="train", RUN_DIR=site.checkout / name
-    )
+def submit(site: Site, name: str, *, options: Sequence[str] = (), flags: list[str] = SMALL) -> str:
+    """Train on the data of the finished run, in a run folder of its own."""
+    run_dir = site.checkout / name
+    return site.submit("train_big.sh", *flags, options=[*TWO_NODES, *options], STAGES="train", RUN_DIR=run_dir)
+
+
+def until_the_middle(site: Site, job: str) -> str:
     site.await_line(job, MIDDLE)
     return job
 
@@ -64,7 +66,7 @@ def test_an_interrupted_job_goes_back_into_the_queue_and_ends_as_if_nothing_happ
     interrupt: Callable[[Site, str], None], site: Site, finished: FinishedJob, request: pytest.FixtureRequest
 ) -> None:
     name = f"run {request.node.callspec.id}"
-    job = start(site, finished, name, options=[])
+    job = until_the_middle(site, submit(site, name))
     interrupt(site, job)
     assert site.cluster.wait(job) == "COMPLETED", site.log(job)
     assert site.cluster.restarts(job) == 1
@@ -79,12 +81,12 @@ def test_an_interrupted_job_goes_back_into_the_queue_and_ends_as_if_nothing_happ
 
 
 def test_a_cancelled_job_stays_cancelled_and_the_same_command_continues_it(site: Site, finished: FinishedJob) -> None:
-    job = start(site, finished, "cancelled", options=[])
+    job = until_the_middle(site, submit(site, "cancelled"))
     site.cluster.run("scancel", job)
     assert site.cluster.wait(job) == "CANCELLED"
     assert site.cluster.restarts(job) == 0
     assert nothing_left(site)
-    again = start(site, finished, "cancelled", options=[])
+    again = submit(site, "cancelled")
     assert site.cluster.wait(again) == "COMPLETED", site.log(again)
     assert same_ledger(site, finished, "cancelled")
     assert same_weights(site, finished, "cancelled")
@@ -92,7 +94,7 @@ def test_a_cancelled_job_stays_cancelled_and_the_same_command_continues_it(site:
 
 def test_a_finished_run_started_again_is_still_finished(site: Site, finished: FinishedJob) -> None:
     before = (finished.run_dir / LAST_WEIGHTS).stat()
-    job = site.submit("train_big.sh", *SMALL, options=TWO_NODES, STAGES="train", RUN_DIR=finished.run_dir)
+    job = submit(site, str(finished.run_dir))
     assert site.cluster.wait(job) == "COMPLETED", site.log(job)
     assert (finished.run_dir / LAST_WEIGHTS).stat() == before
 
@@ -100,7 +102,7 @@ def test_a_finished_run_started_again_is_still_finished(site: Site, finished: Fi
 def test_before_its_time_limit_a_job_saves_and_goes_back_into_the_queue(site: Site, finished: FinishedJob) -> None:
     """A real limit: two minutes, with a warning one minute before, for a training of hours."""
     endless = [*SMALL[:-1], "100000"]
-    job = start(site, finished, "limited", options=["--time=2", "--signal=USR1@60"], flags=endless)
+    job = submit(site, "limited", options=["--time=2", "--signal=USR1@60"], flags=endless)
     wait_until(lambda: site.cluster.restarts(job) == 1, "restarted", seconds=600)
     site.await_line(job, "resumed from")
     assert site.cluster.state(job) == "RUNNING"
@@ -114,7 +116,7 @@ def test_before_its_time_limit_a_job_saves_and_goes_back_into_the_queue(site: Si
 @pytest.mark.parametrize("loss", ["drained", "without power"])
 def test_a_lost_node_leaves_the_job_to_the_others(loss: str, site: Site, finished: FinishedJob) -> None:
     """`--nodes=1-2`: it begins on two and goes on with one, on the same sentences."""
-    job = start(site, finished, loss, options=["--nodes=1-2"])
+    job = until_the_middle(site, submit(site, loss, options=["--nodes=1-2"]))
     assert "2 rank(s)" in site.log(job)
     try:
         if loss == "drained":
