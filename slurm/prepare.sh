@@ -7,8 +7,7 @@
 # Data that are there stay. A preparation that was interrupted goes on when it is started again.
 #SBATCH --job-name=prepare
 #SBATCH --nodes=1
-#SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=32
+#SBATCH --mincpus=32
 #SBATCH --mem-per-cpu=4G
 #SBATCH --time=12:00:00
 #SBATCH --signal=USR1@120

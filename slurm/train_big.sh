@@ -8,11 +8,13 @@
 #
 # It takes as many nodes as it gets, up to 16; a step is the same on any number of GPUs up to 128. Before its time limit,
 # and when it is preempted, it saves and goes back into the queue. Without GPUs: --gpus-per-node=0 --ntasks-per-node=N.
+#
+# CPUs are asked for a node, not a task: SLURM counts the tasks of a job when it first starts, and one that was started on
+# two nodes by --ntasks-per-node would wait for two for ever when one is lost.
 #SBATCH --job-name=train_big
 #SBATCH --nodes=1-16
 #SBATCH --gpus-per-node=8
-#SBATCH --ntasks-per-node=8
-#SBATCH --cpus-per-task=8
+#SBATCH --mincpus=64
 #SBATCH --mem-per-cpu=4G
 #SBATCH --time=24:00:00
 #SBATCH --signal=USR1@300

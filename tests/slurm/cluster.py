@@ -53,7 +53,7 @@ GresTypes=gpu
 SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0,bf_interval=1
 KillWait=10
 CompleteWait=0
-ReturnToService=2
+ReturnToService=1
 SlurmdTimeout=30
 """
 
