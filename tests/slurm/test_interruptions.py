@@ -41,9 +41,10 @@ def same_weights(site: Site, finished: FinishedJob, name: str) -> bool:
     return found.keys() == expected.keys() and all(found[key].equal(expected[key]) for key in expected)
 
 
-def nothing_left(site: Site) -> bool:
-    """Each node runs its daemon and nothing else."""
-    return [len(site.cluster.processes(node)) for node in site.cluster.nodes] == [1, 1]
+def await_nothing_left(site: Site) -> None:
+    """Each node soon runs its daemon and nothing else."""
+    nodes = site.cluster.nodes
+    wait_until(lambda: [len(site.cluster.processes(node)) for node in nodes] == [1, 1], "nothing left", seconds=15)
 
 
 def requeue(site: Site, job: str) -> None:
@@ -77,7 +78,7 @@ def test_an_interrupted_job_goes_back_into_the_queue_and_ends_as_if_nothing_happ
     assert interrupt is requeue or (stopped is not None and int(stopped[1]) == int(resumed[1]))
     assert same_ledger(site, finished, name)
     assert same_weights(site, finished, name)
-    assert nothing_left(site)
+    await_nothing_left(site)
 
 
 def test_a_cancelled_job_stays_cancelled_and_the_same_command_continues_it(site: Site, finished: FinishedJob) -> None:
@@ -85,7 +86,7 @@ def test_a_cancelled_job_stays_cancelled_and_the_same_command_continues_it(site:
     site.cluster.run("scancel", job)
     assert site.cluster.wait(job) == "CANCELLED"
     assert site.cluster.restarts(job) == 0
-    assert nothing_left(site)
+    await_nothing_left(site)
     again = submit(site, "cancelled")
     assert site.cluster.wait(again) == "COMPLETED", site.log(again)
     assert same_ledger(site, finished, "cancelled")
@@ -168,7 +169,7 @@ def test_a_rank_that_raises_ends_the_job_with_its_status(site: Site, finished: F
     assert site.cluster.exit_code(job) == 1, log
     assert "RuntimeError: the fault" in log
     assert re.search(r"failed: task \d on node\d ended with status 1", log)
-    assert nothing_left(site)
+    await_nothing_left(site)
     shutil.rmtree(site.checkout / "raises")
 
 
