@@ -192,10 +192,14 @@ class TrainConfig:
     """Newest weight files that are kept (for averaging)."""
     keep_best: int = 5
     """Weight files of the best validations that are kept besides; every validation is followed by a save."""
+    ema_decay: float = 0.0
+    """Decay a step of a moving average of the weights, saved beside them; 0: none, often 0.999 or 0.9999."""
     max_skipped_steps: int = 10
     """Abort after so many steps in a row whose loss or gradient was not finite."""
     precision: Literal["bf16", "fp32"] = "bf16"
     seed: int = 1
+    init_from: Path | None = None
+    """Model folder whose weights a new run begins with, at step 0, with a fresh optimizer; a resumed one does not."""
     resume: Literal["auto", "required", "never"] = "auto"
     """auto: resume when there is a checkpoint; required: fail without one; never: refuse a run folder that has one."""
     timeout_minutes: float = 30.0
@@ -228,6 +232,7 @@ class TrainConfig:
             "cache_gib",
         )
         _require_positive(self, *names)
+        _require_fraction(self, "ema_decay")
         for name in ("validate_every", "validate_sentences", "patience", "keep_best", "seed", "walltime_minutes"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "give 0 or a number above 0")
         weights = self.data_weights

@@ -6,6 +6,7 @@ Launchers: `deepspeed` and `torchrun` (RANK, WORLD_SIZE, …), `srun` (SLURM_PRO
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -306,7 +307,25 @@ def new_cpu_group(timeout_minutes: float) -> dist.ProcessGroup | None:
 
 def begin_all_reduce_max(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> dist.Work | None:
     """Start taking the maximum over ranks, in place; it is there when what this gives, if anything, was waited for."""
-    return dist.all_reduce(tensor, dist.ReduceOp.MAX, group, async_op=True) if world_size() > 1 else None
+    if group is None:
+        return None
+    # Called in every step: `dist.all_reduce` takes twice as long to come to this (190 µs against 90).
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+    return group.allreduce([tensor], options)
+
+
+@contextmanager
+def error_of_all(world: World) -> Iterator[None]:
+    """A `UserError` that every rank raises in the block is printed once, and every rank ends with status 1."""
+    try:
+        yield
+    except UserError as error:
+        # Every rank is here. The first one speaks before any ends: a launcher kills the others then.
+        if world.is_main:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        barrier()
+        raise SystemExit(1) from None
 
 
 def on_all_ranks(

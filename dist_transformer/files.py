@@ -5,8 +5,13 @@ import fcntl
 import hashlib
 import os
 import uuid
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+
+_PICKLE_SUFFIXES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
+# How pickles of protocol 2 to 5 begin.
+_PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in (2, 3, 4, 5))
 
 
 def sync(path: Path) -> None:
@@ -33,13 +38,33 @@ def whole_file(path: Path) -> Iterator[Path]:
     The block flushes what it writes. No two processes get the same name, wherever they run.
     """
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
-    yield partial
-    partial.rename(path)
+    try:
+        yield partial
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_pickle(path: Path) -> bool:
+    """Whether a file would run code when it is loaded: by its name, or by how it begins."""
+    if path.suffix in _PICKLE_SUFFIXES:
+        return True
+    if path.suffix == ".safetensors":
+        # The length of its header comes first, and may look like a pickle's start; nothing unpickles such a file.
+        return False
+    with path.open("rb") as file:
+        start = file.read(4)
+    if start.startswith(_PICKLE_STARTS):
+        return True
+    if start != b"PK\x03\x04" or not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith(".pkl") for name in archive.namelist())
 
 
 @contextlib.contextmanager

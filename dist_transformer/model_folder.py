@@ -45,6 +45,8 @@ class ModelInfo:
     """The training data was generated: scores say nothing about real text."""
     steps: tuple[int, ...]
     """Training steps whose weights were averaged."""
+    run: str | None = None
+    """Identity of the run (`training.run_folder.run_identity`), so that weights of two are not averaged."""
 
     def __post_init__(self) -> None:
         # JSON has lists only.
@@ -69,7 +71,7 @@ def write_model_folder(
     Raises:
         UserError: `path` holds something else, or cannot be written.
     """
-    _refuse_other_content(path)
+    refuse_other_content(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -93,6 +95,14 @@ def write_model_folder(
         raise UserError(f"{path} cannot be written ({error.strerror}): free space or choose another folder") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def refuse_other_content(path: Path) -> None:
+    """Raise a UserError unless a model folder may be written to `path`: nothing is there, or an older one."""
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise UserError(f"{path} exists and is not a folder: choose another name or remove it")
+    if path.is_dir() and any(path.iterdir()) and not _is_model_folder(path):
+        raise UserError(f"{path} holds other files than a model: choose another name or empty it")
 
 
 def read_model_info(path: Path) -> ModelInfo:
@@ -130,7 +140,12 @@ def load_model(
         )
     model = Transformer(info.model)
     model.load_state_dict(_read_weights(path / WEIGHTS_FILE, model.state_dict()))
-    return model.to(device).cast_parameters(dtype).eval(), tokenizer, info
+    return for_decoding(model, device, dtype), tokenizer, info
+
+
+def for_decoding(model: Transformer, device: torch.device, dtype: torch.dtype) -> Transformer:
+    """The model in evaluation mode on a device, its parameters in `dtype`."""
+    return model.to(device).cast_parameters(dtype).eval()
 
 
 def _read_weights(file: Path, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -149,13 +164,6 @@ def _read_weights(file: Path, expected: dict[str, torch.Tensor]) -> dict[str, to
         raise UserError(f"{file} does not exist: {_REMEDY}") from None
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file} cannot be read ({error}): {_REMEDY}") from None
-
-
-def _refuse_other_content(path: Path) -> None:
-    if path.is_symlink() or (path.exists() and not path.is_dir()):
-        raise UserError(f"{path} exists and is not a folder: choose another name or remove it")
-    if path.is_dir() and any(path.iterdir()) and not _is_model_folder(path):
-        raise UserError(f"{path} holds other files than a model: choose another name or empty it")
 
 
 def _is_model_folder(path: Path) -> bool:

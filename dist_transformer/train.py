@@ -76,7 +76,9 @@ def train(config: TrainConfig, world: World) -> bool:
     Returns:
         whether the run is finished; otherwise it was stopped and is saved.
     """
+    from dist_transformer.training.metrics import format_seconds
     from dist_transformer.training.run_folder import next_command
+    from dist_transformer.training.stop import seconds_left
     from dist_transformer.training.trainer import Trainer
 
     limits = {
@@ -95,7 +97,11 @@ def train(config: TrainConfig, world: World) -> bool:
     with group as device, _failing(watchdog, world):
         watchdog.enter(Phase.SET_UP)
         trainer = Trainer(config, world, device, watchdog)
-        trainer.heed_the_job()
+        left = seconds_left(config.walltime_minutes, age=watchdog.age) if world.is_main else None
+        if left is not None:
+            trainer.vote.stop_within(left)
+            trainer.reporter.say(f"time limit in {format_seconds(left)}: saves and ends before")
+        watchdog.signals.listen()
         finished = trainer.train()
     watchdog.close()
     if finished and world.is_main:
@@ -117,7 +123,7 @@ def _failing(watchdog: Watchdog, world: World) -> Iterator[None]:
     except Exception as error:
         first = watchdog.fail(error)
         if first is not None:
-            raise UserError(f"rank {world.rank} ends because rank {first.rank} failed: {first.reason}") from None
+            raise UserError(f"rank {world.rank} ends: {first}") from None
         raise
     except KeyboardInterrupt:
         watchdog.enter(Phase.LEAVING)

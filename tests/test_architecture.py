@@ -24,7 +24,7 @@ LAYERS = [
     {"errors", "files"},
     {"config", "distributed", "environment", "launch", "packed"},
     {"data", "model", "variants"},
-    {"costs", "model_folder"},
+    {"costs", "ctranslate2_model", "marian", "model_folder"},
     {"inference"},
     {"evaluation"},
     {"pictures"},

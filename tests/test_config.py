@@ -74,6 +74,7 @@ REFUSED: list[tuple[type, dict[str, Any], str, str, str]] = [
         )
     ],
     *[(TrainConfig, {**NEW_RUN, name: -1}, name, "-1", FROM_0) for name in ("validate_every", "patience", "seed")],
+    *[(TrainConfig, {**NEW_RUN, "ema_decay": value}, "ema_decay", str(value), FRACTION) for value in (-0.1, 1.0)],
     (TrainConfig, {**NEW_RUN, "patience": 3, "validate_every": 0}, "patience", "3", "validate_every above 0"),
 ]
 

@@ -180,6 +180,20 @@ def test_a_group_of_one_and_its_end_after_an_error() -> None:
     assert not torch.distributed.is_initialized()
 
 
+def test_ranks_that_do_not_join_are_named(environment: pytest.MonkeyPatch) -> None:
+    port = distributed._free_port()
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+    def join(rank: int) -> None:
+        with process_group(World(rank=rank, size=3, local_rank=rank, local_size=3), join_minutes=0.01):
+            pass
+
+    with pytest.raises(UserError, match=r"^rank\(s\) 1, 2 of 3 did not join in 0\.01 minutes: "):
+        join(0)
+    with pytest.raises(UserError, match=rf"^rank 1 finds no rank 0 at 127\.0\.0\.1:{port} in 0\.01 minutes "):
+        join(1)
+
+
 @pytest.mark.parametrize(
     "launcher",
     [

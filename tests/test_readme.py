@@ -122,5 +122,5 @@ def test_every_command_runs_in_the_order_of_the_readme(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         ran.append(line)
-    assert len(ran) == 23
+    assert len(ran) == 24
     assert len((tmp_path / "test.hyp.de").read_text(encoding="utf-8").splitlines()) == 20

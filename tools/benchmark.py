@@ -1,6 +1,9 @@
 """Measure a part of dist_transformer on this machine, side by side with its peers.
 
 tools/benchmark.py data --data data/mine --json results/data.json
+tools/benchmark.py train --data data/mine --preset tiny --json results/bench-cpu-tiny.json
+tools/benchmark.py decode --model runs/mine/model --src test.en --ref test.de
+deepspeed --num_gpus 2 tools/benchmark.py train --data data/mine --peers stock plain
 
 Prints a table; --json also writes a result file in the layout of tools/results_table.py.
 """
@@ -12,10 +15,23 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dist_transformer import train
 from dist_transformer.benchmarks.data import DataBenchmark, run_data_benchmark
+from dist_transformer.benchmarks.decoding import LABELS as DECODE_LABELS
+from dist_transformer.benchmarks.decoding import DecodeBenchmark, decode_table, run_decoding_benchmark
 from dist_transformer.benchmarks.measure import result_of, write_result
+from dist_transformer.benchmarks.training import (
+    LABELS,
+    TrainBenchmark,
+    peak_memory,
+    run_training_benchmark,
+    train_table,
+)
 from dist_transformer.data.folder import DataFolder
+from dist_transformer.data.sources import read_lines
+from dist_transformer.distributed import process_group, read_world
 from dist_transformer.errors import UserError, exit_on_user_error
+from dist_transformer.model_folder import read_model_info
 
 DATA_ROW = {
     "what": "data pipeline, one process and one thread",
@@ -28,14 +44,103 @@ DATA_ROW = {
 }
 
 
+TRAIN_ROW = {
+    "what": "training, preset `{figures[preset]}`, {figures[precision]}, {figures[world_size]} process(es); "
+    "{figures[unit]}, beside peers in the same run",
+    "steps": "—",
+    "result": "{figures[contenders][ours][rates][median]:,.0f}; as many times as fast as",
+}
+
+
 def main() -> None:
     arguments = parse_arguments()
+    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
+        raise UserError(f"--json {arguments.json} is in no folder that exists: make the folder first")
     arguments.run(arguments)
 
 
+def run_train(arguments: argparse.Namespace) -> None:
+    flags = ["--preset", arguments.preset, "--data", str(arguments.data), "--run-dir", "unused", *arguments.flags]
+    config, _ = train.parse_arguments(flags)
+    settings = TrainBenchmark(
+        config=config, peers=tuple(arguments.peers), steps=arguments.steps, rounds=arguments.rounds
+    )  # fmt: skip
+    world, started = read_world(), time.monotonic()
+
+    def report(line: str) -> None:
+        if world.is_main:
+            print(line, file=sys.stderr, flush=True)
+
+    with process_group(world, single=True) as device:
+        figures = {"preset": arguments.preset, **run_training_benchmark(settings, world, device, report)}
+    if not world.is_main:
+        return
+    if world.size == 1:
+        for name, found in figures["contenders"].items():
+            report(f"memory of {name}")
+            found["peak_gib"] = peak_memory(config, name)
+    print(train_table(figures))
+    if arguments.json is not None:
+        peers = [name for name in figures["contenders"] if name != "ours"]
+        given = ["--preset", arguments.preset, "--peers", *peers, f"--steps={settings.steps}"]
+        command = ["python", "tools/benchmark.py", "train", "--data", "DATA", *given, f"--rounds={settings.rounds}"]
+        beside = ", ".join(
+            f"{{figures[contenders][{name}][ours_to_this][median]:.2f}} {LABELS[name]}" for name in peers
+        )
+        result = result_of(
+            DataFolder.open(arguments.data).index,
+            what=f"training beside peers, in turns; {figures['unit']}; medians of rounds",
+            command=shlex.join([*command, *(["--", *arguments.flags] if arguments.flags else [])]),
+            seeds=[config.seed],
+            wall_seconds=round(time.monotonic() - started, 1),
+            figures=figures,
+            row={**TRAIN_ROW, "result": f"{TRAIN_ROW['result']} {beside}"},
+        )
+        write_result(arguments.json, result)
+    if not figures["loss_curves_agree"]:
+        raise UserError("the losses of the contenders part: what was measured is not the same work (see nll in --json)")
+
+
+DECODE_ROW = {
+    "what": "decoding, beam {figures[beam_size]}, {figures[precision]}; {figures[unit]}, beside peers in the same run",
+    "steps": "—",
+    "result": "{figures[contenders][ours][sentences_per_second][median]:,.1f}; as many times as fast as",
+}
+
+
+def run_decode(arguments: argparse.Namespace) -> None:
+    sources, references = (list(read_lines(file)) for file in (arguments.src, arguments.ref))
+    settings = DecodeBenchmark(
+        model=arguments.model, sources=sources[: arguments.sentences], references=references[: arguments.sentences],
+        peers=tuple(arguments.peers), rounds=arguments.rounds, beam_size=arguments.beam,
+    )  # fmt: skip
+    started = time.monotonic()
+    with process_group(read_world()) as device:
+        figures = run_decoding_benchmark(settings, device, lambda line: print(line, file=sys.stderr, flush=True))
+    print(decode_table(figures))
+    if arguments.json is not None:
+        peers = [name for name in figures["contenders"] if name != "ours"]
+        beside = ", ".join(
+            f"{{figures[contenders][{name}][ours_to_this][median]:.2f}} {DECODE_LABELS[name]}" for name in peers
+        )
+        info = read_model_info(arguments.model)
+        flags = ["--peers", *peers, f"--rounds={settings.rounds}", f"--beam={settings.beam_size}"]
+        command = ["python", "tools/benchmark.py", "decode", "--model", "MODEL", "--src", "SRC", "--ref", "REF", *flags]
+        result = result_of(
+            info,
+            what=f"decoding beside peers, in turns, on the same weights; {figures['unit']}; medians of rounds",
+            command=shlex.join([*command, f"--sentences={len(settings.sources)}"]),
+            seeds=[],
+            wall_seconds=round(time.monotonic() - started, 1),
+            figures=figures,
+            row={**DECODE_ROW, "result": f"{DECODE_ROW['result']} {beside}"},
+        )
+        write_result(arguments.json, result)
+    if not figures["scores_agree"]:
+        raise UserError("the BLEU scores part: what was measured is not the same work")
+
+
 def run_data(arguments: argparse.Namespace) -> None:
-    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
-        raise UserError(f"--json {arguments.json} is in no folder that exists: make the folder first")
     settings = DataBenchmark(
         data=arguments.data, seconds=arguments.seconds, repeats=arguments.repeats,
         pairs=arguments.pairs, text_pairs=arguments.text_pairs, seed=arguments.seed,
@@ -88,6 +193,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
+    # DeepSpeed's launcher adds this one; the environment says the same.
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     parts = parser.add_subparsers(title="what to measure", required=True, metavar="PART")
     data = parts.add_parser(
         "data",
@@ -109,7 +216,55 @@ def parse_arguments() -> argparse.Namespace:
         data.add_argument(flag, type=kind, default=defaults[name], metavar="N", help=f"{meaning} (default %(default)s)")
     data.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
     data.set_defaults(run=run_data)
+    add_train_parser(parts)
+    add_decode_parser(parts)
     return parser.parse_args()
+
+
+def add_train_parser(parts: Any) -> None:
+    training = parts.add_parser(
+        "train",
+        help="training steps, beside torch.nn.Transformer, MarianMTModel and plain torch",
+        description="Training steps on real text, in turns. The unit is real target tokens, padding not counted, a "
+        "second: of CPU time without a GPU, of wall time with one. Exits 1 when the losses of the contenders part.",
+        allow_abbrev=False,
+    )
+    training.add_argument("--data", type=Path, required=True, help="data folder")
+    training.add_argument("--preset", default="tiny", help="model and batch (default: %(default)s)")
+    training.add_argument(
+        "--peers", nargs="*", default=[name for name in LABELS if name != "ours"], metavar="P",
+        help="; ".join(f"{name}: {label}" for name, label in LABELS.items() if name != "ours") + " (default: all)",
+    )  # fmt: skip
+    training.add_argument("--steps", type=int, default=10, metavar="N", help="optimizer steps of each in each round")
+    training.add_argument("--rounds", type=int, default=6, metavar="N", help="rounds; medians are reported")
+    training.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
+    training.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of dist_transformer.train, for all")
+    training.set_defaults(run=run_train)
+
+
+def add_decode_parser(parts: Any) -> None:
+    decoding = parts.add_parser(
+        "decode",
+        help="beam search, beside Hugging Face's generate and CTranslate2",
+        description="Beam search with the same weights, in turns: fp32 on a CPU, bf16 on a GPU. The unit is sentences "
+        "a second: of CPU time without a GPU, of wall time with one. Exits 1 when the BLEU scores part.",
+        allow_abbrev=False,
+    )
+    decoding.add_argument("--model", type=Path, required=True, help="model folder")
+    for name, what in (("src", "source"), ("ref", "reference")):
+        decoding.add_argument(f"--{name}", type=Path, required=True, metavar="F", help=f"{what}, one sentence a line")
+    decoding.add_argument("--sentences", type=int, metavar="N", help="only the first N (default: all)")
+    decoding.add_argument(
+        "--peers", nargs="*", default=[name for name in DECODE_LABELS if name != "ours"], metavar="P",
+        help="; ".join(f"{name}: {label}" for name, label in DECODE_LABELS.items() if name != "ours")
+        + " (default: all)",
+    )  # fmt: skip
+    decoding.add_argument(
+        "--beam", type=int, default=4, metavar="K", help="hypotheses in search (default: %(default)s)"
+    )
+    decoding.add_argument("--rounds", type=int, default=4, metavar="N", help="rounds; medians are reported")
+    decoding.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
+    decoding.set_defaults(run=run_decode)
 
 
 if __name__ == "__main__":

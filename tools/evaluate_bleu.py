@@ -15,33 +15,26 @@ import argparse
 import sys
 from pathlib import Path
 
-from dist_transformer.distributed import barrier, process_group, read_world
-from dist_transformer.errors import UserError, exit_on_user_error
+from dist_transformer.distributed import error_of_all, process_group, read_world
+from dist_transformer.errors import exit_on_user_error
 from dist_transformer.evaluation.evaluate import Evaluation, evaluate, write_report
-from dist_transformer.inference.options import PRECISIONS, add_decoding_options, beam_settings
+from dist_transformer.inference.options import PRECISIONS, add_decoding_options, add_model_option, beam_settings
 
 
 def main() -> None:
     arguments = parse_arguments()
     world = read_world()
-    with process_group(world) as device:
-        try:
-            evaluation = evaluate(
-                arguments.model,
-                source=arguments.src,
-                reference=arguments.ref,
-                settings=beam_settings(arguments),
-                device=device,
-                dtype=PRECISIONS[arguments.precision],
-                max_batch_tokens=arguments.batch_tokens,
-                lowercase=arguments.lowercase,
-            )
-        except UserError as error:
-            # Every rank is here. The first one speaks before any ends: a launcher kills the others then.
-            if world.is_main:
-                print(f"error: {error}", file=sys.stderr, flush=True)
-            barrier()
-            raise SystemExit(1) from None
+    with process_group(world) as device, error_of_all(world):
+        evaluation = evaluate(
+            arguments.model,
+            source=arguments.src,
+            reference=arguments.ref,
+            settings=beam_settings(arguments),
+            device=device,
+            dtype=PRECISIONS[arguments.precision],
+            max_batch_tokens=arguments.batch_tokens,
+            lowercase=arguments.lowercase,
+        )
     if world.is_main:
         print_scores(evaluation)
         if arguments.json is not None:
@@ -64,6 +57,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
+    add_model_option(parser)
     add_decoding_options(parser)
     parser.add_argument("--src", type=Path, required=True, metavar="F", help="source text, one sentence a line")
     parser.add_argument("--ref", type=Path, required=True, metavar="F", help="raw reference text, line by line")

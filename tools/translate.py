@@ -16,7 +16,7 @@ import torch
 
 from dist_transformer.data.sources import decode_lines
 from dist_transformer.errors import UserError, exit_on_user_error
-from dist_transformer.inference.options import PRECISIONS, add_decoding_options, beam_settings
+from dist_transformer.inference.options import PRECISIONS, add_decoding_options, add_model_option, beam_settings
 from dist_transformer.inference.translator import Translation, Translator
 from dist_transformer.model_folder import load_model
 
@@ -60,6 +60,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
+    add_model_option(parser)
     add_decoding_options(parser)
     parser.add_argument("--nbest", type=int, metavar="K", help="print the K best (default: the best, as plain text)")
     parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N (default: cuda where there is one)")

@@ -17,6 +17,7 @@ from typing import Any
 from dist_transformer.data.shards import DataIndex
 from dist_transformer.environment import describe_environment
 from dist_transformer.errors import UserError
+from dist_transformer.model_folder import ModelInfo
 
 # Share of a measure's time that each piece of work runs beforehand, uncounted: files are read, caches warm up.
 _WARM_UP = 0.2
@@ -91,7 +92,7 @@ def one_thread() -> Iterator[None]:
 
 
 def result_of(
-    index: DataIndex,
+    index: DataIndex | ModelInfo,
     *,
     what: str,
     command: str,

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from dist_transformer.errors import UserError
 from dist_transformer.evaluation.bleu import Scores, score
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Refusal, Translator
+from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, load_model
 
 
@@ -67,13 +69,41 @@ def evaluate(
     Raises:
         UserError: on every rank alike, when a file is unfit on one of them.
     """
+    pairs = read_test_set(source, reference)
+    model, tokenizer, info = on_all_ranks(lambda: load_model(model_folder, device, dtype))
+    return evaluate_model(
+        model, tokenizer, info, pairs,
+        settings=settings, device=device, max_batch_tokens=max_batch_tokens, lowercase=lowercase,
+    )  # fmt: skip
+
+
+def read_test_set(source: Path, reference: Path) -> list[tuple[str, str]]:
+    """Source and reference lines, the same on every rank. A collective.
+
+    Raises:
+        UserError: on every rank alike, when they cannot be read, are empty or of different length.
+    """
     # One rank reads: the text is the same for all even when a file changes meanwhile.
     pairs = on_all_ranks(lambda: list(LineFiles(source=source, target=reference).pairs()) if rank() == 0 else None)
     pairs = broadcast_object(pairs)
     assert pairs is not None
     if not pairs:
         raise UserError(f"{source} is empty: give a file with at least one line")
-    model, tokenizer, info = on_all_ranks(lambda: load_model(model_folder, device, dtype))
+    return pairs
+
+
+def evaluate_model(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    info: ModelInfo,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    settings: BeamSettings,
+    device: torch.device,
+    max_batch_tokens: int | None = None,
+    lowercase: bool = False,
+) -> Evaluation:
+    """As `evaluate`, of a model that is loaded, on source and reference lines that are read."""
     translator = on_all_ranks(lambda: Translator(model, tokenizer, device, settings, max_batch_tokens=max_batch_tokens))
     start = time.perf_counter()
     translations = translator.translate_distributed([line for line, _ in pairs])

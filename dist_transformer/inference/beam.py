@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from dist_transformer.errors import UserError
+from dist_transformer.inference.candidates import best_extensions
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import pack_side
 
@@ -143,17 +144,13 @@ class _Search:
         room = -(-(position + 1) // _CACHE_STEP) * _CACHE_STEP
         for cache in self.caches:
             cache.reserve(room)
-        logits_BV = self.model.decode_step(
+        hidden_BD = self.model.decode_step(
             self.alive_NkT[:, :, -1].flatten(), position, self.caches, self.memory_mask_B1S
         )
-        logp_BV = torch.log_softmax(logits_BV, dim=-1)
-        logp_BV.index_fill_(1, self.never_chosen, -torch.inf)
-        total_NkV = logp_BV.add_(self.alive_logp_Nk.view(-1, 1)).unflatten(0, (-1, beam))
-        self._only_ends(total_NkV, np.flatnonzero(self.limits <= position))
-
-        logp_Nc, flat_Nc = _best(total_NkV.flatten(1), 2 * beam)
-        vocabulary = total_NkV.shape[2]
-        parent_Nc, token_Nc = flat_Nc // vocabulary, flat_Nc % vocabulary
+        at_limit_N = self.limits <= position
+        logp_Nc, parent_Nc, token_Nc = best_extensions(
+            self.model, hidden_BD, self.alive_logp_Nk, count=2 * beam, never=self.never_chosen, ends_only=at_limit_N
+        )
         is_end_Nc = token_Nc == EOS_ID
         self._add_ended(logp_Nc, parent_Nc, is_end_Nc, position + 1)
 
@@ -164,14 +161,6 @@ class _Search:
         grown = (_rows(self.alive_NkT, parent_Nk), token_Nc.gather(1, order_Nk).unsqueeze(2))
         self.alive_NkT = torch.cat(grown, dim=2)
         return parent_Nk
-
-    def _only_ends(self, total_NkV: torch.Tensor, at_limit: np.ndarray) -> None:
-        """The only extension of a hypothesis of full length is `</s>`."""
-        if len(at_limit):
-            rows = torch.from_numpy(at_limit).to(self.device)
-            ends_nk = total_NkV[rows, :, EOS_ID]
-            total_NkV[rows] = -torch.inf
-            total_NkV[rows, :, EOS_ID] = ends_nk
 
     def _add_ended(self, logp_Nc: torch.Tensor, parent_Nc: torch.Tensor, is_end_Nc: torch.Tensor, length: int) -> None:
         """Candidates that end, `length` tokens long with `</s>`, compete with those that ended before."""
@@ -247,33 +236,3 @@ def _encode(model: Transformer, sources: Sequence[Sequence[int]]) -> tuple[torch
 def _rows(tokens_NjT: torch.Tensor, index_Nk: torch.Tensor) -> torch.Tensor:
     """Histories `index` of each sentence, shape (N, k, T)."""
     return tokens_NjT.gather(1, index_Nk.unsqueeze(2).expand(-1, -1, tokens_NjT.shape[2]))
-
-
-def _best(values_NX: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` largest fp32 values of each row and their places; equal values in order of place.
-
-    `topk` promises no order among equal values, nor which of them it takes when not all fit. But it is eight times as
-    fast as with keys that hold the place (256 × 32,000 on a CPU), so keys are made only when equal values meet at the
-    cut; on CUDA always, where looking would make the host wait.
-    """
-    if values_NX.is_cuda:
-        return _best_by_key(values_NX, count)
-    top_Nc = values_NX.topk(count + 1)
-    meets_cut_N = top_Nc.values[:, -1] == top_Nc.values[:, -2]
-    if (meets_cut_N & (top_Nc.values[:, -1] > -torch.inf)).any():
-        return _best_by_key(values_NX, count)
-    places_Nc = top_Nc.indices[:, :count].sort(dim=1).values
-    values_Nc, order_Nc = values_NX.gather(1, places_Nc).sort(dim=1, descending=True, stable=True)
-    return values_Nc, places_Nc.gather(1, order_Nc)
-
-
-def _best_by_key(values_NX: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same by distinct int64 keys, in the order of the values, then of the places from last to first.
-
-    The bits of fp32 numbers, read as integers, are in order for positive numbers and in reverse for negative ones.
-    """
-    bits = values_NX.contiguous().view(torch.int32)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    places = torch.arange(values_NX.shape[1] - 1, -1, -1, device=values_NX.device)
-    places_Nc = ((ordered.long() << 32) + places).topk(count).indices
-    return values_NX.gather(1, places_Nc), places_Nc

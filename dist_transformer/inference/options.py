@@ -11,11 +11,14 @@ from dist_transformer.inference.beam import BeamSettings
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def add_decoding_options(parser: argparse.ArgumentParser) -> None:
+def add_model_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", type=Path, required=True, metavar="MODEL", help="model folder")
+
+
+def add_decoding_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     def option(name: str, text: str, **settings: Any) -> None:
         parser.add_argument(name, help=text, **settings)
 
-    option("--model", "model folder", type=Path, required=True, metavar="MODEL")
     option("--beam", "hypotheses in search; 1 is greedy (default 4)", type=int, default=4, metavar="K")
     option("--length-penalty", "exponent of the length penalty (default 0.6)", type=float, default=0.6, metavar="A")
     option("--max-extra-tokens", "longest output: source tokens + N (default 50)", type=int, default=50, metavar="N")

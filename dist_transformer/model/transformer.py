@@ -95,7 +95,7 @@ class Transformer(nn.Module):
     def decode_step(
         self, tokens_B: torch.Tensor, position: int, caches: list[LayerCache], memory_mask_B1S: torch.Tensor
     ) -> torch.Tensor:
-        """Logits of the next token of each hypothesis, fp32, shape (B, V).
+        """Hidden states before the output projection, one for the next token of each hypothesis, shape (B, D).
 
         Args:
             tokens_B: the token at `position` of each hypothesis, sentence-major: (sentences · beam_size,).
@@ -104,7 +104,7 @@ class Transformer(nn.Module):
         x_BD = self._embed(self._target_embedding(), tokens_B, torch.full_like(tokens_B, position))
         for layer, cache in zip(cast(Iterable[DecoderLayer], self.decoder), caches, strict=True):
             x_BD = layer.step(x_BD, cache, position, memory_mask_B1S)
-        return self.logits(self.decoder_norm(x_BD))
+        return self.decoder_norm(x_BD)
 
     def _embed(self, weight_VD: torch.Tensor, tokens_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
         x_TD = functional.embedding(tokens_T, weight_VD) * math.sqrt(self.config.width) + self.positions(positions_T)

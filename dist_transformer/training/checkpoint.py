@@ -22,7 +22,7 @@ from dist_transformer import distributed
 from dist_transformer.config import read_json
 from dist_transformer.errors import UserError
 from dist_transformer.files import sha256_of, sync, write_synced
-from dist_transformer.training.engine import MOMENTS, ParameterState
+from dist_transformer.training.engine import EMA, MOMENTS, ParameterState
 
 FORMAT_VERSION = 1
 
@@ -34,7 +34,7 @@ class Retention:
     """What is kept."""
 
     checkpoints: int
-    """So many of the newest."""
+    """So many of the newest; and of the files of averaged weights."""
     weights: int
     """So many of the newest."""
     best_steps: frozenset[int] = frozenset()
@@ -58,7 +58,7 @@ def save_checkpoint(
     retention: Retention,
     weights_metadata: dict[str, str],
 ) -> Path:
-    """Write checkpoint and weight file of `state["step"]`. A collective.
+    """Write checkpoint and weight file of `state["step"]`, and `ema-` where an average is kept. A collective.
 
     Args:
         states: every parameter, as `Engine.parameter_states` gives them.
@@ -71,6 +71,7 @@ def save_checkpoint(
     name = step_name(state["step"])
     final, temporary = run_dir / "checkpoints" / name, run_dir / "checkpoints" / f".{name}.tmp"
     weights_file = run_dir / "weights" / f"{name}.safetensors"
+    average_file = weights_file.with_name(weights_file.name.replace("step", EMA))
 
     def commit() -> None:
         _write_json(temporary / "state.json", {"format_version": FORMAT_VERSION, "versions": versions(), **state})
@@ -78,6 +79,8 @@ def save_checkpoint(
         _write_json(temporary / "manifest.json", {"format_version": FORMAT_VERSION, "files": files})
         sync(temporary)
         _write_tensors(weights_file, weights, metadata=weights_metadata)
+        if averages:
+            _write_tensors(average_file, averages, metadata=weights_metadata)
         if final.exists():
             # A damaged checkpoint of the same step, which this run was resumed past.
             shutil.rmtree(final)
@@ -91,7 +94,7 @@ def save_checkpoint(
 
     try:
         _agree(lambda: _start_anew(temporary, weights_file.parent) if distributed.rank() == 0 else None)
-        share, weights = _collect(states)
+        share, weights, averages = _collect(states)
         part = temporary / f"part-{distributed.rank():05d}.safetensors"
         entries = distributed.gather_objects(_agree(lambda: _write_tensors(part, share)))
         _agree(lambda: commit() if distributed.rank() == 0 else None)
@@ -99,23 +102,25 @@ def save_checkpoint(
         # All ranks are here: nobody writes into the folder any more.
         if distributed.rank() == 0:
             shutil.rmtree(temporary, ignore_errors=True)
-            for left in (_beside(weights_file), _beside(final.parent / "latest")):
+            for left in (_beside(weights_file), _beside(average_file), _beside(final.parent / "latest")):
                 with suppress(OSError):
                     left.unlink()
         raise
     return final
 
 
-def _collect(states: Iterable[ParameterState]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """This rank's share of the tensors, and on rank 0 all weights; on the host."""
-    share, weights = {}, {}
+def _collect(states: Iterable[ParameterState]) -> tuple[dict[str, torch.Tensor], ...]:
+    """This rank's share of the tensors, and on rank 0 all weights and all averaged weights; on the host."""
+    share, weights, averages = {}, {}, {}
     for number, state in enumerate(states):
         if number % distributed.world_size() == distributed.rank():
             share[f"weight/{state.name}"] = state.weight.cpu().clone()
             share.update({f"{key}/{state.name}": value.cpu().clone() for key, value in state.moments.items()})
         if distributed.rank() == 0:
             weights[state.name] = state.weight.cpu().clone()
-    return share, weights
+            if EMA in state.moments:
+                averages[state.name] = state.moments[EMA].cpu().clone()
+    return share, weights, averages
 
 
 def _agree(action: Callable[[], T]) -> T:
@@ -167,6 +172,8 @@ def _prune(run_dir: Path, retention: Retention, newest: str) -> None:
     for file in _newest_first(run_dir / "weights", "step-*.safetensors")[retention.weights :]:
         if file.name not in best:
             file.unlink(missing_ok=True)
+    for file in _newest_first(run_dir / "weights", f"{EMA}-*.safetensors")[retention.checkpoints :]:
+        file.unlink(missing_ok=True)
 
 
 def _newest_first(folder: Path, pattern: str) -> list[Path]:
@@ -234,11 +241,17 @@ class CheckpointReader:
             self._files.update(dict.fromkeys(opened.keys(), opened))
 
     def weight(self, name: str) -> torch.Tensor:
-        return self._files[f"weight/{name}"].get_tensor(f"weight/{name}")
+        return self.tensor("weight", name)
+
+    def tensor(self, part: str, name: str) -> torch.Tensor:
+        """Weight, moment or average of a parameter."""
+        return self._files[f"{part}/{name}"].get_tensor(f"{part}/{name}")
 
     def parameter(self, name: str) -> ParameterState:
-        moments = {key: self._files[f"{key}/{name}"].get_tensor(f"{key}/{name}") for key in MOMENTS}
-        return ParameterState(name=name, weight=self.weight(name), moments=moments)
+        kept = (*MOMENTS, EMA) if f"{EMA}/{name}" in self._files else MOMENTS
+        return ParameterState(
+            name=name, weight=self.weight(name), moments={key: self.tensor(key, name) for key in kept}
+        )
 
     def parameter_names(self) -> list[str]:
         return [key.removeprefix("weight/") for key in self._files if key.startswith("weight/")]

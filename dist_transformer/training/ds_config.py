@@ -98,7 +98,17 @@ def _check_zero(zero: Any, path: Path) -> None:
 
 
 def complete_ds_config(user: dict[str, Any], config: TrainConfig, world_size: int) -> dict[str, Any]:
-    """Add what we own. Always writes the clipping: DeepSpeed's own default is 1.0, the paper has none."""
+    """Add what we own. Always writes the clipping: DeepSpeed's own default is 1.0, the paper has none.
+
+    Raises:
+        UserError: a moving average of weights that lie on NVMe between steps, where it cannot be kept.
+    """
+    offload = user.get("zero_optimization", {}).get("offload_optimizer") or {}
+    if config.ema_decay > 0 and offload.get("device") == "nvme":
+        raise UserError(
+            f"ema_decay is {config.ema_decay}, but {config.deepspeed_config} offloads the optimizer to nvme: set "
+            'offload_optimizer.device to "cpu", or ema_decay to 0'
+        )
     accumulation = config.batch.accumulation_steps(world_size)
     return {
         **user,

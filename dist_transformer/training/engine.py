@@ -21,9 +21,11 @@ from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedBatch
 from dist_transformer.training.ds_config import complete_ds_config
 from dist_transformer.training.kernel_lock import builds_survive_kills
-from dist_transformer.training.schedule import scheduler_hook
+from dist_transformer.training.schedule import average_decay, scheduler_hook
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+EMA = "ema"
+"""Beside Adam's moments, and partitioned as they are: the exponential moving average of the weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +35,7 @@ class ParameterState:
     name: str
     weight: torch.Tensor
     moments: dict[str, torch.Tensor]
+    """Adam's, and under EMA the moving average of the weight, where the run keeps one."""
 
 
 class _CheckedAdam(torch.optim.AdamW):
@@ -87,6 +90,7 @@ class Engine:
             dist_init_required=False,
         )
         self.scheduler = self.ds.lr_scheduler
+        self._kept = (*MOMENTS, EMA) if config.ema_decay > 0 else MOMENTS
         self._create_moments()
 
     @property
@@ -136,16 +140,19 @@ class Engine:
         """Step when the micro-batch was the step's last. False when the update was skipped."""
         is_last = self.ds.is_gradient_accumulation_boundary()
         self.ds.step()
-        return bool(self.ds.was_step_applied()) if is_last else True
+        if not is_last:
+            return True
+        applied = bool(self.ds.was_step_applied())
+        if applied and EMA in self._kept:
+            self._move_average()
+        return applied
 
     def parameter_states(self) -> Iterator[ParameterState]:
         """Every parameter with its moments. A collective: all ranks iterate in step."""
         read_weight, read_moment = self._readers()
-        has_moments = self.scheduler.updates > 0
         for name, parameter in self.module.named_parameters():
             weight = read_weight(parameter).detach().float()
-            zeros = torch.zeros_like(weight)
-            moments = {key: read_moment(parameter, key) if has_moments else zeros for key in MOMENTS}
+            moments = {key: read_moment(parameter, key) for key in self._kept}
             shape = _full_shape(parameter)
             yield ParameterState(
                 name=name, weight=weight.view(shape), moments={key: value.view(shape) for key, value in moments.items()}
@@ -155,16 +162,24 @@ class Engine:
         """Set weights, moments and counters, so that training goes on exactly. A collective.
 
         The model that was given to the constructor must hold the same weights already: the low-precision copies were
-        made from it.
+        made from it. Moments that are not given stay zero, and a moving average begins with the weights.
         """
         write_weight, write_moment = self._writers()
         for name, parameter in self.module.named_parameters():
             state = load(name)
             write_weight(parameter, state.weight.to(self.device))
-            for key, value in state.moments.items():
-                write_moment(parameter, value.to(self.device), key)
+            for key, value in {EMA: state.weight, **state.moments}.items():
+                if key in self._kept:
+                    write_moment(parameter, value.to(self.device), key)
         self._set_adam_steps(updates)
         self.scheduler.load_state_dict({"updates": updates})
+
+    @torch.no_grad()
+    def _move_average(self) -> None:
+        """ema += (1 - decay) · (weight - ema), on what this rank updates itself: no communication."""
+        decay = average_decay(self.scheduler.updates, self.config.ema_decay)
+        averages = [state[EMA] for state in self.optimizer.state.values()]
+        torch._foreach_lerp_(averages, list(self.optimizer.state), 1 - decay)
 
     def _create_moments(self) -> None:
         """Make Adam's state exist and be zero, whatever DeepSpeed's constructor did to it.
@@ -175,12 +190,14 @@ class Engine:
         missing = [p for p in self._updated_tensors() if not self.optimizer.state[p]]
         if missing:
             self._step_on_zeros(missing)
+        for weight, state in self.optimizer.state.items():
+            for key in MOMENTS:
+                state[key].zero_()
+            if EMA in self._kept:
+                state[EMA] = weight.detach().clone()
         if self.stage in (1, 2):
             # The one private call: it links the state that now exists to each parameter's fragment.
             self.ds.optimizer._lazy_init_hp_params_optimizer_state()
-        for state in self.optimizer.state.values():
-            for key in MOMENTS:
-                state[key].zero_()
         self._set_adam_steps(0)
 
     def _updated_tensors(self) -> list[torch.Tensor]:
@@ -228,7 +245,7 @@ class Engine:
             masters, state = self._masters(), self.optimizer.state
             return (
                 lambda p, value: masters[id(p)].data.copy_(value),
-                lambda p, value, key: state[masters[id(p)]].setdefault(key, torch.zeros_like(value)).copy_(value),
+                lambda p, value, key: state[masters[id(p)]][key].copy_(value),
             )
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 

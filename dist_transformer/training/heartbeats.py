@@ -16,8 +16,6 @@ from pathlib import Path
 
 from dist_transformer.distributed import World
 
-_FAILURE_FILE = "failure.json"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beat:
@@ -26,6 +24,8 @@ class Beat:
     rank: int
     count: int
     """Grows with every beat; one that stays is a rank that is stopped, dead, or cut off from the folder."""
+    progress: int
+    """Signs of progress so far. Ranks work in step: one that has given fewer holds up the others."""
     phase: str
     step: int
     where: str
@@ -48,18 +48,27 @@ class Failure:
     rank: int
     reason: str
     is_hang: bool
+    """The rank is the first to notice, and need not be the one that holds up the others."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {'found' if self.is_hang else 'failed'}: {self.reason}"
 
 
 class Heartbeats:
-    """The folder of one launch; a rank that ends well takes its file away."""
+    """The folder of a run's launches; a rank that ends well takes its file away.
 
-    def __init__(self, run_dir: Path, world: World) -> None:
+    Args:
+        launch: its name; what went wrong in another, started on the same folder by mistake, does not concern this one.
+    """
+
+    def __init__(self, run_dir: Path, world: World, launch: str) -> None:
         self.run_dir, self.world = run_dir, world
         self.folder = run_dir / "heartbeats"
         self._file = self.folder / f"rank-{world.rank:05d}.json"
+        self._failure = self.folder / f"failure-{launch}.json"
 
     def start_anew(self) -> None:
-        """Forget an earlier launch. For rank 0, while the others wait."""
+        """Forget earlier launches. For rank 0, while the others wait."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
 
@@ -85,7 +94,7 @@ class Heartbeats:
     def first_failure(self, failure: Failure) -> Failure:
         """Make `failure` known to all ranks, unless one is known already; gives the one that stands."""
         try:
-            with (self.folder / _FAILURE_FILE).open("x", encoding="utf-8") as file:
+            with self._failure.open("x", encoding="utf-8") as file:
                 file.write(json.dumps(dataclasses.asdict(failure)))
             return failure
         except FileExistsError:
@@ -93,7 +102,7 @@ class Heartbeats:
 
     def known_failure(self) -> Failure | None:
         try:
-            return Failure(**json.loads((self.folder / _FAILURE_FILE).read_text(encoding="utf-8")))
+            return Failure(**json.loads(self._failure.read_text(encoding="utf-8")))
         except (FileNotFoundError, json.JSONDecodeError):
             # There is none, or it is being written.
             return None
@@ -111,7 +120,6 @@ def who_is_behind(before: Mapping[int, Beat], after: Mapping[int, Beat], size: i
     silent = [beat for beat in beats if beat.rank in before and before[beat.rank].count == beat.count]
     lines += [f"{beat} gives no sign of life; last seen in {beat.place}" for beat in silent]
     living = [beat for beat in beats if beat not in silent]
-    newest = max((beat.step for beat in living), default=0)
-    late = [beat for beat in living if beat.step < newest]
-    lines += [f"{beat} is behind: in {beat.place}, others in step {newest}" for beat in late]
+    furthest = max((beat.progress for beat in living), default=0)
+    lines += [f"{beat} is behind, in {beat.place}" for beat in living if beat.progress < furthest]
     return "\n".join(lines or [f"{beat} is in {beat.place}" for beat in beats])

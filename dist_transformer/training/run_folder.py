@@ -1,5 +1,6 @@
 """A run folder: its settings, and what a resumed run may not change."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from dist_transformer.errors import UserError
 from dist_transformer.files import sha256_of
 
 # Another value of one of these makes another run; everything else may change on resume and is reported.
-_FIXED = ("model", "batch", "seed", "data_sha256", "data_weights", "data_temperature")
+_FIXED = ("model", "batch", "seed", "data_sha256", "data_weights", "data_temperature", "init_from")
 
 
 def describe_run(config: TrainConfig, folders: Sequence[Path], ds_config: dict[str, Any]) -> dict[str, Any]:
@@ -24,8 +25,15 @@ def describe_run(config: TrainConfig, folders: Sequence[Path], ds_config: dict[s
     return {
         **to_plain(config),
         "data_sha256": [sha256_of(folder / INDEX_FILE) for folder in folders],
+        "init_from_sha256": None,
         "deepspeed": ds_config,
     }
+
+
+def run_identity(described: dict[str, Any]) -> str:
+    """Equal for two runs whose settings would let one resume the other: 16 hexadecimal digits."""
+    fixed = json.dumps({name: described[name] for name in _FIXED}, sort_keys=True)
+    return hashlib.sha256(fixed.encode()).hexdigest()[:16]
 
 
 def check_settings(run_dir: Path, wanted: dict[str, Any]) -> list[str]:
@@ -50,6 +58,20 @@ def check_settings(run_dir: Path, wanted: dict[str, Any]) -> list[str]:
             )
         changed.append(f"{name}: {old!r} -> {new!r}")
     return changed
+
+
+def average_notes(state: dict[str, Any], ema_decay: float) -> list[str]:
+    """What becomes of the moving average of the weights where a checkpoint's run did otherwise.
+
+    Args:
+        state: of the checkpoint.
+    """
+    kept = state.get("ema_decay", 0.0) > 0
+    if ema_decay > 0 and not kept:
+        return [f"the moving average of the weights begins with those of step {state['step']}"]
+    if kept and ema_decay == 0:
+        return ["the moving average of the weights is given up; its files in weights/ stay"]
+    return []
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -81,6 +103,6 @@ def next_command(run_dir: Path) -> str:
 
 def remove_newer(run_dir: Path, step: int) -> None:
     """Remove weight files and samples after `step`: what a run that goes on from there computes anew."""
-    for file in (*run_dir.glob("weights/step-*"), *run_dir.glob("samples/step-*")):
-        if int(file.stem.removeprefix("step-")) > step:
+    for file in (*run_dir.glob("weights/step-*"), *run_dir.glob("weights/ema-*"), *run_dir.glob("samples/step-*")):
+        if int(file.stem.rpartition("-")[2]) > step:
             file.unlink()

@@ -1,4 +1,4 @@
-"""Learning rates as pure functions of the step, and the hook through which DeepSpeed applies them."""
+"""Rates as pure functions of the step, and the hook through which DeepSpeed applies those of learning."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +23,14 @@ def learning_rate(step: int, config: OptimizerConfig, *, width: int) -> float:
     if config.schedule == "noam":
         return noam_rate(step, width=width, warmup_steps=config.warmup_steps, scale=config.lr_scale)
     return inverse_sqrt_rate(step, peak=config.peak_lr, warmup_steps=config.warmup_steps)
+
+
+def average_decay(updates: int, decay: float) -> float:
+    """How much of a moving average update number `updates` leaves: min(decay, (1 + updates) / (10 + updates)).
+
+    The weights that training begins with are then soon forgotten; as in TensorFlow's ExponentialMovingAverage.
+    """
+    return min(decay, (1 + updates) / (10 + updates))
 
 
 class RateScheduler:

@@ -44,7 +44,7 @@ class StopVote:
 
     def begin(self) -> None:
         """Give this rank's ballot, at the start of a step. A collective."""
-        self._ballot[0] = self._wish() * _RANKS + self.world.rank
+        self._ballot.fill_(self._wish() * _RANKS + self.world.rank)
         self._exchange = distributed.begin_all_reduce_max(self._ballot, self._group)
 
     def outcome(self) -> str | None:

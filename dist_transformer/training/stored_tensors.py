@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from dist_transformer.config import ModelConfig
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.training.checkpoint import CheckpointReader
-from dist_transformer.training.engine import MOMENTS
+from dist_transformer.training.engine import EMA, MOMENTS
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -23,9 +23,10 @@ def parameter_shapes(model: ModelConfig) -> Shapes:
         return {name: tuple(parameter.shape) for name, parameter in Transformer(model).named_parameters()}
 
 
-def checkpoint_shapes(parameters: Shapes) -> Shapes:
-    """The tensors of a checkpoint: weight and both moments of every parameter."""
-    return {f"{part}/{name}": shape for part in ("weight", *MOMENTS) for name, shape in parameters.items()}
+def checkpoint_shapes(parameters: Shapes, *, averaged: bool) -> Shapes:
+    """The tensors of a checkpoint: weight and both moments of every parameter, and where one is kept the average."""
+    parts = ("weight", *MOMENTS, *([EMA] if averaged else []))
+    return {f"{part}/{name}": shape for part in parts for name, shape in parameters.items()}
 
 
 def tensors_problem(files: Sequence[Path], expected: Shapes) -> str | None:
@@ -47,11 +48,15 @@ def tensors_problem(files: Sequence[Path], expected: Shapes) -> str | None:
     return None
 
 
-def differing_weight(file: Path, checkpoint: CheckpointReader) -> str | None:
-    """The first parameter whose values in a weight file are not those of the checkpoint of the same step."""
+def differing_weight(file: Path, checkpoint: CheckpointReader, *, part: str) -> str | None:
+    """The first parameter whose values in a weight file are not those of the checkpoint of the same step.
+
+    Args:
+        part: `weight`, or `ema` for a file of averaged weights.
+    """
     with safe_open(file, framework="pt") as stored:
         for name in checkpoint.parameter_names():
-            if not stored.get_tensor(name).equal(checkpoint.weight(name)):
+            if not stored.get_tensor(name).equal(checkpoint.tensor(part, name)):
                 return name
     return None
 

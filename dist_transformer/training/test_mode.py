@@ -34,6 +34,7 @@ from dist_transformer.packed import PackedBatch, PackedTokens, pack_side
 from dist_transformer.training.checkpoint import checkpoint_problem, step_name
 from dist_transformer.training.metrics import read_records
 from dist_transformer.training.trainer import Trainer
+from dist_transformer.training.warm_start import read_initial_weights
 
 _STEPS, _SAVED_AT = 20, 10
 _PACKS = 2
@@ -91,9 +92,15 @@ def _embedded_data(scratch: Path) -> Path:
 
 
 def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
-    """The run on two packs of the data; warm-up and intervals shrink with it."""
+    """The run on two packs of the data; warm-up and intervals shrink with it.
+
+    It begins with drawn weights also where the run will not: trained ones would pass checks that are of learning.
+    """
     data = open_training_data(dataclasses.replace(config, data=config.data[:1], data_weights=()))
     folder, budgets = data.first, data.budgets
+    if config.init_from is not None:
+        model = dataclasses.replace(config.model, vocab_size=folder.index.vocab_size)
+        read_initial_weights(config.init_from, model, tokenizer_sha256=folder.index.tokenizer_sha256)
     packs = [pack for pack in next(data.plan.steps(data.plan.start(), _PACKS)).packs if pack is not None]
     kept = [pack.pair_ids[: max(1, int(_PAIRS_KEPT * len(pack.pair_ids)))] for pack in packs]
     write_excerpt(folder, np.concatenate(kept), scratch / "data")
@@ -114,7 +121,7 @@ def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
         config,
         data=(str(scratch / "data"),), data_weights=(), run_dir=scratch / "run", optimizer=optimizer, batch=batch,
         max_steps=_STEPS, save_every=_SAVED_AT, validate_every=_SAVED_AT, validate_sentences=_DECODED, log_every=5,
-        patience=0, keep_checkpoints=2, resume="auto",
+        patience=0, keep_checkpoints=2, resume="auto", init_from=None,
     )  # fmt: skip
 
 

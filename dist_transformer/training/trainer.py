@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from dist_transformer import distributed
-from dist_transformer.config import TrainConfig, to_plain
+from dist_transformer.config import TrainConfig, read_json, to_plain
 from dist_transformer.data.feeder import Feeder
 from dist_transformer.data.plan import Step
 from dist_transformer.data.shards import TOKENIZER_FILE
@@ -29,13 +29,21 @@ from dist_transformer.training.checkpoint import CheckpointReader, Retention, ne
 from dist_transformer.training.ds_config import load_ds_config
 from dist_transformer.training.engine import Engine
 from dist_transformer.training.ledger import Ledger, batch_hash, truncate_jsonl
-from dist_transformer.training.metrics import Reporter, format_seconds, perplexity
+from dist_transformer.training.metrics import Reporter, perplexity
 from dist_transformer.training.progress import Progress
-from dist_transformer.training.run_folder import check_settings, describe_run, remove_newer, write_settings
+from dist_transformer.training.run_folder import (
+    average_notes,
+    check_settings,
+    describe_run,
+    remove_newer,
+    run_identity,
+    write_settings,
+)
 from dist_transformer.training.schedule import learning_rate
 from dist_transformer.training.shard_gate import ShardGate
-from dist_transformer.training.stop import StopVote, seconds_left
+from dist_transformer.training.stop import StopVote
 from dist_transformer.training.validation import Validator
+from dist_transformer.training.warm_start import InitialWeights, read_initial_weights
 from dist_transformer.training.watchdog import Phase, Watchdog
 
 # More positions than this are a blur.
@@ -88,27 +96,18 @@ class Trainer:
             )  # fmt: skip
         self._check_lengths()
         ds_config = load_ds_config(config.deepspeed_config)
-        notes, checkpoint = self._open_run(ds_config)
-        model = self._make_model(checkpoint).to(device)
+        notes, origin = self._open_run(ds_config)
+        model = self._make_model(origin).to(device)
         positions_PD = model.positions.table[:_PICTURED_POSITIONS].detach().float().cpu().numpy()
         self.engine = Engine(model, config, ds_config, world_size=world.size)
-        self.progress = self._restore(checkpoint)
+        self.progress = self._restore(origin)
         self.ledger = Ledger(config.run_dir / "ledger.jsonl", chain=self.progress.ledger_chain)
         self.reporter = Reporter(
             config.run_dir, is_main=world.is_main, max_steps=config.max_steps, first_step=self.progress.step
         )  # fmt: skip
-        self._introduce(notes, checkpoint)
+        self._introduce(notes)
         if world.is_main:
             self._record_setting(positions_PD)
-
-    def heed_the_job(self) -> None:
-        """From now on stop for signals, and before the job's time is over."""
-        if self.world.is_main:
-            left = seconds_left(self.config.walltime_minutes, age=self.watchdog.age)
-            if left is not None:
-                self.vote.stop_within(left)
-                self.reporter.say(f"time limit in {format_seconds(left)}: saves and ends before")
-        self.watchdog.signals.listen()
 
     def train(self) -> bool:
         """Train to `max_steps`, until patience ends, or until a stop is asked for.
@@ -296,7 +295,12 @@ class Trainer:
         path = save_checkpoint(
             self.config.run_dir,
             self.engine.parameter_states(),
-            {**self.progress.to_json(), **self._describe_model(), "updates": self.engine.scheduler.updates},
+            {
+                **self.progress.to_json(),
+                **self._describe_model(),
+                "updates": self.engine.scheduler.updates,
+                "ema_decay": self.config.ema_decay,
+            },
             retention=self._retention(),
             weights_metadata={key: json.dumps(value) for key, value in self._describe_model().items()},
         )
@@ -323,6 +327,8 @@ class Trainer:
             "target_language": index.target_language,
             "corpus": index.corpus,
             "synthetic": index.synthetic,
+            "run": self.run_identity,
+            "train_seconds": self.progress.train_seconds,
         }
 
     def _finish(self) -> None:
@@ -351,11 +357,15 @@ class Trainer:
                 "raise --model.max-positions, or prepare the data with a lower --max-tokens"
             )
 
-    def _open_run(self, ds_config: dict[str, Any]) -> tuple[list[str], CheckpointReader | None]:
-        """Choose the checkpoint, refuse settings that differ, and write the run's settings. A collective."""
+    def _open_run(self, ds_config: dict[str, Any]) -> tuple[list[str], CheckpointReader | InitialWeights | None]:
+        """Choose where to begin, refuse settings that differ, and write the run's settings. A collective.
+
+        Returns:
+            what to tell the user, and the state or the weights that training goes on from.
+        """
         config, run_dir = self.config, self.config.run_dir
-        warnings: list[str] = []
-        path = newest_checkpoint(run_dir, warnings.append)
+        notes: list[str] = []
+        path = newest_checkpoint(run_dir, notes.append)
         if path is None and config.resume == "required":
             raise UserError(
                 f"--resume required, but {run_dir} holds no checkpoint: check --run-dir, or use --resume auto"
@@ -366,10 +376,21 @@ class Trainer:
             )
         self.watchdog.publish_in(run_dir)
         described = describe_run(config, [folder.path for folder in self.data.folders], ds_config)
-        reader = None
+        self.run_identity = run_identity(described)
+        reader, initial = None, None
         if path is not None:
-            warnings += [f"setting changed: {line}" for line in check_settings(run_dir, described)]
             reader = CheckpointReader(path)
+            described["init_from_sha256"] = read_json(run_dir / "config.json").get("init_from_sha256")
+            notes += [f"setting changed: {line}" for line in check_settings(run_dir, described)]
+            notes += average_notes(reader.state, config.ema_decay)
+            notes.append(f"resumed from {path}")
+        elif config.init_from is not None:
+            source, tokenizer = config.init_from, self.folder.index.tokenizer_sha256
+            initial = distributed.on_all_ranks(
+                lambda: read_initial_weights(source, config.model, tokenizer_sha256=tokenizer)
+            )
+            described["init_from_sha256"] = initial.sha256
+            notes.append(f"begins with the weights of {config.init_from}")
         distributed.barrier()
         if self.world.is_main:
             write_settings(run_dir, described, self.folder.path / TOKENIZER_FILE)
@@ -380,21 +401,24 @@ class Trainer:
                 # A folder without checkpoints may still hold the only weights of a run: those stay.
                 remove_newer(run_dir, last_step)
         distributed.barrier()
-        return warnings, reader
+        return notes, reader or initial
 
-    def _make_model(self, checkpoint: CheckpointReader | None) -> Transformer:
-        """The same weights on every rank: from the checkpoint, or drawn from the seed."""
+    def _make_model(self, origin: CheckpointReader | InitialWeights | None) -> Transformer:
+        """The same weights on every rank: read, or drawn from the seed."""
         torch.manual_seed(self.config.seed)
         model = Transformer(self.config.model)
-        if checkpoint is not None:
-            model.load_state_dict({name: checkpoint.weight(name) for name in checkpoint.parameter_names()})
+        if origin is not None:
+            model.load_state_dict({name: origin.weight(name) for name in origin.parameter_names()})
         return model
 
-    def _restore(self, checkpoint: CheckpointReader | None) -> Progress:
-        if checkpoint is None:
-            return Progress(position=self.data.plan.start())
-        self.engine.restore(checkpoint.parameter, updates=checkpoint.state["updates"])
-        return Progress.from_json(checkpoint.state)
+    def _restore(self, origin: CheckpointReader | InitialWeights | None) -> Progress:
+        if isinstance(origin, CheckpointReader):
+            self.engine.restore(origin.parameter, updates=origin.state["updates"])
+            return Progress.from_json(origin.state)
+        if origin is not None:
+            # The engine's fp32 weights were made from bf16 ones.
+            self.engine.restore(origin.parameter, updates=0)
+        return Progress(position=self.data.plan.start())
 
     def _record_setting(self, positions_PD: np.ndarray) -> None:
         """The machine, the schedule and the positions, for those who look at the run later."""
@@ -406,7 +430,7 @@ class Trainer:
         rates = [learning_rate(step, config.optimizer, width=config.model.width) for step in steps]
         self.reporter.pictures(steps, rates, positions_PD)
 
-    def _introduce(self, notes: list[str], checkpoint: CheckpointReader | None) -> None:
+    def _introduce(self, notes: list[str]) -> None:
         config, index = self.config, self.folder.index
         parameters = sum(getattr(p, "ds_numel", p.numel()) for p in self.engine.module.parameters())
         corpora = " + ".join(folder.index.corpus for folder in self.data.folders)
@@ -422,5 +446,3 @@ class Trainer:
         )
         for note in notes:
             self.reporter.say(note)
-        if checkpoint is not None:
-            self.reporter.say(f"resumed from {checkpoint.path}")

@@ -8,7 +8,6 @@ import dataclasses
 import os
 import re
 import stat
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ from dist_transformer.data.plan import Step
 from dist_transformer.data.shards import INDEX_FILE, TOKENIZER_FILE
 from dist_transformer.data.training_data import open_folders, open_training_data
 from dist_transformer.errors import UserError
-from dist_transformer.files import sha256_of
+from dist_transformer.files import is_pickle, sha256_of
 from dist_transformer.training.checkpoint import CheckpointReader, checkpoint_problem
 from dist_transformer.training.ledger import batch_hash, read_ledger
 from dist_transformer.training.stored_tensors import (
@@ -34,11 +33,10 @@ from dist_transformer.training.stored_tensors import (
 
 SETTINGS_FILE, LEDGER_FILE, POINTER_FILE = "config.json", "ledger.jsonl", "latest"
 
+# What config.json states besides the settings.
+_NO_SETTINGS = ("data_sha256", "init_from_sha256", "deepspeed")
 _STEP_NAME = re.compile(r"step-(\d{8,})")
-_WEIGHTS_NAME = re.compile(r"step-(\d{8,})\.safetensors")
-_PICKLE_SUFFIXES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
-# How pickles of protocol 2 to 5 begin.
-_PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in (2, 3, 4, 5))
+_WEIGHTS_NAME = re.compile(r"(step|ema)-(\d{8,})\.safetensors")
 # What damaged or hostile content makes readers raise, besides errors in words.
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
@@ -121,7 +119,7 @@ class _Verification:
 
     def settings(self) -> str:
         self._described = read_json(_plain_file(self.run_dir / SETTINGS_FILE))
-        values = {name: value for name, value in self._described.items() if name not in ("data_sha256", "deepspeed")}
+        values = {name: value for name, value in self._described.items() if name not in _NO_SETTINGS}
         self._config = from_plain(TrainConfig, values, str(self.run_dir / SETTINGS_FILE))
         model, batch = self._config.model, self._config.batch
         return f"{SETTINGS_FILE} is complete: width {model.width}, {batch.packs_per_step} packs a step"
@@ -158,7 +156,8 @@ class _Verification:
             raise UserError(f"{problem}: remove the folder, and training resumes from an older checkpoint")
         parts = sorted(path.glob("part-*.safetensors"))
         shapes = parameter_shapes(self._known_config().model)
-        if problem := tensors_problem(parts, checkpoint_shapes(shapes)):
+        averaged = read_json(path / "state.json").get("ema_decay", 0) > 0
+        if problem := tensors_problem(parts, checkpoint_shapes(shapes, averaged=averaged)):
             raise UserError(f"{problem}: remove {path}, and training resumes from an older checkpoint")
         reader = CheckpointReader(path)
         self._require_state(path, reader.state)
@@ -218,7 +217,8 @@ class _Verification:
         step = _step_of(file.stem)
         if stated != str(step):
             raise UserError(f"{file} states step {stated!r}: {remedy}")
-        if step in self._whole and (name := differing_weight(file, self._whole[step])):
+        part = "weight" if file.name.startswith("step") else "ema"
+        if step in self._whole and (name := differing_weight(file, self._whole[step], part=part)):
             raise UserError(f"{file}: {name!r} is not what the checkpoint of the step holds: {remedy}")
 
     def data(self, places: Sequence[str]) -> str:
@@ -273,28 +273,12 @@ def _require_known(path: Path, run_dir: Path) -> None:
         raise UserError(f"{path} is a link or no plain file: put the real file there, or remove it")
     if path.name.endswith(".tmp"):
         raise UserError(f"{path} was left by a writer that was killed, or is being written now: remove it in the first")
-    if stat.S_ISREG(mode) and _is_pickle(path):
+    if stat.S_ISREG(mode) and is_pickle(path):
         raise UserError(f"{path} is a pickle, which runs code when it is loaded, and no file of a run: remove it")
     place = path.relative_to(run_dir).parts
     known = {"checkpoints": re.compile(rf"{POINTER_FILE}|{_STEP_NAME.pattern}"), "weights": _WEIGHTS_NAME}
     if len(place) == 2 and place[0] in known and not known[place[0]].fullmatch(place[1]):
         raise UserError(f"{path} is no file of a run: move it away")
-
-
-def _is_pickle(path: Path) -> bool:
-    if path.suffix in _PICKLE_SUFFIXES:
-        return True
-    if path.suffix == ".safetensors":
-        # The length of its header comes first, and may look like a pickle's start; nothing unpickles such a file.
-        return False
-    with path.open("rb") as file:
-        start = file.read(4)
-    if start.startswith(_PICKLE_STARTS):
-        return True
-    if start != b"PK\x03\x04" or not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return any(name.endswith(".pkl") for name in archive.namelist())
 
 
 def _plain_file(path: Path) -> Path:
@@ -307,7 +291,7 @@ def _plain_file(path: Path) -> Path:
 
 
 def _step_of(name: str) -> int:
-    return int(name.removeprefix("step-"))
+    return int(name.rpartition("-")[2])
 
 
 def _target_tokens(entries: list[dict[str, Any]]) -> int:

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import StrEnum
@@ -66,12 +67,11 @@ class Watchdog:
         self.limits = {**limits, Phase.LEAVING: _LEAVING_SECONDS}
         self.longest = dict.fromkeys(Phase, 0.0)
         """Seconds that a phase took at most; the first step, which compiles, does not count."""
-        self._interval = max(
-            _SHORTEST_BEAT_SECONDS, min([_BEAT_SECONDS, *(limit / _BEATS_A_LIMIT for limit in limits.values())])
-        )
+        shortest = min(limits.values(), default=float("inf"))
+        self._interval = max(_SHORTEST_BEAT_SECONDS, min(_BEAT_SECONDS, shortest / _BEATS_A_LIMIT))
         self._born = time.monotonic()
         self._moment = _Moment(Phase.JOINING, 0, self._born, 0)
-        self._stepped = False
+        self._started = self._stepped = False
         self._heartbeats: Heartbeats | None = None
         self._publisher: threading.Thread | None = None
         self._failure: Failure | None = None
@@ -79,6 +79,7 @@ class Watchdog:
         self._launcher = LauncherWatch()
 
     def start(self) -> "Watchdog":
+        self._started = True
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         return self
 
@@ -102,13 +103,13 @@ class Watchdog:
 
     def publish_in(self, run_dir: Path) -> None:
         """Tell the other ranks from now on. A collective."""
-        heartbeats = Heartbeats(run_dir, self.world)
+        if not self._started:
+            return
+        heartbeats = Heartbeats(run_dir, self.world, distributed.broadcast_object(uuid.uuid4().hex))
         distributed.on_all_ranks(
             lambda: heartbeats.start_anew() if self.world.is_main else None,
             errors=(OSError,),
-            describe=lambda error: (
-                f"cannot write to the run folder: {error}: mend the folder or choose another --run-dir"
-            ),
+            describe=lambda error: f"cannot write to the run folder ({error}): mend it, or choose another --run-dir",
         )
         self._heartbeats = heartbeats
         self._publisher = threading.Thread(target=self._beat, args=(heartbeats,), name="heartbeat", daemon=True)
@@ -126,7 +127,11 @@ class Watchdog:
             return None
         text = str(error).strip().split("\n")[0]
         own = Failure(rank=self.world.rank, reason=f"{type(error).__name__}: {text}", is_hang=False)
-        first = self._heartbeats.first_failure(own)
+        try:
+            first = self._heartbeats.first_failure(own)
+        except OSError:
+            # Where the folder is gone, the error itself is what the user must see.
+            return None
         return None if first.rank == own.rank else first
 
     def close(self) -> None:
@@ -155,8 +160,13 @@ class Watchdog:
         for count in itertools.count():
             moment = self._moment
             beat = Beat(
-                rank=self.world.rank, count=count, phase=moment.phase, step=moment.step, where=_where_main_is()
-            )  # fmt: skip
+                rank=self.world.rank,
+                count=count,
+                progress=moment.progress,
+                phase=moment.phase,
+                step=moment.step,
+                where=_where_main_is(),
+            )
             # A file system that fails now and then ends the job at its checkpoints, not here.
             with suppress(OSError):
                 heartbeats.publish(beat)
@@ -179,7 +189,7 @@ class Watchdog:
         else:
             self._closed.wait(_ECHO_SECONDS)
         if not self._closed.is_set() and self._moment.phase != Phase.LEAVING:
-            self._exit(f"rank {failure.rank} failed: {failure.reason}")
+            self._exit(str(failure))
 
     def _end_hang(self, moment: _Moment) -> None:
         minutes = self.limits[moment.phase] / 60

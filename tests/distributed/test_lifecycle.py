@@ -27,6 +27,7 @@ SMALL = [
     *("--optimizer.warmup-steps", "10", "--log-every", "1", "--save-every", "1000"),
     *("--validate-every", "8", "--validate-sentences", "0"),
 ]
+# On a machine that is busy with other things.
 PATIENCE = 300
 
 
@@ -105,7 +106,7 @@ def jobs() -> Iterator[list[Job]]:
             process.wait()
 
 
-def test_stopped_three_times_a_run_ends_as_if_it_was_not(toy_data: DataFolder, tmp_path: Path, jobs: list[Job]) -> None:
+def test_stopped_twice_a_run_ends_as_if_it_was_not(toy_data: DataFolder, tmp_path: Path, jobs: list[Job]) -> None:
     steps = ("--max-steps", 12)
     whole = Job(tmp_path, toy_data, tmp_path / "whole", *steps).start_ranks()
     run_dir = tmp_path / "run"
@@ -121,10 +122,6 @@ def test_stopped_three_times_a_run_ends_as_if_it_was_not(toy_data: DataFolder, t
     assert launched.statuses() == [INTERRUPTED], launched.output
     assert "stopped at step 8, SIGTERM on rank 1" in launched.output
     assert read_records(run_dir, "valid") == []
-    limited = Job(tmp_path, toy_data, run_dir, *steps, "--walltime-minutes", 0.01).start_ranks()
-    jobs.append(limited)
-    assert limited.statuses() == [INTERRUPTED] * 2, limited.output
-    assert "stopped at step 9, the time limit is near" in limited.output
     last = Job(tmp_path, toy_data, run_dir, *steps).start_ranks()
     jobs.append(last)
     assert last.statuses() == [0, 0], last.output
@@ -149,11 +146,16 @@ def test_whatever_happens_to_one_rank_ends_all(toy_data: DataFolder, tmp_path: P
     frozen = Job(tmp_path, toy_data, tmp_path / "frozen", *limit, fault="1:3:SIGSTOP").start_ranks()
     raised = Job(tmp_path, toy_data, tmp_path / "raised", fault="1:3:raise").start_ranks()
     orphaned = Job(tmp_path, toy_data, tmp_path / "orphaned", "--max-steps", 10**6).start_deepspeed()
-    jobs += [frozen, raised, orphaned]
+    limited = Job(tmp_path, toy_data, tmp_path / "limited", "--walltime-minutes", 0.01).start_ranks()
+    jobs += [frozen, raised, orphaned, limited]
+
+    assert limited.statuses() == [INTERRUPTED] * 2, limited.output
+    assert "stopped at step 1, the time limit is near" in limited.output
+    assert limited.checkpoints == ["step-00000001"]
 
     assert raised.statuses() == [1, 1], raised.output
     assert "ValueError: boom" in raised.output
-    assert "error: rank 0 ends because rank 1 failed: ValueError: boom" in raised.output
+    assert "error: rank 0 ends: rank 1 failed: ValueError: boom" in raised.output
 
     assert frozen.processes[0].wait(PATIENCE) == 1, frozen.output
     rank_1 = frozen.processes[1]

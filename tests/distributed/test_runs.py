@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from dist_transformer.averaging.mean import average
+from dist_transformer.averaging.sources import weight_file_metadata
 from dist_transformer.data.folder import DataFolder
 from dist_transformer.evaluation.samples import read_sheets
+from dist_transformer.files import sha256_of
 from dist_transformer.training.checkpoint import checkpoint_problem
 from dist_transformer.training.ledger import read_ledger
 from dist_transformer.training.metrics import read_records
@@ -31,6 +35,7 @@ SMALL = [
     # began equal are 2e-5 apart after 20 steps. What is compared here is the gradient, whatever adds it up.
     *("--optimizer.epsilon", "1e-6"),
 ]
+FP32 = ("--precision", "fp32", "--ema-decay", 0.9)
 
 
 def train_command(ranks: int, data: Path, run_dir: Path, *flags: object) -> list[object]:
@@ -52,8 +57,17 @@ def worlds(toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> di
     runs = {}
     for ranks in (1, 2, 3, 4):
         runs[ranks] = tmp_path_factory.mktemp("worlds") / str(ranks)
-        train(ranks, toy_data.path, runs[ranks], "--max-steps", 20, "--precision", "fp32", "--save-every", 10)
+        train(ranks, toy_data.path, runs[ranks], "--max-steps", 20, "--save-every", 10, *FP32)
     return runs
+
+
+def averaged(run_dir: Path) -> dict[str, torch.Tensor]:
+    return load_file(run_dir / "weights" / "ema-00000020.safetensors")
+
+
+def farthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -67,12 +81,58 @@ def test_any_world_has_the_same_losses(worlds: dict[int, Path], ranks: int) -> N
     assert losses(worlds[ranks]) == pytest.approx(losses(worlds[1]), abs=1e-5)
 
 
-def test_checkpoint_of_two_ranks_resumes_on_one(worlds: dict[int, Path], toy_data: DataFolder, tmp_path: Path) -> None:
+def test_weight_files_say_of_which_run_they_are_and_when_they_were_written(worlds: dict[int, Path]) -> None:
+    seconds = {record["step"]: record["train_seconds"] for record in read_records(worlds[2], "train")}
+    described = {step: weight_file_metadata(worlds[2] / f"weights/step-{step:08d}.safetensors") for step in (10, 20)}
+    assert {step: values["train_seconds"] for step, values in described.items()} == {s: seconds[s] for s in (10, 20)}
+    alone = weight_file_metadata(worlds[1] / "weights/step-00000020.safetensors")
+    assert described[10]["run"] == described[20]["run"] == alone["run"]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_any_world_has_the_same_average(worlds: dict[int, Path], ranks: int) -> None:
+    assert farthest(averaged(worlds[ranks]), averaged(worlds[1])) <= 1e-5
+
+
+def test_a_run_goes_on_in_other_worlds_and_stages(
+    worlds: dict[int, Path], toy_data: DataFolder, tmp_path: Path
+) -> None:
+    """Each time the same command on more ranks or fewer, and under another stage."""
     run_dir = tmp_path / "run"
-    train(2, toy_data.path, run_dir, "--max-steps", 10, "--precision", "fp32", "--save-every", 10)
-    train(1, toy_data.path, run_dir, "--max-steps", 20, "--precision", "fp32", "--resume", "required")
+    in_memory = set(Path("/dev/shm").glob("deepspeed*"))
+    # DeepSpeed builds its CPU Adam at first use.
+    offload = "zero3_offload" if shutil.which("c++") else "zero3"
+    parts = [(1, "zero1"), (2, offload), (4, "zero2"), (1, "zero0")]
+    for part, (ranks, stage) in enumerate(parts, start=1):
+        config = ROOT / "ds_configs" / f"{stage}.json"
+        train(ranks, toy_data.path, run_dir, "--max-steps", 5 * part, "--deepspeed-config", config, *FP32)
     assert losses(run_dir) == pytest.approx(losses(worlds[1]), abs=1e-5)
     assert read_ledger(run_dir / "ledger.jsonl") == read_ledger(worlds[1] / "ledger.jsonl")
+    assert farthest(averaged(run_dir), averaged(worlds[1])) <= 1e-5
+    assert set(Path("/dev/shm").glob("deepspeed*")) <= in_memory
+
+
+def test_a_run_begins_with_a_model(worlds: dict[int, Path], toy_data: DataFolder, tmp_path: Path) -> None:
+    """With the averaged weights of another run; what it goes on from later is its own."""
+    model, run_dir = tmp_path / "model", tmp_path / "run"
+    average([worlds[1] / "weights" / "ema-00000020.safetensors"], model)
+    begun = load_file(model / "model.safetensors")
+    assert all(begun[name].equal(tensor) for name, tensor in averaged(worlds[1]).items())
+    # In bf16 the fp32 weights must still be the model's, to the last bit but for the update.
+    flags = ("--init-from", model, "--optimizer.peak-lr", 1e-12, "--save-every", 1)
+    output = train(1, toy_data.path, run_dir, *flags, "--max-steps", 1)
+    assert f"begins with the weights of {model}" in output
+    weights = run_dir / "weights"
+    assert farthest(load_file(weights / "step-00000001.safetensors"), begun) <= 1e-11
+    model.rename(tmp_path / "moved")
+    output = train(1, toy_data.path, run_dir, *flags, "--max-steps", 2, "--ema-decay", 0.9)
+    assert "the moving average of the weights begins with those of step 1" in output
+    assert farthest(load_file(weights / "ema-00000002.safetensors"), begun) <= 1e-11
+    recorded = json.loads((run_dir / "config.json").read_text())
+    assert recorded["init_from"] == str(model)
+    assert recorded["init_from_sha256"] == sha256_of(tmp_path / "moved" / "model.safetensors")
+    output = run_command(sys.executable, "tools/verify_run.py", run_dir)
+    assert "3 equal to a checkpoint's" in output
 
 
 def test_a_world_larger_than_the_step_is_refused(toy_data: DataFolder, tmp_path: Path) -> None:
@@ -173,17 +233,6 @@ def test_a_copy_task_is_learned(copy_run: Path) -> None:
 def test_the_end_names_the_weights_and_the_next_command(worlds: dict[int, Path], toy_data: DataFolder) -> None:
     output = train(1, toy_data.path, worlds[1], "--max-steps", 20, "--precision", "fp32", "--save-every", 10)
     assert f"next:    python tools/average_checkpoints.py --run-dir {worlds[1]}" in output
-
-
-@pytest.mark.skipif(shutil.which("c++") is None, reason="DeepSpeed's CPU Adam needs a C++ compiler")
-def test_stage_3_with_offload_trains_and_resumes(worlds: dict[int, Path], toy_data: DataFolder, tmp_path: Path) -> None:
-    """DeepSpeed's CPU Adam, which it builds at first use, gives the losses of the other stages."""
-    in_memory = set(Path("/dev/shm").glob("deepspeed*"))
-    flags = ("--precision", "fp32", "--save-every", 3, "--deepspeed-config", ROOT / "ds_configs" / "zero3_offload.json")
-    train(2, toy_data.path, tmp_path / "run", "--max-steps", 3, *flags)
-    train(2, toy_data.path, tmp_path / "run", "--max-steps", 6, "--resume", "required", *flags)
-    assert losses(tmp_path / "run") == pytest.approx(losses(worlds[1])[:6], abs=1e-5)
-    assert set(Path("/dev/shm").glob("deepspeed*")) <= in_memory
 
 
 def test_the_best_weights_stay_and_validation_changes_nothing(toy_data: DataFolder, tmp_path: Path) -> None:

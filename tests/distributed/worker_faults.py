@@ -1,11 +1,10 @@
 """A rank of a training that does something to itself: FAULT=RANK:STEP:WHAT, and then the usual arguments.
 
-`raise`: an error; `hang`: sleeps; a signal's name: sends it to itself, and once more, with SIGTERM, while it saves.
+`raise`: an error; a signal's name: sends it to itself, and once more, with SIGTERM, while it saves.
 """
 
 import os
 import signal
-import time
 from typing import Any
 
 from dist_transformer.errors import exit_on_user_error
@@ -21,8 +20,6 @@ def suffer(self: Trainer, *arguments: Any) -> None:
     if self.progress.step + 1 == int(STEP) and self.world.rank == int(RANK):
         if WHAT == "raise":
             raise ValueError("boom")
-        if WHAT == "hang":
-            time.sleep(10_000)
         signal.raise_signal(signal.Signals[WHAT])
     train_step(self, *arguments)
 

@@ -5,6 +5,7 @@ Usage: worker_stages.py DATA OUT. Rank 0 writes OUT/results.json; the tests read
 
 import dataclasses
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,23 @@ STAGES = range(4)
 MODEL = ModelConfig(width=32, heads=2, ffn_width=64, encoder_layers=2, decoder_layers=2, dropout=0.0)
 
 
-def make_config(data: Path, run_dir: Path, stage: int, precision: str, **changes: Any) -> TrainConfig:
+# The warm-up of the average ends at step 3: (1 + 3) / (10 + 3) is above.
+DECAY = 0.3
+OFFLOAD = "zero3_offload" if shutil.which("c++") else "zero3"
+CHAIN = ("zero0", "zero1", "zero2", "zero3", OFFLOAD, "zero0")
+"""Every stage hands over to the next after one step, and the last to the first."""
+
+
+def ds_config_path(name: str) -> Path:
+    return ROOT / "ds_configs" / f"{name}.json"
+
+
+def make_config(data: Path, run_dir: Path, ds_config: str, precision: str, **changes: Any) -> TrainConfig:
     return TrainConfig(
         data=(str(data),),
         run_dir=run_dir,
-        deepspeed_config=ROOT / "ds_configs" / f"zero{stage}.json",
+        deepspeed_config=ds_config_path(ds_config),
+        ema_decay=DECAY,
         max_steps=6,
         save_every=3,
         log_every=1,
@@ -117,6 +130,15 @@ def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {state.name: state.weight.clone() for state in trainer.engine.parameter_states()}
 
 
+def state_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Weights, moments and averages."""
+    tensors = {}
+    for state in trainer.engine.parameter_states():
+        tensors[f"weight/{state.name}"] = state.weight.clone()
+        tensors.update({f"{key}/{state.name}": value.clone() for key, value in state.moments.items()})
+    return tensors
+
+
 def plain_weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: p.detach().float() for name, p in trainer.engine.plain_model().named_parameters()}
 
@@ -151,6 +173,34 @@ def resume_result(config: TrainConfig, world: World, device: torch.device) -> di
     }
 
 
+def handed_over(config: TrainConfig, run_dir: Path, world: World, device: torch.device) -> list[float]:
+    """The losses of the same six steps, each under another stage than the one before."""
+    model = dataclasses.replace(config.model, dropout=0.1)
+    config = dataclasses.replace(config, model=model, run_dir=run_dir, validate_every=0)
+    for step, name in enumerate(CHAIN, start=1):
+        part = dataclasses.replace(config, deepspeed_config=ds_config_path(name), max_steps=step)
+        Trainer(part, world, device).train()
+    return losses_of(run_dir)
+
+
+def changed_precision(config: TrainConfig, run_dir: Path, world: World, device: torch.device) -> list[float]:
+    """The losses of the same six steps, two in fp32, two in bf16, and two in fp32."""
+    model = dataclasses.replace(config.model, dropout=0.1)
+    config = dataclasses.replace(config, model=model, run_dir=run_dir, validate_every=0)
+    for step, precision in ((2, "fp32"), (4, "bf16"), (6, "fp32")):
+        Trainer(dataclasses.replace(config, precision=precision, max_steps=step), world, device).train()
+    return losses_of(run_dir)
+
+
+def moving_average(weights: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Of the weights before training and after each update, in fp64, from the definition."""
+    average = {name: weight.double() for name, weight in weights[0].items()}
+    for t, after in enumerate(weights[1:], start=1):
+        decay = min(DECAY, (1 + t) / (10 + t))
+        average = {name: decay * average[name] + (1 - decay) * after[name].double() for name in average}
+    return average
+
+
 def poison(trainer: Trainer, world: World) -> None:
     """From now on rank 1 computes losses that are not numbers."""
     forward = trainer.engine.module.forward
@@ -163,7 +213,7 @@ def poison(trainer: Trainer, world: World) -> None:
 
 
 def not_finite_result(config: TrainConfig, world: World, device: torch.device) -> dict[str, Any]:
-    """Two good steps, then rank 1 fails: nothing changes, and all ranks give up together."""
+    """Four good steps, then rank 1 fails: nothing changes, and all ranks give up together."""
     run_dir = config.run_dir.with_name(config.run_dir.name + "-nan")
     trainer = Trainer(dataclasses.replace(config, run_dir=run_dir, max_skipped_steps=3), world, device)
     steps = trainer.data.plan.steps(trainer.progress.position, config.batch.packs_per_step)
@@ -176,9 +226,13 @@ def not_finite_result(config: TrainConfig, world: World, device: torch.device) -
         share = trainer.data.stream.micro_batches(step, rank=world.rank, world_size=world.size)
         trainer._train_step(step, share, interval, stall=0.0)
 
-    for _ in range(2):
+    weights = [weights_of(trainer)]
+    for _ in range(4):
         train_step()
-    before, updates = weights_of(trainer), trainer.engine.scheduler.updates
+        weights.append(weights_of(trainer))
+    before, updates = state_of(trainer), trainer.engine.scheduler.updates
+    expected = moving_average(weights)
+    average_error = difference({name: before[f"ema/{name}"] for name in expected}, expected)
     rate = trainer.engine.learning_rate
     poison(trainer, world)
     message = ""
@@ -188,7 +242,9 @@ def not_finite_result(config: TrainConfig, world: World, device: torch.device) -
         except UserError as error:
             message = str(error)
     return {
-        "weights_differ_by": difference(before, weights_of(trainer)),
+        "average_error": average_error,
+        "average_moved": difference({name: before[f"ema/{name}"] for name in expected}, weights[0]),
+        "state_differs_by": difference(before, state_of(trainer)),
         "updates": [updates, trainer.engine.scheduler.updates],
         "rate_unchanged": rate == trainer.engine.learning_rate,
         "skipped": trainer.progress.skipped_steps,
@@ -204,13 +260,17 @@ def main() -> None:
         for stage in STAGES:
             for precision in ("fp32", "bf16"):
                 name = f"zero{stage}-{precision}"
-                config = make_config(data, out / name, stage, precision)
+                config = make_config(data, out / name, f"zero{stage}", precision)
                 results[name] = {
                     "gradient_errors": gradient_errors(config, world, device),
                     "resume": resume_result(config, world, device),
                     "not_finite": not_finite_result(config, world, device),
                 }
                 print(f"{name} done", flush=True)
+        for precision in ("fp32", "bf16"):
+            config = make_config(data, out, "zero0", precision)
+            results[f"chain-{precision}"] = handed_over(config, out / f"chain-{precision}", world, device)
+        results["precisions"] = changed_precision(config, out / "precisions", world, device)
     if world.is_main:
         (out / "results.json").write_text(json.dumps(results, indent=1))
 

@@ -9,8 +9,8 @@ import torch
 
 from dist_transformer.config import ModelConfig
 from dist_transformer.errors import UserError
-from dist_transformer.inference import beam
-from dist_transformer.inference.beam import BeamSettings, Hypothesis, _best, _best_by_key, beam_search
+from dist_transformer.inference import beam, candidates
+from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedTokens, pack_side
 
@@ -127,7 +127,7 @@ def test_rare_looks_change_nothing(steps: int, monkeypatch: pytest.MonkeyPatch) 
     settings = BeamSettings(nbest=2, max_extra_tokens=10)
     expected = beam_search(model, sources, settings=settings)
     monkeypatch.setattr(beam, "_STEPS_BETWEEN_LOOKS", {"cpu": steps})
-    monkeypatch.setattr(beam, "_best", _best_by_key)
+    monkeypatch.setattr(candidates, "best", candidates.best_by_key)
     assert_same(beam_search(model, sources, settings=settings), expected)
 
 
@@ -165,19 +165,6 @@ def test_equal_probabilities_at_the_cut_follow_the_order() -> None:
     assert_same([row], [reference_search(model, [], settings)])
 
 
-def test_best_orders_equal_values_by_place() -> None:
-    rng = np.random.default_rng(0)
-    values = torch.from_numpy(rng.integers(-3, 3, (200, 40)).astype(np.float32))
-    values[::3] += torch.from_numpy(rng.normal(size=(67, 40)).astype(np.float32))
-    values[::5, ::7] = -torch.inf
-    expected = values.sort(dim=1, descending=True, stable=True)
-    for best in (_best, _best_by_key):
-        for rows in (slice(None), slice(0, None, 3)):
-            found_values, found_places = best(values[rows], 8)
-            assert torch.equal(found_values, expected.values[rows, :8])
-            assert torch.equal(found_places, expected.indices[rows, :8])
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_cached_logits_equal_the_packed_decoders(norm: str) -> None:
@@ -196,7 +183,7 @@ def test_cached_logits_equal_the_packed_decoders(norm: str) -> None:
     for position in range(targets.shape[1]):
         for cache in caches:
             cache.reserve(position + 1)
-        found.append(model.decode_step(targets[:, position], position, caches, mask_B1S))
+        found.append(model.logits(model.decode_step(targets[:, position], position, caches, mask_B1S)))
     repeated = packed([source for source in sources for _ in range(beam)])
     memory_SD = model.encode(repeated)
     expected = model.logits(model.decode(packed(targets.tolist()), memory_SD, repeated)).view(4 * beam, 40, -1)

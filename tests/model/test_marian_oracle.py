@@ -1,20 +1,22 @@
-"""The same weights in our model and in Hugging Face's `MarianMTModel` give the same logits.
+"""The same weights in our model and in Hugging Face's `MarianMTModel` give the same logits."""
 
-Marian is the paper's post-norm model with one difference: its sinusoids are all sines, then all cosines, where the
-paper interleaves them. The order of the residual dimension is free, so ours is permuted on the way.
-"""
+import dataclasses
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
-from transformers import MarianConfig, MarianMTModel
+from transformers import MarianMTModel
 
 from dist_transformer.config import ModelConfig
+from dist_transformer.data.tokenizer import BOS_ID as BOS
+from dist_transformer.data.tokenizer import EOS_ID as EOS
+from dist_transformer.data.tokenizer import PAD_ID as PAD
+from dist_transformer.errors import UserError
+from dist_transformer.marian import marian_model
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import IGNORED, PackedBatch, PackedTokens, pack_side
 
-PAD, BOS, EOS = 0, 2, 3
 CONFIGS = {
     "base-like": ModelConfig(
         width=64, encoder_layers=2, decoder_layers=3, heads=4, ffn_width=128, vocab_size=97, max_positions=64
@@ -39,76 +41,8 @@ def make_ours(config: ModelConfig) -> Transformer:
     return model
 
 
-def marian_weights(model: Transformer) -> dict[str, torch.Tensor]:
-    """Our parameters under Marian's names, residual dimension in Marian's order."""
-    width = model.config.width
-    order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
-    state = model.state_dict()
-    out: dict[str, torch.Tensor] = {}
-
-    def norm(theirs: str, ours: str) -> None:
-        for kind in ("weight", "bias"):
-            out[f"{theirs}.{kind}"] = state[f"{ours}.norm.{kind}"][order]
-
-    def attention(theirs: str, ours: str) -> None:
-        for kind in ("weight", "bias"):
-            for letter, part in zip("qkv", state[f"{ours}.qkv_{kind}"].chunk(3), strict=True):
-                out[f"{theirs}.{letter}_proj.{kind}"] = part[:, order] if kind == "weight" else part
-            out[f"{theirs}.out_proj.{kind}"] = state[f"{ours}.output.{kind}"][order]
-
-    def feed_forward(theirs: str, ours: str) -> None:
-        out[f"{theirs}.fc1.weight"] = state[f"{ours}.feed_forward.inner.weight"][:, order]
-        out[f"{theirs}.fc1.bias"] = state[f"{ours}.feed_forward.inner.bias"]
-        out[f"{theirs}.fc2.weight"] = state[f"{ours}.feed_forward.outer.weight"][order]
-        out[f"{theirs}.fc2.bias"] = state[f"{ours}.feed_forward.outer.bias"][order]
-        norm(f"{theirs}.final_layer_norm", f"{ours}.ffn_residual")
-
-    for side, count in (("encoder", model.config.encoder_layers), ("decoder", model.config.decoder_layers)):
-        for i in range(count):
-            theirs, ours = f"model.{side}.layers.{i}", f"{side}.{i}"
-            attention(f"{theirs}.self_attn", f"{ours}.self_attention")
-            norm(f"{theirs}.self_attn_layer_norm", f"{ours}.self_residual")
-            if side == "decoder":
-                attention(f"{theirs}.encoder_attn", f"{ours}.cross_attention")
-                norm(f"{theirs}.encoder_attn_layer_norm", f"{ours}.cross_residual")
-            feed_forward(theirs, ours)
-    shared = ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
-    out |= {f"{name}.weight": state["embedding"][:, order] for name in shared}
-    return out
-
-
 def make_marian(model: Transformer) -> MarianMTModel:
-    config = model.config
-    marian = MarianMTModel(
-        MarianConfig(
-            vocab_size=config.vocab_size,
-            d_model=config.width,
-            encoder_layers=config.encoder_layers,
-            decoder_layers=config.decoder_layers,
-            encoder_attention_heads=config.heads,
-            decoder_attention_heads=config.heads,
-            encoder_ffn_dim=config.ffn_width,
-            decoder_ffn_dim=config.ffn_width,
-            max_position_embeddings=config.max_positions,
-            activation_function=config.activation,
-            scale_embedding=True,
-            share_encoder_decoder_embeddings=True,
-            tie_word_embeddings=True,
-            pad_token_id=PAD,
-            eos_token_id=EOS,
-            decoder_start_token_id=BOS,
-            forced_eos_token_id=None,
-        )
-    ).eval()
-    weights = marian_weights(model)
-    # Nothing of Marian's is left at its own value but the constants, and nothing of ours is without a place.
-    left, unknown = marian.load_state_dict(weights, strict=False)
-    assert sorted(left) == [
-        "final_logits_bias",
-        "model.decoder.embed_positions.weight",
-        "model.encoder.embed_positions.weight",
-    ]
-    assert unknown == []
+    marian = marian_model(model).eval()
     assert not marian.final_logits_bias.any()
     ours, theirs = (sum(p.numel() for p in m.parameters() if p.requires_grad) for m in (model, marian))
     assert ours == theirs
@@ -169,3 +103,12 @@ def test_positions_are_those_of_marian_in_another_order() -> None:
     table = ours.positions.table
     theirs = make_marian(ours).model.encoder.embed_positions.weight
     torch.testing.assert_close(torch.cat([table[:, 0::2], table[:, 1::2]], dim=1), theirs, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "change", [{"norm": "pre"}, {"positions": "learned"}, {"tie_embeddings": False}, {"head_width": 8}]
+)
+def test_what_marian_has_not_is_refused(change: dict[str, object]) -> None:
+    config = dataclasses.replace(CONFIGS["base-like"], **change)
+    with pytest.raises(UserError, match=f"Marian has no .*{next(iter(change)).replace('_', '.')}"):
+        marian_model(Transformer(config))

@@ -1,5 +1,6 @@
 """Checkpoints in one process, of parameters made by hand: no engine."""
 
+import dataclasses
 import errno
 import hashlib
 import json
@@ -22,7 +23,7 @@ from dist_transformer.training.checkpoint import (
     newest_checkpoint,
     save_checkpoint,
 )
-from dist_transformer.training.engine import MOMENTS, ParameterState
+from dist_transformer.training.engine import EMA, MOMENTS, ParameterState
 
 SHAPES = {"embedding": (7, 4), "encoder.norm.bias": (4,), "scale": ()}
 
@@ -44,6 +45,14 @@ def save(
         retention=Retention(checkpoints=checkpoints, weights=weights, best_steps=frozenset(best)),
         weights_metadata={"step": str(step)},
     )
+
+
+def save_averaged(run: Path, step: int, *, checkpoints: int) -> Path:
+    averaged = [
+        dataclasses.replace(state, moments={**state.moments, EMA: state.weight / 2 + step}) for state in states(step)
+    ]
+    retention = Retention(checkpoints=checkpoints, weights=9)
+    return save_checkpoint(run, averaged, {"step": step}, retention=retention, weights_metadata={"step": str(step)})
 
 
 def names(folder: Path) -> list[str]:
@@ -107,6 +116,25 @@ def test_the_weight_file_holds_the_weights_alone(run: Path) -> None:
         assert torch.equal(stored[wanted.name], wanted.weight)
     with safetensors.safe_open(file, framework="pt") as opened:
         assert opened.metadata() == {"step": "3"}
+
+
+def test_averaged_weights_have_a_file_of_their_own(run: Path) -> None:
+    for step in (3, 6, 9):
+        path = save_averaged(run, step, checkpoints=2)
+    assert names(run / "weights") == [
+        f"{kind}-{step:08}.safetensors" for kind, steps in ((EMA, (6, 9)), ("step", (3, 6, 9))) for step in steps
+    ]
+    raw, averaged = (safetensors.torch.load_file(run / "weights" / f"{kind}-00000009.safetensors")
+                     for kind in ("step", EMA))  # fmt: skip
+    reader = CheckpointReader(path)
+    for wanted in states(9):
+        assert torch.equal(raw[wanted.name], wanted.weight)
+        assert torch.equal(averaged[wanted.name], wanted.weight / 2 + 9)
+        read = reader.parameter(wanted.name)
+        assert list(read.moments) == [*MOMENTS, EMA]
+        assert torch.equal(read.moments[EMA], averaged[wanted.name])
+    save(run, 12, checkpoints=1)
+    assert [name for name in names(run / "weights") if name.startswith(EMA)] == ["ema-00000009.safetensors"]
 
 
 def test_the_newest_are_kept_each_by_its_own_number(run: Path) -> None:

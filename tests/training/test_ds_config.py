@@ -173,3 +173,11 @@ def test_every_key_of_ours_is_refused_in_a_users_file(file: Path) -> None:
     """What `complete_ds_config` writes would otherwise overwrite a user's value in silence."""
     written = set(complete_ds_config({}, PRESETS["tiny"], 1))
     assert written <= set(OURS)
+
+
+def test_an_average_needs_weights_in_memory() -> None:
+    user = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/scratch"}}}
+    config = dataclasses.replace(PRESETS["tiny"], deepspeed_config=Path("nvme.json"), ema_decay=0.999)
+    with pytest.raises(UserError, match=r"^ema_decay is 0.999, but nvme.json offloads .* or ema_decay to 0$"):
+        complete_ds_config(user, config, 1)
+    assert complete_ds_config(user, dataclasses.replace(config, ema_decay=0.0), 1)["zero_optimization"]["stage"] == 3

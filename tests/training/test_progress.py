@@ -42,3 +42,10 @@ def test_a_checkpoint_gives_it_back() -> None:
     progress, _ = ranked([2.0, 1.0], "nll", keep=2)
     progress.position = Position(epoch=1, window=2, packs_consumed=3, carry_over=(4, 5))
     assert Progress.from_json(json.loads(json.dumps(progress.to_json()))) == progress
+
+
+def test_a_checkpoint_of_an_earlier_version_was_validated() -> None:
+    values = Progress(step=5, validated_step=3).to_json()
+    assert Progress.from_json(values).validated_step == 3
+    del values["validated_step"]
+    assert Progress.from_json(values).validated_step == 5

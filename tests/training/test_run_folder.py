@@ -8,7 +8,14 @@ import pytest
 
 from dist_transformer.config import PRESETS, BatchConfig, ModelConfig, OptimizerConfig, TrainConfig, from_plain
 from dist_transformer.errors import UserError
-from dist_transformer.training.run_folder import check_settings, describe_run, remove_newer, write_settings
+from dist_transformer.training.run_folder import (
+    average_notes,
+    check_settings,
+    describe_run,
+    remove_newer,
+    run_identity,
+    write_settings,
+)
 
 DS_CONFIG = {"zero_optimization": {"stage": 1, "overlap_comm": True}}
 
@@ -39,6 +46,7 @@ def test_what_is_written(config: TrainConfig, run_dir: Path) -> None:
     index = (Path(config.data[0]) / "index.json").read_bytes()
     assert written.pop("data_sha256") == [hashlib.sha256(index).hexdigest()]
     assert written.pop("deepspeed") == DS_CONFIG
+    assert written.pop("init_from_sha256") is None
     assert from_plain(TrainConfig, written, "config.json") == config
 
 
@@ -60,6 +68,7 @@ CHANGED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"batch": BatchConfig(max_target_tokens=1024, packs_per_step=2, window_shards=2)},
      "batch.window_shards", "8", "2"),
     ({"seed": 2}, "seed", "1", "2"),
+    ({"init_from": Path("models/base")}, "init_from", "None", "'models/base'"),
 ]  # fmt: skip
 
 
@@ -72,6 +81,17 @@ def test_another_model_batch_or_seed_is_refused_by_name(
         check_settings(run_dir, wanted)
     message = f"{run_dir} was trained with {name} = {old}, not {new}: use the old value, or another --run-dir"
     assert str(refused.value) == message
+
+
+def test_what_cannot_be_resumed_is_another_run(config: TrainConfig) -> None:
+    identity = run_identity(described(config))
+    assert len(identity) == 16
+    others = [dataclasses.replace(config, **changes) for changes, *_ in CHANGED]
+    assert len({identity, *(run_identity(described(other)) for other in others)}) == 1 + len(CHANGED)
+    longer = dataclasses.replace(config, max_steps=900, precision="fp32", run_dir=config.run_dir / "moved")
+    assert run_identity(described(longer, {})) == identity
+    (Path(config.data[0]) / "index.json").write_text('{"corpus": "another"}')
+    assert run_identity(described(config)) != identity
 
 
 def test_other_data_is_refused(config: TrainConfig, run_dir: Path) -> None:
@@ -137,10 +157,24 @@ def test_what_a_resumed_run_computes_anew_is_removed(tmp_path: Path) -> None:
         f"{folder}/step-000000{step}{end}"
         for folder, end in (("weights", ".safetensors"), ("samples", ".json"))
         for step in (10, 20, 30)
-    }
+    } | {f"weights/ema-000000{step}.safetensors" for step in (20, 30)}
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     remove_newer(tmp_path, 20)
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
-    assert left == {name for name in files if "step-00000030" not in name}
+    assert left == {name for name in files if "-00000030" not in name}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        ({}, 0.0, []),
+        ({"ema_decay": 0.99}, 0.999, []),
+        ({}, 0.999, ["the moving average of the weights begins with those of step 7"]),
+        ({"ema_decay": 0.0}, 0.999, ["the moving average of the weights begins with those of step 7"]),
+        ({"ema_decay": 0.999}, 0.0, ["the moving average of the weights is given up; its files in weights/ stay"]),
+    ],
+)
+def test_an_average_that_begins_or_ends_is_told(before: dict[str, Any], now: float, expected: list[str]) -> None:
+    assert average_notes({"step": 7, **before}, now) == expected

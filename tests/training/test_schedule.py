@@ -7,6 +7,7 @@ from torch import nn
 from dist_transformer.config import OptimizerConfig
 from dist_transformer.training.schedule import (
     RateScheduler,
+    average_decay,
     inverse_sqrt_rate,
     learning_rate,
     noam_rate,
@@ -132,3 +133,12 @@ def test_the_hook_makes_the_scheduler_for_deepspeeds_optimizer() -> None:
     for _ in range(3_999):
         scheduler.step()
     assert rates_of(optimizer) == pytest.approx([NOAM[512][4_000]] * 2, rel=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("updates", "decay", "expected"),
+    # 8,991 / 9,000 = 0.999: there the warm-up ends.
+    [(1, 0.999, 2 / 11), (90, 0.999, 0.91), (8_990, 0.9999, 0.999), (8_991, 0.999, 0.999), (10**6, 0.5, 0.5)],
+)
+def test_the_average_forgets_the_beginning(updates: int, decay: float, expected: float) -> None:
+    assert average_decay(updates, decay) == pytest.approx(expected, rel=1e-15)

@@ -21,8 +21,8 @@ from dist_transformer.errors import UserError
 from dist_transformer.files import sha256_of
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.training.checkpoint import Retention, save_checkpoint
-from dist_transformer.training.engine import MOMENTS, ParameterState
-from dist_transformer.training.ledger import Ledger
+from dist_transformer.training.engine import EMA, MOMENTS, ParameterState
+from dist_transformer.training.ledger import Ledger, read_ledger
 from dist_transformer.training.progress import Progress
 from dist_transformer.training.run_folder import describe_run, write_settings
 from dist_transformer.training.stored_tensors import parameter_shapes
@@ -59,16 +59,18 @@ def run(sound_run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(sound_run, tmp_path / "a run"))
 
 
-def save(path: Path, step: int, chain: str, *, target_tokens: int) -> None:
+def save(path: Path, step: int, chain: str, *, target_tokens: int, ema_decay: float = 0.0) -> None:
     torch.manual_seed(step)
+    kept = (*MOMENTS, EMA) if ema_decay > 0 else MOMENTS
     described = {
         "model": to_plain(MODEL),
         "tokenizer_sha256": hashlib.sha256(b'{"pieces": []}').hexdigest(),
+        "ema_decay": ema_decay,
     }
     save_checkpoint(
         path,
         [
-            ParameterState(name=name, weight=parameter.data, moments=dict.fromkeys(MOMENTS, parameter.data * 0))
+            ParameterState(name=name, weight=parameter.data, moments=dict.fromkeys(kept, parameter.data * 0))
             for name, parameter in Transformer(MODEL).named_parameters()
         ],
         {**Progress(step=step, ledger_chain=chain, target_tokens=target_tokens).to_json(), **described},
@@ -257,6 +259,23 @@ def test_a_weight_file_is_compared_with_the_checkpoint(run: Path) -> None:
     assert "is not what the checkpoint of the step holds" in failures(run)["weights"]
 
 
+def test_averaged_weights(run: Path) -> None:
+    chain = read_ledger(run / "ledger.jsonl")[3]["chain"]
+    save(run, 4, chain, target_tokens=410, ema_decay=0.9)
+    details = {check.what: check.detail for check in verify_run(run) if check.passed}
+    assert len(details) == 7
+    assert details["weights"].startswith("3 file(s)")
+    assert details["weights"].endswith("; 3 equal to a checkpoint's")
+    file = run / "weights" / "ema-00000004.safetensors"
+    flip(file, -4)
+    assert f"{file}: " in failures(run)["weights"]
+    file.unlink()
+    rewrite(run / PART, lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith("ema/")])
+    seal(run / NEWEST)
+    assert "tensor 'ema/" in failures(run)["checkpoint step-00000004"]
+    assert "is in none of the files" in failures(run)["checkpoint step-00000004"]
+
+
 def test_a_weight_file_under_another_name(run: Path) -> None:
     (run / WEIGHTS).rename(run / "weights" / "step-00000003.safetensors")
     assert "step-00000003.safetensors states step '4'" in failures(run)["weights"]
@@ -399,7 +418,9 @@ def test_what_a_killed_writer_leaves(run: Path, name: str) -> None:
     assert f"{run / name} was left by a writer that was killed" in failures(run)["files"]
 
 
-@pytest.mark.parametrize("name", ["checkpoints/step-4", "checkpoints/notes.txt", "weights/best.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["checkpoints/step-4", "checkpoints/notes.txt", "weights/best.safetensors", "weights/ema-4.safetensors"]
+)
 def test_what_is_no_file_of_a_run(run: Path, name: str) -> None:
     (run / name).write_text("")
     assert f"{run / name} is no file of a run" in failures(run)["files"]

@@ -1,0 +1,177 @@
+"""Which weight files of a run are averaged: the newest, some that lie evenly in training time, or the best."""
+
+import itertools
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dist_transformer.averaging.sources import weight_file_metadata
+from dist_transformer.config import read_json
+from dist_transformer.errors import UserError
+from dist_transformer.training.metrics import read_records
+
+METRICS_FILE = "metrics.jsonl"
+# Other sets of weights of a step would have a suffix of their own.
+_WEIGHTS_NAME = re.compile(r"step-(\d{8,})\.safetensors")
+
+Measure = Literal["nll", "bleu"]
+"""Of a validation: -log p a target token, the lowest is best; sacreBLEU of its translations, the highest is best."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChosenWeights:
+    """Weight files of a run, oldest first."""
+
+    paths: tuple[Path, ...]
+    steps: tuple[int, ...]
+    how: str
+    """By what rule, for the reader of a model card."""
+    warning: str | None = None
+    """What the user should know of the choice, a sentence."""
+
+
+def newest_weights(run_dir: Path, count: int) -> ChosenWeights:
+    """The newest `count` weight files of a run, with a warning where their steps are not evenly spaced.
+
+    Raises:
+        UserError: there are fewer.
+    """
+    files = _weight_files(run_dir)
+    if len(files) < count:
+        raise UserError(
+            f"{run_dir / 'weights'} has {_files(len(files))}, not {count}: "
+            + (f"use --last {len(files)} or train on" if files else "train first, or check --run-dir")
+        )
+    steps = sorted(files)[-count:]
+    gaps = {later - earlier for earlier, later in itertools.pairwise(steps)}
+    warning = None
+    if len(gaps) > 1:
+        warning = (
+            f"the last {_files(count)} lie {min(gaps)} to {max(gaps)} steps apart, for validations, the end of "
+            "training and the best weights leave files between those of save_every: --every MINUTES spaces them evenly"
+        )
+    return _chosen(files, steps, how=f"the last {_files(count)}", warning=warning)
+
+
+def spaced_weights(run_dir: Path, count: int, minutes: float) -> ChosenWeights:
+    """The newest weight file and `count` - 1 before it, each the nearest to `minutes` of training before the next.
+
+    Of two that are equally near, the older. Training time is that of steps alone: pauses between jobs, validation and
+    saving do not count.
+
+    Raises:
+        UserError: there are fewer whose distances are `minutes`, give or take half of it.
+    """
+    files = _weight_files(run_dir)
+    if not files:
+        raise UserError(f"{run_dir / 'weights'} has no weight files: train first, or check --run-dir")
+    times = _training_minutes(run_dir, files)
+    steps = sorted(files)[-1:]
+    gaps: list[float] = []
+    while len(steps) < count:
+        newest = times[steps[0]]
+        older = [step for step in files if step < steps[0]]
+        step = min(older, key=lambda step: (abs(newest - times[step] - minutes), step), default=None)
+        if step is None or abs(newest - times[step] - minutes) > minutes / 2:
+            raise UserError(_too_few(run_dir, steps, count, minutes))
+        gaps.insert(0, newest - times[step])
+        steps.insert(0, step)
+    apart = f" ({min(gaps):.1f} to {max(gaps):.1f})" if gaps else ""
+    how = f"the last {_files(count)}, about {minutes:g} minutes of training apart{apart}"
+    return _chosen(files, steps, how=how)
+
+
+def best_weights(run_dir: Path, count: int, by: Measure | None = None) -> ChosenWeights:
+    """The `count` weight files of a run whose validations were best; of equal ones the earlier, as in training.
+
+    Warns of steps that validated better than the worst of these, and whose weights are no longer kept.
+
+    Args:
+        by: None: what the run itself compares, its `best_by`.
+
+    Raises:
+        UserError: fewer validated steps have a weight file, or no validation has the measure.
+    """
+    records = _records(run_dir, "valid", "use --last")
+    if by is None:
+        by = read_json(run_dir / "config.json")["best_by"]
+    # A loss that was not finite is written as null.
+    values = {record["step"]: record[by] for record in records if record.get(by) is not None}
+    if not values:
+        remedy = "use --by nll" if records else "use --last, or train with --validate-every above 0"
+        raise UserError(f"{run_dir / METRICS_FILE} has no validation with {by}: {remedy}")
+    files = _weight_files(run_dir)
+    sign = 1 if by == "nll" else -1
+    ranked = sorted(values, key=lambda step: (sign * values[step], step))
+    kept = [step for step in ranked if step in files]
+    if len(kept) < count:
+        listed = f" ({', '.join(map(str, sorted(kept)))})" if kept else ""
+        remedy = f"use --best {len(kept)}" if kept else "use --last"
+        raise UserError(
+            f"{run_dir} has weight files of {len(kept)} validated steps{listed}, not of {count}: {remedy}, or train "
+            f"with keep_best {count} or more, which keeps the weights of so many best validations"
+        )
+    before_worst = ranked[: ranked.index(kept[count - 1])]
+    lost = ", ".join(map(str, sorted(set(before_worst) - set(kept))))
+    decimals = 2 if by == "bleu" else 4
+    listed = ", ".join(f"step {step} ({values[step]:.{decimals}f})" for step in sorted(kept[:count]))
+    return _chosen(
+        files,
+        sorted(kept[:count]),
+        how=f"best validation {by} at {listed}",
+        warning=f"better by {by}, but their weights were not kept: steps {lost}" if lost else None,
+    )
+
+
+def _weight_files(run_dir: Path) -> dict[int, Path]:
+    """Step to file."""
+    named = ((_WEIGHTS_NAME.fullmatch(file.name), file) for file in (run_dir / "weights").glob("step-*"))
+    return {int(match[1]): file for match, file in named if match}
+
+
+def _files(count: int) -> str:
+    return f"{count} weight file{'s' if count != 1 else ''}"
+
+
+def _chosen(files: dict[int, Path], steps: list[int], *, how: str, warning: str | None = None) -> ChosenWeights:
+    return ChosenWeights(paths=tuple(files[s] for s in steps), steps=tuple(steps), how=how, warning=warning)
+
+
+def _training_minutes(run_dir: Path, files: dict[int, Path]) -> dict[int, float]:
+    """When each was written, in minutes of training: from the file itself, or from the run's metrics."""
+    seconds = {step: weight_file_metadata(file).get("train_seconds") for step, file in files.items()}
+    if None in seconds.values():
+        exists = (run_dir / METRICS_FILE).exists()
+        records = _records(run_dir, "train", "use --last without --every") if exists else []
+        logged = {record["step"]: record.get("train_seconds") for record in records}
+        seconds = {step: logged.get(step) if value is None else value for step, value in seconds.items()}
+    minutes = {}
+    for step, value in seconds.items():
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise UserError(
+                f"{files[step]} does not say after how many seconds of training it was written, nor does "
+                f"{run_dir / METRICS_FILE}: use --last without --every"
+            )
+        minutes[step] = value / 60
+    return minutes
+
+
+def _too_few(run_dir: Path, steps: list[int], count: int, minutes: float) -> str:
+    names = f"steps {', '.join(map(str, steps))}" if len(steps) > 1 else f"step {steps[0]}"
+    return (
+        f"{run_dir / 'weights'} has {_files(len(steps))} about {minutes:g} minutes of training apart ({names}), "
+        f"not {count}: use --last {len(steps)} or another --every, or train with a lower --save-every and a higher "
+        "--keep-weights"
+    )
+
+
+def _records(run_dir: Path, kind: str, remedy: str) -> list[dict[str, Any]]:
+    file = run_dir / METRICS_FILE
+    try:
+        return read_records(run_dir, kind)
+    except FileNotFoundError:
+        raise UserError(f"{file} does not exist: train first, or check --run-dir") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} cannot be read ({error}): resume the run, which repairs it, or {remedy}") from None

@@ -1,0 +1,196 @@
+"""Weights that can be averaged, opened and checked: weight files of a run, checkpoints, model folders.
+
+What is opened here holds the headers only. Numbers are read in pieces, and files are closed in between, so that memory
+does not grow with the number of sources.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from dist_transformer.config import ModelConfig, from_plain, read_json
+from dist_transformer.errors import UserError
+from dist_transformer.files import is_pickle
+from dist_transformer.model_folder import TOKENIZER_FILE, WEIGHTS_FILE, ModelInfo, read_model_info
+from dist_transformer.training.checkpoint import checkpoint_problem
+from dist_transformer.training.stored_tensors import parameter_shapes
+
+# The prefix under which a checkpoint keeps weights beside moments.
+_CHECKPOINT_PREFIX = "weight/"
+_REMEDY = "leave it out, or restore it"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some rows of a parameter."""
+
+    name: str
+    first: int
+    end: int
+    """One past the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSource:
+    """One set of weights, of one training step or the mean of several."""
+
+    path: Path
+    info: ModelInfo
+    tokenizer_file: Path
+    files: Mapping[str, Path]
+    """Name of a parameter to the file that holds it."""
+    prefix: str = ""
+    """Of the parameter's name in that file: which of several sets of weights is meant."""
+
+    def read(self, pieces: Sequence[Piece]) -> Iterator[torch.Tensor]:
+        """The numbers of each piece: views of the files, valid until the next is asked for.
+
+        A mapped file counts as memory of the process as far as it was read, until nobody holds it.
+        """
+        opened: dict[Path, Any] = {}
+        for piece in pieces:
+            file = self.files[piece.name]
+            if file not in opened:
+                opened[file] = _open_tensors(file)
+            yield opened[file].get_slice(self.prefix + piece.name)[piece.first : piece.end]
+
+
+def open_weights(path: Path) -> WeightSource:
+    """Open a weight file, a checkpoint or a model folder.
+
+    Raises:
+        UserError: it is none of these, it is damaged, or its tensors are not the parameters of its model in fp32.
+    """
+    source = _open(path)
+    _check_tensors(source)
+    return source
+
+
+def weight_file_metadata(file: Path) -> dict[str, Any]:
+    """What a weight file of a run says of itself.
+
+    Raises:
+        UserError: it is no weight file of a run, or it is damaged.
+    """
+    return _metadata(_open_tensors(file), file)
+
+
+def check_together(sources: Sequence[WeightSource]) -> None:
+    """Raise a UserError that names the first source that cannot be averaged with the others, and why."""
+    first, seen = sources[0], dict[int, Path]()
+    for source in sources:
+        if not source.info.steps:
+            raise UserError(f"{source.path} states no training step: {_REMEDY}")
+        if source.path.resolve() in {path.resolve() for path in seen.values()}:
+            raise UserError(f"{source.path} is given twice: name each source once")
+        for step in source.info.steps:
+            if step in seen:
+                raise UserError(
+                    f"{source.path} and {seen[step]} are both of step {step}: a step counts once, so leave one out"
+                )
+        seen.update(dict.fromkeys(source.info.steps, source.path))
+        if difference := _difference(first.info, source.info):
+            raise UserError(f"{source.path} {difference} {first.path}: average one run's weights")
+
+
+def _difference(first: ModelInfo, other: ModelInfo) -> str | None:
+    """Why weights are not of one run; the sentence goes on with the first one's name."""
+    if other.tokenizer_sha256 != first.tokenizer_sha256:
+        return "was trained with another tokenizer than"
+    for name in (field.name for field in dataclasses.fields(ModelConfig)):
+        before, now = getattr(first.model, name), getattr(other.model, name)
+        if now != before:
+            return f"has another model configuration ({name} {now!r}, not {before!r}) than"
+    for name in ("corpus", "source_language", "target_language", "synthetic"):
+        before, now = getattr(first, name), getattr(other, name)
+        if now != before:
+            return f"was trained on other data ({name} {now!r}, not {before!r}) than"
+    # Weights of two seeds have nothing to do with each other neuron by neuron: their mean is no model.
+    if None not in (other.run, first.run) and other.run != first.run:
+        return "is of another run (seed, batch or data) than"
+    return None
+
+
+def _open(path: Path) -> WeightSource:
+    if path.is_file():
+        opened = _open_tensors(path)
+        info = _model_info(_metadata(opened, path), path)
+        return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, _names(opened, path))
+    if (path / "state.json").exists():
+        problem = checkpoint_problem(path)
+        if problem:
+            raise UserError(f"{problem}: choose another checkpoint")
+        files: dict[str, Path] = {}
+        for part in sorted(path.glob("part-*.safetensors")):
+            files.update(_names(_open_tensors(part), part, _CHECKPOINT_PREFIX))
+        info = _model_info(read_json(path / "state.json"), path)
+        return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, files, _CHECKPOINT_PREFIX)
+    if (path / WEIGHTS_FILE).exists():
+        file = path / WEIGHTS_FILE
+        return WeightSource(path, read_model_info(path), path / TOKENIZER_FILE, _names(_open_tensors(file), file))
+    raise UserError(f"{path} is neither a weight file nor a checkpoint nor a model folder: check the path")
+
+
+def _check_tensors(source: WeightSource) -> None:
+    expected = parameter_shapes(source.info.model)
+    opened: dict[Path, Any] = {}
+    for name in sorted(expected.keys() | source.files.keys()):
+        if name not in source.files:
+            raise UserError(f"{source.path} lacks {name!r}, a parameter of its model: {_REMEDY}")
+        if name not in expected:
+            raise UserError(f"{source.path} holds {name!r}, which is no parameter of its model: {_REMEDY}")
+        file = source.files[name]
+        if file not in opened:
+            opened[file] = _open_tensors(file)
+        stored = opened[file].get_slice(source.prefix + name)
+        shape, dtype = tuple(stored.get_shape()), stored.get_dtype()
+        if shape != expected[name]:
+            raise UserError(
+                f"{source.path}: {name!r} has the shape {shape} where its model has {expected[name]}: {_REMEDY}"
+            )
+        if dtype != "F32":
+            raise UserError(f"{source.path}: {name!r} is stored as {dtype}, and weights are F32: {_REMEDY}")
+
+
+def _metadata(opened: Any, path: Path) -> dict[str, Any]:
+    """What a weight file says of itself: JSON values in the header."""
+    header = {key: value for key, value in (opened.metadata() or {}).items() if key != "format"}
+    try:
+        described = {key: json.loads(value) for key, value in header.items()}
+    except ValueError:
+        described = {}
+    if "model" not in described:
+        raise UserError(
+            f"{path} is not a weight file of a run: give files of RUN/weights, checkpoints or model folders"
+        )
+    return described
+
+
+def _model_info(described: dict[str, Any], path: Path) -> ModelInfo:
+    names = ("model", "tokenizer_sha256", "source_language", "target_language", "corpus", "synthetic")
+    try:
+        values = {**{name: described[name] for name in names}, "steps": [described["step"]]}
+    except KeyError as missing:
+        raise UserError(f"{path} does not say its {missing}: it was not written by this program") from None
+    return from_plain(ModelInfo, {**values, "run": described.get("run")}, str(path))
+
+
+def _open_tensors(file: Path) -> Any:
+    if file.is_file() and is_pickle(file):
+        raise UserError(
+            f"{file} is a pickle, which may run any code when it is loaded, and is not read: give .safetensors files"
+        )
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file} cannot be read ({error}): {_REMEDY}") from None
+
+
+def _names(opened: Any, file: Path, prefix: str = "") -> dict[str, Path]:
+    return {name.removeprefix(prefix): file for name in opened.keys() if name.startswith(prefix)}  # noqa: SIM118

@@ -1,0 +1,210 @@
+"""How many weight files should be averaged: means of several numbers of them, each decoded and scored on a dev set.
+
+The models exist in memory only, and every rank makes its own: nothing is left on disk when a sweep is interrupted.
+"""
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dist_transformer.averaging.choice import ChosenWeights
+from dist_transformer.averaging.mean import mean_weights
+from dist_transformer.config import read_json
+from dist_transformer.data.folder import DataFolder
+from dist_transformer.data.shard_files import is_url
+from dist_transformer.data.shards import INDEX_FILE, VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE
+from dist_transformer.distributed import broadcast_object, on_all_ranks, rank
+from dist_transformer.errors import UserError
+from dist_transformer.evaluation.evaluate import Evaluation, evaluate_model, read_test_set
+from dist_transformer.evaluation.reference_nll import reference_nll
+from dist_transformer.files import sha256_of, sync, whole_file, write_synced
+from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.model_folder import for_decoding
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DevSet:
+    """Text on which means are compared, and how it is decoded."""
+
+    source: Path
+    reference: Path
+    """Raw text."""
+    settings: BeamSettings
+    dtype: torch.dtype = torch.float32
+    max_batch_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """The mean of some weight files, scored."""
+
+    chosen: ChosenWeights
+    evaluation: Evaluation
+    nll: float
+    """-log p of the references, a token, not smoothed; NaN where none fits the model's positions."""
+
+    @property
+    def count(self) -> int:
+        return len(self.chosen.paths)
+
+    @property
+    def bleu(self) -> float:
+        return self.evaluation.scores.bleu.value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep:
+    """All candidates, the fewest weight files first."""
+
+    dev: DevSet
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def best(self) -> Candidate:
+        """Of the highest BLEU; of equal ones the one of the fewest files."""
+        return max(self.candidates, key=lambda candidate: (candidate.bleu, -candidate.count))
+
+    def note(self) -> str:
+        """What the card of the best one's model says."""
+        others = ", ".join(str(candidate.count) for candidate in self.candidates)
+        text = f"{self.dev.source.name} and {self.dev.reference.name}"
+        return (
+            f"Of the means of {others} weight files, that of {self.best.count} had the highest BLEU on {text}: "
+            f"{self.best.bleu:.2f} ({self.best.evaluation.scores.bleu.signature})"
+        )
+
+    def table(self) -> str:
+        """In Markdown."""
+        rows = [
+            f"| {c.count} | {describe_steps(c.chosen.steps)} | {c.bleu:.2f} | {c.nll:.4f} |" for c in self.candidates
+        ]
+        evaluation = self.best.evaluation
+        synthetic = " Synthetic text: the scores say nothing about real text." if evaluation.info.synthetic else ""
+        return "\n".join(
+            [
+                "| N | steps | BLEU | nll |",
+                "|---|---|---|---|",
+                *rows,
+                "",
+                f"BLEU of {len(evaluation.hypotheses):,} lines ({evaluation.scores.bleu.signature}); nll: -log p a "
+                f"reference token. Best: N = {self.best.count}.{synthetic}",
+            ]
+        )
+
+    def report(self) -> dict[str, Any]:
+        """As JSON values."""
+        evaluation, settings = self.best.evaluation, self.dev.settings
+        return {
+            "best": self.best.count,
+            "source": str(self.dev.source),
+            "reference": str(self.dev.reference),
+            "sentences": len(evaluation.hypotheses),
+            "beam_size": settings.beam_size,
+            "length_penalty": settings.length_penalty,
+            "max_extra_tokens": settings.max_extra_tokens,
+            "corpus": evaluation.info.corpus,
+            "synthetic": evaluation.info.synthetic,
+            "notes": list(evaluation.notes),
+            "world_size": evaluation.world_size,
+            "candidates": [
+                {
+                    "count": candidate.count,
+                    "steps": list(candidate.chosen.steps),
+                    "chosen": candidate.chosen.how,
+                    # JSON has no NaN.
+                    "nll": candidate.nll if math.isfinite(candidate.nll) else None,
+                    **candidate.evaluation.scores.report(),
+                    "refused_sentences": len(candidate.evaluation.refusals),
+                    "seconds": candidate.evaluation.seconds,
+                }
+                for candidate in self.candidates
+            ],
+        }
+
+
+def sweep(
+    counts: Sequence[int],
+    choose: Callable[[int], ChosenWeights],
+    dev: DevSet,
+    device: torch.device,
+    report: Callable[[Candidate], None] = lambda _: None,
+) -> Sweep:
+    """Average, decode and score for each of `counts`. A collective; every rank gets the same.
+
+    Args:
+        choose: the weight files of a count; called on one rank only, for files may come and go meanwhile.
+        report: called with each candidate when it is scored.
+
+    Raises:
+        UserError: on every rank alike; before anything is decoded when there are too few weight files.
+    """
+    choices = on_all_ranks(lambda: [choose(count) for count in sorted(set(counts))] if rank() == 0 else None)
+    choices = broadcast_object(choices)
+    assert choices is not None
+    pairs = read_test_set(dev.source, dev.reference)
+    candidates = []
+    for chosen in choices:
+        candidates.append(_score(chosen, pairs, dev, device))
+        report(candidates[-1])
+    return Sweep(dev=dev, candidates=tuple(candidates))
+
+
+def _score(chosen: ChosenWeights, pairs: Sequence[tuple[str, str]], dev: DevSet, device: torch.device) -> Candidate:
+    mean = on_all_ranks(lambda: mean_weights(chosen.paths))
+    model = Transformer(mean.info.model)
+    model.load_state_dict(mean.weights)
+    mean.weights.clear()
+    model = for_decoding(model, device, dev.dtype)
+    evaluation = evaluate_model(
+        model, mean.tokenizer, mean.info, pairs,
+        settings=dev.settings, device=device, max_batch_tokens=dev.max_batch_tokens,
+    )  # fmt: skip
+    return Candidate(chosen=chosen, evaluation=evaluation, nll=reference_nll(model, mean.tokenizer, pairs))
+
+
+def write_sweep(result: Sweep, out: Path) -> None:
+    """Write OUT.sweep.json and OUT.sweep.md beside the model folder `out`.
+
+    Raises:
+        UserError: they cannot be written.
+    """
+    report = json.dumps(result.report(), indent=2, ensure_ascii=False)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        for suffix, text in (("json", report), ("md", f"# Means of weight files for {out.name}\n\n{result.table()}")):
+            with whole_file(out.with_name(f"{out.name}.sweep.{suffix}")) as file:
+                write_synced(file, f"{text}\n".encode())
+        sync(out.parent)
+    except OSError as error:
+        raise UserError(f"{out}.sweep.json cannot be written ({error.strerror}): choose another --out") from None
+
+
+def validation_text(run_dir: Path) -> tuple[Path, Path]:
+    """Raw validation text, source and target, of the data that a run was trained on.
+
+    Raises:
+        UserError: the data folder is not at hand, or has changed.
+    """
+    settings = read_json(run_dir / "config.json")
+    place, sha256 = settings["data"][0], settings["data_sha256"][0]
+    if is_url(place) or not (Path(place) / INDEX_FILE).exists():
+        raise UserError(f"{run_dir} was validated on text of {place}, which is not at hand: give --src and --ref")
+    if sha256_of(Path(place) / INDEX_FILE) != sha256:
+        raise UserError(f"the data folder {place} is not the one that {run_dir} was trained on: give --src and --ref")
+    folder = DataFolder.open(place).path / VALID_FOLDER
+    return folder / VALID_SOURCE_FILE, folder / VALID_TARGET_FILE
+
+
+def describe_steps(steps: Sequence[int]) -> str:
+    """`600 to 1000, 100 apart`, or all of them where they are not evenly spaced."""
+    gaps = {later - earlier for earlier, later in itertools.pairwise(steps)}
+    if len(steps) < 3 or len(gaps) > 1:
+        return ", ".join(map(str, steps))
+    return f"{steps[0]} to {steps[-1]}, {gaps.pop()} apart"

@@ -1,0 +1,94 @@
+"""Sentence pairs of a data folder as lists of ids, for peers that batch in their own way."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dist_transformer.data.folder import Split
+from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
+
+# What Hugging Face's losses leave out.
+IGNORED_LABEL = -100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaddedBatch:
+    """B pairs, padded to the longest: what every toolkit without packing computes."""
+
+    source_BS: torch.Tensor
+    source_mask_BS: torch.Tensor
+    """1 on real tokens, int64."""
+    target_BT: torch.Tensor
+    """Target in."""
+    labels_BT: torch.Tensor
+    """Target out; `IGNORED_LABEL` on padding."""
+
+    @property
+    def tokens(self) -> int:
+        """Real target tokens."""
+        return int((self.labels_BT != IGNORED_LABEL).sum())
+
+    def to(self, device: torch.device) -> "PaddedBatch":
+        return PaddedBatch(
+            source_BS=self.source_BS.to(device), source_mask_BS=self.source_mask_BS.to(device),
+            target_BT=self.target_BT.to(device), labels_BT=self.labels_BT.to(device),
+        )  # fmt: skip
+
+
+class TextSample:
+    """Pairs drawn from a split, in memory."""
+
+    def __init__(self, split: Split, *, pairs: int, longest: int, seed: int) -> None:
+        """Take `pairs` random pairs whose sides, `</s>` included, have at most `longest` tokens."""
+        rng = np.random.default_rng(seed)
+        order = rng.permutation(int(split.shard_starts[-1]))
+        fitting = order[(split.sizes(order) <= longest).all(axis=1)][:pairs]
+        source, source_lengths, target, target_lengths = split.tokens(fitting)
+        self.sources = np.split(source, np.cumsum(source_lengths)[:-1])
+        self.targets = np.split(target, np.cumsum(target_lengths)[:-1])
+        self.sizes = np.stack([source_lengths, target_lengths], axis=1) + 1
+        """Shape: (pairs, 2); tokens of source and target with one special token each."""
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def batch(self, rows: Sequence[int] | np.ndarray) -> PaddedBatch:
+        """These pairs, padded to the longest of them."""
+        sources = [np.append(self.sources[row], EOS_ID) for row in rows]
+        inputs = [np.insert(self.targets[row], 0, BOS_ID) for row in rows]
+        labels = [np.append(self.targets[row], EOS_ID) for row in rows]
+        return PaddedBatch(
+            source_BS=_padded(sources, PAD_ID),
+            source_mask_BS=_padded([np.ones_like(ids) for ids in sources], 0),
+            target_BT=_padded(inputs, PAD_ID),
+            labels_BT=_padded(labels, IGNORED_LABEL),
+        )
+
+    def random(self, pairs: int, *, seed: int) -> list[np.ndarray]:
+        """Batches of so many pairs in random order."""
+        order = np.random.default_rng(seed).permutation(len(self))
+        return [order[start : start + pairs] for start in range(0, len(order) - pairs + 1, pairs)]
+
+    def bucketed(self, *, max_tokens: int, seed: int) -> list[np.ndarray]:
+        """Batches of pairs of similar length, none above `max_tokens` on either side with its padding; shuffled."""
+        rng = np.random.default_rng(seed)
+        batches: list[np.ndarray] = []
+        order = np.lexsort((rng.permutation(len(self)), self.sizes[:, 0], self.sizes[:, 1]))
+        start, widest = 0, np.zeros(2, dtype=np.int64)
+        for place, row in enumerate(order):
+            wider = np.maximum(widest, self.sizes[row])
+            if place > start and wider.max() * (place - start + 1) > max_tokens:
+                batches.append(order[start:place])
+                start, wider = place, self.sizes[row]
+            widest = wider
+        batches.append(order[start:])
+        return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def _padded(rows: list[np.ndarray], value: int) -> torch.Tensor:
+    out = np.full((len(rows), max(map(len, rows))), value, dtype=np.int64)
+    for row, ids in zip(out, rows, strict=True):
+        row[: len(ids)] = ids
+    return torch.from_numpy(out)

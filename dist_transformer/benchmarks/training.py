@@ -1,0 +1,264 @@
+"""Training measured: our engine, its controls and peers, in one process, on the same text, in turns.
+
+Unit: real target tokens, padding not counted, a second: of the process' CPU time on a CPU, which other work on the
+machine changes little, and of wall time on a GPU.
+"""
+
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dist_transformer.benchmarks.contenders import Contender, Stretch, own_contenders
+from dist_transformer.benchmarks.measure import Measure
+from dist_transformer.benchmarks.peers import peer_contenders
+from dist_transformer.benchmarks.text import TextSample
+from dist_transformer.config import TrainConfig, from_plain, to_plain
+from dist_transformer.data.training_data import TrainingData, open_training_data
+from dist_transformer.distributed import World, process_group
+from dist_transformer.errors import UserError
+from dist_transformer.model.transformer import Transformer, training_flops
+from dist_transformer.training.ds_config import DEFAULT_ZERO
+
+LABELS = {
+    "ours": "ours: packs, DeepSpeed ZeRO-1",
+    "stock": "ours, DeepSpeed's own defaults",
+    "plain": "ours, plain torch (native DDP)",
+    "torch": "P1 torch.nn.Transformer, padded",
+    "trainer": "P2 Marian, HF Trainer, by length",
+    "compiled": "P3 Marian, compiled, buckets",
+}
+"""Contenders, in the order of the table."""
+SHARED = ("ours", "stock", "plain")
+"""Those that train on several ranks."""
+_DS_CONFIGS: dict[str, dict[str, Any]] = {
+    "ours": {"zero_optimization": DEFAULT_ZERO},
+    "stock": {"zero_optimization": {"stage": 1}},
+}
+_SAMPLE_PAIRS = 20_000
+_VALID_PAIRS = 100
+# Losses of the same model on the same text, from the same weights, must lie so near each other.
+START_TOLERANCE, END_TOLERANCE = 0.01, 0.05
+
+Report = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TrainBenchmark:
+    config: TrainConfig
+    """Model, batch, optimizer and precision; `data` names the data folder."""
+    peers: tuple[str, ...]
+    """Of `LABELS`; ours is always there."""
+    steps: int
+    """Optimizer steps of each contender in each round."""
+    rounds: int
+    warm_up: int = 2
+    """Steps that are not counted."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "rounds", "warm_up"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}: give 1 or more")
+        for peer in self.peers:
+            if peer not in LABELS:
+                raise UserError(f"--peers {peer} is unknown: choose among {', '.join(LABELS)}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Field:
+    """Those who compete, not yet made, and what they compete on."""
+
+    factories: dict[str, Callable[[], Contender]]
+    config: TrainConfig
+    sample: TextSample
+    valid: TextSample
+    device: torch.device
+
+    def pick(self, names: Sequence[str]) -> dict[str, Contender]:
+        return {name: self.factories[name]() for name in LABELS if name in names}
+
+
+def open_field(config: TrainConfig, world: World, device: torch.device) -> Field:
+    """Read the text and draw the weights that all start from."""
+    data: TrainingData = open_training_data(config)
+    index, split = data.first.index, data.first.train
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=index.vocab_size))
+    torch.manual_seed(config.seed)
+    model = Transformer(config.model).to(device)
+    longest = min(config.model.max_positions, *data.budgets.tokens.tolist())
+    sample = TextSample(split, pairs=_SAMPLE_PAIRS, longest=longest, seed=config.seed)
+    valid = TextSample(data.first.valid, pairs=_VALID_PAIRS, longest=longest, seed=config.seed)
+    factories = own_contenders(model, data, config, _DS_CONFIGS, world) | peer_contenders(model, sample, config)
+    return Field(factories, config, sample, valid, device)
+
+
+def run_training_benchmark(
+    settings: TrainBenchmark, world: World, device: torch.device, report: Report
+) -> dict[str, Any]:
+    """All figures; every rank runs it."""
+    field = open_field(settings.config, world, device)
+    names = [name for name in LABELS if name == "ours" or name in settings.peers]
+    if world.size > 1 and (alone := [name for name in names if name not in SHARED]):
+        raise UserError(f"--peers {' '.join(alone)} train on one process: start it without a launcher")
+    started = time.monotonic()
+    contenders = field.pick(names)
+    curves = {name: [contender.nll(field.valid)] for name, contender in contenders.items()}
+    for name, contender in contenders.items():
+        contender.train(settings.warm_up)
+        report(f"{LABELS[name]}: warm after {time.monotonic() - started:.0f} s")
+    compiled_before = graphs_compiled()
+    stretches: dict[str, list[Stretch]] = {name: [] for name in names}
+    products: list[float] = []
+    for number in range(settings.rounds):
+        # There and back: a machine that slows down or warms up favours nobody.
+        for name in names if number % 2 == 0 else reversed(names):
+            stretches[name].append(contenders[name].train(settings.steps))
+        products.append(product_rate(device))
+        for name, contender in contenders.items():
+            curves[name].append(contender.nll(field.valid))
+        report(f"round {number + 1} of {settings.rounds}")
+    figures = {name: summary(stretches[name], field, products) for name in names}
+    for name, found in figures.items():
+        found["nll"] = curves[name]
+        pairs = zip(figures["ours"]["rates"]["values"], found["rates"]["values"], strict=True)
+        found["ours_to_this"] = Measure(tuple(ours / theirs for ours, theirs in pairs)).to_json()
+    return {
+        "unit": "real target tokens a CPU second" if device.type == "cpu" else "real target tokens a second",
+        "parameters": sum(p.numel() for p in Transformer(field.config.model).parameters()),
+        "precision": settings.config.precision,
+        "world_size": world.size,
+        "steps_per_round": settings.steps,
+        "rounds": settings.rounds,
+        "tokens_per_step": settings.config.batch.max_target_tokens * settings.config.batch.packs_per_step,
+        "product_flops_per_second": Measure(tuple(products)).to_json(),
+        "graphs_compiled_in_rounds": graphs_compiled() - compiled_before,
+        "loss_curves_agree": curves_agree(curves),
+        "contenders": figures,
+    }
+
+
+def summary(stretches: Sequence[Stretch], field: Field, products: Sequence[float]) -> dict[str, Any]:
+    """Rates and shares of one contender."""
+    clock = "cpu" if field.device.type == "cpu" else "wall"
+    total = {name: sum(stretch.seconds[name] for stretch in stretches) for name in stretches[0].seconds}
+    source, target = (sum(getattr(s, f"{side}_tokens") for s in stretches) for side in ("source", "target"))
+    flops = training_flops(field.config.model, source_tokens=source, target_tokens=target)
+    return {
+        "rates": Measure(tuple(s.target_tokens / s.seconds[clock] for s in stretches)).to_json(),
+        "wall_rates": Measure(tuple(s.target_tokens / s.seconds["wall"] for s in stretches)).to_json(),
+        "tokens_per_step": target / sum(s.steps for s in stretches),
+        "fill": (source + target) / sum(s.computed_tokens for s in stretches),
+        "mfu": flops / total[clock] / statistics.median(products),
+        "data_share": total["data"] / total["wall"],
+        "optimizer_share": total["optimizer"] / total["wall"],
+    }
+
+
+def train_table(figures: dict[str, Any]) -> str:
+    """What was measured, in at most 80 characters a line."""
+    contenders = figures["contenders"]
+    lines = [
+        f"{figures['unit']}, medians of {figures['rounds']} rounds (lowest to highest)",
+        f"{'':32} {'rate':>8} {'':>15} {'ours is':>8} {'MFU':>5} {'fill':>5}",
+    ]
+    for name, found in contenders.items():
+        rate, times = found["rates"], found["ours_to_this"]["median"]
+        spread = f"{rate['lowest']:,.0f}–{rate['highest']:,.0f}"
+        lines.append(
+            f"{LABELS[name]:32} {rate['median']:8,.0f} {spread:>15} {times:7.2f}× {found['mfu']:5.1%} "
+            f"{found['fill']:5.1%}"
+        )
+    lines += ["", f"{'':32} {'memory':>9} {'data':>6} {'update':>7} {'loss, first and last':>20}"]
+    for name, found in contenders.items():
+        memory = f"{found['peak_gib']:5.2f} GiB" if "peak_gib" in found else ""
+        lines.append(
+            f"{LABELS[name]:32} {memory:>9} {found['data_share']:6.1%} {found['optimizer_share']:7.1%} "
+            f"{found['nll'][0]:12.3f} {found['nll'][-1]:7.3f}"
+        )
+    product = figures["product_flops_per_second"]["median"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"MFU against a bf16 matrix product in the same run: {product / 1e12:.2f} TFLOP/s",
+            f"{figures['graphs_compiled_in_rounds']} graphs compiled in the rounds",
+        ]
+    )
+
+
+def curves_agree(curves: dict[str, list[float]]) -> bool:
+    """Whether all began with the loss of ours, and ended near it."""
+    ours = curves["ours"]
+    return all(
+        abs(curve[0] / ours[0] - 1) <= START_TOLERANCE and abs(curve[-1] / ours[-1] - 1) <= END_TOLERANCE
+        for curve in curves.values()
+    )
+
+
+def product_rate(device: torch.device, *, seconds: float = 0.5) -> float:
+    """FLOP/s of a bf16 matrix product as large as those of a feed-forward layer; CPU time, or a GPU's."""
+    rows, width, inner = (8192, 4096, 4096) if device.type == "cuda" else (4096, 512, 2048)
+    a = torch.randn(rows, width, device=device, dtype=torch.bfloat16)
+    b = torch.randn(inner, width, device=device, dtype=torch.bfloat16)
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+            return time.perf_counter()
+        return time.process_time()
+
+    a @ b.t()
+    started, done = now(), 0
+    while now() - started < seconds:
+        for _ in range(5):
+            a @ b.t()
+        done += 5
+    return done * 2 * rows * width * inner / (now() - started)
+
+
+def graphs_compiled() -> int:
+    """By torch.compile, in this process so far."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def peak_memory(config: TrainConfig, name: str, *, steps: int = 2) -> float:
+    """GiB that a process needs to train `name`, beyond what it had before the model was made; in a process of its own.
+
+    Resident memory on a CPU, allocated memory on a GPU.
+    """
+    request = json.dumps({"config": to_plain(config), "name": name, "steps": steps})
+    command = [sys.executable, "-m", "dist_transformer.benchmarks.training", request]
+    launched = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    alone = {name: value for name, value in os.environ.items() if name not in launched}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=alone)
+    if done.returncode != 0:
+        raise UserError(f"{LABELS[name]} could not be measured alone: {done.stderr.strip().splitlines()[-1:]}")
+    return float(done.stdout.splitlines()[-1])
+
+
+def _resident_gib(which: str) -> float:
+    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{which}:")) / 2**20
+
+
+def _measure_memory(request: dict[str, Any]) -> float:
+    with process_group(World(), single=True) as device:
+        field = open_field(from_plain(TrainConfig, request["config"], "request"), World(), device)
+        before = _resident_gib("VmRSS")
+        (contender,) = field.pick([request["name"]]).values()
+        contender.train(request["steps"])
+        return torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else _resident_gib("VmHWM") - before
+
+
+if __name__ == "__main__":
+    print(_measure_memory(json.loads(sys.argv[1])))

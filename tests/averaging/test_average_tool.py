@@ -1,0 +1,245 @@
+"""tools/average_checkpoints.py, as a user calls it."""
+
+import json
+import runpy
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dist_transformer.averaging import sweep as module
+from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.evaluation.evaluate import read_test_set
+from dist_transformer.evaluation.reference_nll import reference_nll
+from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.translator import Translator
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.model_folder import load_model
+from tests.averaging.conftest import save, validated
+from tests.averaging.test_mean import assert_mean
+from tests.conftest import ROOT
+
+TOOL = ROOT / "tools" / "average_checkpoints.py"
+LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+Screen = pytest.CaptureFixture[str]
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """Exit status, in this process: a launch costs seconds."""
+    monkeypatch.setattr(sys, "argv", [str(TOOL), *map(str, arguments)])
+    try:
+        runpy.run_path(str(TOOL), run_name="__main__")
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def test_averages_of_a_run(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Screen) -> None:
+    out = tmp_path / "out"
+    for step in (1, 2, 3, 5):
+        save(run, step)
+    assert call(monkeypatch, "--run-dir", run, "--last", 2, "--out", out) == 0
+    assert capsys.readouterr() == (
+        f"chosen: the last 2 weight files\naveraged 2 set(s) of weights, steps 3, 5: {out}\n", ""
+    )  # fmt: skip
+    assert_mean(out, [3, 5])
+    assert call(monkeypatch, "--run-dir", run, "--last", 3, "--every", 2, "--out", out) == 0
+    how = "the last 3 weight files, about 2 minutes of training apart (2.0 to 2.0)"
+    assert capsys.readouterr() == (f"chosen: {how}\naveraged 3 set(s) of weights, steps 1, 3, 5: {out}\n", "")
+    assert_mean(out, [1, 3, 5])
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert f"- Chosen: {how}\n" in card
+    assert "training steps 1, 3, 5" in card
+    validated(run, {0: 0.5, 1: 1.5, 2: 1.75, 3: 1.625})
+    assert call(monkeypatch, "--run-dir", run, "--best", 2, "--by", "nll", "--out", out) == 0
+    how = "best validation nll at step 1 (1.5000), step 3 (1.6250)"
+    assert capsys.readouterr() == (
+        f"chosen: {how}\naveraged 2 set(s) of weights, steps 1, 3: {out}\n",
+        "warning: better by nll, but their weights were not kept: steps 0\n",
+    )
+    assert_mean(out, [1, 3])
+    assert call(monkeypatch, "--run-dir", run, "--last", 4, "--out", out) == 0
+    assert capsys.readouterr().err.startswith("warning: the last 4 weight files lie 1 to 2 steps apart")
+
+
+def test_averages_of_named_weights(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Screen) -> None:
+    out = tmp_path / "out"
+    assert call(monkeypatch, "--checkpoints", save(run, 1), save(run, 2), "--out", out) == 0
+    assert capsys.readouterr() == (f"averaged 2 set(s) of weights, steps 1, 2: {out}\n", "")
+    assert_mean(out, [1, 2])
+    assert "Chosen" not in (out / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_rank_beside_the_first_leaves_the_work_to_it(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Screen
+) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    save(run, 1)
+    assert call(monkeypatch, "--run-dir", run, "--last", 1, "--out", tmp_path / "out") == 0
+    assert not (tmp_path / "out").exists()
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.fixture
+def scored_run(run: Path, tmp_path: Path, random_model: Transformer, toy_tokenizer: Tokenizer) -> Path:
+    """Weights W + E of step 30, W - E of step 20, others of step 10; `dev.de` is what W makes of `dev.en`."""
+    right = dict(random_model.state_dict())
+    torch.manual_seed(7)
+    noise = {name: torch.randn_like(weight) for name, weight in right.items()}
+    about = {"model": random_model.config, "tokenizer": toy_tokenizer}
+    save(run, 10, noise, **about)
+    save(run, 20, {name: right[name] - noise[name] for name in right}, **about)
+    save(run, 30, {name: right[name] + noise[name] for name in right}, **about)
+    sources = [f"the old dog sees {number} cats" for number in range(8)]
+    translator = Translator(random_model, toy_tokenizer, torch.device("cpu"), SETTINGS)
+    references = [translation.text for translation in translator.translate(sources)]
+    for language, lines in (("en", sources), ("de", references)):
+        (tmp_path / f"dev.{language}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return run
+
+
+SETTINGS = BeamSettings(beam_size=2, max_extra_tokens=5)
+
+
+def sweep_flags(run: Path, out: Path) -> list[object]:
+    dev = out.parents[1]
+    flags = ["--run-dir", run, "--sweep", "1,3,2,2", "--src", dev / "dev.en", "--ref", dev / "dev.de", "--out", out]
+    return [*flags, "--beam", SETTINGS.beam_size, "--max-extra-tokens", SETTINGS.max_extra_tokens]
+
+
+def test_the_best_number_alone_and_on_two_ranks(
+    scored_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Screen,
+    random_model: Transformer,
+    toy_tokenizer: Tokenizer,
+) -> None:
+    out, shared = tmp_path / "alone" / "m", tmp_path / "two" / "m"
+    assert call(monkeypatch, *sweep_flags(scored_run, out)) == 0
+    screen = capsys.readouterr()
+    report = json.loads((out.parent / "m.sweep.json").read_text())
+    assert [row["count"] for row in report["candidates"]] == [1, 2, 3]
+    assert [row["steps"] for row in report["candidates"]] == [[30], [20, 30], [10, 20, 30]]
+    bleus = [row["bleu"] for row in report["candidates"]]
+    assert report["best"] == 2
+    assert bleus[1] == pytest.approx(100)
+    assert max(bleus[0], bleus[2]) < 90
+    pairs = read_test_set(tmp_path / "dev.en", tmp_path / "dev.de")
+    assert report["candidates"][1]["nll"] == pytest.approx(reference_nll(random_model, toy_tokenizer, pairs))
+    table = (out.parent / "m.sweep.md").read_text(encoding="utf-8")
+    assert f"| 2 | 20, 30 | 100.00 | {report['candidates'][1]['nll']:.4f} |\n" in table
+    assert f"| 3 | 10 to 30, 10 apart | {bleus[2]:.2f} | " in table
+    signature = report["candidates"][1]["signature"]
+    assert f"BLEU of 8 lines ({signature})" in table
+    assert table.partition("\n\n")[2] in screen.out
+    assert [line.split(",")[0] for line in screen.err.splitlines()] == [
+        f"N = {count}: {bleu:.2f} BLEU" for count, bleu in zip((1, 2, 3), bleus, strict=True)
+    ]
+    model, _, info = load_model(out, torch.device("cpu"))
+    assert info.steps == (20, 30)
+    for name, weight in random_model.state_dict().items():
+        assert torch.allclose(model.state_dict()[name], weight, atol=1e-6)
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert "- Chosen: the last 2 weight files\n" in card
+    note = "Of the means of 1, 2, 3 weight files, that of 2 had the highest BLEU on dev.en and dev.de: 100.00"
+    assert f"- {note} ({signature})\n" in card
+    assert {path.name for path in out.parent.iterdir()} == {"m", "m.sweep.json", "m.sweep.md"}
+
+    command = [sys.executable, *LAUNCHER, TOOL, *sweep_flags(scored_run, shared)]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == screen.out.replace(str(out), str(shared))
+    reports = [plain(json.loads((folder / "m.sweep.json").read_text())) for folder in (out.parent, shared.parent)]
+    assert reports[0] == reports[1]
+    assert (shared.parent / "m.sweep.md").read_text(encoding="utf-8") == table
+    assert {path.name: path.read_bytes() for path in shared.iterdir()} == {
+        path.name: path.read_bytes() for path in out.iterdir()
+    }
+
+
+def plain(report: dict[str, Any]) -> dict[str, Any]:
+    """Without what a number of ranks may change."""
+    del report["world_size"]
+    for row in report["candidates"]:
+        del row["seconds"]
+    return report
+
+
+def test_an_interrupted_sweep_leaves_nothing(
+    scored_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Screen
+) -> None:
+    """At Ctrl-C while the second mean is scored. An older model stays as it was."""
+    out = tmp_path / "alone" / "m"
+    scored: list[object] = []
+    whole = module.reference_nll
+
+    def interrupted(*arguments: Any) -> float:
+        scored.append(arguments)
+        if len(scored) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return whole(*arguments)
+
+    monkeypatch.setattr(module, "reference_nll", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert call(monkeypatch, *sweep_flags(scored_run, out)) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err.endswith("interrupted\n")
+    assert not out.parent.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "dev.en", "dev.de"}
+
+
+def test_a_sweep_of_more_files_than_there_are_decodes_nothing(
+    scored_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Screen
+) -> None:
+    flags = sweep_flags(scored_run, tmp_path / "alone" / "m")
+    flags[flags.index("1,3,2,2")] = "1,5"
+    assert call(monkeypatch, *flags) == 1
+    message = f"{scored_run / 'weights'} has 3 weight files, not 5: use --last 3 or train on"
+    assert capsys.readouterr() == ("", f"error: {message}\n")
+    assert not (tmp_path / "alone").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--run-dir r", "give one of --last, --best, --sweep and --checkpoints"),
+        ("--run-dir r --last 2 --best 2", "give one of --last, --best, --sweep and --checkpoints"),
+        ("--run-dir r --last 2 --sweep 2", "give one of --last, --best, --sweep and --checkpoints"),
+        ("--last 2 --checkpoints a", "give one of --last, --best, --sweep and --checkpoints"),
+        ("--best 2", "give --run-dir with --last, --best or --sweep, and only with them"),
+        ("--run-dir r --checkpoints a", "give --run-dir with --last, --best or --sweep, and only with them"),
+        ("--run-dir r --last 2 --by nll", "--by nll says what --best compares: give --best, or leave --by out"),
+        ("--run-dir r --last 0", "--last is 0: give a number above 0"),
+        ("--run-dir r --best 0", "--best is 0: give a number above 0"),
+        ("--run-dir r --best", "--best is N: give a number above 0"),
+        ("--run-dir r --best 2 --sweep 1,2", "--best 2 with --sweep has two numbers: leave that of --best out"),
+        ("--run-dir r --sweep 1,x", "--sweep is x: give a number above 0, several with commas between"),
+        ("--run-dir r --sweep 1,0", "--sweep is 0: give a number above 0, several with commas between"),
+        ("--run-dir r --last 2 --every 0", "--every is 0.0: give minutes above 0"),
+        ("--run-dir r --last 2 --every nan", "--every is nan: give minutes above 0"),
+        (
+            "--run-dir r --best 2 --every 10",
+            "--every spaces the last weight files: give it with --last or --sweep alone",
+        ),
+        ("--run-dir r --last 2 --src a", "--src and --ref are the dev set of --sweep: give both with it, or none"),
+        (
+            "--run-dir r --last 2 --src a --ref b",
+            "--src and --ref are the dev set of --sweep: give both with it, or none",
+        ),
+        ("--run-dir r --sweep 2 --ref a", "--src and --ref are the dev set of --sweep: give both with it, or none"),
+    ],
+)
+def test_the_tool_says_in_one_sentence_what_is_wrong(
+    arguments: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Screen
+) -> None:
+    assert call(monkeypatch, *arguments.split(), "--out", tmp_path / "out") == 1
+    assert capsys.readouterr() == ("", f"error: {message}\n")
+    assert list(tmp_path.iterdir()) == []

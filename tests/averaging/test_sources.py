@@ -1,0 +1,216 @@
+"""What is opened, and what is refused with its name and reason."""
+
+import dataclasses
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from dist_transformer.averaging.mean import average
+from dist_transformer.data.tokenizer import train_tokenizer
+from dist_transformer.errors import UserError
+from tests.averaging.conftest import MODEL, describe, random_weights, save, save_both, save_model
+
+
+def other_model(run: Path) -> Path:
+    return save(run / "other", 2, model=dataclasses.replace(MODEL, ffn_width=32))
+
+
+def other_setting(run: Path) -> Path:
+    """The same shapes, and another network."""
+    return save(run / "other", 2, model=dataclasses.replace(MODEL, norm="post", activation="gelu"))
+
+
+def other_shape(run: Path) -> Path:
+    weights = random_weights(2)
+    weights["embedding"] = weights["embedding"][:-1].clone()
+    return save(run / "other", 2, weights)
+
+
+def missing_tensor(run: Path) -> Path:
+    weights = random_weights(2)
+    del weights["embedding"]
+    return save(run / "other", 2, weights)
+
+
+def extra_tensor(run: Path) -> Path:
+    return save(run / "other", 2, {**random_weights(2), "surplus": torch.zeros(2)})
+
+
+def half_precision(run: Path) -> Path:
+    weights = random_weights(2)
+    weights["embedding"] = weights["embedding"].bfloat16()
+    return save(run / "other", 2, weights)
+
+
+def other_corpus(run: Path) -> Path:
+    return save(run / "other", 2, corpus="wmt14")
+
+
+def other_seed(run: Path) -> Path:
+    return save(run / "other", 2, run="b" * 16)
+
+
+class Bomb:
+    """Unpickling it ends the tests."""
+
+    def __reduce__(self) -> tuple[Callable[[int], None], tuple[int]]:
+        return os._exit, (99,)
+
+
+def plain_pickle(run: Path) -> Path:
+    (run / "model.bin").write_bytes(pickle.dumps(Bomb()))
+    return run / "model.bin"
+
+
+def torch_pickle(run: Path) -> Path:
+    torch.save({"embedding": Bomb()}, run / "model.pt")
+    return run / "model.pt"
+
+
+def torch_pickle_named_bin(run: Path) -> Path:
+    return shutil.copyfile(torch_pickle(run), run / "pytorch_model.bin")
+
+
+def torch_pickle_named_safetensors(run: Path) -> Path:
+    return shutil.copyfile(torch_pickle(run), run / "model.safetensors")
+
+
+def folder_of_no_step(run: Path) -> Path:
+    return save_model(run / "model", random_weights(2), ())
+
+
+def step_that_is_no_number(run: Path) -> Path:
+    return save(run / "other", 2, source_language=5)
+
+
+def other_tokenizer(run: Path) -> Path:
+    return save(run / "other", 2, tokenizer=train_tokenizer(["a b c d"], vocab_size=300, lowercase=True))
+
+
+def damaged_checkpoint(run: Path) -> Path:
+    _, path = save_both(run, 2)
+    content = bytearray((path / "part-00000.safetensors").read_bytes())
+    content[-1] ^= 1
+    (path / "part-00000.safetensors").write_bytes(content)
+    return path
+
+
+def truncated_file(run: Path) -> Path:
+    file = save(run, 2)
+    file.write_bytes(file.read_bytes()[:-1])
+    return file
+
+
+def text_file(run: Path) -> Path:
+    (run / "notes.safetensors").write_text("no tensors")
+    return run / "notes.safetensors"
+
+
+def foreign_file(run: Path, metadata: dict[str, str] | None = None) -> Path:
+    safetensors.torch.save_file({"embedding": torch.ones(2)}, run / "foreign.safetensors", metadata=metadata)
+    return run / "foreign.safetensors"
+
+
+def empty_folder(run: Path) -> Path:
+    (run / "empty").mkdir()
+    return run / "empty"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (other_model, r"has another model configuration \(ffn_width 32, not 16\) than .*average one run's weights"),
+        (other_setting, r"has another model configuration \(activation 'gelu', not 'relu'\) than"),
+        (other_shape, r"'embedding' has the shape \(259, 8\) where its model has \(260, 8\): leave it out, or restore"),
+        (missing_tensor, "lacks 'embedding', a parameter of its model: leave it out, or restore it"),
+        (extra_tensor, "holds 'surplus', which is no parameter of its model: leave it out, or restore it"),
+        (half_precision, "'embedding' is stored as BF16, and weights are F32: leave it out, or restore it"),
+        (other_corpus, r"was trained on other data \(corpus 'wmt14', not 'hand-written'\) than .*average one run's"),
+        (other_seed, r"is of another run \(seed, batch or data\) than .*average one run's weights"),
+        (plain_pickle, "is a pickle, which may run any code when it is loaded, and is not read: give .safetensors"),
+        (torch_pickle, "is a pickle"),
+        (torch_pickle_named_bin, "is a pickle"),
+        (torch_pickle_named_safetensors, "cannot be read .*leave it out, or restore it"),
+        (folder_of_no_step, "states no training step"),
+        (step_that_is_no_number, "source_language must be str, not 5"),
+        (other_tokenizer, "was trained with another tokenizer than .*average one run's weights"),
+        (damaged_checkpoint, "is damaged: .*choose another checkpoint"),
+        (truncated_file, "cannot be read .*leave it out, or restore it"),
+        (text_file, "cannot be read .*leave it out, or restore it"),
+        (foreign_file, "is not a weight file of a run: give files of RUN/weights"),
+        (lambda run: foreign_file(run, {"format": "pt"}), "is not a weight file of a run"),
+        (lambda run: foreign_file(run, {"title": "somebody's model"}), "is not a weight file of a run"),
+        (lambda run: foreign_file(run, {"model": "[]"}), "foreign.safetensors"),
+        (empty_folder, "is neither a weight file nor a checkpoint nor a model folder: check the path"),
+        (lambda run: run / "nothing", "is neither a weight file nor a checkpoint nor a model folder: check the path"),
+    ],
+)
+def test_a_source_that_does_not_fit_is_refused_by_name(
+    make: Callable[[Path], Path], message: str, run: Path, tmp_path: Path
+) -> None:
+    first = save(run, 1)
+    second = make(run)
+    with pytest.raises(UserError, match=message) as refused:
+        average([first, second], tmp_path / "out")
+    assert str(refused.value).startswith(str(second))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_a_number_that_is_not_finite_is_refused_with_its_file(
+    kind: int, number: float, run: Path, tmp_path: Path
+) -> None:
+    """Whichever of the sources it is."""
+    weights = random_weights(5)
+    weights["embedding"][3, 1] = number
+    bad = [*save_both(run, 5, weights), save_model(tmp_path / "m", weights, (5,))][kind]
+    good = [save(run, 1), save(run, 2)]
+    for order in ([bad, *good], [good[0], bad, good[1]], [*good, bad]):
+        with pytest.raises(
+            UserError, match="embedding holds numbers that are not finite: leave this one out"
+        ) as refused:
+            average(order, tmp_path / "out")
+        assert str(refused.value).startswith(str(bad))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_source_given_twice_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = save(run, 1), save(run, 2)
+    monkeypatch.chdir(run)
+    link = tmp_path / "link"
+    link.symlink_to(run / "weights")
+    for again in (first, Path("weights") / first.name, link / first.name):
+        with pytest.raises(UserError, match="is given twice: name each source once") as refused:
+            average([first, second, again], tmp_path / "out")
+        assert str(refused.value).startswith(str(again))
+
+
+def test_a_step_counts_once(run: Path, tmp_path: Path) -> None:
+    """A copy, the checkpoint of the same step, a mean that holds it."""
+    (first, checkpoint), second = save_both(run, 1), save(run, 2)
+    copy = shutil.copyfile(first, first.with_name("step-00000009.safetensors"))
+    mean = save_model(tmp_path / "mean", random_weights(1), (1, 3))
+    for again in (copy, checkpoint, mean):
+        with pytest.raises(UserError) as refused:
+            average([first, second, again], tmp_path / "out")
+        assert str(refused.value) == (f"{again} and {first} are both of step 1: a step counts once, so leave one out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_that_do_not_name_their_run_may_be_of_it(run: Path, tmp_path: Path) -> None:
+    files = [save(run, 1, run=None), save(run, 2), save(run, 3, run=None)]
+    assert average(files, tmp_path / "out").run == describe(2)["run"]
+
+
+def test_another_tokenizer_in_the_run_folder_is_refused(run: Path, tmp_path: Path) -> None:
+    file = save(run, 1)
+    train_tokenizer(["a b"], vocab_size=300, lowercase=True).save(run / "tokenizer.json")
+    with pytest.raises(UserError, match=r"tokenizer\.json is not the tokenizer of .*restore"):
+        average([file], tmp_path / "out")

@@ -1,0 +1,96 @@
+"""Others search with the same weights, and what is reported is what was done."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dist_transformer.benchmarks.decoding import DecodeBenchmark, decode_table, make_work
+from dist_transformer.config import ModelConfig
+from dist_transformer.ctranslate2_model import save_for_ctranslate2, translate_ids, word
+from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.errors import UserError
+from dist_transformer.inference.beam import BeamSettings, beam_search
+from dist_transformer.model.transformer import Transformer
+from tests.conftest import run_command
+from tests.inference.test_beam import make_model, make_sources
+
+
+def test_ctranslate2_finds_the_hypotheses_of_ours(tmp_path: Path) -> None:
+    """Greedy search has no length penalty to differ by."""
+    import ctranslate2
+
+    model = make_model()
+    sources = [source for source in make_sources(40) if source]
+    save_for_ctranslate2(model, tmp_path / "model")
+    translator = ctranslate2.Translator(str(tmp_path / "model"), device="cpu", compute_type="float32")
+    theirs = translate_ids(translator, sources, beam_size=1, length_penalty=0.0, max_extra_tokens=20)
+    ours = beam_search(model, sources, settings=BeamSettings(beam_size=1, max_extra_tokens=20))
+    same = 0
+    for source, found, (hypothesis,) in zip(sources, theirs, ours, strict=True):
+        # Ours ends at its own limit; the rest must be token for token the same.
+        shared = min(len(found), len(hypothesis.tokens), len(source) + 19)
+        assert found[:shared] == hypothesis.tokens[:shared]
+        same += shared
+    assert same > 5 * len(sources)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [({"norm": "pre"}, "only post-norm"), ({"head_width": 4}, "head width")]
+)
+def test_what_is_not_written_for_ctranslate2(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        save_for_ctranslate2(make_model(**change), tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
+def test_words_name_ids() -> None:
+    assert [word(i) for i in range(5)] == ["<pad>", "<unk>", "<s>", "</s>", "4"]
+
+
+@pytest.mark.parametrize("name", ["generate", "ctranslate2"])
+def test_peers_translate_as_ours_does(
+    name: str, toy_tokenizer: Tokenizer, toy_lines: tuple[list[str], list[str]], tmp_path: Path
+) -> None:
+    """Line for line, from text to text; outputs are cut where the shortest limit may have ended one."""
+    torch.manual_seed(4)
+    config = ModelConfig(
+        width=16, heads=2, ffn_width=32, encoder_layers=1, decoder_layers=1, max_positions=160,
+        vocab_size=toy_tokenizer.vocab_size,
+    )  # fmt: skip
+    settings = DecodeBenchmark(
+        model=tmp_path, sources=toy_lines[0][:40], references=toy_lines[1][:40], peers=(), rounds=1, beam_size=1,
+        max_extra_tokens=8,
+    )  # fmt: skip
+    model = Transformer(config).eval()
+    ours, theirs = (make_work(which, model, toy_tokenizer, settings, tmp_path)() for which in ("ours", name))
+    assert len(set(ours)) > 20
+    for mine, found in zip(ours, theirs, strict=True):
+        shared = min(len(mine), len(found), 12)
+        assert mine[:shared] == found[:shared]
+
+
+def test_settings_that_cannot_be_measured(tmp_path: Path) -> None:
+    given = {"model": tmp_path, "sources": ["a"], "references": ["b"], "peers": (), "rounds": 1}
+    for change, message in (
+        ({"rounds": 0}, "--rounds is 0"),
+        ({"references": []}, "1 source and 0 reference lines"),
+        ({"peers": ("fairseq",)}, "--peers fairseq is unknown"),
+    ):
+        with pytest.raises(UserError, match=message):
+            DecodeBenchmark(**{**given, **change})  # type: ignore[arg-type]
+
+
+def test_the_command(model_folder: Path, toy_lines: tuple[list[str], list[str]], tmp_path: Path) -> None:
+    for name, lines in zip(("s.en", "s.de"), toy_lines, strict=True):
+        (tmp_path / name).write_text("\n".join(lines[:12]) + "\n", encoding="utf-8")
+    files = ["--src", tmp_path / "s.en", "--ref", tmp_path / "s.de", "--json", tmp_path / "r.json"]
+    command = [sys.executable, "tools/benchmark.py", "decode", "--model", model_folder, *files]
+    output = run_command(*command, "--peers", "ctranslate2", "--rounds", "2", "--sentences", "10", "--beam", "1")
+    figures = json.loads((tmp_path / "r.json").read_text())["figures"]
+    assert list(figures["contenders"]) == ["ours", "ctranslate2"]
+    assert figures["sentences"] == 10
+    assert decode_table(figures) in output
+    assert all(len(line) <= 80 for line in decode_table(figures).splitlines())

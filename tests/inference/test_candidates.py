@@ -1,0 +1,63 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from dist_transformer.config import ModelConfig
+from dist_transformer.inference import candidates
+from dist_transformer.inference.candidates import best, best_by_key, best_extensions
+from dist_transformer.model.transformer import Transformer
+
+EOS = 3
+
+
+@pytest.mark.parametrize("choose", [best, best_by_key])
+@pytest.mark.parametrize("width", [8, 40, 64 * 40, 64 * 40 + 23])
+def test_equal_values_go_by_place(choose: Callable, width: int) -> None:
+    """Against a stable sort: few distinct values, none equal, and some of -inf; rows of whole blocks and of a rest."""
+    rng = np.random.default_rng(0)
+    values = torch.from_numpy(rng.integers(-3, 3, (200, width)).astype(np.float32))
+    values[::3] += torch.from_numpy(rng.normal(size=(67, width)).astype(np.float32))
+    values[::5, ::7] = -torch.inf
+    expected = values.sort(dim=1, descending=True, stable=True)
+    for rows in (slice(None), slice(0, None, 3)):
+        found_values, found_places = choose(values[rows], 8)
+        assert torch.equal(found_values, expected.values[rows, :8])
+        assert torch.equal(found_places, expected.indices[rows, :8])
+
+
+def test_the_largest_may_share_a_block_or_lie_in_the_rest() -> None:
+    values = torch.zeros(3, 64 * 40 + 5) - torch.rand(3, 64 * 40 + 5)
+    values[0, 70:78] = torch.arange(1.0, 9.0)
+    values[1, -5:-1] = torch.arange(1.0, 5.0)
+    values[2, ::400] = 1.0 + torch.arange(7.0)
+    found_values, found_places = best(values, 6)
+    expected = values.sort(dim=1, descending=True, stable=True)
+    assert torch.equal(found_values, expected.values[:, :6])
+    assert torch.equal(found_places, expected.indices[:, :6])
+
+
+@pytest.mark.parametrize("elements", [1, 23 * 5, 2**19])
+def test_extensions_against_the_whole_softmax(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few rows are computed at a time; the second sentence may only end."""
+    monkeypatch.setattr(candidates, "_ELEMENTS", {"cpu": elements})
+    torch.manual_seed(1)
+    model = Transformer(
+        ModelConfig(width=16, heads=2, ffn_width=32, encoder_layers=1, decoder_layers=1, vocab_size=23)
+    ).eval()
+    hidden_BD = torch.randn(9, model.config.width)
+    alive_logp_Nk = -torch.rand(3, 3)
+    never = torch.tensor([0, 1, 2])
+    with torch.no_grad():
+        value, hypothesis, token = best_extensions(
+            model, hidden_BD, alive_logp_Nk, count=4, never=never, ends_only=np.array([False, True, False])
+        )  # fmt: skip
+        total = torch.log_softmax(hidden_BD @ model.embedding.T, dim=-1).view(3, 3, 23) + alive_logp_Nk.unsqueeze(2)
+    total[:, :, :3] = -torch.inf
+    total[1, :, torch.arange(23) != EOS] = -torch.inf
+    expected = total.flatten(1).sort(dim=1, descending=True, stable=True)
+    finite = expected.values[:, :4] > -torch.inf
+    assert finite.sum(1).tolist() == [4, 3, 4]
+    torch.testing.assert_close(value, expected.values[:, :4])
+    assert torch.equal((hypothesis * 23 + token)[finite], expected.indices[:, :4][finite])
