@@ -99,7 +99,7 @@ class BatchConfig:
     packs_per_micro_batch: int = 1
     """Packs that a rank computes at once; changing it changes dropout masks, nothing else."""
     window_shards: int = 8
-    """Shards that are shuffled together; more mixes better, and plans need more memory."""
+    """Shards that are shuffled together; more mixes better, and a process holds up to three times as many in memory."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "max_target_tokens", "packs_per_step", "packs_per_micro_batch", "window_shards")

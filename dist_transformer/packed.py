@@ -68,6 +68,76 @@ class PackedBatch:
         return PackedBatch(source=source, target=target, labels_T=self.labels_T.pin_memory())
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """Where sentences lie in buffers of one size, which lie end to end themselves."""
+
+    starts: np.ndarray
+    """First place of each sentence."""
+    lengths: tuple[np.ndarray, ...]
+    """Of the sentences of each buffer."""
+    used: np.ndarray
+    """Shape: (buffers,). Tokens of the real sentences of each buffer."""
+    positions: np.ndarray
+    """Shape: (buffers, size). Each buffer's `positions_T`."""
+    offsets: np.ndarray
+    """Shape: (buffers, offset_count). Each buffer's `offsets_N`."""
+    max_length: int
+
+    def sides(self, tokens: np.ndarray) -> list[PackedTokens]:
+        """The buffers as sides of micro-batches; `tokens`, of the shape of `positions`, is not copied."""
+        arrays = (torch.from_numpy(array).unbind() for array in (tokens, self.positions, self.offsets))
+        return [
+            PackedTokens(
+                tokens_T=tokens_T,
+                positions_T=positions_T,
+                offsets_N=offsets_N,
+                lengths=lengths,
+                max_length=self.max_length,
+            )
+            for tokens_T, positions_T, offsets_N, lengths in zip(*arrays, self.lengths, strict=True)
+        ]
+
+
+def lay_out(lengths: np.ndarray, counts: np.ndarray, *, size: int, offset_count: int, max_length: int) -> Layout:
+    """Sentences end to end from the start of each buffer, then dummies. All buffers at once, for numpy's calls cost.
+
+    Args:
+        lengths: of all sentences, int64; those of a buffer sum up to `size` at most.
+        counts: (buffers,), how many of the sentences, in their order, each buffer holds.
+        size: tokens in a buffer.
+        offset_count: one more than the real and dummy sentences that may come together in a buffer.
+        max_length: cap on a sentence's length.
+
+    Raises:
+        ValueError: a buffer's sentences have more tokens than it.
+    """
+    tokens_before = np.concatenate([[0], np.cumsum(lengths)])
+    stops = np.cumsum(counts)
+    firsts = stops - counts
+    used = tokens_before[stops] - tokens_before[firsts]
+    if (used > size).any():
+        raise ValueError(f"sentences of {used.max()} tokens in a buffer of {size}")
+    bases = np.arange(0, size * len(counts), size)
+    starts = tokens_before[:-1] + np.repeat(bases - tokens_before[firsts], counts)
+    # Dummies go on in steps of the cap from where the sentences end; what these steps give before it, they overwrite.
+    width = 1 + int((counts - (used - size) // max_length).max())
+    begins = np.minimum(used[:, None] + (np.arange(width) - counts[:, None]) * max_length, size) + bases[:, None]
+    begins.reshape(-1)[np.arange(len(lengths)) + np.repeat(np.arange(0, begins.size, width) - firsts, counts)] = starts
+    positions = np.arange(size * len(counts))
+    positions -= np.repeat(begins[:, :-1].reshape(-1), np.diff(begins).reshape(-1))
+    offsets = np.full((len(counts), offset_count), size, dtype=np.int32)
+    offsets[:, :width] = begins - bases[:, None]
+    return Layout(
+        starts=starts,
+        lengths=tuple(lengths[first:stop] for first, stop in zip(firsts.tolist(), stops.tolist(), strict=True)),
+        used=used,
+        positions=positions.reshape(-1, size),
+        offsets=offsets,
+        max_length=max_length,
+    )
+
+
 def pack_side(
     sentences: np.ndarray, lengths: np.ndarray, *, size: int, offset_count: int, max_length: int
 ) -> PackedTokens:
@@ -80,29 +150,9 @@ def pack_side(
         offset_count: length of `offsets_N`: one more than the real and dummy sentences that may come together.
         max_length: cap on a sentence's length.
     """
-    tokens = np.zeros(size, dtype=np.int64)
-    tokens[: len(sentences)] = sentences
-    return describe_side(tokens, lengths.astype(np.int64), offset_count=offset_count, max_length=max_length)
-
-
-def describe_side(tokens: np.ndarray, lengths: np.ndarray, *, offset_count: int, max_length: int) -> PackedTokens:
-    """A buffer in which the sentences lie already, zeros after them; otherwise as `pack_side`."""
-    size = len(tokens)
-    tail = size - int(lengths.sum())
-    dummies = np.full(-(-tail // max_length), max_length)
-    if tail:
-        dummies[-1] = tail - max_length * (len(dummies) - 1)
-    all_lengths = np.concatenate([lengths, dummies])
-    ends = np.cumsum(all_lengths)
-    offsets = np.full(offset_count, size, dtype=np.int32)
-    offsets[0] = 0
-    offsets[1 : len(ends) + 1] = ends
-    positions = np.arange(size)
-    positions -= np.repeat(ends - all_lengths, all_lengths)
-    return PackedTokens(
-        tokens_T=torch.from_numpy(tokens),
-        positions_T=torch.from_numpy(positions),
-        offsets_N=torch.from_numpy(offsets),
-        lengths=lengths,
-        max_length=max_length,
-    )
+    tokens = np.zeros((1, size), dtype=np.int64)
+    tokens[0, : len(sentences)] = sentences
+    lengths, counts = lengths.astype(np.int64), np.array([len(lengths)])
+    layout = lay_out(lengths, counts, size=size, offset_count=offset_count, max_length=max_length)
+    (side,) = layout.sides(tokens)
+    return side

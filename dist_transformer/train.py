@@ -15,7 +15,7 @@ from dist_transformer.distributed import World, process_group, read_world
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.training.signals import INTERRUPTED
 from dist_transformer.training.watchdog import Phase, Watchdog
-from dist_transformer.variants import VARIANTS, apply_variant
+from dist_transformer.variants import VARIANTS, preset_with_variant
 
 _GRACE_SECONDS = 10
 
@@ -33,9 +33,7 @@ def parse_arguments(arguments: list[str]) -> tuple[TrainConfig, bool]:
     # DeepSpeed's launcher adds this one; the environment says the same.
     chooser.add_argument("--local_rank", "--local-rank", type=int)
     chosen, rest = chooser.parse_known_args(arguments)
-    if chosen.preset not in PRESETS:
-        raise UserError(f"--preset {chosen.preset} is unknown: choose one of {', '.join(PRESETS)}")
-    preset = apply_variant(PRESETS[chosen.preset], chosen.variant)
+    preset = preset_with_variant(chosen.preset, chosen.variant)
     description = (
         f"Train a Transformer. --preset {{{','.join(PRESETS)}}} sets the defaults below (now: {chosen.preset}); "
         f"--variant {{{','.join(VARIANTS)}}} changes them as that row of the paper's Table 3 changes its base model "

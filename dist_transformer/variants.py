@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from dist_transformer.config import TrainConfig
+from dist_transformer.config import PRESETS, TrainConfig
 from dist_transformer.errors import UserError
 
 
@@ -95,6 +95,17 @@ def find_variant(row: str) -> Variant:
     if row not in VARIANTS:
         raise UserError(f"--variant {row} is unknown: choose one of {', '.join(VARIANTS)}")
     return VARIANTS[row]
+
+
+def preset_with_variant(preset: str, variant: str) -> TrainConfig:
+    """What --preset and --variant choose.
+
+    Raises:
+        UserError: an unknown name.
+    """
+    if preset not in PRESETS:
+        raise UserError(f"--preset {preset} is unknown: choose one of {', '.join(PRESETS)}")
+    return apply_variant(PRESETS[preset], variant)
 
 
 def apply_variant(config: TrainConfig, row: str) -> TrainConfig:

@@ -29,7 +29,7 @@ LAYERS = [
     {"evaluation"},
     {"pictures"},
     {"training"},
-    {"averaging", "report"},
+    {"averaging", "report", "planning", "preflight"},
     {"train", "benchmarks"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

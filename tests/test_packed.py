@@ -1,9 +1,10 @@
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_transformer.packed import IGNORED, PackedBatch, PackedTokens, pack_side
+from dist_transformer.packed import IGNORED, PackedBatch, PackedTokens, lay_out, pack_side
 
 
 def pack(sentences: list[list[int]], *, size: int, offset_count: int, max_length: int) -> PackedTokens:
@@ -68,6 +69,34 @@ def test_every_row_belongs_to_one_sentence_no_longer_than_the_cap(lengths: list[
     assert np.array_equal(packed.positions_T.numpy(), np.arange(size) - starts)
     for i, sentence in enumerate(sentences):
         assert packed.tokens_T[offsets[i] : offsets[i + 1]].tolist() == sentence
+
+
+def test_buffers_are_laid_out_together_as_each_alone() -> None:
+    """Full, empty and with a tail; offsets, starts and positions of each are its own."""
+    counts = np.array([3, 0, 1])
+    lengths = np.array([3, 1, 4, 2])
+    layout = lay_out(lengths, counts, size=8, offset_count=7, max_length=4)
+    tokens = np.arange(24).reshape(3, 8)
+    sides = layout.sides(tokens)
+    assert layout.starts.tolist() == [0, 3, 4, 16]
+    assert layout.used.tolist() == [8, 0, 2]
+    assert [side.lengths.tolist() for side in sides] == [[3, 1, 4], [], [2]]
+    assert [side.offsets_N.tolist() for side in sides] == [
+        [0, 3, 4, 8, 8, 8, 8],
+        [0, 4, 8, 8, 8, 8, 8],
+        [0, 2, 6, 8, 8, 8, 8],
+    ]
+    assert [side.positions_T.tolist() for side in sides] == [
+        [0, 1, 2, 0, 0, 1, 2, 3],
+        [0, 1, 2, 3, 0, 1, 2, 3],
+        [0, 1, 0, 1, 2, 3, 0, 1],
+    ]
+    assert [side.tokens_T.tolist() for side in sides] == tokens.tolist()
+
+
+def test_sentences_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="sentences of 6 tokens in a buffer of 5"):
+        lay_out(np.array([2, 3, 3]), np.array([1, 2]), size=5, offset_count=9, max_length=3)
 
 
 def test_batch_moves_with_its_sides() -> None:

@@ -78,8 +78,14 @@ def in_small(command: str, hub_folder: Path) -> str:
     command = command.replace("--vocab-size 32000", "--vocab-size 400").replace(
         "--vocab-size 37000", "--vocab-size 400"
     )
-    if "benchmark.py" in command:
-        return f"{command} --seconds 0.01 --repeats 2 --pairs 100000 --text-pairs 50"
+    if "doctor.py" in command:
+        return f"{command} --run-gib 0.01"
+    if "benchmark.py train" in command:
+        return f"{command} --peers plain --steps 1 --rounds 1 -- --batch.max-target-tokens 256"
+    if "benchmark.py decode" in command:
+        return f"{command} --peers ctranslate2 --rounds 1"
+    if "benchmark.py data" in command:
+        return f"{command} --seconds 0.01 --repeats 2 --pairs 100000 --text-pairs 50 --memory-pairs 50"
     return f"{command} {SMALL}" if "dist_transformer.train" in command else command
 
 
@@ -122,5 +128,5 @@ def test_every_command_runs_in_the_order_of_the_readme(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         ran.append(line)
-    assert len(ran) == 24
+    assert len(ran) == 29
     assert len((tmp_path / "test.hyp.de").read_text(encoding="utf-8").splitlines()) == 20

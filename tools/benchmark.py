@@ -40,7 +40,11 @@ DATA_ROW = {
     "(`datasets` at random, ids only: {figures[target_tokens_per_second][datasets_random_arrow][median]:,.0f}); "
     "planning takes {figures[percent_of_training][plan]:.1f}% of training at {figures[training_speed]:,} tokens/s; "
     "budgets {figures[fill_percent][both]:.1f}% full; first step of {figures[simulated_index][pairs]:,} pairs after "
-    "{figures[simulated_index][seconds][median]:.1f} s",
+    "{figures[simulated_index][seconds][median]:.1f} s; preparation at "
+    "{figures[target_tokens_per_second][prepare][median]:,.0f} (`tokenizers` alone: "
+    "{figures[target_tokens_per_second][tokenizers_encode_batch_fast][median]:,.0f}), in "
+    "{figures[preparation_memory][1x][peak_mib]:,.0f} MiB for {figures[preparation_memory][1x][pairs]:,} pairs and "
+    "{figures[preparation_memory][10x][peak_mib]:,.0f} MiB for {figures[preparation_memory][10x][pairs]:,}",
 }
 
 
@@ -143,13 +147,15 @@ def run_decode(arguments: argparse.Namespace) -> None:
 def run_data(arguments: argparse.Namespace) -> None:
     settings = DataBenchmark(
         data=arguments.data, seconds=arguments.seconds, repeats=arguments.repeats,
-        pairs=arguments.pairs, text_pairs=arguments.text_pairs, seed=arguments.seed,
+        pairs=arguments.pairs, text_pairs=arguments.text_pairs, memory_pairs=arguments.memory_pairs,
+        seed=arguments.seed,
     )  # fmt: skip
     started = time.monotonic()
     figures = run_data_benchmark(settings, lambda line: print(line, file=sys.stderr, flush=True))
     if arguments.json is not None:
         flags = [f"--{name.replace('_', '-')}={getattr(settings, name):g}" for name in ("seconds", "repeats")]
-        flags += [f"--{name.replace('_', '-')}={getattr(settings, name)}" for name in ("pairs", "text_pairs", "seed")]
+        counts = ("pairs", "text_pairs", "memory_pairs", "seed")
+        flags += [f"--{name.replace('_', '-')}={getattr(settings, name)}" for name in counts]
         result = result_of(
             DataFolder.open(arguments.data).index,
             what="the data pipeline beside its peers, one process and one thread, target tokens a second; medians",
@@ -185,6 +191,11 @@ def data_table(figures: dict[str, Any]) -> str:
             f"({seconds['lowest']:.2f} to {seconds['highest']:.2f})",
             f"  resident at most {peak:,.0f} MiB ({before:,.0f} at the start; "
             f"up to {simulated['lengths_mib']:,.0f} are the mapped lengths)",
+            *(
+                f"preparation of {found['pairs']:,} pairs: resident at most {found['peak_mib']:,.0f} MiB "
+                f"({found['before_mib']:,.0f} at the start)"
+                for found in figures["preparation_memory"].values()
+            ),
         ]
     )
 
@@ -210,6 +221,7 @@ def parse_arguments() -> argparse.Namespace:
         ("repeats", int, "rounds; the median of them is reported"),
         ("pairs", int, "pairs of the simulated index; each takes 4 bytes in the folder for temporary files"),
         ("text_pairs", int, "sentence pairs that are prepared anew"),
+        ("memory_pairs", int, "sentence pairs, and ten times as many, whose preparation's memory is measured"),
         ("seed", int, "of plan, simulated lengths and chosen text"),
     ):
         flag = "--" + name.replace("_", "-")

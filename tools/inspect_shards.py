@@ -11,10 +11,11 @@ import dataclasses
 from pathlib import Path
 
 from dist_transformer.config import BatchConfig
+from dist_transformer.data.events import EpochSummary
 from dist_transformer.data.folder import DataFolder
 from dist_transformer.data.plan import resolve_budgets
 from dist_transformer.data.shards import SplitInfo
-from dist_transformer.data.statistics import Fill, count_lengths, epoch_fill, length_histograms, random_examples
+from dist_transformer.data.statistics import count_lengths, first_epoch, length_histograms, random_examples
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.pictures import as_png, length_picture
 
@@ -40,7 +41,7 @@ def main() -> None:
     for name, side in zip(names, lengths, strict=True):
         marks = ", ".join(f"{share:.0%} up to {side.quantile(share)}" for share in (0.5, 0.9, 0.99))
         print(f"{name}: mean {side.mean:.1f} tokens, {marks}, longest {side.longest}")
-    print("\n" + describe_fill(epoch_fill(train, budgets, window_shards=batch.window_shards, seed=arguments.seed)))
+    print("\n" + describe_epoch(first_epoch(train, budgets, window_shards=batch.window_shards, seed=arguments.seed)))
     if arguments.examples:
         print()
         for source, target in random_examples(train, folder.tokenizer(), arguments.examples, seed=arguments.seed):
@@ -74,13 +75,13 @@ def describe(folder: DataFolder) -> str:
     return "\n".join(lines)
 
 
-def describe_fill(fill: Fill) -> str:
-    budgets = fill.budgets
+def describe_epoch(epoch: EpochSummary) -> str:
+    budgets, totals = epoch.budgets, epoch.totals
     return (
-        f"an epoch: {fill.packs:,} packs of at most {budgets.max_source_tokens:,} source tokens, "
+        f"an epoch: {totals.packs:,} packs of at most {budgets.max_source_tokens:,} source tokens, "
         f"{budgets.max_target_tokens:,} target tokens,\n          {budgets.max_sentences:,} pairs; "
-        f"{fill.pairs / fill.packs:.1f} pairs a pack; {fill.unfit_pairs:,} pairs fit no pack\n"
-        f"fill:     source {fill.source:.2%}, target {fill.target:.2%}, together {fill.both:.2%}"
+        f"{totals.pairs / totals.packs:.1f} pairs a pack; {epoch.unfit_pairs:,} pairs fit no pack\n"
+        f"fill:     source {epoch.source_fill:.2%}, target {epoch.target_fill:.2%}, together {epoch.fill:.2%}"
     )
 
 

@@ -4,8 +4,9 @@ tools/verify_run.py runs/mine
 tools/verify_run.py runs/mine --data data/mine
 
 With --data, what each step had to train on is computed anew from the data folder alone, without a model, and compared
-with what the ledger says that the processes really computed. Prints a table; the exit status is 1 when anything is
-wrong. Nothing is written, and no link is followed.
+with what the ledger says that the processes really computed. Shards that the run left out are left out again, and
+named. Prints a table; the exit status is 1 when anything is wrong. No link is followed, and nothing is written but the
+cache of shards behind URLs.
 """
 
 import argparse
@@ -21,7 +22,7 @@ def main() -> None:
     arguments = parse_arguments()
     # disable=None: a bar in a terminal, nothing in a file.
     with tqdm(unit=" steps", disable=None, leave=False) as bar:
-        checks = verify_run(arguments.run, arguments.data, on_step=bar.update)
+        checks = verify_run(arguments.run, arguments.data, cache_dir=arguments.cache_dir, on_step=bar.update)
     print(make_table(checks))
     if failed := sum(not check.passed for check in checks):
         raise UserError(f"{arguments.run}: {failed} of {len(checks)} checks failed: see FAIL in the table above")
@@ -45,7 +46,10 @@ def parse_arguments() -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="DATA",
-        help="data folders of the run, in its order: also compare every step with them (default: do not)",
+        help="data folders of the run in its order, or their URLs: also compare every step with them (default: do not)",
+    )
+    parser.add_argument(
+        "--cache-dir", type=Path, metavar="DIR", help="for shards behind URLs, on local disk (default: that of the run)"
     )
     return parser.parse_args()
 

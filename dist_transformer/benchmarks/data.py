@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 
 from dist_transformer.benchmarks.first_step import measure_first_step, simulate_lengths
 from dist_transformer.benchmarks.measure import Measure, measure_rates, one_thread
+from dist_transformer.benchmarks.preparation_memory import measure_preparation_memory
 from dist_transformer.config import BatchConfig
 from dist_transformer.data.feeder import BLOCK
 from dist_transformer.data.folder import DataFolder, Split
@@ -26,7 +27,7 @@ from dist_transformer.data.prepare import prepare
 from dist_transformer.data.prepare_settings import PrepareSettings
 from dist_transformer.data.shards import TOKENIZER_FILE
 from dist_transformer.data.sources import LineFiles
-from dist_transformer.data.statistics import epoch_fill
+from dist_transformer.data.statistics import first_epoch
 from dist_transformer.data.stream import Stream
 from dist_transformer.errors import UserError
 
@@ -51,6 +52,8 @@ class DataBenchmark:
     """Of the simulated index."""
     text_pairs: int = 20_000
     """Sentence pairs that are prepared anew."""
+    memory_pairs: int = 150_000
+    """Sentence pairs, and ten times as many, whose preparation's memory is measured."""
     seed: int = 1
     batch: BatchConfig = field(default_factory=BatchConfig)
 
@@ -58,8 +61,9 @@ class DataBenchmark:
         for name in ("seconds", "repeats", "pairs"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} is {getattr(self, name)}: give a number above 0")
-        if self.text_pairs < 20:
-            raise UserError(f"text_pairs is {self.text_pairs}: give 20 or more, for some are held out")
+        for name in ("text_pairs", "memory_pairs"):
+            if getattr(self, name) < 20:
+                raise UserError(f"{name} is {getattr(self, name)}: give 20 or more, for some are held out")
 
 
 def run_data_benchmark(settings: DataBenchmark, report: Report) -> dict[str, Any]:
@@ -75,9 +79,12 @@ def run_data_benchmark(settings: DataBenchmark, report: Report) -> dict[str, Any
         works |= preparation_works(folder, Path(scratch), pairs=settings.text_pairs, seed=settings.seed)
         rates = measure_rates(works, seconds=settings.seconds, repeats=settings.repeats, report=report)
         report("fill of an epoch")
-        fill = epoch_fill(split, budgets, window_shards=batch.window_shards, seed=settings.seed)
+        epoch = first_epoch(split, budgets, window_shards=batch.window_shards, seed=settings.seed)
         report(f"first step of {settings.pairs:,} simulated pairs")
         simulated = simulated_index(split, Path(scratch), settings)
+        report(f"memory of preparing {settings.memory_pairs:,} pairs, and ten times as many")
+        files, _ = write_text(folder, Path(scratch), pairs=settings.memory_pairs, seed=settings.seed)
+        memory = measure_preparation_memory(files, folder.path / TOKENIZER_FILE, Path(scratch))
     return {
         "threads": 1,
         "seconds_per_measure": settings.seconds,
@@ -89,9 +96,14 @@ def run_data_benchmark(settings: DataBenchmark, report: Report) -> dict[str, Any
         "percent_of_training": {
             name: 100 * TRAINING_SPEED / rates[name].median for name in ("plan", "read_tokens", "build_micro_batch")
         },
-        "fill_percent": {"source": 100 * fill.source, "target": 100 * fill.target, "both": 100 * fill.both},
-        "unfit_pairs": fill.unfit_pairs,
+        "fill_percent": {
+            "source": 100 * epoch.source_fill,
+            "target": 100 * epoch.target_fill,
+            "both": 100 * epoch.fill,
+        },
+        "unfit_pairs": epoch.unfit_pairs,
         "simulated_index": simulated,
+        "preparation_memory": memory,
     }
 
 
@@ -164,18 +176,12 @@ def peer_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[
 
 
 def preparation_works(folder: DataFolder, scratch: Path, *, pairs: int, seed: int) -> dict[str, Iterator[int]]:
-    """Text to data folder with a given vocabulary, and the encoding alone, of the same text, by `tokenizers`."""
-    tokenizer = folder.tokenizer()
-    chosen = np.random.default_rng(seed).permutation(folder.index.train.pairs)[:pairs]
-    source, source_lengths, target, target_lengths = folder.train.tokens(chosen)
-    texts = [
-        [tokenizer.decode(ids.tolist()) for ids in np.split(values, np.cumsum(lengths)[:-1])]
-        for values, lengths in ((source, source_lengths), (target, target_lengths))
-    ]
-    files = [scratch / "text.source", scratch / "text.target"]
-    for file, lines in zip(files, texts, strict=True):
-        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="")
-    tokens = len(target) + len(chosen)
+    """Text to data folder with a given vocabulary, and the encoding alone, of the same text, by `tokenizers`.
+
+    Both read tokenizer.json once, before the rounds that count.
+    """
+    files, tokens = write_text(folder, scratch, pairs=pairs, seed=seed)
+    texts = [file.read_bytes().decode("utf-8").split("\n")[:-1] for file in files]
     backend = Backend.from_file(str(folder.path / TOKENIZER_FILE))
 
     def preparing() -> Iterator[int]:
@@ -201,6 +207,18 @@ def preparation_works(folder: DataFolder, scratch: Path, *, pairs: int, seed: in
         "tokenizers_encode_batch": encoding(backend.encode_batch),
         "tokenizers_encode_batch_fast": encoding(backend.encode_batch_fast),
     }
+
+
+def write_text(folder: DataFolder, scratch: Path, *, pairs: int, seed: int) -> tuple[tuple[Path, Path], int]:
+    """Random pairs as two files, some more than once where the corpus has fewer; also gives their target tokens."""
+    tokenizer = folder.tokenizer()
+    chosen = np.resize(np.random.default_rng(seed).permutation(folder.index.train.pairs), pairs)
+    source, source_lengths, target, target_lengths = folder.train.tokens(chosen)
+    files = scratch / f"{pairs}.source", scratch / f"{pairs}.target"
+    for file, values, lengths in zip(files, (source, target), (source_lengths, target_lengths), strict=True):
+        lines = [tokenizer.decode(ids.tolist()) for ids in np.split(values, np.cumsum(lengths)[:-1])]
+        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="")
+    return files, len(target) + len(chosen)
 
 
 def simulated_index(split: Split, scratch: Path, settings: DataBenchmark) -> dict[str, Any]:

@@ -5,15 +5,13 @@ into a memory-mapped file, as a data folder keeps them.
 """
 
 import dataclasses
-import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dist_transformer.benchmarks.measure import answer, measure_apart, resident_mib
 from dist_transformer.config import BatchConfig
 from dist_transformer.data.plan import Plan, Position, resolve_budgets
 from dist_transformer.errors import UserError
@@ -41,24 +39,19 @@ def simulate_lengths(lengths: np.ndarray, pairs: int, file: Path, *, seed: int) 
 
 
 def measure_first_step(file: Path, batch: BatchConfig, *, pairs_per_shard: int, seed: int) -> dict[str, float]:
-    """`seconds`, `peak_mib` and `before_mib` of a process that plans the first step; memory is that of Linux, resident.
+    """`seconds`, `peak_mib` and `before_mib` of a process that plans the first step.
 
     Pages of the memory-mapped lengths count as resident, though the system may take them back at any time.
     """
     request = {
         "file": str(file), "batch": dataclasses.asdict(batch), "pairs_per_shard": pairs_per_shard, "seed": seed,
     }  # fmt: skip
-    command = [sys.executable, "-m", "dist_transformer.benchmarks.first_step", json.dumps(request)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise UserError(f"planning the first step failed: {done.stderr.strip().splitlines()[-1:]}: lower --pairs")
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+    return measure_apart(__name__, request, failure="planning the first step failed", remedy="lower --pairs")
 
 
 def plan_first_step(request: dict[str, Any]) -> dict[str, float]:
     """What the process does and measures: open the lengths, look for pairs that fit no pack, plan a step."""
-    before = _resident_mib("VmRSS")
+    before = resident_mib("VmRSS")
     started = time.perf_counter()
     batch = BatchConfig(**request["batch"])
     lengths = np.load(request["file"], mmap_mode="r", allow_pickle=False)
@@ -69,16 +62,10 @@ def plan_first_step(request: dict[str, Any]) -> dict[str, float]:
     next(plan.steps(Position(), batch.packs_per_step))
     return {
         "seconds": time.perf_counter() - started,
-        "peak_mib": _resident_mib("VmHWM"),
+        "peak_mib": resident_mib("VmHWM"),
         "before_mib": before,
     }
 
 
-def _resident_mib(field: str) -> float:
-    """From /proc: getrusage would count what the parent had resident when it started this process."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
-
-
 if __name__ == "__main__":
-    print(json.dumps(plan_first_step(json.loads(sys.argv[1]))))
+    answer(plan_first_step)

@@ -7,6 +7,8 @@ import datetime
 import json
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -89,6 +91,31 @@ def one_thread() -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before[2]
+
+
+def measure_apart(module: str, request: dict[str, Any], *, failure: str, remedy: str) -> dict[str, float]:
+    """What a module, run in a process of its own, says of a request: see `answer`."""
+    command = [sys.executable, "-m", module, json.dumps(request)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise UserError(f"{failure}: {done.stderr.strip().splitlines()[-1:]}: {remedy}")
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def answer(measure: Callable[[dict[str, Any]], dict[str, float]]) -> None:
+    """What such a module does when it is run."""
+    print(json.dumps(measure(json.loads(sys.argv[1]))))
+
+
+def resident_mib(field: str) -> float:
+    """Memory of this process by Linux' /proc: getrusage would count what its parent had resident when it began.
+
+    Args:
+        field: VmRSS is what is resident now, VmHWM the most that ever was.
+    """
+    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
 
 
 def result_of(

@@ -44,7 +44,7 @@ class TextSample:
         """Take `pairs` random pairs whose sides, `</s>` included, have at most `longest` tokens."""
         rng = np.random.default_rng(seed)
         order = rng.permutation(int(split.shard_starts[-1]))
-        fitting = order[(split.sizes(order) <= longest).all(axis=1)][:pairs]
+        fitting = order[(split.sizes(order) <= longest).all(axis=0)][:pairs]
         source, source_lengths, target, target_lengths = split.tokens(fitting)
         self.sources = np.split(source, np.cumsum(source_lengths)[:-1])
         self.targets = np.split(target, np.cumsum(target_lengths)[:-1])

@@ -1,6 +1,5 @@
 """The middle stages: the vocabulary is learned, then each chunk's text becomes ids, and unfit pairs are dropped."""
 
-import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -44,13 +43,13 @@ class EncodeChunk:
 
     def run(self, progress: Progress) -> dict[str, int]:
         """Gives the number of pairs dropped for each reason, and the tokens of those kept."""
-        tokenizer = load_tokenizer(tokenizer_path(self.work))
+        tokenizer = Tokenizer.load(tokenizer_path(self.work))
         rows = np.setdiff1d(np.arange(self.chunk.pairs), np.array(self.rows, dtype=np.int64))
         parts, empty_parts = [], []
         for start in range(0, max(1, len(rows)), _ENCODE_ROWS):
             texts = self.chunk.texts(self.work, rows[start : start + _ENCODE_ROWS])
             parts.append([encode(tokenizer, side) for side in texts])
-            empty_parts.append(np.array([is_empty(pair) for pair in zip(*texts, strict=True)], dtype=bool))
+            empty_parts.append(np.fromiter(map(is_empty, *texts), dtype=bool, count=len(texts[0])))
             progress(len(texts[0]))
         source, target = (TokenLists.concatenate(side) for side in zip(*parts, strict=True))
         progress(len(self.rows))
@@ -124,7 +123,7 @@ def make_tokenizer(
         )
         _save(tokenizer, work)
         work.keep_result("vocabulary", taken)
-    tokenizer = load_tokenizer(tokenizer_path(work))
+    tokenizer = Tokenizer.load(tokenizer_path(work))
     fewer = f"; the text gives no more than that of the {settings.vocab_size:,} asked for"
     report(
         f"vocabulary: {tokenizer.vocab_size:,} entries, joint byte-level BPE, {tokenizer.text_rule}"
@@ -158,9 +157,3 @@ def _save(tokenizer: Tokenizer, work: Work) -> None:
     partial = work.folder / shards.TOKENIZER_FILE
     tokenizer.save(partial)
     partial.rename(tokenizer_path(work))
-
-
-@functools.lru_cache(maxsize=1)
-def load_tokenizer(path: Path) -> Tokenizer:
-    """Kept for the next chunk of this process."""
-    return Tokenizer.load(path)

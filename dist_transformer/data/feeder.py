@@ -57,7 +57,9 @@ class Feeder:
             # The first step comes alone, for somebody waits for it.
             size = 1
             while not self._closing.is_set() and (block := list(itertools.islice(steps, size))):
-                self._ready.put(self._build(block))
+                built = self._build(block)
+                self.stream.pairs.forget_past()
+                self._ready.put(built)
                 size = max(1, BLOCK * self.world_size // len(block[0].packs))
             self._ready.put(None)
         except BaseException as error:  # the reader raises it

@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
+import os
 import stat
 import types
 import typing
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,27 +33,37 @@ from dist_transformer.data.shards import (
     VALID_TARGET_FILE,
     DataIndex,
     SplitInfo,
+    copy_rows,
 )
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.files import exclusive, sha256_of
 
-# Each open shard holds a file handle; systems allow 1,024, and a window of the plan reads a few shards.
-_OPEN_SHARDS = 64
+# Shards in memory, besides those that a plan holds; 100,000 pairs of 30 tokens a side take 13 MB.
+_KEPT_SHARDS = 64
 
 
 class Split:
-    """An opened split. Shards are verified and memory-mapped when first used, and at most 64 are open at a time."""
+    """An opened split. Shards are read and verified when they are used; a plan holds those of its window.
 
-    def __init__(self, folder: Path, info: SplitInfo, files: ShardFiles | None = None) -> None:
+    Args:
+        vocab_size: ids must lie below it.
+    """
+
+    def __init__(
+        self, folder: Path, info: SplitInfo, files: ShardFiles | None = None, *, vocab_size: int | None = None
+    ) -> None:
         self.folder = folder
         self.info = info
         self.files = files or LocalFiles(folder)
+        self.vocab_size = vocab_size
         self.shard_starts = np.concatenate([[0], np.cumsum([shard.pairs for shard in info.shards], dtype=np.int64)])
         """Shape: (shards + 1). First pair id of each shard."""
         self.lengths = _open_lengths(folder / info.lengths_file, info.pairs)
         """Shape: (pairs, 2), memory-mapped. Tokens with the one special token of each side."""
-        self._opened: OrderedDict[int, Columns] = OrderedDict()
+        self._held: dict[int, Columns] = {}
+        self._wanted: frozenset[int] = frozenset()
+        self._used: OrderedDict[int, Columns] = OrderedDict()
 
     def tokens(self, pair_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Ids of the given pairs, laid end to end in the given order, without special tokens.
@@ -64,11 +75,10 @@ class Split:
         if pair_ids.size and (pair_ids.min() < 0 or pair_ids.max() >= self.shard_starts[-1]):
             raise IndexError(f"pair ids must lie in [0, {self.shard_starts[-1]})")
         lengths = self.sizes(pair_ids) - 1
-        ends = np.cumsum(lengths, axis=0)
-        totals = ends[-1] if len(ends) else (0, 0)
-        source, target = (np.empty(total, dtype=np.int64) for total in totals)
+        ends = np.cumsum(lengths, axis=1)
+        source, target = (np.empty(total, dtype=np.int64) for total in lengths.sum(axis=1))
         self.copy_tokens(pair_ids, source, target, ends - lengths)
-        return source, lengths[:, 0], target, lengths[:, 1]
+        return source, lengths[0], target, lengths[1]
 
     @property
     def longest(self) -> tuple[int, int]:
@@ -76,29 +86,40 @@ class Split:
         return self.info.max_source_tokens, self.info.max_target_tokens
 
     def sizes(self, pair_ids: np.ndarray) -> np.ndarray:
-        """Shape: (pairs, 2), int64: source and target tokens of the given pairs, one special token each."""
-        return np.asarray(self.lengths[pair_ids], dtype=np.int64)
+        """Shape: (2, pairs), int64: source and target tokens of the given pairs, one special token each."""
+        return self.lengths.take(pair_ids, axis=0).T.astype(np.int64, order="C")
 
     def copy_tokens(self, pair_ids: np.ndarray, source: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
         """Write the ids of the given pairs, without special tokens, to two buffers.
 
         Args:
-            places: (pairs, 2), where in `source` and in `target` each pair begins.
+            places: (2, pairs), where in `source` and in `target` each pair begins.
         """
         shards = np.searchsorted(self.shard_starts, pair_ids, side="right") - 1
-        by_shard = np.argsort(shards, kind="stable")
-        present, counts = np.unique(shards, return_counts=True)
-        for shard, chosen in zip(present, np.split(by_shard, np.cumsum(counts)), strict=False):
-            rows = pair_ids[chosen] - self.shard_starts[shard]
-            for side, (column, out) in enumerate(zip(self._shard(int(shard)), (source, target), strict=True)):
-                column.copy_rows(rows, out, places[chosen, side])
+        counts = np.bincount(shards)
+        # Small numbers are sorted by radix.
+        by_shard = np.argsort(shards.astype(np.min_scalar_type(len(counts))), kind="stable")
+        sorted_ids, stops = pair_ids[by_shard], np.cumsum(counts)
+        present = np.flatnonzero(counts)
+        rows = [sorted_ids[stops[shard] - counts[shard] : stops[shard]] - self.shard_starts[shard] for shard in present]
+        columns = [self._shard(int(shard)) for shard in present]
+        lengths = self.sizes(sorted_ids) - 1
+        for side, out in enumerate((source, target)):
+            parts = [(column[side], of_shard) for column, of_shard in zip(columns, rows, strict=True)]
+            if parts:
+                copy_rows(parts, lengths[side], out, places[side, by_shard])
 
-    def read_problems(self, shards: Sequence[int]) -> dict[int, str]:
-        """Open the given shards; says of those that cannot be read why."""
+    def hold(self, shards: Sequence[int]) -> dict[int, str]:
+        """Read the given shards and keep them, whatever happens to their files; says of those that cannot be read why.
+
+        Those held before stay until `forget_past`: packs may be waiting that need them.
+        """
         problems = {}
+        self._wanted = frozenset(shards)
         for shard in shards:
             try:
-                self._shard(shard)
+                if shard not in self._held:
+                    self._held[shard] = self.read(shard)
             except UserError as error:
                 problems[shard] = str(error)
             except OSError as error:
@@ -112,25 +133,52 @@ class Split:
     def fetch_ahead(self, shards: Iterable[int]) -> None:
         self.files.fetch_ahead(self.info.shards[shard] for shard in shards)
 
+    def forget_past(self) -> None:
+        """Let go of the shards that `hold` was not asked for last."""
+        self._held = {shard: columns for shard, columns in self._held.items() if shard in self._wanted}
+
     def close(self) -> None:
-        """Forget the opened shards; their memory maps go when no array points into them."""
-        self._opened.clear()
+        """Let go of all shards."""
+        self._held.clear()
+        self._used.clear()
+
+    def read(self, shard: int) -> Columns:
+        """Source and target ids of a shard, verified.
+
+        Raises:
+            UserError: it cannot be had, or is not what index and lengths state.
+        """
+        info = self.info.shards[shard]
+        columns = self.files.read(info)
+        stated = self.lengths[self.shard_starts[shard] : self.shard_starts[shard + 1]]
+        tokens, longest = (info.source_tokens, info.target_tokens), self.longest
+        for side, column in enumerate(columns):
+            lengths = column.lengths + 1
+            if not np.array_equal(lengths, stated[:, side]):
+                raise UserError(
+                    f"{self.folder / info.file} does not hold the pairs that {self.info.lengths_file} states: {REMEDY}"
+                )
+            if lengths.sum() != tokens[side] or lengths.max(initial=0) > longest[side]:
+                raise UserError(
+                    f"{self.folder / info.file} does not hold the tokens that the index states, or longer sentences: "
+                    f"{REMEDY}"
+                )
+            if self.vocab_size is not None and column.values.max(initial=0) >= self.vocab_size:
+                raise UserError(
+                    f"{self.folder / info.file} holds id {column.values.max()}, but the vocabulary of the index has "
+                    f"{self.vocab_size}: {REMEDY}"
+                )
+        return columns
 
     def _shard(self, shard: int) -> Columns:
-        if shard in self._opened:
-            self._opened.move_to_end(shard)
-            return self._opened[shard]
-        info = self.info.shards[shard]
-        columns = self.files.open(info)
-        stated = self.lengths[self.shard_starts[shard] : self.shard_starts[shard + 1]]
-        if not all(np.array_equal(column.lengths + 1, stated[:, side]) for side, column in enumerate(columns)):
-            raise UserError(
-                f"{self.folder / info.file} does not hold the pairs that {self.info.lengths_file} states: {REMEDY}"
-            )
-        self._opened[shard] = columns
-        if len(self._opened) > _OPEN_SHARDS:
-            self._opened.popitem(last=False)
-        return columns
+        if shard in self._held:
+            return self._held[shard]
+        if shard not in self._used:
+            self._used[shard] = self.read(shard)
+            if len(self._used) > _KEPT_SHARDS:
+                self._used.popitem(last=False)
+        self._used.move_to_end(shard)
+        return self._used[shard]
 
 
 class DataFolder:
@@ -139,16 +187,19 @@ class DataFolder:
     def __init__(self, path: Path, index: DataIndex, files: ShardFiles | None = None) -> None:
         self.path = path
         self.index = index
-        self.train = Split(path, index.train, files)
-        self.valid = Split(path / VALID_FOLDER, index.valid)
+        self.train = Split(path, index.train, files, vocab_size=index.vocab_size)
+        self.valid = Split(path / VALID_FOLDER, index.valid, vocab_size=index.vocab_size)
 
     @classmethod
-    def open(cls, place: Path | str, cache: CacheSettings | None = None) -> "DataFolder":
+    def open(
+        cls, place: Path | str, cache: CacheSettings | None = None, *, shards_may_be_bad: bool = False
+    ) -> "DataFolder":
         """Open and check a folder. Shards are verified at their first use, or all by `verify`.
 
         Args:
             place: a folder, or a URL for `fsspec`.
             cache: for a URL.
+            shards_may_be_bad: leave it to their first use whether training shards are there and of the right size.
 
         Raises:
             UserError: not a data folder, a newer format, or a file that is missing, of another size or damaged.
@@ -160,8 +211,10 @@ class DataFolder:
         path = Path(place)
         index = _read_index(path)
         for shard in index.train.shards:
+            if shards_may_be_bad and not os.path.lexists(_inside(path, shard.file)):
+                continue
             file = _check_inside(path, shard.file)
-            if (size := file.stat().st_size) != shard.bytes:
+            if (size := file.stat().st_size) != shard.bytes and not shards_may_be_bad:
                 raise UserError(f"{file} has {size:,} bytes where the index states {shard.bytes:,}: {REMEDY}")
         _check_small_files(path, index)
         return cls(path, index)
@@ -177,7 +230,7 @@ class DataFolder:
                 path = cache.folder / sha256_of(cache.folder / INDEX_FILE)[:16]
                 (path / VALID_FOLDER).mkdir(parents=True, exist_ok=True)
                 for name, sha256 in _small_files(index):
-                    _check_name(path, Path(name).name)
+                    _inside(path, Path(name).name)
                     if not (path / name).is_file() or sha256_of(path / name) != sha256:
                         fetch(f"{url}/{name}", path / name, sha256=sha256)
                 (cache.folder / INDEX_FILE).replace(path / INDEX_FILE)
@@ -187,7 +240,7 @@ class DataFolder:
                 "--cache-dir"
             ) from None
         for shard in index.train.shards:
-            _check_name(path, shard.file)
+            _inside(path, shard.file)
         _check_small_files(path, index)
         return cls(path, index, CachedFiles(url, path, cache.limit_bytes))
 
@@ -205,17 +258,26 @@ class DataFolder:
             raise UserError(f"the texts in {folder} do not have {self.index.valid_text.pairs:,} lines each: {REMEDY}")
         return source, target
 
-    def verify(self) -> None:
-        """Check the SHA-256 of every file.
+    def verify(self, *, without: Collection[int] = ()) -> None:
+        """Check every file against the index, shards behind a URL too, but for the training shards `without`.
 
         Raises:
             UserError: naming the first file that is not what the index states.
         """
         for name, sha256 in _small_files(self.index):
             check_file(self.path / name, sha256=sha256)
-        for split in (self.train, self.valid):
-            for shard in split.info.shards:
-                check_file(split.folder / shard.file, size=shard.bytes, sha256=shard.sha256)
+        for shard in range(len(self.valid.info.shards)):
+            self.valid.read(shard)
+        for shard in range(len(self.train.info.shards)):
+            if shard not in without:
+                self.train.read(shard)
+
+    def files(self) -> Iterator[tuple[Path, str]]:
+        """Every file that the index describes, and its SHA-256."""
+        for name, sha256 in _small_files(self.index):
+            yield self.path / name, sha256
+        for shard in self.train.info.shards:
+            yield self.train.folder / shard.file, shard.sha256
 
     def close(self) -> None:
         self.train.close()
@@ -260,16 +322,16 @@ def _check_small_files(path: Path, index: DataIndex) -> None:
     check_file(_check_inside(path, TOKENIZER_FILE), sha256=index.tokenizer_sha256)
 
 
-def _check_name(folder: Path, name: str) -> None:
-    """Refuse names that lead out of a folder."""
+def _inside(folder: Path, name: str) -> Path:
+    """A place in the folder; refuses names that lead out of it."""
     if name in ("", ".", "..") or Path(name).name != name:
         raise UserError(f'"{name}" in the index of {folder} is not a plain file name: {REMEDY}')
+    return folder / name
 
 
 def _check_inside(folder: Path, name: str) -> Path:
     """A regular file of the folder."""
-    _check_name(folder, name)
-    path = folder / name
+    path = _inside(folder, name)
     try:
         mode = path.lstat().st_mode
     except OSError as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_transformer.data.events import Events
 from dist_transformer.data.folder import Split
 from dist_transformer.data.plan import Pack, Plan, Position, Step
 
@@ -63,7 +64,8 @@ class Mixture:
     def steps(self, position: MixturePosition, packs_per_step: int) -> Iterator[Step]:
         """Endless steps; no step has a pack of weight zero, for the next epoch of a corpus fills it."""
         places, tokens = list(position.corpora), np.array(position.target_tokens, dtype=np.int64)
-        streams = [endless(plan, place) for plan, place in zip(self.plans, places, strict=True)]
+        events = Events()
+        streams = [endless(plan, place, events) for plan, place in zip(self.plans, places, strict=True)]
         while True:
             packs: list[Pack] = []
             for _ in range(packs_per_step):
@@ -72,13 +74,13 @@ class Mixture:
                 tokens[chosen] += pack.target_tokens
                 packs.append(pack)
             after = MixturePosition(corpora=tuple(places), target_tokens=tuple(tokens.tolist()))
-            yield Step(epoch=after.epoch, packs=tuple(packs), position=after)
+            yield Step(epoch=after.epoch, packs=tuple(packs), position=after, **events.take())
 
 
-def endless(plan: Plan, position: Position) -> Iterator[tuple[Pack, Position]]:
+def endless(plan: Plan, position: Position, events: Events) -> Iterator[tuple[Pack, Position]]:
     """The packs of this epoch and all that follow."""
     while True:
-        yield from plan.epoch(position)
+        yield from plan.epoch(position, events)
         position = Position(epoch=position.epoch + 1)
 
 
@@ -96,14 +98,18 @@ class Corpora:
         return source, target
 
     def sizes(self, pair_ids: np.ndarray) -> np.ndarray:
-        sizes = np.empty((len(pair_ids), 2), dtype=np.int64)
+        sizes = np.empty((2, len(pair_ids)), dtype=np.int64)
         for split, chosen, ids in self._by_split(pair_ids):
-            sizes[chosen] = split.sizes(ids)
+            sizes[:, chosen] = split.sizes(ids)
         return sizes
 
     def copy_tokens(self, pair_ids: np.ndarray, source: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
         for split, chosen, ids in self._by_split(pair_ids):
-            split.copy_tokens(ids, source, target, places[chosen])
+            split.copy_tokens(ids, source, target, places[:, chosen])
+
+    def forget_past(self) -> None:
+        for split in self.splits:
+            split.forget_past()
 
     def _by_split(self, pair_ids: np.ndarray) -> Iterator[tuple[Split, np.ndarray, np.ndarray]]:
         numbers = np.searchsorted(self.first_ids, pair_ids, side="right") - 1

@@ -21,7 +21,7 @@ import numpy as np
 from tqdm import tqdm
 
 from dist_transformer.data import shards
-from dist_transformer.data.encoding import encode, encode_chunks, load_tokenizer, make_tokenizer, tokenizer_path
+from dist_transformer.data.encoding import encode, encode_chunks, make_tokenizer, tokenizer_path
 from dist_transformer.data.folder import DataFolder
 from dist_transformer.data.prepare_settings import PrepareSettings
 from dist_transformer.data.reading import Chunk, Report, Survey, is_empty, read_sources, survey_chunks, warn_of_folding
@@ -159,7 +159,7 @@ def _validation(
 
 def _given_validation(settings: PrepareSettings, report: Report) -> _Validation:
     given = [pair for source in settings.validation for pair in source.pairs()]
-    pairs = [pair for pair in given if not is_empty(pair)]
+    pairs = [pair for pair in given if not is_empty(*pair)]
     names = ", ".join(source.name for source in settings.validation)
     if not pairs:
         raise UserError(f"the validation text ({names}) has no pair with text on both sides: give other files")
@@ -185,7 +185,7 @@ def _finish(
     dropped: Counter[str],
 ) -> None:
     """Put the data folder together. It may have been begun by an interrupted preparation."""
-    tokenizer = load_tokenizer(tokenizer_path(work))
+    tokenizer = Tokenizer.load(tokenizer_path(work))
     train = shards.write_split(work.data, _move_shards(work, infos))
     valid, valid_text, too_long = _write_validation(validation.pairs, work.data, tokenizer, settings)
     if settings.keep_text is not None:

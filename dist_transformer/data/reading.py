@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dist_transformer.data import shards
 from dist_transformer.data.prepare_settings import PrepareSettings
-from dist_transformer.data.sources import Pair, PairSource
+from dist_transformer.data.sources import PairSource
 from dist_transformer.data.stages import Stages
 from dist_transformer.data.staging import Work
 from dist_transformer.data.tokenizer import first_folded
@@ -105,8 +105,8 @@ class SurveyChunk:
     def run(self, progress: Progress) -> dict[str, Any]:
         batch = shards.read_batch(self.chunk.text(self.work))
         sources, targets = batch.column("src").to_pylist(), batch.column("tgt").to_pylist()
-        usable = np.array([not is_empty(pair) for pair in zip(sources, targets, strict=True)], dtype=bool)
-        numbers = self.chunk.first + np.flatnonzero(usable)
+        empty = np.fromiter(map(is_empty, sources, targets), dtype=bool, count=len(sources))
+        numbers = self.chunk.first + np.flatnonzero(~empty)
         folded = Counter(filter(None, map(first_folded, targets))) if self.folding else Counter()
         progress(self.chunk.pairs)
         return {
@@ -215,5 +215,6 @@ def first_by_hash(numbers: np.ndarray, seed: int, count: int) -> np.ndarray:
     return numbers[np.argsort(pair_hash(numbers, seed, HOLD_OUT))[:count]]
 
 
-def is_empty(pair: Pair) -> bool:
-    return not pair[0].strip() or not pair[1].strip()
+def is_empty(source: str, target: str) -> bool:
+    """One side at least holds nothing but white space."""
+    return not source or not target or source.isspace() or target.isspace()

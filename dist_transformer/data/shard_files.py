@@ -1,8 +1,8 @@
 """Shards where they lie: in a folder of this machine, or behind a URL with a bounded cache on local disk.
 
-Any `fsspec` URL will do (`s3://`, `gs://`, `hf://`, `https://`, `memory://`, …). Every shard is verified against its
-SHA-256 before its first use. The processes of a node share one cache: one lock a shard, which ends with its holder,
-lets one of them fetch while the others wait.
+Any `fsspec` URL will do (`s3://`, `gs://`, `hf://`, `https://`, `memory://`, …). A shard is read whole, and the very
+bytes that are used are verified against its SHA-256: what happens to the file later does not reach them. The processes
+of a node share one cache: one lock a shard, which ends with its holder, lets one of them fetch while the others wait.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ class CacheSettings:
 class ShardFiles(Protocol):
     """Where the shards of a split are."""
 
-    def open(self, shard: ShardInfo) -> Columns:
-        """Source and target ids of a verified shard, memory-mapped; waits until it is on local disk.
+    def read(self, shard: ShardInfo) -> Columns:
+        """Source and target ids of a verified shard, in memory; waits until it is on local disk.
 
         Raises:
             UserError: it cannot be had, or is not what the index states.
@@ -57,37 +57,32 @@ class LocalFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._verified: set[str] = set()
 
-    def open(self, shard: ShardInfo) -> Columns:
-        path = self.folder / shard.file
-        if shard.file not in self._verified:
-            check_file(path, size=shard.bytes, sha256=shard.sha256)
-            self._verified.add(shard.file)
-        return read_shard(path)
+    def read(self, shard: ShardInfo) -> Columns:
+        return _read_verified(self.folder / shard.file, shard)
 
     def fetch_ahead(self, shards: Iterable[ShardInfo]) -> None:
         """They are here."""
 
 
 class CachedFiles:
-    """Shards behind a URL. At most `limit_bytes` of them are kept in `cache`; what a process has open may add to it."""
+    """Shards behind a URL. At most `limit_bytes` of them are kept in `cache`."""
 
     def __init__(self, url: str, cache: Path, limit_bytes: int) -> None:
         self.url, self.cache, self.limit_bytes = url, cache, limit_bytes
-        self._verified: set[str] = set()
         self._fetcher: threading.Thread | None = None
 
-    def open(self, shard: ShardInfo) -> Columns:
+    def read(self, shard: ShardInfo) -> Columns:
         path = self.cache / shard.file
         with exclusive(self.cache / f"{shard.file}.lock"):
-            if not self._is_whole(path, shard):
-                self._make_room(shard)
-                fetch(f"{self.url}/{shard.file}", path, size=shard.bytes, sha256=shard.sha256)
-                self._verified.add(shard.file)
+            try:
+                columns = _read_verified(path, shard)
+            except UserError:
+                self._fetch(shard)
+                columns = _read_verified(path, shard)
             # When room is made, the least recently used shard goes.
             os.utime(path)
-            return read_shard(path)
+            return columns
 
     def fetch_ahead(self, shards: Iterable[ShardInfo]) -> None:
         """As many as half of the limit holds. What cannot be had is told when it is needed."""
@@ -104,18 +99,15 @@ class CachedFiles:
 
     def _fetch_all(self, shards: list[ShardInfo]) -> None:
         for shard in shards:
-            with contextlib.suppress(UserError, OSError):
-                self.open(shard)
+            path = self.cache / shard.file
+            with contextlib.suppress(UserError, OSError), exclusive(self.cache / f"{shard.file}.lock"):
+                if not path.exists():
+                    self._fetch(shard)
+                os.utime(path)
 
-    def _is_whole(self, path: Path, shard: ShardInfo) -> bool:
-        if shard.file in self._verified:
-            return path.exists()
-        try:
-            check_file(path, size=shard.bytes, sha256=shard.sha256)
-        except UserError:
-            return False
-        self._verified.add(shard.file)
-        return True
+    def _fetch(self, shard: ShardInfo) -> None:
+        self._make_room(shard)
+        fetch(f"{self.url}/{shard.file}", self.cache / shard.file, size=shard.bytes, sha256=shard.sha256)
 
     def _make_room(self, shard: ShardInfo) -> None:
         """Remove the least recently used shards, without those that a process is opening."""
@@ -176,15 +168,36 @@ def _copy(url: str, partial: Path, *, size: int | None, sha256: str | None) -> s
     return None
 
 
-def check_file(path: Path, *, sha256: str, size: int | None = None) -> None:
+def check_file(path: Path, *, sha256: str) -> None:
+    """
+    Raises:
+        UserError: the file is of another content than the index states, or cannot be read.
+    """
+    try:
+        if sha256_of(path) != sha256:
+            raise _damaged(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): {REMEDY}") from None
+
+
+def _read_verified(path: Path, shard: ShardInfo) -> Columns:
     """
     Raises:
         UserError: the file is of another size or content than the index states, or cannot be read.
     """
     try:
-        if size is not None and (found := path.stat().st_size) != size:
-            raise UserError(f"{path} has {found:,} bytes where the index states {size:,}: {REMEDY}")
-        if sha256_of(path) != sha256:
-            raise UserError(f"{path} is damaged or from another folder, for its SHA-256 is not the index's: {REMEDY}")
+        with path.open("rb") as file:
+            # No more than it may have: a file of any size ends here.
+            content = file.read(shard.bytes + 1)
+            if len(content) != shard.bytes:
+                found = os.fstat(file.fileno()).st_size
+                raise UserError(f"{path} has {found:,} bytes where the index states {shard.bytes:,}: {REMEDY}")
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): {REMEDY}") from None
+    if hashlib.sha256(content).hexdigest() != shard.sha256:
+        raise _damaged(path)
+    return read_shard(path, content)
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(f"{path} is damaged or from another folder, for its SHA-256 is not the index's: {REMEDY}")

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from dist_transformer.data.events import EpochSummary
 from dist_transformer.data.folder import Split
 from dist_transformer.data.packing import Budgets
 from dist_transformer.data.plan import Plan
@@ -55,33 +56,6 @@ class Lengths:
         return int(np.searchsorted(np.cumsum(self.counts), share * self.sentences))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fill:
-    """One epoch in packs."""
-
-    budgets: Budgets
-    packs: int
-    pairs: int
-    source_tokens: int
-    target_tokens: int
-    unfit_pairs: int
-    """Too long for any pack, and never trained on."""
-
-    @property
-    def source(self) -> float:
-        """Share of the source budgets that is text."""
-        return self.source_tokens / (self.packs * self.budgets.max_source_tokens)
-
-    @property
-    def target(self) -> float:
-        return self.target_tokens / (self.packs * self.budgets.max_target_tokens)
-
-    @property
-    def both(self) -> float:
-        room = self.budgets.max_source_tokens + self.budgets.max_target_tokens
-        return (self.source_tokens + self.target_tokens) / (self.packs * room)
-
-
 def count_lengths(split: Split) -> tuple[Lengths, Lengths]:
     """Source and target side of a split."""
     sizes = (split.info.max_source_tokens + 1, split.info.max_target_tokens + 1)
@@ -92,19 +66,10 @@ def count_lengths(split: Split) -> tuple[Lengths, Lengths]:
     return Lengths(counts=counts[0]), Lengths(counts=counts[1])
 
 
-def epoch_fill(split: Split, budgets: Budgets, *, window_shards: int, seed: int) -> Fill:
+def first_epoch(split: Split, budgets: Budgets, *, window_shards: int, seed: int) -> EpochSummary:
     """Plan the first epoch and count."""
     plan = Plan(split.lengths, split.shard_starts, budgets=budgets, window_shards=window_shards, seed=seed)
-    packs = pairs = source_tokens = target_tokens = 0
-    for step in epoch_steps(plan, packs_per_step=1):
-        packs += 1
-        pairs += sum(len(pack.pair_ids) for pack in step.packs if pack)
-        source_tokens += step.source_tokens
-        target_tokens += step.target_tokens
-    return Fill(
-        budgets=budgets, packs=packs, pairs=pairs,
-        source_tokens=source_tokens, target_tokens=target_tokens, unfit_pairs=plan.skipped,
-    )  # fmt: skip
+    return next(step.ended[0] for step in epoch_steps(plan, packs_per_step=1) if step.ended)
 
 
 def histogram_edges(sides: Sequence[Lengths]) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 from dist_transformer.data.packing import Budgets
 from dist_transformer.data.plan import Pack, Plan, Position, Step
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
-from dist_transformer.packed import IGNORED, PackedBatch, describe_side
+from dist_transformer.packed import IGNORED, PackedBatch, lay_out
 
 
 class Pairs(Protocol):
@@ -20,9 +20,18 @@ class Pairs(Protocol):
     def longest(self) -> tuple[int, int]:
         """Tokens of the longest source and target, one special token each."""
 
-    def sizes(self, pair_ids: np.ndarray) -> np.ndarray: ...
+    def sizes(self, pair_ids: np.ndarray) -> np.ndarray:
+        """Shape: (2, pairs), int64: source and target tokens of the given pairs, one special token each."""
 
-    def copy_tokens(self, pair_ids: np.ndarray, source: np.ndarray, target: np.ndarray, places: np.ndarray) -> None: ...
+    def copy_tokens(self, pair_ids: np.ndarray, source: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
+        """Write the ids of the given pairs, without special tokens, to two buffers.
+
+        Args:
+            places: (2, pairs), where in `source` and in `target` each pair begins.
+        """
+
+    def forget_past(self) -> None:
+        """Let go of the shards that only windows before the one admitted last need."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,33 +79,28 @@ class Stream:
         ids = [[pack.pair_ids for pack in packs if pack is not None] for packs in shares]
         pairs = np.concatenate([np.empty(0, dtype=np.int64), *(chosen for packs in ids for chosen in packs)])
         counts = np.array([sum(map(len, packs)) for packs in ids])
-        stops = np.cumsum(counts)
         lengths = self.pairs.sizes(pairs)
-        # Micro-batch i is row i of the buffers, and a place is one in the flat buffer.
-        row = np.repeat(np.arange(len(shares)), counts)
-        before = np.concatenate([np.zeros((1, 2), dtype=np.int64), np.cumsum(lengths, axis=0)])
-        places = before[:-1] - before[stops - counts][row] + row[:, None] * self.sizes
-        source = np.zeros((len(shares), self.sizes[0]), dtype=np.int64)
-        labels = np.full((len(shares), self.sizes[1]), IGNORED, dtype=np.int64)
-        self.pairs.copy_tokens(pairs, source.reshape(-1), labels.reshape(-1), places)
-        ends = places + lengths - 1
-        source.reshape(-1)[ends[:, 0]] = EOS_ID
-        # Target in is target out one place later; what is no token is 0.
-        target = np.zeros_like(labels)
-        target[:, 1:] = np.maximum(labels[:, :-1], 0)
-        target.reshape(-1)[places[:, 1]] = BOS_ID
-        labels.reshape(-1)[ends[:, 1]] = EOS_ID
-        return [
-            self._batch(source[i], target[i], labels[i], lengths[stop - count : stop])
-            for i, (stop, count) in enumerate(zip(stops, counts, strict=True))
+        layouts = [
+            lay_out(lengths[side], counts, size=size, offset_count=self.offset_count, max_length=cap)
+            for side, (size, cap) in enumerate(zip(self.sizes.tolist(), self.caps.tolist(), strict=True))
         ]
-
-    def _batch(self, source: np.ndarray, target: np.ndarray, labels: np.ndarray, lengths: np.ndarray) -> PackedBatch:
-        source_side, target_side = (
-            describe_side(tokens, lengths[:, side], offset_count=self.offset_count, max_length=int(self.caps[side]))
-            for side, tokens in enumerate((source, target))
-        )
-        return PackedBatch(source=source_side, target=target_side, labels_T=torch.from_numpy(labels))
+        source, target = (np.zeros_like(layout.positions) for layout in layouts)
+        source_starts, target_starts = (layout.starts for layout in layouts)
+        places = np.stack([source_starts, target_starts + 1])
+        self.pairs.copy_tokens(pairs, source.reshape(-1), target.reshape(-1), places)
+        source.reshape(-1)[source_starts + lengths[0] - 1] = EOS_ID
+        target.reshape(-1)[target_starts] = BOS_ID
+        # Target out is target in one place earlier.
+        labels = np.empty_like(target)
+        labels[:, :-1] = target[:, 1:]
+        labels.reshape(-1)[target_starts + lengths[1] - 1] = EOS_ID
+        for row, used in zip(labels, layouts[1].used, strict=True):
+            row[used:] = IGNORED
+        sides = (layout.sides(tokens) for layout, tokens in zip(layouts, (source, target), strict=True))
+        return [
+            PackedBatch(source=source_side, target=target_side, labels_T=labels_T)
+            for source_side, target_side, labels_T in zip(*sides, torch.from_numpy(labels).unbind(), strict=True)
+        ]
 
 
 def epoch_steps(plan: Plan, *, packs_per_step: int) -> Iterator[Step]:

@@ -5,6 +5,7 @@ are merged into pieces. All 256 bytes are in the vocabulary, so `<unk>` never oc
 text back exactly. What the normalisation is, `tokenizer.json` says, and nothing else.
 """
 
+import functools
 import hashlib
 import json
 import unicodedata
@@ -32,15 +33,13 @@ _FORMS: dict[Normalization, type[normalizers.Normalizer]] = {"nfkc": normalizers
 class Tokenizer:
     """Text ↔ ids. Text that spells a special token, such as `</s>`, stays text: ordinary pieces, and it comes back."""
 
-    def __init__(self, file: bytes, backend: Backend) -> None:
+    def __init__(self, file: bytes, backend: Backend, normalization: Normalization, *, lowercase: bool) -> None:
         self._file = file
         self._backend = backend
         # Not part of tokenizer.json: without it "</s>" in a sentence would become the end-of-sentence id.
         self._backend.encode_special_tokens = True
-        settings = _settings_of(backend)
-        assert settings is not None, "load refuses other tokenizers"
-        self.normalization: Normalization = settings[0]
-        self.lowercase: bool = settings[1]
+        self.normalization: Normalization = normalization
+        self.lowercase = lowercase
         self.sha256: str = hashlib.sha256(file).hexdigest()
         """Of the exact bytes of the file."""
 
@@ -56,18 +55,9 @@ class Tokenizer:
         except OSError as error:
             raise UserError(f"tokenizer {path} cannot be read ({error.strerror}): check the name") from None
         try:
-            backend = Backend.from_str(file.decode("utf-8"))
-        except Exception as error:  # the library raises bare Exception
-            raise UserError(
-                f"{path} is not a tokenizer file ({error}): give the tokenizer.json of a data or model folder"
-            ) from None
-        pieces = backend.get_vocab(with_added_tokens=False).keys()
-        if _settings_of(backend) is None or not pieces >= {*SPECIALS, *pre_tokenizers.ByteLevel.alphabet()}:
-            raise UserError(
-                f"{path} is a tokenizer of another kind than tools/prepare_data.py trains: "
-                "give the tokenizer.json of a data or model folder"
-            )
-        return cls(file, backend)
+            return _parse(file)
+        except ValueError as error:
+            raise UserError(f"{path} {error}: give the tokenizer.json of a data or model folder") from None
 
     def save(self, path: Path) -> None:
         write_synced(path, self._file)
@@ -95,6 +85,25 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; special tokens (ids 0 to 3) are left out."""
         return self._backend.decode([i for i in ids if i > EOS_ID], skip_special_tokens=False)
+
+
+@functools.lru_cache(maxsize=1)
+def _parse(file: bytes) -> Tokenizer:
+    """The tokenizer of a file's content. The last one is kept: each chunk and stage of a preparation asks for it.
+
+    Raises:
+        ValueError: it is none, or one of another kind; the message goes on after the file's name.
+    """
+    try:
+        backend = Backend.from_str(file.decode("utf-8"))
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(f"is not a tokenizer file ({error})") from None
+    settings = _settings_of(backend)
+    pieces = backend.get_vocab(with_added_tokens=False).keys()
+    if settings is None or not pieces >= {*SPECIALS, *pre_tokenizers.ByteLevel.alphabet()}:
+        raise ValueError("is a tokenizer of another kind than tools/prepare_data.py trains")
+    normalization, lowercase = settings
+    return Tokenizer(file, backend, normalization, lowercase=lowercase)
 
 
 def first_folded(text: str) -> str | None:
@@ -136,7 +145,7 @@ def train_tokenizer(
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
-    return Tokenizer(backend.to_str(pretty=True).encode("utf-8"), backend)
+    return Tokenizer(backend.to_str(pretty=True).encode("utf-8"), backend, normalization, lowercase=lowercase)
 
 
 def _pipeline(normalization: Normalization, *, lowercase: bool) -> Backend:

@@ -1,7 +1,7 @@
 """What a run's `--data` comes to: opened folders, the plan over them, and the stream that builds its micro-batches."""
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -12,12 +12,12 @@ from dist_transformer.config import TrainConfig
 from dist_transformer.data.folder import DataFolder, Split
 from dist_transformer.data.mixing import Corpora, Mixture, temperature_shares
 from dist_transformer.data.packing import Budgets
-from dist_transformer.data.plan import Plan, Step, resolve_budgets
+from dist_transformer.data.plan import Plan, Step, Window, resolve_budgets
 from dist_transformer.data.shard_files import CacheSettings, is_url
 from dist_transformer.data.stream import Stream
 from dist_transformer.errors import UserError
 
-Admit = Callable[[Split, Sequence[int], Sequence[int]], Collection[int]]
+Admit = Callable[[Split, Window], Mapping[int, int]]
 
 
 class Planner(Protocol):
@@ -55,7 +55,11 @@ def open_folders(config: TrainConfig) -> tuple[DataFolder, ...]:
         raise UserError("--data is empty: give a data folder made by tools/prepare_data.py")
     limit = int(config.cache_gib * 2**30 / len(config.data))
     folders = tuple(
-        DataFolder.open(place, CacheSettings(folder=_cache_folder(config, place), limit_bytes=limit))
+        DataFolder.open(
+            place,
+            CacheSettings(folder=_cache_folder(config, place), limit_bytes=limit),
+            shards_may_be_bad=config.on_bad_shard == "skip",
+        )
         for place in config.data
     )
     first = folders[0].index
@@ -76,7 +80,7 @@ def open_folders(config: TrainConfig) -> tuple[DataFolder, ...]:
     return folders
 
 
-def open_training_data(config: TrainConfig, admit: Admit = lambda *_: ()) -> TrainingData:
+def open_training_data(config: TrainConfig, admit: Admit = lambda *_: {}) -> TrainingData:
     """Open `config.data` and plan it.
 
     Args:
@@ -98,9 +102,9 @@ def open_training_data(config: TrainConfig, admit: Admit = lambda *_: ()) -> Tra
     plans = [
         Plan(
             split.lengths, split.shard_starts, budgets=budgets, window_shards=config.batch.window_shards,
-            seed=config.seed, admit=partial(admit, split), first_id=int(first_id),
+            seed=config.seed, admit=partial(admit, split), corpus=corpus, first_id=int(first_id),
         )
-        for split, first_id in zip(splits, pairs.first_ids, strict=False)
+        for corpus, (split, first_id) in enumerate(zip(splits, pairs.first_ids, strict=False))
     ]  # fmt: skip
     several = len(plans) > 1
     return TrainingData(

@@ -32,6 +32,7 @@ _ENVIRONMENT_NAMES = {
     "gpus": "GPUs of the host",
     "hosts": "Hosts",
     "world_size": "Ranks",
+    "state_bytes": "Bytes of weights, optimizer and buffers on a rank",
 }
 
 

@@ -1,16 +1,20 @@
 """The sample ledger: proof of which sentences each step trained on, whatever ranks and micro-batches computed them.
 
 Each rank hashes the token tensors that it really computed. A step's hash is the sum, modulo 2^64, of the hashes of its
-pairs, so it does not depend on order or owner; `ledger.jsonl` chains the steps' hashes.
+pairs, so it does not depend on order or owner; `ledger.jsonl` chains the steps' hashes. It also tells which shards the
+plan was without from a step on, so that the plan can be made again from the data alone.
 """
 
+import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dist_transformer.data.events import LeftOut
 from dist_transformer.errors import UserError
 from dist_transformer.packed import PackedBatch, PackedTokens
 
@@ -49,11 +53,12 @@ class Ledger:
         self.path, self.chain = path, chain
         self._pending: list[str] = []
 
-    def add(self, step: int, *, pair_hash: int, target_tokens: int) -> None:
-        pair_hex = f"{pair_hash % 2**64:016x}"
-        self.chain = chain_link(self.chain, step, pair_hex, target_tokens)
-        entry = {"step": step, "hash": pair_hex, "target_tokens": target_tokens, "chain": self.chain}
-        self._pending.append(json.dumps(entry))
+    def add(self, step: int, *, pair_hash: int, target_tokens: int, left_out: Sequence[LeftOut] = ()) -> None:
+        entry: dict[str, Any] = {"step": step, "hash": f"{pair_hash % 2**64:016x}", "target_tokens": target_tokens}
+        if left_out:
+            entry["left_out"] = [dataclasses.asdict(shard) for shard in left_out]
+        self.chain = chain_link(self.chain, entry)
+        self._pending.append(json.dumps({**entry, "chain": self.chain}))
 
     def flush(self) -> None:
         if self._pending:
@@ -62,8 +67,16 @@ class Ledger:
             self._pending = []
 
 
-def chain_link(chain: str, step: int, pair_hex: str, target_tokens: int) -> str:
-    return hashlib.sha256(f"{chain} {step} {pair_hex} {target_tokens}".encode()).hexdigest()
+def chain_link(chain: str, entry: dict[str, Any]) -> str:
+    text = f"{chain} {entry['step']} {entry['hash']} {entry['target_tokens']}"
+    if left_out := entry.get("left_out"):
+        text += f" {json.dumps(left_out, sort_keys=True)}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def left_out_records(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Shards that were left out, as plain JSON: the fields of `LeftOut`, and the first step that was without them."""
+    return [{"step": entry["step"], **shard} for entry in entries for shard in entry.get("left_out", ())]
 
 
 def read_ledger(path: Path) -> list[dict[str, Any]]:
@@ -78,7 +91,7 @@ def read_ledger(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
-            chain = chain_link(chain, entry["step"], entry["hash"], entry["target_tokens"])
+            chain = chain_link(chain, entry)
             sound = entry["chain"] == chain and entry["step"] == number
         except (ValueError, KeyError, TypeError, RecursionError):
             sound = False

@@ -1,5 +1,6 @@
 """What a run reports: the terminal, `metrics.jsonl` and TensorBoard. Only rank 0 writes."""
 
+import dataclasses
 import io
 import json
 import math
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
+from dist_transformer.data.events import EpochSummary
 from dist_transformer.evaluation.samples import SampleSheet
 from dist_transformer.pictures import as_png, attention_picture, learning_rate_picture, position_picture
 
@@ -46,8 +48,12 @@ class Reporter:
             self.bar = tqdm(total=max_steps, initial=first_step, bar_format=form, ncols=room, smoothing=0.05)
         self.figures: list[str] = []
 
-    def record(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        """Keep `values` of `step`; `kind` is `train`, `valid`, `checkpoint` or `end`."""
+    def record(self, kind: str, step: int, values: dict[str, Any], *, place: str = "") -> None:
+        """Keep `values` of `step`; `kind` is `train`, `valid`, `epoch`, `checkpoint` or `end`.
+
+        Args:
+            place: for TensorBoard, stands before the names of `values`.
+        """
         if not self.is_main:
             return
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
@@ -55,7 +61,7 @@ class Reporter:
         self.file.flush()
         for name, value in values.items():
             if isinstance(value, int | float):
-                self.board.add_scalar(f"{kind}/{name}", value, step)
+                self.board.add_scalar(f"{kind}/{place}{name}", value, step)
 
     def train_line(self, step: int, values: dict[str, Any], seconds_left: float) -> None:
         """The figures of an interval: beside the bar as many as fit, in a log file a line of about 100 characters."""
@@ -71,6 +77,34 @@ class Reporter:
         self.say(
             f"step {step:>{len(str(self.max_steps))}}/{self.max_steps}  loss {loss:>6}  ppl {ppl:>7}  lr {rate}  "
             f"norm {norm:>6}  tok/s {speed:>7}  left {format_seconds(seconds_left)}"
+        )
+
+    def epoch(self, step: int, epoch: EpochSummary, *, corpora: Sequence[str]) -> str:
+        """Record an epoch that has ended; epochs and corpora count from 0, as in other records.
+
+        Args:
+            corpora: the names of all corpora.
+
+        Returns:
+            what to say of it, in which they count from 1.
+        """
+        totals, fills = epoch.totals, (epoch.fill, epoch.source_fill, epoch.target_fill)
+        values = {
+            "corpus": epoch.corpus,
+            "epoch": epoch.epoch,
+            **dataclasses.asdict(totals),
+            **dict(zip(("fill", "source_fill", "target_fill"), fills, strict=True)),
+            "unfit_pairs": epoch.unfit_pairs,
+            "left_out_pairs": epoch.left_out_pairs,
+        }
+        several = len(corpora) > 1
+        self.record("epoch", step, values, place=f"corpus_{epoch.corpus + 1}/" if several else "")
+        both, source, target = (f"{fill:.1%}" for fill in fills)
+        return (
+            f"step {step}: epoch {epoch.epoch + 1}{f' of {corpora[epoch.corpus]}' if several else ''} done: "
+            f"{totals.pairs:,} pairs in {totals.packs:,} packs, {totals.source_tokens:,} source and "
+            f"{totals.target_tokens:,} target tokens, budgets {both} full (source {source}, target {target}); without "
+            f"{epoch.unfit_pairs:,} pairs too long for a pack and {epoch.left_out_pairs:,} of shards left out"
         )
 
     def samples(self, sheet: SampleSheet) -> None:

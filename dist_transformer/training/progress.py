@@ -27,8 +27,8 @@ class Progress:
     """The last one that was validated: a run that was stopped when a validation was due has yet to do it."""
     train_seconds: float = 0.0
     """Time spent in steps, without validation and checkpoints."""
-    left_out: list[str] = field(default_factory=list)
-    """Shards that could not be read in some epoch."""
+    left_out: list[dict[str, Any]] = field(default_factory=list)
+    """Shards that could not be read, as `left_out_records` of the ledger gives them."""
     source_tokens: int = 0
     target_tokens: int = 0
 

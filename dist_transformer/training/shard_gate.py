@@ -1,10 +1,10 @@
 """No rank decides alone that a shard cannot be used."""
 
 import threading
-from collections.abc import Sequence
 
 from dist_transformer import distributed
 from dist_transformer.data.folder import Split
+from dist_transformer.data.plan import Window
 from dist_transformer.errors import UserError
 
 
@@ -18,36 +18,34 @@ class ShardGate:
 
     def __init__(self, *, skip: bool, timeout_minutes: float) -> None:
         self.skip = skip
-        self._left_out: dict[str, str] = {}
+        self.problems: dict[tuple[int, int], str] = {}
+        """By corpus and shard: why it is left out."""
         # The training loop's collectives go on at the same time: ours need a group of their own.
         self._group = distributed.new_cpu_group(timeout_minutes)
         self._begun = 0
         self._closed = False
         self._counting, self._agreeing = threading.Lock(), threading.Lock()
 
-    def admit(self, split: Split, shards: Sequence[int], following: Sequence[int]) -> set[int]:
-        """Open a window's shards, and let the following be fetched; gives those that are left out. A collective.
+    def admit(self, split: Split, window: Window) -> dict[int, int]:
+        """Read a window's shards, and let the following be fetched; gives those that are left out. A collective.
+
+        They are held until the window is past, so no shard goes bad inside it but between a run and its resumption:
+        the plan then goes on without the shard from the next pack on.
 
         Raises:
             UserError: a shard cannot be read; the same on all ranks.
         """
-        problems = split.read_problems(shards)
+        problems = split.hold(window.shards)
         with self._counting:
             if self._closed:
                 raise UserError("the run has ended")
             self._begun += 1
         agreed = self._agree(problems)
-        split.fetch_ahead(following)
+        split.fetch_ahead(window.following)
         if agreed and not self.skip:
             raise UserError(agreed[min(agreed)])
-        for shard in sorted(agreed):
-            self._left_out[f"{split.folder}/{split.info.shards[shard].file}"] = agreed[shard]
-        return set(agreed)
-
-    def take_left_out(self) -> dict[str, str]:
-        """Shards that were left out since the last call, and why."""
-        taken, self._left_out = self._left_out, {}
-        return taken
+        self.problems.update({(window.corpus, shard): problem for shard, problem in agreed.items()})
+        return dict.fromkeys(agreed, window.packs_consumed)
 
     def close(self) -> None:
         """End without leaving any rank in a window that others will not reach. A collective."""

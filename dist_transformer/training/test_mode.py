@@ -6,7 +6,6 @@ of the given data, saves, resumes and decodes, learns a few sentences by heart, 
 
 import dataclasses
 import gc
-import resource
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ from dist_transformer.errors import UserError
 from dist_transformer.inference.beam import BeamSettings, beam_search
 from dist_transformer.packed import PackedBatch, PackedTokens, pack_side
 from dist_transformer.training.checkpoint import checkpoint_problem, step_name
+from dist_transformer.training.memory import peak_memory_bytes
 from dist_transformer.training.metrics import read_records
 from dist_transformer.training.trainer import Trainer
 from dist_transformer.training.warm_start import read_initial_weights
@@ -255,9 +255,8 @@ def _pack(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) ->
 
 
 def _peak_memory(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"{torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB of GPU memory"
-    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB of memory, this process in all"
+    kind = "GPU memory" if device.type == "cuda" else "memory, this process in all"
+    return f"{peak_memory_bytes(device) / 2**30:.2f} GiB of {kind}"
 
 
 def _print_measures(config: TrainConfig, records: dict[str, Sequence[Any]], device: torch.device) -> None:

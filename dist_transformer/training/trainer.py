@@ -14,6 +14,7 @@ import torch
 
 from dist_transformer import distributed
 from dist_transformer.config import TrainConfig, read_json, to_plain
+from dist_transformer.data.events import LeftOut
 from dist_transformer.data.feeder import Feeder
 from dist_transformer.data.plan import Step
 from dist_transformer.data.shards import TOKENIZER_FILE
@@ -29,6 +30,7 @@ from dist_transformer.training.checkpoint import CheckpointReader, Retention, ne
 from dist_transformer.training.ds_config import load_ds_config
 from dist_transformer.training.engine import Engine
 from dist_transformer.training.ledger import Ledger, batch_hash, truncate_jsonl
+from dist_transformer.training.memory import peak_memory_bytes, state_bytes
 from dist_transformer.training.metrics import Reporter, perplexity
 from dist_transformer.training.progress import Progress
 from dist_transformer.training.run_folder import (
@@ -59,6 +61,9 @@ class _Interval:
     losses: list[torch.Tensor] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     applied: list[bool] = field(default_factory=list)
+    left_out: list[tuple[LeftOut, ...]] = field(default_factory=list)
+    epochs: dict[int, str] = field(default_factory=dict)
+    """By corpus, what is said of the last epoch that ended: there are corpora that fit a step."""
     source_tokens: int = 0
     packs: int = 0
     seconds: float = 0.0
@@ -195,11 +200,25 @@ class Trainer:
         interval.losses.append(torch.stack(losses).sum(0))
         interval.tokens.append(step.target_tokens)
         interval.applied.append(applied)
+        interval.left_out.append(step.left_out)
         interval.source_tokens += step.source_tokens
         interval.packs += len(step.packs)
         interval.seconds += seconds
         interval.stall_seconds += stall
+        self._report_events(step, interval)
         self.reporter.advance()
+
+    def _report_events(self, step: Step, interval: _Interval) -> None:
+        """Shards that are missing from this step on, and epochs that it ended."""
+        progress = self.progress
+        for shard in step.left_out:
+            part = " after a part of it was used" if shard.packs else ""
+            problem = self.gate.problems[shard.corpus, shard.shard]
+            self.reporter.say(f"step {progress.step}: left out of epoch {shard.epoch + 1}{part}: {problem}")
+            progress.left_out.append({"step": progress.step, **dataclasses.asdict(shard)})
+        for epoch in step.ended:
+            text = self.reporter.epoch(progress.step, epoch, corpora=[f.index.corpus for f in self.data.folders])
+            interval.epochs[epoch.corpus] = text
 
     def _train_micro_batch(self, step: Step, micro: MicroBatch) -> tuple[LossSums, torch.Tensor]:
         self.watchdog.progress()
@@ -223,15 +242,14 @@ class Trainer:
 
     def _log(self, interval: _Interval) -> _Interval:
         """Reduce and report the interval. A collective; the only place where the loop reads losses from the device."""
-        for shard, problem in self.gate.take_left_out().items():
-            self.reporter.say(f"step {self.progress.step}: left out: {problem}")
-            self.progress.left_out = sorted({*self.progress.left_out, shard})
         if not interval.steps:
             return interval
         hashes = distributed.all_reduce_sum(torch.stack(interval.hashes)).tolist()
         sums = distributed.all_reduce_sum(torch.stack(interval.losses).double()).tolist()
-        for number, pair_hash, tokens in zip(interval.steps, hashes, interval.tokens, strict=True):
-            self.ledger.add(number, pair_hash=pair_hash, target_tokens=tokens)
+        for number, pair_hash, tokens, left_out in zip(
+            interval.steps, hashes, interval.tokens, interval.left_out, strict=True
+        ):
+            self.ledger.add(number, pair_hash=pair_hash, target_tokens=tokens, left_out=left_out)
         self.progress.ledger_chain = self.ledger.chain
         if self.world.is_main:
             self.ledger.flush()
@@ -243,6 +261,8 @@ class Trainer:
         self.reporter.record("train", self.progress.step, values)
         left = (self.config.max_steps - self.progress.step) * interval.seconds / len(interval.steps)
         self.reporter.train_line(self.progress.step, values, left)
+        for text in interval.epochs.values():
+            self.reporter.say(text)
         return _Interval()
 
     def _measures(self, interval: _Interval, *, loss: float, nll: float) -> dict[str, Any]:
@@ -259,9 +279,10 @@ class Trainer:
             "fill": (target_tokens + interval.source_tokens) / room,
             "epoch": self.progress.position.epoch,
             "skipped_steps": self.progress.skipped_steps,
-            "left_out_shards": len(self.progress.left_out),
+            "left_out_shards": len({(shard["corpus"], shard["shard"]) for shard in self.progress.left_out}),
             "training_flops": self._flops_so_far(),
             "train_seconds": self.progress.train_seconds,
+            "peak_memory_bytes": peak_memory_bytes(self.engine.device),
         }
 
     def _flops_so_far(self) -> int:
@@ -424,7 +445,8 @@ class Trainer:
         """The machine, the schedule and the positions, for those who look at the run later."""
         config, world = self.config, self.world
         environment = describe_environment(world_size=world.size, local_size=world.local_size)
-        record_environment(config.run_dir, environment, step=self.progress.step)
+        described = {**environment, "state_bytes": state_bytes(self.engine)}
+        record_environment(config.run_dir, described, step=self.progress.step)
         peak = min(config.optimizer.warmup_steps, config.max_steps)
         steps = sorted({peak, *(round(step) for step in np.linspace(1, config.max_steps, 500))})
         rates = [learning_rate(step, config.optimizer, width=config.model.width) for step in steps]

@@ -8,7 +8,7 @@ import dataclasses
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,13 +17,16 @@ from typing import Any
 from safetensors import safe_open
 
 from dist_transformer.config import TrainConfig, from_plain, read_json
-from dist_transformer.data.plan import Step
+from dist_transformer.data.events import LeftOut
+from dist_transformer.data.folder import DataFolder
+from dist_transformer.data.mixing import position_from_json
 from dist_transformer.data.shards import INDEX_FILE, TOKENIZER_FILE
-from dist_transformer.data.training_data import open_folders, open_training_data
+from dist_transformer.data.training_data import open_folders
 from dist_transformer.errors import UserError
 from dist_transformer.files import is_pickle, sha256_of
 from dist_transformer.training.checkpoint import CheckpointReader, checkpoint_problem
-from dist_transformer.training.ledger import batch_hash, read_ledger
+from dist_transformer.training.ledger import left_out_records, read_ledger
+from dist_transformer.training.replay import planned_steps
 from dist_transformer.training.stored_tensors import (
     checkpoint_shapes,
     differing_weight,
@@ -37,6 +40,7 @@ SETTINGS_FILE, LEDGER_FILE, POINTER_FILE = "config.json", "ledger.jsonl", "lates
 _NO_SETTINGS = ("data_sha256", "init_from_sha256", "deepspeed")
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 _WEIGHTS_NAME = re.compile(r"(step|ema)-(\d{8,})\.safetensors")
+_SHOWN_PROBLEMS = 5
 # What damaged or hostile content makes readers raise, besides errors in words.
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
@@ -49,20 +53,18 @@ class Check:
     """What was found, or what is wrong and the remedy."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedStep:
-    """What a step of a run must have trained on."""
-
-    step: Step
-    pair_hash: str
-    """As in the ledger: 16 hexadecimal digits."""
-
-
-def verify_run(run_dir: Path, data: Sequence[str] = (), on_step: Callable[[], object] = lambda: None) -> list[Check]:
+def verify_run(
+    run_dir: Path,
+    data: Sequence[str] = (),
+    *,
+    cache_dir: Path | None = None,
+    on_step: Callable[[], object] = lambda: None,
+) -> list[Check]:
     """Check everything that a run folder holds, and with `data` every step against the plan.
 
     Args:
-        data: the data folders that the run was trained on, in its order.
+        data: the data folders that the run was trained on, in its order, or their URLs.
+        cache_dir: for shards behind URLs; that of the run if not given.
         on_step: called after each step that is compared with the plan.
 
     Raises:
@@ -79,20 +81,9 @@ def verify_run(run_dir: Path, data: Sequence[str] = (), on_step: Callable[[], ob
     verification.check("latest", verification.pointer)
     verification.check("weights", verification.weights)
     if data:
-        verification.check("data", lambda: verification.data(data))
+        verification.check("data", lambda: verification.data(data, cache_dir))
         verification.check("sentences", lambda: verification.sentences(on_step))
     return verification.checks
-
-
-def planned_steps(config: TrainConfig) -> Iterator[PlannedStep]:
-    """The endless steps of a run, from the data alone: no model, no rank, no interruption."""
-    packs = config.batch.packs_per_step
-    # The hash does not depend on how a step was cut into micro-batches, so the whole step is one.
-    whole = dataclasses.replace(config.batch, packs_per_micro_batch=packs)
-    data = open_training_data(dataclasses.replace(config, batch=whole))
-    for step in data.plan.steps(data.plan.start(), packs):
-        pair_hash = int(batch_hash(data.stream.build(step.packs)))
-        yield PlannedStep(step=step, pair_hash=f"{pair_hash % 2**64:016x}")
 
 
 class _Verification:
@@ -104,7 +95,9 @@ class _Verification:
         self._config: TrainConfig | None = None
         self._described: dict[str, Any] = {}
         self._entries: list[dict[str, Any]] | None = None
+        self._left_out: list[LeftOut] = []
         self._with_data: TrainConfig | None = None
+        self._folders: Sequence[DataFolder] = ()
         self._whole: dict[int, CheckpointReader] = {}
 
     def check(self, what: str, action: Callable[[], str]) -> None:
@@ -125,11 +118,17 @@ class _Verification:
         return f"{SETTINGS_FILE} is complete: width {model.width}, {batch.packs_per_step} packs a step"
 
     def files(self) -> str:
-        count = 0
-        for parent, folders, files in os.walk(self.run_dir):
+        count, problems = 0, []
+        for parent, folders, files in os.walk(self.run_dir, onerror=_fail):
             for name in (*folders, *files):
-                _require_known(Path(parent) / name, self.run_dir)
+                try:
+                    _require_known(Path(parent) / name, self.run_dir)
+                except UserError as error:
+                    problems.append(str(error))
             count += len(files)
+        if problems:
+            more = len(problems) - _SHOWN_PROBLEMS
+            raise UserError("; ".join([*problems[:_SHOWN_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]))
         return f"{count:,} files: no link, no pickle, nothing temporary"
 
     def ledger(self) -> str:
@@ -137,8 +136,13 @@ class _Verification:
         entries = read_ledger(path)
         if not entries:
             raise UserError(f"{path} is empty: no step of this run is proven")
+        for record in left_out_records(entries):
+            if not all(type(value) is int and value >= 0 for value in record.values()):
+                raise UserError(f"{path}, step {record['step']}: left_out is not what a run writes: restore it")
+            self._left_out.append(LeftOut(**{name: value for name, value in record.items() if name != "step"}))
         self._entries = entries
-        return f"unbroken from step 1 to {len(entries):,}, {_target_tokens(entries):,} target tokens"
+        shards = f", shards left out {len(self._left_out):,} times" if self._left_out else ""
+        return f"unbroken from step 1 to {len(entries):,}, {_target_tokens(entries):,} target tokens{shards}"
 
     def checkpoint_folders(self) -> list[Path]:
         """Those that have a checkpoint's name; `files` reports what else there is."""
@@ -183,6 +187,8 @@ class _Verification:
                 f"{path / 'state.json'} does not continue the ledger at step {step:,} "
                 f"({state['target_tokens']!r} target tokens, the ledger has {tokens:,}): one of them is of another run"
             )
+        if state["left_out"] != left_out_records(entries[:step]):
+            raise UserError(f"{path / 'state.json'} states other shards as left out than the ledger: it was edited")
 
     def pointer(self) -> str:
         if not self.checkpoint_folders():
@@ -221,17 +227,26 @@ class _Verification:
         if step in self._whole and (name := differing_weight(file, self._whole[step], part=part)):
             raise UserError(f"{file}: {name!r} is not what the checkpoint of the step holds: {remedy}")
 
-    def data(self, places: Sequence[str]) -> str:
-        config = dataclasses.replace(self._known_config(), data=tuple(places), data_weights=())
-        folders = open_folders(config)
-        self._with_data = dataclasses.replace(self._known_config(), data=tuple(places))
-        for folder in folders:
-            folder.verify()
-        if [sha256_of(folder.path / INDEX_FILE) for folder in folders] != self._described.get("data_sha256"):
+    def data(self, places: Sequence[str], cache_dir: Path | None) -> str:
+        known = self._known_config()
+        if len(places) != len(known.data):
+            raise UserError(
+                f"the run was trained on {len(known.data)} data folder(s), not {len(places)}: give its --data"
+            )
+        config = dataclasses.replace(
+            known, data=tuple(places), cache_dir=cache_dir or known.cache_dir, on_bad_shard="skip"
+        )  # fmt: skip
+        self._folders = open_folders(config)
+        self._with_data = config
+        if [sha256_of(folder.path / INDEX_FILE) for folder in self._folders] != self._described.get("data_sha256"):
             raise UserError(f"{', '.join(places)} is not the data that the run was trained on: give its --data")
-        corpora = " + ".join(folder.index.corpus for folder in folders)
-        pairs = sum(folder.index.train.pairs for folder in folders)
-        return f"{corpora}, {pairs:,} pairs: the run's, and every file has its hash"
+        for corpus, folder in enumerate(self._folders):
+            # Whether these must be sound is known when their epochs are compared.
+            folder.verify(without={shard.shard for shard in self._left_out if shard.corpus == corpus})
+        corpora = " + ".join(folder.index.corpus for folder in self._folders)
+        pairs = sum(folder.index.train.pairs for folder in self._folders)
+        besides = " but for shards that the run left out" if self._left_out else ""
+        return f"{corpora}, {pairs:,} pairs: the run's, and every file{besides} has its hash"
 
     def sentences(self, on_step: Callable[[], object]) -> str:
         """Compare every step of the ledger with the plan."""
@@ -239,12 +254,20 @@ class _Verification:
         if self._with_data is None:
             raise UserError("not compared, for the data folder cannot be read (above)")
         wrong, planned = [], None
-        for entry, planned in zip(entries, planned_steps(self._with_data), strict=False):
-            number, step = entry["step"], planned.step
+        steps = planned_steps(self._with_data, self._left_out)
+        for entry in entries:
+            number = entry["step"]
+            try:
+                planned = next(steps)
+            except UserError as error:
+                raise UserError(f"not compared from step {number:,} on: {error}") from None
+            step = planned.step
             if (entry["hash"], entry["target_tokens"]) != (planned.pair_hash, step.target_tokens):
                 wrong.append(number)
-            elif number in self._whole and self._whole[number].state["position"] != step.position.to_json():
-                raise UserError(f"the checkpoint of step {number:,} continues at another place of the plan")
+            elif number in self._whole:
+                position = position_from_json(self._whole[number].state["position"])
+                if position != step.position:
+                    raise UserError(f"the checkpoint of step {number:,} continues at another place of the plan")
             on_step()
         if wrong:
             raise UserError(
@@ -253,7 +276,19 @@ class _Verification:
             )
         assert planned is not None
         epoch = planned.step.epoch + 1
-        return f"all {len(entries):,} steps trained on the planned sentences; the last in epoch {epoch}"
+        return (
+            f"all {len(entries):,} steps trained on the planned sentences; the last in epoch {epoch}"
+            f"{self._describe_left_out()}"
+        )
+
+    def _describe_left_out(self) -> str:
+        """By name, with the epochs."""
+        epochs: dict[Path, list[int]] = {}
+        for shard in self._left_out:
+            split = self._folders[shard.corpus].train
+            epochs.setdefault(split.folder / split.info.shards[shard.shard].file, []).append(shard.epoch + 1)
+        shown = (f"{file} (epoch {', '.join(map(str, sorted({*numbers})))})" for file, numbers in epochs.items())
+        return f"; left out: {', '.join(shown)}" if epochs else ""
 
     def _known_config(self) -> TrainConfig:
         if self._config is None:
@@ -264,6 +299,10 @@ class _Verification:
         if self._entries is None:
             raise UserError("not checked against the ledger, which cannot be read (above)")
         return self._entries
+
+
+def _fail(error: OSError) -> None:
+    raise error
 
 
 def _require_known(path: Path, run_dir: Path) -> None:

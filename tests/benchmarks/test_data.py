@@ -13,6 +13,7 @@ from dist_transformer.benchmarks.data import (
     own_works,
     peer_works,
     preparation_works,
+    write_text,
 )
 from dist_transformer.benchmarks.first_step import measure_first_step, simulate_lengths
 from dist_transformer.config import BatchConfig
@@ -78,6 +79,17 @@ def test_the_same_text_is_prepared_and_encoded(toy_data: DataFolder, tmp_path: P
         assert index.tokenizer_sha256 == toy_data.index.tokenizer_sha256
 
 
+def test_text_goes_on_from_the_start_of_a_smaller_corpus(toy_data: DataFolder, tmp_path: Path) -> None:
+    count = toy_data.train.info.pairs
+    (source, target), tokens = write_text(toy_data, tmp_path, pairs=count + 10, seed=1)
+    for file in (source, target):
+        lines = file.read_text(encoding="utf-8").splitlines()
+        assert len(lines) == count + 10
+        assert lines[count:] == lines[:10]
+    targets = toy_data.tokenizer().encode_batch(target.read_text(encoding="utf-8").splitlines())
+    assert tokens == sum(map(len, targets)) + count + 10
+
+
 def test_simulated_lengths_are_pairs_of_the_corpus(tmp_path: Path) -> None:
     pool = np.array([[1, 9], [2, 8], [3, 7]], dtype=np.uint16)
     simulate_lengths(pool, 3000, tmp_path / "a.npy", seed=1)
@@ -111,7 +123,9 @@ def test_a_first_step_that_cannot_be_planned_is_an_error(toy_data: DataFolder, t
         measure_first_step(tmp_path / "a.npy", batch, pairs_per_shard=5, seed=1)
 
 
-@pytest.mark.parametrize(("name", "value"), [("seconds", 0.0), ("repeats", 0), ("pairs", -1), ("text_pairs", 3)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("seconds", 0.0), ("repeats", 0), ("pairs", -1), ("text_pairs", 3), ("memory_pairs", 3)]
+)
 def test_settings_that_measure_nothing_are_refused(name: str, value: float, toy_data: DataFolder) -> None:
     with pytest.raises(UserError, match=f"{name} is {value}"):
         DataBenchmark(data=toy_data.path, **{name: value})
@@ -121,7 +135,7 @@ def test_settings_that_measure_nothing_are_refused(name: str, value: float, toy_
 def test_the_tool_prints_a_table_and_writes_a_result(toy_data: DataFolder, tmp_path: Path) -> None:
     file = tmp_path / "data.json"
     command = [sys.executable, "tools/benchmark.py", "data", "--data", toy_data.path, "--json", file]
-    small = ["--seconds", 0.01, "--repeats", 2, "--pairs", 100_000, "--text-pairs", 50]
+    small = ["--seconds", 0.01, "--repeats", 2, "--pairs", 100_000, "--text-pairs", 50, "--memory-pairs", 60]
     output = run_command(*command, *small)
     table = output[output.index("target tokens/s") :].splitlines()
     assert max(map(len, table)) <= 80
@@ -135,5 +149,8 @@ def test_the_tool_prints_a_table_and_writes_a_result(toy_data: DataFolder, tmp_p
     assert len(figures["target_tokens_per_second"]) == 10
     assert figures["simulated_index"]["pairs"] == 100_000
     assert 90 < figures["fill_percent"]["both"] <= 100
+    memory = figures["preparation_memory"]
+    assert [memory[size]["pairs"] for size in ("1x", "10x")] == [60, 600]
+    assert all(20 < found["before_mib"] < found["peak_mib"] < 1000 for found in memory.values())
     output = run_command(*command[:-1], tmp_path / "none" / "a.json", *small, status=1)
     assert "is in no folder that exists" in output

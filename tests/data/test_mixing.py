@@ -95,9 +95,9 @@ def test_tokens_come_from_the_right_corpus(tmp_path: Path) -> None:
         splits.append(Split(folder, write_split(folder, [write_shard(folder / "train-00000.arrow", rows, longer)])))
     corpora = Corpora(splits)
     assert corpora.longest == (2, 3)
-    assert corpora.sizes(np.array([4, 0])).tolist() == [[2, 3], [2, 3]]
+    assert corpora.sizes(np.array([4, 0])).tolist() == [[2, 2], [3, 3]]
     source, target = np.zeros(3, dtype=np.int64), np.zeros(6, dtype=np.int64)
-    corpora.copy_tokens(np.array([4, 0, 3]), source, target, np.array([[0, 0], [2, 2], [1, 4]]))
+    corpora.copy_tokens(np.array([4, 0, 3]), source, target, np.array([[0, 2, 1], [0, 2, 4]]))
     assert source.tolist() == [101, 100, 0]
     assert target.tolist() == [101, 101, 0, 0, 100, 100]
 

@@ -114,7 +114,7 @@ def test_a_shard_that_stays_bad_is_named(remote: MemoryFileSystem, tmp_path: Pat
             all_tokens(folder)
         assert cached(folder) == ["train-00000.arrow"]
     remote.rm("/bucket/toy/train-00001.arrow")
-    assert open_remote(tmp_path).train.read_problems([0, 1]).keys() == {1}
+    assert open_remote(tmp_path).train.hold([0, 1]).keys() == {1}
     with pytest.raises(UserError, match=r"memory://bucket/toy/train-00001\.arrow is missing"):
         all_tokens(open_remote(tmp_path))
 
@@ -131,7 +131,7 @@ def test_a_cache_that_is_gone_is_a_problem_in_words(remote: MemoryFileSystem, tm
     """Not an error of one rank, for which the others would wait."""
     folder = open_remote(tmp_path)
     shutil.rmtree(folder.path)
-    assert folder.train.read_problems([1]) == {
+    assert folder.train.hold([1]) == {
         1: f"train-00001.arrow in {folder.path} cannot be read (No such file or directory): check that folder, its "
         "rights and its free space"
     }

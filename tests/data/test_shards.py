@@ -1,5 +1,4 @@
 import dataclasses
-import gc
 import json
 import mmap
 import os
@@ -18,6 +17,7 @@ from dist_transformer.data.shards import (
     DataIndex,
     TextInfo,
     TokenLists,
+    copy_rows,
     write_index,
     write_shard,
     write_split,
@@ -136,24 +136,38 @@ def test_lengths_beyond_uint16_are_kept(tmp_path: Path) -> None:
     assert split.tokens(np.array([1]))[0].tolist() == [5]
 
 
-def open_maps(folder: Path) -> int:
-    return sum(".arrow" in line and str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
+def test_few_shards_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for one, the first is read again when it is asked for again."""
+    monkeypatch.setattr(folder_module, "_KEPT_SHARDS", 1)
+    train = DataFolder.open(folder).train
+    train.tokens(np.array([0]))
+    (folder / "train-00000.arrow").rename(folder / "elsewhere")
+    assert train.tokens(np.array([0]))[0].tolist() == [10, 11]
+    train.tokens(np.array([4]))
+    with pytest.raises(UserError, match=r"train-00000\.arrow cannot be read \(No such file or directory\)"):
+        train.tokens(np.array([0]))
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc to see memory maps")
-def test_shards_are_mapped_when_used_and_few_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_module, "_OPEN_SHARDS", 1)
-    data = DataFolder.open(folder)
-    assert open_maps(folder) == 0
-    kept = data.train.tokens(np.array([0]))
-    assert open_maps(folder) == 1
-    data.train.tokens(np.array([4, 0]))
-    gc.collect()
-    assert open_maps(folder) == 1
-    data.close()
-    gc.collect()
-    assert open_maps(folder) == 0
-    assert kept[0].tolist() == [10, 11]
+def test_held_shards_do_not_feel_what_becomes_of_their_files(folder: Path) -> None:
+    """Cut short, overwritten in place, removed: what was verified is what is used, until others are held."""
+    train = DataFolder.open(folder).train
+    assert train.hold([0, 1]) == {}
+    os.truncate(folder / "train-00000.arrow", 10)
+    with (folder / "train-00001.arrow").open("r+b") as file:
+        file.write(b"x" * 200)
+    assert train.tokens(np.array([4, 0]))[0].tolist() == [17, 18, 10, 11]
+    # The next window needs the second shard; packs of this one may still wait.
+    assert train.hold([1]) == {}
+    assert train.tokens(np.array([0]))[0].tolist() == [10, 11]
+    train.forget_past()
+    assert train.tokens(np.array([4]))[0].tolist() == [17, 18]
+    with pytest.raises(UserError, match=r"train-00000\.arrow has 10 bytes where the index states"):
+        train.tokens(np.array([0]))
+    problems = train.hold([0])
+    train.forget_past()
+    assert problems.keys() == train.hold([0]).keys() == {0}
+    with pytest.raises(UserError, match=r"train-00001\.arrow is damaged"):
+        train.tokens(np.array([4]))
 
 
 def test_valid_text_is_untouched(folder: Path) -> None:
@@ -194,6 +208,109 @@ def test_truncated_file_is_named_at_opening(folder: Path, name: str) -> None:
     os.truncate(folder / name, (folder / name).stat().st_size - 1)
     with pytest.raises(UserError, match=name):
         DataFolder.open(folder)
+
+
+def damage(shard: Path, kind: str) -> None:
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 8
+    if kind == "flipped":
+        shard.write_bytes(content)
+    elif kind == "cut short":
+        os.truncate(shard, len(content) - 1)
+    elif kind == "longer":
+        shard.write_bytes(shard.read_bytes() + b"x")
+    elif kind == "missing":
+        shard.unlink()
+    elif kind == "another's":
+        shard.write_bytes((shard.parent / "train-00000.arrow").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("flipped", r"is damaged or from another folder, for its SHA-256 is not the index's: copy the data folder"),
+        ("cut short", r"bytes where the index states .*: copy the data folder again"),
+        ("longer", r"bytes where the index states .*: copy the data folder again"),
+        ("missing", r"cannot be read \(No such file or directory\): copy the data folder again"),
+        ("another's", r"bytes where the index states .*: copy the data folder again"),
+    ],
+)
+def test_a_shard_that_went_bad_after_opening_is_found_at_its_first_use(folder: Path, kind: str, message: str) -> None:
+    """And no other shard is."""
+    train = DataFolder.open(folder).train
+    damage(folder / "train-00001.arrow", kind)
+    assert train.tokens(np.array([0]))[0].tolist() == [10, 11]
+    with pytest.raises(UserError, match=rf"train-00001\.arrow {message}|train-00001\.arrow has \d+ {message}"):
+        train.tokens(np.array([4]))
+
+
+@pytest.mark.parametrize("kind", ["flipped", "cut short", "missing"])
+def test_a_bad_shard_may_be_left_to_its_first_use(folder: Path, kind: str) -> None:
+    """For a run that goes on without it; a name or a link that leads elsewhere is refused all the same."""
+    damage(folder / "train-00001.arrow", kind)
+    train = DataFolder.open(folder, shards_may_be_bad=True).train
+    assert train.hold([0, 1]).keys() == {1}
+    (folder / "train-00001.arrow").unlink(missing_ok=True)
+    (folder / "train-00001.arrow").symlink_to(folder / "train-00000.arrow")
+    with pytest.raises(UserError, match=r"train-00001\.arrow is not a regular file"):
+        DataFolder.open(folder, shards_may_be_bad=True)
+    reindex(folder, 1, file="../train-00001.arrow")
+    with pytest.raises(UserError, match="is not a plain file name"):
+        DataFolder.open(folder, shards_may_be_bad=True)
+
+
+def reindex(folder: Path, number: int, **changes: Any) -> None:
+    """Edit what the index says of a training shard."""
+    train = json.loads((folder / "index.json").read_text())["train"]
+    train["shards"][number] |= changes
+    edit_index(folder, train=train)
+
+
+def test_a_shard_of_another_vocabulary_is_found_though_the_index_agrees(folder: Path) -> None:
+    """Its own hash in an edited index: the ids would lie outside the embedding."""
+    lists = [TokenLists.from_lists(side, np.uint16) for side in ([[13, 14, 999], [16], [17, 18]], TARGETS[1])]
+    info = write_shard(folder / "train-00001.arrow", *lists)
+    reindex(folder, 1, bytes=info.bytes, sha256=info.sha256)
+    size = json.loads((folder / "index.json").read_text())["vocab_size"]
+    with pytest.raises(
+        UserError, match=rf"train-00001\.arrow holds id 999, but the vocabulary of the index has {size}"
+    ):
+        DataFolder.open(folder).train.tokens(np.array([4]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 20}, r"train-00000\.arrow holds id 20, but the vocabulary of the index has 20"),
+        ({"source_tokens": 6}, r"train-00000\.arrow does not hold the tokens that the index states"),
+        ({"target_tokens": 2}, r"train-00000\.arrow does not hold the tokens that the index states"),
+        ({"max_target_tokens": 1}, r"train-00000\.arrow does not hold the tokens that the index states, or longer"),
+        ({"sha256": "0" * 64}, r"train-00000\.arrow is damaged or from another folder"),
+        ({"pairs": 3}, r"lengths\.npy holds uint16 of shape \(5, 2\) where \(6, 2\) was stated"),
+        ({"bytes": 7}, r"train-00000\.arrow has \d+ bytes where the index states 7"),
+    ],
+)
+def test_an_edited_index_is_found_before_a_batch_is_made(folder: Path, changes: dict[str, Any], message: str) -> None:
+    (name, value) = next(iter(changes.items()))
+    if name == "vocab_size":
+        edit_index(folder, **changes)
+    elif name.startswith("max_"):
+        edit_index(folder, train=json.loads((folder / "index.json").read_text())["train"] | changes)
+    else:
+        reindex(folder, 0, **{name: value})
+    with pytest.raises(UserError, match=rf"{message}.*: copy the data folder again"):
+        DataFolder.open(folder).train.tokens(np.array([0]))
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [np.ones((4, 2), np.uint16), np.ones((5, 3), np.uint16), np.ones((5, 2), np.float32), np.ones((5, 2), np.uint16)],
+    ids=["too few", "three sides", "floats", "other lengths"],
+)
+def test_lengths_that_are_not_the_shards_are_found(folder: Path, lengths: np.ndarray) -> None:
+    np.save(folder / "lengths.npy", lengths)
+    with pytest.raises(UserError, match=r"lengths\.npy (holds|states).*: copy the data folder again"):
+        DataFolder.open(folder).train.tokens(np.array([0]))
 
 
 def test_shard_that_is_not_the_one_indexed_is_found_when_used(folder: Path) -> None:
@@ -248,3 +365,14 @@ def test_folder_that_is_no_data_folder(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text("{")
     with pytest.raises(UserError, match=r"index\.json is not JSON"):
         DataFolder.open(tmp_path)
+
+
+def test_rows_of_several_lists_are_copied_to_their_places() -> None:
+    narrow = TokenLists.from_lists([[1, 2], [], [3]], np.uint16)
+    wide = TokenLists.from_lists([[70_000, 5, 6]], np.uint32)
+    parts = [(narrow, np.array([2, 1, 0])), (wide, np.array([0])), (narrow, np.array([], dtype=np.int64))]
+    out = np.full(8, -1)
+    copy_rows(parts, np.array([1, 0, 2, 3]), out, np.array([7, 0, 4, 0]))
+    assert out.tolist() == [70_000, 5, 6, -1, 1, 2, -1, 3]
+    assert narrow.take(np.array([2, 1, 0, 2])).lengths.tolist() == [1, 0, 2, 1]
+    assert narrow.take(np.array([1, 1])).values.tolist() == []

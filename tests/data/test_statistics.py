@@ -11,7 +11,7 @@ from dist_transformer.data.shards import TokenLists, write_shard, write_split
 from dist_transformer.data.statistics import (
     Lengths,
     count_lengths,
-    epoch_fill,
+    first_epoch,
     histogram_edges,
     length_histograms,
     printable,
@@ -56,16 +56,20 @@ def test_fill_by_hand(tmp_path: Path) -> None:
     """Four pairs of 5 + 4 tokens go two to a pack; one of 11 source tokens fits none."""
     split = make_split(tmp_path, [(5, 4), (5, 4), (11, 4), (5, 4), (5, 4)])
     budgets = Budgets(max_source_tokens=10, max_target_tokens=16, max_sentences=3)
-    fill = epoch_fill(split, budgets, window_shards=1, seed=1)
-    assert (fill.packs, fill.pairs, fill.unfit_pairs) == (2, 4, 1)
-    assert (fill.source, fill.target, fill.both) == (1.0, 0.5, 36 / 52)
+    epoch = first_epoch(split, budgets, window_shards=1, seed=1)
+    assert (epoch.totals.packs, epoch.totals.pairs, epoch.unfit_pairs, epoch.left_out_pairs) == (2, 4, 1, 0)
+    assert (epoch.source_fill, epoch.target_fill, epoch.fill) == (1.0, 0.5, 36 / 52)
 
 
 def test_an_epoch_has_every_pair_once(toy_data: DataFolder) -> None:
     budgets = Budgets(max_source_tokens=400, max_target_tokens=400, max_sentences=50)
-    fill = epoch_fill(toy_data.train, budgets, window_shards=2, seed=1)
+    totals = first_epoch(toy_data.train, budgets, window_shards=2, seed=1).totals
     info = toy_data.train.info
-    assert (fill.pairs, fill.source_tokens, fill.target_tokens) == (info.pairs, info.source_tokens, info.target_tokens)
+    assert (totals.pairs, totals.source_tokens, totals.target_tokens) == (
+        info.pairs,
+        info.source_tokens,
+        info.target_tokens,
+    )
 
 
 def test_a_histogram_by_hand() -> None:

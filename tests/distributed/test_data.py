@@ -1,20 +1,24 @@
 """Where the sentences come from, on real ranks: behind a URL, from several folders, with a shard that is damaged."""
 
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dist_transformer.data.folder import DataFolder
 from dist_transformer.training.ledger import read_ledger
 from dist_transformer.training.metrics import read_records
+from tests.conftest import run_command
 from tests.distributed.test_runs import train
 
 pytestmark = pytest.mark.slow
 
-# An epoch of the toy corpus is about 35 steps, in four windows.
+# An epoch of the toy corpus is about 75 steps, in four windows.
 STEPS = ("--batch.window-shards", 1, "--precision", "fp32", "--save-every", 25, "--keep-checkpoints", 1)
 
 
@@ -55,24 +59,53 @@ def test_a_damaged_shard_ends_all_ranks_with_its_name(damaged: Path, tmp_path: P
     assert "Traceback" not in output
 
 
-def test_a_damaged_shard_is_left_out_alike_on_any_world(
-    ledger: list[dict[str, Any]], damaged: Path, tmp_path: Path
+def test_bad_shards_are_left_out_alike_on_any_world_and_after_a_resume(
+    toy_data: DataFolder, damaged: Path, tmp_path: Path
 ) -> None:
-    output = train(1, damaged, tmp_path / "one", "--max-steps", 50, *STEPS, "--on-bad-shard", "skip")
-    assert "left out: " in output
+    """Two ranks stop inside a window, one of whose shards is then cut short: they go on without what it still had.
+
+    An epoch without the third shard is 61 steps.
+    """
+    flags = (*STEPS[2:], "--batch.window-shards", 2, "--on-bad-shard", "skip")
+    output = train(1, damaged, tmp_path / "one", "--max-steps", 65, *flags)
+    assert "left out of epoch 1: " in output
     assert "train-00002.arrow is damaged" in output
-    train(2, damaged, tmp_path / "two", "--max-steps", 50, *STEPS, "--on-bad-shard", "skip")
+    two_dir = tmp_path / "two"
+    train(2, damaged, two_dir, "--max-steps", 25, *flags)
     one, two = (read_ledger(tmp_path / name / "ledger.jsonl") for name in ("one", "two"))
-    assert one == two
-    assert [read_records(tmp_path / name, "train")[-1]["left_out_shards"] for name in ("one", "two")] == [1, 1]
-    # The shard is not in the first window.
-    assert one[0] == ledger[0]
-    assert one != ledger
+    assert one[:25] == two
+    epoch = read_records(tmp_path / "one", "epoch")[0]
+    info = toy_data.train.info
+    assert (epoch["pairs"], epoch["left_out_pairs"]) == (info.pairs - info.shards[2].pairs, info.shards[2].pairs)
+    position = json.loads((two_dir / "checkpoints/step-00000025/state.json").read_text())["position"]
+    assert position["packs_consumed"] > 0
+    order = np.random.default_rng([1, position["epoch"]]).permutation(4)
+    used = next(shard for shard in order[2 * position["window"] :][:2].tolist() if shard != 2)
+    os.truncate(damaged / f"train-{used:05}.arrow", 1000)
+    output = train(2, damaged, two_dir, "--max-steps", 65, *flags)
+    assert f"step 26: left out of epoch {position['epoch'] + 1} after a part of it was used: " in output
+    assert "Traceback" not in output
+    two = read_ledger(two_dir / "ledger.jsonl")
+    assert one[:25] == two[:25]
+    assert read_records(two_dir, "train")[-1]["left_out_shards"] == 2
+    verify_what_was_left_out(two_dir, toy_data.path, damaged, used)
+
+
+def verify_what_was_left_out(run_dir: Path, sound: Path, damaged: Path, used: int) -> None:
+    """tools/verify_run.py makes the same plan from the sound data; the damaged one lacks what the run has used."""
+    verify = [sys.executable, "tools/verify_run.py", run_dir, "--data"]
+    output = run_command(*verify, sound)
+    assert "all 65 steps trained on the planned sentences" in output
+    assert f"{sound}/train-{used:05}.arrow (epoch 1" in output
+    assert f"{sound}/train-00002.arrow (epoch 1" in output
+    output = run_command(*verify, damaged, status=1)
+    assert f"train-{used:05}.arrow has 1,000 bytes where the index states" in output
+    assert output.count("FAIL  ") == 1
 
 
 def test_mixed_folders_on_any_world_and_after_a_resume(toy_data: DataFolder, tmp_path: Path) -> None:
     """The same folder twice, as 3 : 1; the second time behind a URL."""
-    flags = ("--data-weights", 3, 1, "--cache-dir", tmp_path / "cache", *STEPS)
+    flags = ("--data-weights", 3, 1, "--cache-dir", tmp_path / "cache", *STEPS, "--batch.packs-per-step", 10)
     places: Any = [toy_data.path, f"file://{toy_data.path}"]
     for ranks, run, ends in ((1, tmp_path / "one", (50,)), (2, tmp_path / "two", (25, 50))):
         for end in ends:
@@ -82,3 +115,17 @@ def test_mixed_folders_on_any_world_and_after_a_resume(toy_data: DataFolder, tmp
     state = json.loads((tmp_path / "two" / "checkpoints" / "step-00000050" / "state.json").read_text())
     first, second = state["position"]["target_tokens"]
     assert first / second == pytest.approx(3, abs=0.1)
+    # The first corpus ends an epoch after the resume that began before it; the shards' totals are in its index.
+    epochs = read_records(tmp_path / "two", "epoch")
+    assert epochs == read_records(tmp_path / "one", "epoch")
+    info = toy_data.train.info
+    assert [(epoch["corpus"], epoch["epoch"], epoch["pairs"], epoch["left_out_pairs"]) for epoch in epochs] == [
+        (0, 0, info.pairs, 0)
+    ]
+    assert epochs[0]["step"] > 25
+    assert [epochs[0][f"{side}_tokens"] for side in ("source", "target")] == [info.source_tokens, info.target_tokens]
+    output = run_command(
+        sys.executable, "tools/verify_run.py", tmp_path / "two", "--cache-dir", tmp_path / "other", "--data", *places
+    )
+    assert "all 50 steps trained on the planned sentences; the last in epoch" in output
+    assert len(list((tmp_path / "other").rglob("*.arrow"))) == 5

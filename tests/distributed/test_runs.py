@@ -258,6 +258,17 @@ def test_the_best_weights_stay_and_validation_changes_nothing(toy_data: DataFold
     assert f"BLEU {records[-1]['bleu']:.1f} (5 lines)" in output
 
 
+def test_the_plan_of_a_run_beside_what_it_measured(worlds: dict[int, Path]) -> None:
+    """Two ranks at ZeRO-1 in fp32; on a CPU no speed is predicted."""
+    output = run_command(sys.executable, "tools/plan_run.py", "--against", worlds[2])
+    rows = {line.split(",")[0]: line.split()[-3:] for line in output.splitlines() if "MiB " in line or ", ms" in line}
+    for name in ("states between steps", "checkpoint"):
+        assert 0.9 < float(rows[name][2]) < 1.1, output
+    assert (rows["peak memory"][0], rows["a step"][0]) == ("—", "—")
+    assert float(rows["peak memory"][1].replace(",", "")) > 100
+    assert "machine   1 node(s) with 2 x CPU process, ZeRO-1" in output
+
+
 def test_mode_checks_a_run_before_it_is_queued(toy_data: DataFolder) -> None:
     command = [sys.executable, "-m", "dist_transformer.train", "--test-mode", *SMALL]
     output = run_command(*command, "--data", toy_data.path, "--optimizer.peak-lr", 2e-2)

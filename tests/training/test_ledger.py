@@ -1,4 +1,5 @@
 import dataclasses
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from dist_transformer.data.events import LeftOut
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.errors import UserError
 from dist_transformer.packed import IGNORED, PackedBatch, pack_side
-from dist_transformer.training.ledger import Ledger, batch_hash, read_ledger, truncate_jsonl
+from dist_transformer.training.ledger import Ledger, batch_hash, left_out_records, read_ledger, truncate_jsonl
 
 Pair = tuple[list[int], list[int]]
 PAIRS: list[Pair] = [([10, 11, 12], [20, 21]), ([13], [22, 23, 24]), ([14, 15], [25]), ([], [26]), ([16, 17], [])]
@@ -149,6 +151,29 @@ def read_after(path: Path, *hashes: int) -> list[dict[str, Any]]:
         ledger.add(step, pair_hash=pair_hash, target_tokens=100)
     ledger.flush()
     return read_ledger(path)
+
+
+LEFT_OUT = LeftOut(corpus=1, shard=7, epoch=2, window=3, packs=4)
+
+
+def test_shards_that_were_left_out_come_back_and_are_chained(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.add(1, pair_hash=1, target_tokens=100)
+    ledger.add(2, pair_hash=2, target_tokens=100, left_out=(LEFT_OUT,))
+    ledger.flush()
+    entries = read_ledger(path)
+    record = {"step": 2, "corpus": 1, "shard": 7, "epoch": 2, "window": 3, "packs": 4}
+    assert left_out_records(entries) == [record]
+    # By hand: the line as it was without shards, and these as sorted JSON.
+    said = '[{"corpus": 1, "epoch": 2, "packs": 4, "shard": 7, "window": 3}]'
+    text = f"{entries[0]['chain']} 2 0000000000000002 100 {said}"
+    assert entries[1]["chain"] == hashlib.sha256(text.encode()).hexdigest()
+    assert entries[0]["chain"] == hashlib.sha256(f"{'0' * 64} 1 0000000000000001 100".encode()).hexdigest()
+    lines = path.read_text().splitlines()
+    for edited in (lines[1].replace('"shard": 7', '"shard": 8'), lines[1].replace('"left_out"', '"other"')):
+        path.write_text(f"{lines[0]}\n{edited}\n")
+        with pytest.raises(UserError, match="line 2: the chain is broken"):
+            read_ledger(path)
 
 
 def test_no_ledger_is_empty(path: Path) -> None:

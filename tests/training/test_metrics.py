@@ -20,6 +20,8 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugin_util import markdown_to_safe_html
 
+from dist_transformer.data.events import EpochSummary, Totals
+from dist_transformer.data.packing import Budgets
 from dist_transformer.evaluation.samples import Sample, SampleSheet
 from dist_transformer.model.positions import sinusoidal_positions
 from dist_transformer.training.metrics import Reporter, format_seconds, perplexity, read_records, samples_table
@@ -81,6 +83,38 @@ def test_records_of_a_kind(reporter: Reporter, tmp_path: Path) -> None:
         reporter.record("valid", step, {"loss": 10.0 * step})
     assert [record["loss"] for record in read_records(tmp_path, "valid")] == [10.0, 20.0]
     assert read_records(tmp_path, "end") == []
+
+
+def epoch_of(corpus: int) -> EpochSummary:
+    return EpochSummary(
+        corpus=corpus, epoch=2, budgets=Budgets(max_source_tokens=100, max_target_tokens=300, max_sentences=9),
+        totals=Totals(packs=10, pairs=1234, source_tokens=900, target_tokens=2940), unfit_pairs=7, left_out_pairs=50,
+    )  # fmt: skip
+
+
+def test_an_epoch_by_hand(reporter: Reporter, tmp_path: Path) -> None:
+    """900 of 10 · 100 source tokens, 2,940 of 10 · 300 target tokens, 3,840 of 4,000 together."""
+    text = reporter.epoch(35, epoch_of(0), corpora=["toy"])
+    assert text == (
+        "step 35: epoch 3 done: 1,234 pairs in 10 packs, 900 source and 2,940 target tokens, budgets 96.0% full "
+        "(source 90.0%, target 98.0%); without 7 pairs too long for a pack and 50 of shards left out"
+    )
+    assert lines_of(tmp_path) == [
+        {"kind": "epoch", "step": 35, "corpus": 0, "epoch": 2, "packs": 10, "pairs": 1234, "source_tokens": 900,
+         "target_tokens": 2940, "fill": 0.96, "source_fill": 0.9, "target_fill": 0.98, "unfit_pairs": 7,
+         "left_out_pairs": 50}
+    ]  # fmt: skip
+    reporter.close()
+    assert scalars(tmp_path)["epoch/pairs"] == [(35, 1234.0)]
+    assert scalars(tmp_path)["epoch/fill"] == [(35, pytest.approx(0.96))]
+
+
+def test_epochs_of_several_corpora_are_told_apart(reporter: Reporter, tmp_path: Path) -> None:
+    texts = [reporter.epoch(35, epoch_of(corpus), corpora=["news", "talks"]) for corpus in (0, 1)]
+    assert [text[:30] for text in texts] == ["step 35: epoch 3 of news done:", "step 35: epoch 3 of talks done"]
+    assert [record["corpus"] for record in read_records(tmp_path, "epoch")] == [0, 1]
+    reporter.close()
+    assert {"epoch/corpus_1/fill", "epoch/corpus_2/fill"} <= scalars(tmp_path).keys()
 
 
 def test_a_resumed_run_appends(tmp_path: Path) -> None:

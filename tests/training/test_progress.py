@@ -40,7 +40,8 @@ def test_patience_needs_the_best_even_when_none_is_kept() -> None:
 
 def test_a_checkpoint_gives_it_back() -> None:
     progress, _ = ranked([2.0, 1.0], "nll", keep=2)
-    progress.position = Position(epoch=1, window=2, packs_consumed=3, carry_over=(4, 5))
+    progress.position = Position(epoch=1, window=2, packs_consumed=3, carry_over=(4, 5), left_out=((6, 0), (7, 2)))
+    progress.left_out = [{"step": 9, "corpus": 0, "shard": 6, "epoch": 1, "window": 2, "packs": 0}]
     assert Progress.from_json(json.loads(json.dumps(progress.to_json()))) == progress
 
 

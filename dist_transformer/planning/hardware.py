@@ -1,0 +1,109 @@
+"""GPUs that a run can be planned for: what their makers state.
+
+Rates are for dense matrices, without sparsity. Memory is what torch reports, rounded down. `node_gbit` is the network
+of the maker's own server (DGX) where there is one, and else a guess; --network-gbit says what a cluster has.
+"""
+
+import re
+from dataclasses import dataclass
+
+from dist_transformer.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuKind:
+    memory_gib: float
+    bf16_tflops: float | None
+    """With sums in fp32; None: the GPU has no bf16."""
+    fp32_tflops: float
+    """Outside the matrix units."""
+    memory_gb_per_second: float
+    link_gb_per_second: float
+    """To the other GPUs of its node, one way: half of what NVLink is sold as, or PCI Express."""
+    node_gbit: float
+    """Network of a node, one way."""
+
+
+GPUS: dict[str, GpuKind] = {
+    # NVIDIA HGX B200 and DGX B200 datasheets, an eighth of each; 8 x 400 Gbit/s.
+    "b200": GpuKind(
+        memory_gib=178, bf16_tflops=2250, fp32_tflops=75, memory_gb_per_second=8000, link_gb_per_second=900,
+        node_gbit=3200,
+    ),
+    # NVIDIA H200 and H100 (SXM) datasheets; DGX H100: 8 x 400 Gbit/s.
+    "h200": GpuKind(
+        memory_gib=139, bf16_tflops=989, fp32_tflops=67, memory_gb_per_second=4800, link_gb_per_second=450,
+        node_gbit=3200,
+    ),
+    "h100": GpuKind(
+        memory_gib=79, bf16_tflops=989, fp32_tflops=67, memory_gb_per_second=3350, link_gb_per_second=450,
+        node_gbit=3200,
+    ),
+    # NVIDIA A100 (SXM) datasheet; DGX A100: 8 x 200 Gbit/s.
+    "a100-80": GpuKind(
+        memory_gib=79, bf16_tflops=312, fp32_tflops=19.5, memory_gb_per_second=2039, link_gb_per_second=300,
+        node_gbit=1600,
+    ),
+    "a100-40": GpuKind(
+        memory_gib=39, bf16_tflops=312, fp32_tflops=19.5, memory_gb_per_second=1555, link_gb_per_second=300,
+        node_gbit=1600,
+    ),
+    # NVIDIA L40S datasheet; PCI Express 4.0 x16.
+    "l40s": GpuKind(
+        memory_gib=44, bf16_tflops=362, fp32_tflops=91.6, memory_gb_per_second=864, link_gb_per_second=32,
+        node_gbit=200,
+    ),
+    # NVIDIA A10 datasheet; PCI Express 4.0 x16.
+    "a10": GpuKind(
+        memory_gib=22, bf16_tflops=125, fp32_tflops=31.2, memory_gb_per_second=600, link_gb_per_second=32,
+        node_gbit=100,
+    ),
+    # NVIDIA V100 (SXM2) datasheet; DGX-1: 4 x 100 Gbit/s.
+    "v100-32": GpuKind(
+        memory_gib=31, bf16_tflops=None, fp32_tflops=15.7, memory_gb_per_second=900, link_gb_per_second=150,
+        node_gbit=400,
+    ),
+    "v100-16": GpuKind(
+        memory_gib=15, bf16_tflops=None, fp32_tflops=15.7, memory_gb_per_second=900, link_gb_per_second=150,
+        node_gbit=400,
+    ),
+    # NVIDIA Ada and Ampere GA102 whitepapers; PCI Express 4.0 x16.
+    "rtx4090": GpuKind(
+        memory_gib=23, bf16_tflops=165, fp32_tflops=82.6, memory_gb_per_second=1008, link_gb_per_second=32,
+        node_gbit=10,
+    ),
+    "rtx3090": GpuKind(
+        memory_gib=23, bf16_tflops=71, fp32_tflops=35.6, memory_gb_per_second=936, link_gb_per_second=32,
+        node_gbit=10,
+    ),
+}  # fmt: skip
+CPU = "cpu"
+
+
+def gpu_kind(name: str, precision: str) -> GpuKind | None:
+    """None for `cpu`.
+
+    Raises:
+        UserError: unknown, or without the precision.
+    """
+    if name == CPU:
+        return None
+    if name not in GPUS:
+        raise UserError(f"--gpu {name} is unknown: choose one of {', '.join(GPUS)}, or {CPU}")
+    kind = GPUS[name]
+    if precision == "bf16" and kind.bf16_tflops is None:
+        raise UserError(f"--gpu {name} has no bf16: plan and train with --precision fp32, or choose another GPU")
+    return kind
+
+
+def kind_of_device(described: str) -> str | None:
+    """The name in the table of a device as torch names it: `NVIDIA H100 80GB HBM3, 79 GiB` → `h100`."""
+    words = re.findall(r"[a-z0-9]+", described.lower().replace("rtx ", "rtx"))
+    exact = [name for name in GPUS if name in words]
+    if exact:
+        return exact[0]
+    # Of one family, by memory.
+    families = [name for name in GPUS if name.partition("-")[0] in words]
+    size = described.rpartition(", ")[2].removesuffix(" GiB")
+    fitting = [name for name in families if size.isdigit() and GPUS[name].memory_gib <= int(size)]
+    return max(fitting, key=lambda name: GPUS[name].memory_gib, default=None)

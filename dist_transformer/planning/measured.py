@@ -1,0 +1,151 @@
+"""What a run folder says of a run, for a look beside its plan."""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dist_transformer.config import TrainConfig, from_plain, read_json
+from dist_transformer.environment import read_environments
+from dist_transformer.errors import UserError
+from dist_transformer.planning.hardware import CPU, kind_of_device
+from dist_transformer.planning.memory import SENTENCE_TOKENS
+from dist_transformer.planning.plan import Cluster, RunPlan, Workload, look_at_work
+from dist_transformer.training.metrics import read_records
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredRun:
+    config: TrainConfig
+    ds_config: dict[str, Any]
+    nodes: int
+    ranks_per_node: int
+    gpu: str
+    """Its name in the table of GPUs, or `cpu`."""
+    machine: str
+    steps: int
+    train_seconds: float
+    target_tokens_per_second: float
+    fill: float
+    training_flops: int
+    """Of the steps so far."""
+    state_bytes: int | None
+    peak_bytes: int | None
+    checkpoint_bytes: int | None
+    """Of the newest, its tensors and state."""
+
+    def cluster(self, given: Cluster) -> Cluster:
+        """Where it ran; the assumptions are the given ones."""
+        return Cluster(
+            nodes=self.nodes, gpus=self.ranks_per_node, gpu=self.gpu, network_gbit=given.network_gbit,
+            job_hours=given.job_hours, mfu=given.mfu,
+        )  # fmt: skip
+
+    def workload(self) -> Workload:
+        """Of its data; where that is elsewhere by now, of what the run recorded."""
+        with suppress(UserError):
+            return look_at_work(self.config)
+        batch = self.config.batch
+        return Workload(
+            vocab_size=self.config.model.vocab_size,
+            source_budget=batch.max_source_tokens or batch.max_target_tokens,
+            fill=self.fill,
+            sentence_tokens=SENTENCE_TOKENS,
+            assumed=True,
+        )
+
+
+def read_run(run_dir: Path) -> MeasuredRun:
+    """
+    Raises:
+        UserError: not a run folder, or one that has not trained long enough to say anything.
+    """
+    settings = read_json(run_dir / "config.json")
+    # The file also says which data and weights the run began with.
+    names = {field.name for field in dataclasses.fields(TrainConfig)}
+    values = {name: value for name, value in settings.items() if name in names}
+    config = from_plain(TrainConfig, values, str(run_dir / "config.json"))
+    starts, records = read_environments(run_dir), _train_records(run_dir)
+    if not starts or not records:
+        raise UserError(f"{run_dir} has not trained yet: give a run folder with log lines and environment.json")
+    start, last = starts[-1], records[-1]
+    gpus = start.get("gpus") or []
+    kind = kind_of_device(str(gpus[0])) if gpus else CPU
+    if kind is None:
+        raise UserError(
+            f"{run_dir} was trained on {gpus[0]!r}, of which no figures are kept: give a run on a GPU that --gpu knows"
+        )
+    world, hosts = int(start.get("world_size", 1)), int(start.get("hosts", 1))
+    return MeasuredRun(
+        config=config,
+        ds_config=settings["deepspeed"],
+        nodes=hosts,
+        ranks_per_node=-(-world // hosts),
+        gpu=kind,
+        machine=str(gpus[0]) if gpus else str(start.get("processor", "CPU")),
+        steps=last["step"],
+        train_seconds=last["train_seconds"],
+        target_tokens_per_second=_median([record["target_tokens_per_second"] for record in records]),
+        fill=_median([record["fill"] for record in records]),
+        training_flops=last["training_flops"],
+        state_bytes=start.get("state_bytes"),
+        peak_bytes=last.get("peak_memory_bytes"),
+        checkpoint_bytes=_newest_checkpoint(run_dir),
+    )
+
+
+def _train_records(run_dir: Path) -> list[dict[str, Any]]:
+    try:
+        return read_records(run_dir, "train")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{run_dir / 'metrics.jsonl'} cannot be read ({error}): give a run folder") from None
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _newest_checkpoint(run_dir: Path) -> int | None:
+    folders = sorted((run_dir / "checkpoints").glob("step-*"))
+    return sum(file.stat().st_size for file in folders[-1].iterdir()) if folders else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    what: str
+    unit: str
+    predicted: float | None
+    measured: float | None
+
+
+def compare(plan: RunPlan, run: MeasuredRun) -> Iterator[Comparison]:
+    mib = 2**20
+    yield Comparison(
+        what="states between steps, a rank", unit="MiB", predicted=plan.chosen.memory.resident / mib,
+        measured=run.state_bytes and run.state_bytes / mib,
+    )  # fmt: skip
+    yield Comparison(
+        what="peak memory, a rank" + (" (with libraries)" if run.gpu == CPU else ""), unit="MiB",
+        predicted=None if run.gpu == CPU else plan.chosen.memory.peak / mib,
+        measured=run.peak_bytes and run.peak_bytes / mib,
+    )  # fmt: skip
+    yield Comparison(
+        what="checkpoint", unit="MiB", predicted=plan.checkpoint_bytes / mib,
+        measured=run.checkpoint_bytes and run.checkpoint_bytes / mib,
+    )  # fmt: skip
+    yield Comparison(
+        what="target tokens a second", unit="", predicted=plan.target_tokens_per_second,
+        measured=run.target_tokens_per_second,
+    )  # fmt: skip
+    yield Comparison(
+        what="a step", unit="ms", predicted=1000 * plan.step_time.total if plan.step_time else None,
+        measured=1000 * run.train_seconds / run.steps,
+    )  # fmt: skip
+    yield Comparison(
+        what="training FLOPs a step", unit="G", predicted=plan.training_flops / plan.config.max_steps / 1e9,
+        measured=run.training_flops / run.steps / 1e9,
+    )  # fmt: skip
+    hours = run.train_seconds / run.steps * run.config.max_steps / 3600
+    yield Comparison(what=f"all {run.config.max_steps:,} steps", unit="h", predicted=plan.hours, measured=hours)

@@ -1,0 +1,229 @@
+"""Memory of a rank, by ZeRO stage: what DeepSpeed 0.19 allocates for this engine, term by term.
+
+P parameters, N ranks, b bytes an element of the training precision (bf16: 2, fp32: 4). Terms that DeepSpeed shares are
+P / N; its padding is left out.
+
+| | weights | fp32 copy | moments | gradients | during the update: gradients in fp32 |
+|---|---|---|---|---|---|
+| 0 | bP | 4P (fp32: none) | 8P | bP | 4P (fp32: none), or bP that is sent |
+| 1 | bP | 4P/N | 8P/N | bP/N, and bP while micro-batches accumulate | 4P/N |
+| 2 | bP | 4P/N | 8P/N | bP/N | 4P/N |
+| 3 | bP/N | 4P/N | 8P/N | bP/N, always | 4P/N |
+
+A moving average of the weights (`ema_decay`) is kept as the moments are: 4P or 4P/N more.
+
+Sources: stage 0 `runtime/fp16/unfused_optimizer.py`, stages 1 and 2 `runtime/zero/stage_1_and_2.py`, stage 3
+`runtime/zero/stage3.py` of DeepSpeed. `tests/planning` compares with the tensors of a real engine.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dist_transformer.config import ModelConfig
+from dist_transformer.model.transformer import Transformer
+
+BYTES = {"bf16": 2, "fp32": 4}
+SENTENCE_TOKENS = 30.0
+"""Of a sentence of news, where no data says."""
+# A block of logits on a GPU (model/loss.py).
+_BLOCK_ELEMENTS = 2**29
+# Elements that DeepSpeed lays side by side to reduce them without ZeRO (`runtime/engine.py`).
+_STAGE_0_BUCKET = 500_000_000
+# CUDA context and libraries; communication buffers of NCCL. A round figure, not measured.
+_CONTEXT_BYTES = int(1.5 * 2**30)
+# What the allocator cannot use. A round figure, not measured.
+_FRAGMENTATION = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ZeroSettings:
+    """The keys of `zero_optimization` that decide memory, with DeepSpeed's defaults."""
+
+    stage: int
+    reduce_bucket_size: int = 500_000_000
+    overlap_comm: bool = False
+    stage3_param_persistence_threshold: int = 100_000
+    stage3_max_live_parameters: int = 1_000_000_000
+    offload_optimizer: bool = False
+    offload_param: bool = False
+
+    @classmethod
+    def from_ds_config(cls, ds_config: dict[str, Any]) -> "ZeroSettings":
+        zero = ds_config["zero_optimization"]
+        names = {field.name for field in dataclasses.fields(cls)} - {"offload_optimizer", "offload_param"}
+        values = {name: zero[name] for name in names & zero.keys()}
+        offloads = {
+            name: (zero.get(name) or {}).get("device", "none") != "none"
+            for name in ("offload_optimizer", "offload_param")
+        }
+        stage = int(zero.get("stage", 0))
+        # DeepSpeed overlaps by itself in stage 3 alone.
+        return cls(**{"overlap_comm": stage == 3, **values, **offloads, "stage": stage})
+
+    @property
+    def name(self) -> str:
+        return f"ZeRO-{self.stage}{' offload' if self.offload_optimizer else ''}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSizes:
+    """Elements of a model."""
+
+    parameters: int
+    persistent: int
+    """Of these, in tensors small enough for ZeRO-3 to leave them on every rank."""
+    constants: int
+    """Bytes of tables that are not trained."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """What a rank computes at once: the buffers, full or not."""
+
+    source_tokens: int
+    target_tokens: int
+    sentence_tokens: float = SENTENCE_TOKENS
+    """Mean length, weighted by tokens; only attention without the fused kernel depends on it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Bytes on one rank's device, and on its host."""
+
+    weights: int
+    masters: int
+    moments: int
+    gradients: int
+    """At their most."""
+    buffers: int
+    """For communication; ZeRO-3: the parameters gathered to compute with."""
+    activations: int
+    """Kept for the backward pass."""
+    loss: int
+    """At its most, when all activations are kept."""
+    update: int
+    """fp32 gradients during the update."""
+    resident: int
+    """Stays between steps: weights, their fp32 copy, moments, constants; in stage 3 gradients and a bucket."""
+    host: int = 0
+    """States that offload puts there."""
+
+    @property
+    def peak(self) -> int:
+        """While training, by tensors alone: at the loss with everything kept, or during the update."""
+        passing = self.weights + self.masters + self.moments + self.gradients
+        return passing + max(self.buffers + self.activations + self.loss, self.update)
+
+    @property
+    def needed(self) -> int:
+        """What a GPU must have."""
+        return int(self.peak * (1 + _FRAGMENTATION)) + _CONTEXT_BYTES
+
+
+def model_sizes(config: ModelConfig, zero: ZeroSettings) -> ModelSizes:
+    with torch.device("meta"):
+        model = Transformer(config)
+    counts = [parameter.numel() for parameter in model.parameters()]
+    return ModelSizes(
+        parameters=sum(counts),
+        persistent=sum(count for count in counts if count <= zero.stage3_param_persistence_threshold),
+        constants=sum(table.numel() * table.element_size() for table in model.buffers()),
+    )
+
+
+def predict_memory(
+    config: ModelConfig,
+    zero: ZeroSettings,
+    *,
+    world_size: int,
+    precision: str,
+    accumulation: int,
+    micro: MicroBatch,
+    keeps_average: bool = False,
+) -> Memory:
+    """Memory of one rank on a GPU.
+
+    Args:
+        keeps_average: a moving average of the weights, counted with the moments.
+    """
+    sizes = model_sizes(config, zero)
+    element = BYTES[precision]
+    share = -(-sizes.parameters // (world_size if zero.stage else 1))
+    weights = element * (share if zero.stage == 3 else sizes.parameters)
+    masters = 0 if zero.stage == 0 and precision == "fp32" else 4 * share
+    gradients = element * share
+    if zero.stage == 1 and accumulation > 1:
+        gradients += element * sizes.parameters
+    update = masters
+    if zero.stage == 0 and world_size > 1:
+        update = max(update, element * min(sizes.parameters, _STAGE_0_BUCKET))
+    bucket = element * zero.reduce_bucket_size
+    buffers, resident_extra = 0, 0
+    if zero.stage in (1, 2):
+        buffers = bucket * (2 if zero.overlap_comm else 1)
+    if zero.stage == 3:
+        gathered = element * min(sizes.parameters, zero.stage3_max_live_parameters)
+        buffers = bucket + gathered
+        resident_extra = bucket + gradients
+    moments = (12 if keeps_average else 8) * share
+    states = weights + masters + moments
+    host, on_host = 0, {"weights": weights, "masters": masters, "moments": moments, "gradients": gradients}
+    if zero.offload_optimizer:
+        host += on_host["masters"] + on_host["moments"] + on_host["gradients"] + update
+        masters, moments, gradients, update = 0, 0, 0, 0
+    if zero.offload_param:
+        host += on_host["weights"]
+        weights = 0
+    return Memory(
+        weights=weights + sizes.constants,
+        masters=masters,
+        moments=moments,
+        gradients=gradients,
+        buffers=buffers,
+        activations=activation_bytes(config, micro, precision),
+        loss=_loss_bytes(config, micro, precision),
+        update=update,
+        resident=states + sizes.constants + resident_extra,
+        host=host,
+    )
+
+
+def activation_bytes(config: ModelConfig, micro: MicroBatch, precision: str) -> int:
+    """What autograd keeps of one micro-batch, with D width, I = heads · head width, F feed-forward, b bytes.
+
+    A sublayer keeps, for each token of its queries: its input (bD), the mask of dropout (D, a byte each) and the sum
+    that is normalised (bD). Attention keeps queries, keys, values and its output besides (4 · bI) and the softmax'
+    logarithms of sums (4 bytes a head); where the fused kernel cannot run, the weights (for each head and key: 4 in
+    fp32, and a copy in bf16). Feed-forward keeps its inner values (bF; gelu, which needs its input as well: 2bF).
+    """
+    element, width, heads = BYTES[precision], config.width, config.heads
+    inner = heads * config.attention_head_width
+    around = width * (2 * element + (1 if config.dropout else 0))
+    if precision == "bf16" and config.attention_dropout == 0:
+        scores = 4 * heads
+    else:
+        scores = int(heads * micro.sentence_tokens * (4 if precision == "fp32" else 4 + element))
+    gelu = 2 if config.activation == "gelu" else 1
+    feed_forward = around + config.ffn_width * gelu * element
+    if config.ffn_dropout:
+        feed_forward += config.ffn_width * (1 + element)
+    self_attention = around + 4 * element * inner + scores
+    cross_queries, cross_keys = around + 2 * element * inner + scores, 2 * element * inner
+    encoder = config.encoder_layers * (self_attention + feed_forward)
+    decoder = config.decoder_layers * (self_attention + cross_queries + feed_forward)
+    embedding = width if config.dropout else 0
+    per_source = encoder + config.decoder_layers * cross_keys + embedding + element * width
+    return per_source * micro.source_tokens + (decoder + embedding) * micro.target_tokens
+
+
+def _loss_bytes(config: ModelConfig, micro: MicroBatch, precision: str) -> int:
+    """Hidden states and their gradient (2bTD); that of the projection in fp32, a block's share of it and the cast
+    (VD · (4 + b)); one block of logits in the training precision and in fp32."""
+    element = BYTES[precision]
+    rows = min(micro.target_tokens, max(1, _BLOCK_ELEMENTS // config.vocab_size))
+    logits = rows * config.vocab_size * (element + 4)
+    projection = config.vocab_size * config.width * (4 + element)
+    return 2 * element * micro.target_tokens * config.width + projection + logits

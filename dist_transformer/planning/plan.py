@@ -1,0 +1,293 @@
+"""What a run would need: memory by ZeRO stage, time, jobs, disk, epochs."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from dist_transformer.config import EMBEDDED_CORPUS, TrainConfig
+from dist_transformer.costs import VOCAB_SIZE
+from dist_transformer.data.training_data import open_training_data
+from dist_transformer.errors import UserError
+from dist_transformer.model.transformer import training_flops
+from dist_transformer.planning.hardware import GpuKind, gpu_kind
+from dist_transformer.planning.memory import (
+    SENTENCE_TOKENS,
+    Memory,
+    MicroBatch,
+    ZeroSettings,
+    model_sizes,
+    predict_memory,
+)
+from dist_transformer.planning.speed import MFU, StepTime, predict_step
+from dist_transformer.training.ds_config import DEFAULT_ZERO
+
+# Of a pack's budgets that is text, where no data says: what packs of 1,024 tokens and more reach.
+_FILL = 0.99
+# Steps of the data's plan that are looked at.
+_SAMPLED_STEPS = 20
+_SMALLEST_PACK = 256
+# fp32 weights and both moments; a weight file holds the weights alone.
+_CHECKPOINT_BYTES, _WEIGHTS_BYTES = 12, 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """What the run would be given."""
+
+    nodes: int = 1
+    gpus: int = 1
+    """A node; on a CPU, processes a node."""
+    gpu: str = "h100"
+    network_gbit: float | None = None
+    """Of a node, one way; the maker's own server's if not given."""
+    job_hours: float = 24.0
+    """Longest job that the scheduler allows."""
+    mfu: float = MFU
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "gpus", "job_hours"):
+            if getattr(self, name) <= 0:
+                raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}: give a number above 0")
+        if not 0 < self.mfu <= 1:
+            raise UserError(f"--mfu is {self.mfu}: give a share of the peak, above 0 and at most 1")
+        if self.network_gbit is not None and self.network_gbit <= 0:
+            raise UserError(f"--network-gbit is {self.network_gbit}: give a number above 0")
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.gpus
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """What a step trains on."""
+
+    vocab_size: int
+    source_budget: int
+    """Of a pack; the target budget is the config's."""
+    fill: float
+    """Share of the budgets that is text."""
+    sentence_tokens: float
+    assumed: bool = False
+    """No data said so."""
+    corpus_target_tokens: int | None = None
+    """Of the data, in one epoch of all of it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StagePlan:
+    """One row of the memory table."""
+
+    zero: ZeroSettings
+    memory: Memory
+    fits: bool | None
+    """None on a CPU."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPlan:
+    config: TrainConfig
+    cluster: Cluster
+    gpu: GpuKind | None
+    work: Workload
+    parameters: int
+    stages: tuple[StagePlan, ...]
+    chosen: StagePlan
+    """That the run would train with."""
+    step_time: StepTime | None
+    """None on a CPU, and with offload, where the host decides."""
+
+    @property
+    def accumulation(self) -> int:
+        return self.config.batch.accumulation_steps(self.cluster.world_size)
+
+    @property
+    def target_tokens_per_step(self) -> float:
+        batch = self.config.batch
+        return self.work.fill * batch.packs_per_step * batch.max_target_tokens
+
+    @property
+    def target_tokens_per_second(self) -> float | None:
+        return self.target_tokens_per_step / self.step_time.total if self.step_time else None
+
+    @property
+    def hours(self) -> float | None:
+        return self.config.max_steps * self.step_time.total / 3600 if self.step_time else None
+
+    @property
+    def jobs(self) -> int | None:
+        return math.ceil(self.hours / self.cluster.job_hours) if self.hours is not None else None
+
+    @property
+    def training_flops(self) -> int:
+        steps, batch = self.config.max_steps, self.config.batch
+        source = self.work.fill * batch.packs_per_step * self.work.source_budget * steps
+        model = _with_vocabulary(self.config, self.work).model
+        return training_flops(
+            model, source_tokens=round(source), target_tokens=round(self.target_tokens_per_step * steps)
+        )  # fmt: skip
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        average = _WEIGHTS_BYTES if self.config.ema_decay else 0
+        return (_CHECKPOINT_BYTES + average) * self.parameters
+
+    @property
+    def weights_bytes(self) -> int:
+        return _WEIGHTS_BYTES * self.parameters
+
+    @property
+    def disk_bytes(self) -> int:
+        """The most that checkpoints and weights take: those that are kept, and one more while it is written."""
+        config = self.config
+        saves = math.ceil(config.max_steps / config.save_every)
+        checkpoints = min(saves, config.keep_checkpoints) + 1
+        weights = min(saves, config.keep_weights + config.keep_best) + 1
+        if config.ema_decay:
+            # Averaged weights, as many as checkpoints.
+            weights += checkpoints
+        return checkpoints * self.checkpoint_bytes + weights * self.weights_bytes
+
+    @property
+    def epochs(self) -> float | None:
+        corpus = self.work.corpus_target_tokens
+        return self.config.max_steps * self.target_tokens_per_step / corpus if corpus else None
+
+
+def look_at_work(config: TrainConfig) -> Workload:
+    """From the data where there is some, else as many source as target tokens in sentences of usual length."""
+    if config.data == EMBEDDED_CORPUS:
+        batch = config.batch
+        return Workload(
+            vocab_size=config.model.vocab_size or VOCAB_SIZE,
+            source_budget=batch.max_source_tokens or batch.max_target_tokens,
+            fill=_FILL,
+            sentence_tokens=SENTENCE_TOKENS,
+            assumed=True,
+        )
+    data = open_training_data(config)
+    budgets, packs = data.budgets, config.batch.packs_per_step
+    steps = list(islice(data.plan.steps(data.plan.start(), packs), _SAMPLED_STEPS))
+    target = sum(step.target_tokens for step in steps)
+    totals = [folder.index.train for folder in data.folders]
+    return Workload(
+        vocab_size=data.first.index.vocab_size,
+        source_budget=budgets.max_source_tokens,
+        fill=target / (len(steps) * packs * budgets.max_target_tokens),
+        sentence_tokens=sum(split.target_tokens for split in totals) / sum(split.pairs for split in totals),
+        corpus_target_tokens=sum(split.target_tokens for split in totals),
+    )
+
+
+def plan_run(
+    config: TrainConfig, cluster: Cluster, ds_config: dict[str, Any], work: Workload | None = None
+) -> RunPlan:  # fmt: skip
+    """
+    Args:
+        work: what is known of the data; looked up when not given.
+
+    Raises:
+        UserError: a GPU that is not known, more processes than packs in a step, or data that cannot be used.
+    """
+    gpu = gpu_kind(cluster.gpu, config.precision)
+    work = work or look_at_work(config)
+    config = _with_vocabulary(config, work)
+    config.batch.accumulation_steps(cluster.world_size)
+    own = ZeroSettings.from_ds_config(ds_config)
+    stages = tuple(_plan_stage(config, cluster, gpu, zero, work) for zero in _stages(ds_config))
+    chosen = next(stage for stage in stages if stage.zero == own)
+    sizes = model_sizes(config.model, own)
+    step_time = None
+    if gpu is not None and not own.offload_optimizer:
+        packs = config.batch.accumulation_steps(cluster.world_size) * config.batch.packs_per_micro_batch
+        step_time = predict_step(
+            config.model, own, gpu, parameters=sizes.parameters, gpus_per_node=cluster.gpus, nodes=cluster.nodes,
+            network_gbit=cluster.network_gbit or gpu.node_gbit, precision=config.precision,
+            accumulation=config.batch.accumulation_steps(cluster.world_size),
+            source_tokens=packs * work.source_budget, target_tokens=packs * config.batch.max_target_tokens,
+            mfu=cluster.mfu,
+        )  # fmt: skip
+    return RunPlan(
+        config=config, cluster=cluster, gpu=gpu, work=work, parameters=sizes.parameters, stages=stages, chosen=chosen,
+        step_time=step_time,
+    )  # fmt: skip
+
+
+def _with_vocabulary(config: TrainConfig, work: Workload) -> TrainConfig:
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=work.vocab_size))
+
+
+def _stages(ds_config: dict[str, Any]) -> Iterator[ZeroSettings]:
+    """All stages, those of ds_configs/ with the buckets of the run, and the run's own where it differs."""
+    own = ZeroSettings.from_ds_config(ds_config)
+    zero = {**DEFAULT_ZERO, **ds_config["zero_optimization"], "offload_optimizer": None, "offload_param": None}
+    plain = [ZeroSettings.from_ds_config({"zero_optimization": {**zero, "stage": stage}}) for stage in range(4)]
+    offload = dataclasses.replace(plain[3], offload_optimizer=True, offload_param=True)
+    names = {stage.name: stage for stage in (*plain, offload)}
+    yield from {**names, own.name: own}.values()
+
+
+def _plan_stage(
+    config: TrainConfig, cluster: Cluster, gpu: GpuKind | None, zero: ZeroSettings, work: Workload
+) -> StagePlan:
+    batch = config.batch
+    memory = predict_memory(
+        config.model, zero, world_size=cluster.world_size, precision=config.precision,
+        accumulation=batch.accumulation_steps(cluster.world_size),
+        micro=MicroBatch(
+            source_tokens=batch.packs_per_micro_batch * work.source_budget,
+            target_tokens=batch.packs_per_micro_batch * batch.max_target_tokens,
+            sentence_tokens=work.sentence_tokens,
+        ),
+        keeps_average=config.ema_decay > 0,
+    )  # fmt: skip
+    return StagePlan(zero=zero, memory=memory, fits=memory.needed <= gpu.memory_gib * 2**30 if gpu else None)
+
+
+def what_would_fit(plan: RunPlan) -> str | None:
+    """The smallest change that makes the run fit: another stage, fewer packs at once, smaller packs, or all of it.
+
+    Returns:
+        flags; None when nothing of it helps.
+    """
+    stage = next((stage for stage in plan.stages if stage.fits), None)
+    if stage is not None:
+        return f"--deepspeed-config {_file_of(stage.zero)}"
+    for config in _smaller_batches(plan.config):
+        budget = plan.work.source_budget * config.batch.max_target_tokens // plan.config.batch.max_target_tokens
+        work = dataclasses.replace(plan.work, source_budget=budget)
+        stages = [_plan_stage(config, plan.cluster, plan.gpu, stage.zero, work) for stage in plan.stages]
+        fitting = [stage for stage in stages if stage.fits]
+        if fitting:
+            batch = config.batch
+            flags = (
+                f"--batch.packs-per-micro-batch {batch.packs_per_micro_batch} --batch.max-target-tokens "
+                f"{batch.max_target_tokens} --batch.packs-per-step {batch.packs_per_step}"
+            )
+            own = next(stage for stage in stages if stage.zero == plan.chosen.zero)
+            return flags if own.fits else f"{flags} --deepspeed-config {_file_of(fitting[0].zero)}"
+    return None
+
+
+def _file_of(zero: ZeroSettings) -> str:
+    return f"ds_configs/zero{zero.stage}{'_offload' if zero.offload_optimizer else ''}.json"
+
+
+def _smaller_batches(config: TrainConfig) -> Iterator[TrainConfig]:
+    """The same tokens a step in smaller pieces."""
+    batch = config.batch
+    while batch.packs_per_micro_batch > 1:
+        batch = dataclasses.replace(batch, packs_per_micro_batch=batch.packs_per_micro_batch // 2)
+        yield dataclasses.replace(config, batch=batch)
+    while batch.max_target_tokens >= 2 * _SMALLEST_PACK:
+        source = batch.max_source_tokens
+        batch = dataclasses.replace(
+            batch,
+            max_target_tokens=batch.max_target_tokens // 2,
+            max_source_tokens=source and source // 2,
+            packs_per_step=batch.packs_per_step * 2,
+        )
+        yield dataclasses.replace(config, batch=batch)

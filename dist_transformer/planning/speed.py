@@ -1,0 +1,76 @@
+"""How long a step takes: a model, not a measurement.
+
+time = floating-point operations ÷ (peak · MFU) + bytes of the update ÷ memory bandwidth + bytes sent ÷ link.
+No part is taken to overlap with another.
+"""
+
+from dataclasses import dataclass
+
+from dist_transformer.config import ModelConfig
+from dist_transformer.model.transformer import training_flops
+from dist_transformer.planning.hardware import GpuKind
+from dist_transformer.planning.memory import BYTES, ZeroSettings
+
+MFU = 0.33
+"""Share of the peak that the model's operations reach, when nothing is said: what NVIDIA's DeepLearningExamples reach
+with `big` on one A100 (its MLPerf v0.7 submission: 0.41). Small models reach less."""
+
+# Adam reads gradient, weight and both moments and writes the last three, in fp32, and the low-precision weight.
+_UPDATE_BYTES = 4 * 4 + 3 * 4 + 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime:
+    """Seconds of one optimizer step."""
+
+    compute: float
+    update: float
+    communication: float
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.update + self.communication
+
+
+def predict_step(
+    config: ModelConfig,
+    zero: ZeroSettings,
+    gpu: GpuKind,
+    *,
+    parameters: int,
+    gpus_per_node: int,
+    nodes: int,
+    network_gbit: float,
+    precision: str,
+    accumulation: int,
+    source_tokens: int,
+    target_tokens: int,
+    mfu: float,
+) -> StepTime:
+    """
+    Args:
+        source_tokens: that one rank computes in a step, empty places of its packs included; `target_tokens` alike.
+    """
+    peak = gpu.bf16_tflops if precision == "bf16" else gpu.fp32_tflops
+    assert peak is not None
+    world = nodes * gpus_per_node
+    operations = training_flops(config, source_tokens=source_tokens, target_tokens=target_tokens)
+    updated = parameters / (world if zero.stage else 1)
+    # A ring crosses each link once in each direction; between nodes it has the whole network of a node.
+    link = gpu.link_gb_per_second if nodes == 1 else min(gpu.link_gb_per_second, network_gbit / 8)
+    passes = _passes(zero.stage, accumulation) * (world - 1) / world
+    return StepTime(
+        compute=operations / (peak * 1e12 * mfu),
+        update=updated * _UPDATE_BYTES / (gpu.memory_gb_per_second * 1e9),
+        communication=passes * BYTES[precision] * parameters / (link * 1e9),
+    )
+
+
+def _passes(stage: int, accumulation: int) -> int:
+    """How often all parameters go round the ring: to reduce gradients, and to gather what was updated.
+
+    Stages 0 and 1 do it once a step, 2 reduces and 3 does all of it for each micro-batch (gathering twice).
+    """
+    if stage == 3:
+        return 3 * accumulation
+    return (accumulation if stage == 2 else 1) + 1

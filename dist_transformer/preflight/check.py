@@ -1,0 +1,75 @@
+"""The whole preflight: every rank gathers, rank 0 judges, all learn the outcome."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from dist_transformer import distributed
+from dist_transformer.distributed import World
+from dist_transformer.preflight import probes
+from dist_transformer.preflight.facts import Facts, gather
+from dist_transformer.preflight.roll_call import Watch, joined
+from dist_transformer.preflight.verdicts import Verdict, judge
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreflightSettings:
+    run_dir: Path | None = None
+    data: tuple[str, ...] = ()
+    cache_dir: Path | None = None
+    verify_data: bool = False
+    run_gib: float = 20.0
+    """GiB that the run folder must have free."""
+    timeout_seconds: float = 120.0
+    """For all ranks to come, and for each check."""
+
+
+def preflight(
+    world: World, settings: PreflightSettings, *, progress: Callable[[str], None] = lambda _: None
+) -> list[Verdict]:
+    """The verdicts, on every rank.
+
+    Raises:
+        UserError: ranks did not find each other.
+    """
+    with joined(world, seconds=settings.timeout_seconds) as watch:
+        facts = _gather(world, settings, watch, progress)
+        verdicts = judge(facts, run_gib=settings.run_gib, verified=settings.verify_data)
+        with watch.stage("outcome"):
+            return distributed.broadcast_object(verdicts)
+
+
+def _gather(
+    world: World, settings: PreflightSettings, watch: Watch, progress: Callable[[str], None]
+) -> Sequence[Facts]:  # fmt: skip
+    with watch.stage("node"):
+        own = gather(world, run_dir=settings.run_dir, cache_dir=settings.cache_dir)
+    with watch.stage("data folder"):
+        opens = world.local_rank == 0
+        own = replace(own, data=tuple(probes.look_at_data(place, opens=opens) for place in settings.data))
+    with watch.stage("facts of all ranks"):
+        facts = distributed.gather_objects(own)
+    if settings.verify_data:
+        own = replace(own, data=probes.verify_data(own, facts, watch, progress=progress))
+    if world.size > 1:
+        own = _measure(world, settings, watch, own, facts)
+    with watch.stage("facts of all ranks"):
+        return distributed.gather_objects(own)
+
+
+def _measure(world: World, settings: PreflightSettings, watch: Watch, own: Facts, facts: Sequence[Facts]) -> Facts:
+    """What it takes several ranks to find out."""
+    with watch.stage("clocks"):
+        offsets = probes.clock_offsets(world, probes.first_ranks(facts))
+        own = replace(own, clock_offset=distributed.broadcast_object(offsets).get(world.rank))
+    if settings.run_dir is not None:
+        with watch.stage("run folder"):
+            shared, seen = probes.try_shared_folder(world, settings.run_dir)
+            own = replace(own, shared=replace(shared, seen_by_rank_0=distributed.broadcast_object(seen)[world.rank]))
+    with watch.stage("all-reduce"):
+        uuids = {fact.gpu.uuid for fact in facts if fact.gpu is not None and fact.gpu.problem is None}
+        has_gpus = len(uuids) == world.size
+        device = torch.device("cuda", world.local_rank) if has_gpus else torch.device("cpu")
+        return replace(own, reductions=probes.time_reductions(world, device))

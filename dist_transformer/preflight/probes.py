@@ -1,0 +1,231 @@
+"""What ranks find out together: the clocks, the run folder, the data, the all-reduce. All are collectives."""
+
+import contextlib
+import fcntl
+import hashlib
+import itertools
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from dist_transformer import distributed
+from dist_transformer.data.folder import DataFolder
+from dist_transformer.data.shard_files import check_file, is_url
+from dist_transformer.data.shards import INDEX_FILE
+from dist_transformer.distributed import World
+from dist_transformer.errors import UserError
+from dist_transformer.preflight.facts import DataFacts, Facts, Reduction, SharedFolder
+from dist_transformer.preflight.roll_call import Watch
+
+# A network file system may show a new file to other nodes a little later.
+_VISIBLE_WITHIN_SECONDS = 3.0
+_PAUSE_SECONDS = 0.05
+_ROUNDS = 5
+# The default bucket of gradients is 50 MB in bf16; the others show latency, and the model's size on a GPU.
+_REDUCED_MIB = {"gloo": (1, 16), "nccl": (1, 48, 256)}
+
+
+def first_ranks(facts: Sequence[Facts]) -> list[int]:
+    """The lowest rank of each node."""
+    first: dict[str, int] = {}
+    for fact in facts:
+        first.setdefault(fact.host, fact.rank)
+    return sorted(first.values())
+
+
+def clock_offsets(world: World, peers: Sequence[int]) -> dict[int, float]:
+    """On rank 0: by how many seconds the clock of each peer is ahead, from the quickest of a few exchanges.
+
+    What the peer says is compared with the middle of question and answer, so that half the way there and back is the
+    error.
+    """
+    offsets = {}
+    message = torch.zeros(1, dtype=torch.float64)
+    for peer in peers:
+        if peer == 0 or world.rank not in (0, peer):
+            continue
+        samples = []
+        for _ in range(_ROUNDS):
+            if world.is_main:
+                asked = time.time()
+                dist.send(message, dst=peer)
+                dist.recv(message, src=peer)
+                answered = time.time()
+                samples.append((answered - asked, message.item() - (asked + answered) / 2))
+            else:
+                dist.recv(message, src=0)
+                dist.send(torch.tensor([time.time()], dtype=torch.float64), dst=0)
+        if world.is_main:
+            offsets[peer] = min(samples)[1]
+    return offsets
+
+
+def try_shared_folder(world: World, run_dir: Path) -> tuple[SharedFolder, list[bool]]:
+    """Rank 0 writes a token and holds a lock, all look; each writes, rank 0 looks. Nothing stays.
+
+    Returns:
+        what this rank saw, and on rank 0 whose files it saw.
+    """
+    with contextlib.ExitStack() as stack:
+        # Of what rank 0 cannot make, the others see nothing; why, `look_at` says.
+        name = _begin(stack, run_dir) if world.is_main else ""
+        name = distributed.broadcast_object(name)
+        folder = run_dir / name
+        sees = bool(name) and _appears(folder / "token", name)
+        lock = "not tried"
+        if sees and not world.is_main:
+            lock = _try_lock(folder / "lock")
+            with contextlib.suppress(OSError):
+                (folder / f"rank-{world.rank}").write_text(name)
+        distributed.barrier()
+        seen = []
+        if world.is_main:
+            seen = [rank == 0 or (sees and _appears(folder / f"rank-{rank}", name)) for rank in range(world.size)]
+        distributed.barrier()
+    return SharedFolder(sees_rank_0=sees, lock="held" if world.is_main else lock), seen
+
+
+def _begin(stack: contextlib.ExitStack, run_dir: Path) -> str:
+    """The name of a folder with token and lock, all of which go with `stack`; empty when it cannot be made."""
+    name = f".preflight-{uuid.uuid4().hex}"
+    try:
+        for missing in reversed([folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]):
+            missing.mkdir()
+            stack.callback(_remove_empty, missing)
+        (run_dir / name).mkdir()
+        stack.callback(shutil.rmtree, run_dir / name, ignore_errors=True)
+        lock = stack.enter_context((run_dir / name / "lock").open("w"))
+        with contextlib.suppress(OSError):
+            # Where there are no locks, the others find out.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        (run_dir / name / "token").write_text(name)
+    except OSError:
+        return ""
+    return name
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _appears(path: Path, content: str) -> bool:
+    deadline = time.monotonic() + _VISIBLE_WITHIN_SECONDS
+    while True:
+        with contextlib.suppress(OSError):
+            if path.read_text() == content:
+                return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _try_lock(path: Path) -> str:
+    try:
+        with path.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return "free"
+    except BlockingIOError:
+        return "held"
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def look_at_data(place: str, *, opens: bool) -> DataFacts:
+    """The index of a data folder; `opens` also checks the size of every file."""
+    try:
+        if is_url(place):
+            import fsspec
+
+            with fsspec.open(f"{place.rstrip('/')}/{INDEX_FILE}", "rb") as file:
+                return DataFacts(place=place, index_sha256=hashlib.sha256(file.read()).hexdigest())
+        path = Path(place) / INDEX_FILE
+        content, status = path.read_bytes(), path.stat()
+        if opens:
+            DataFolder.open(place).close()
+    except UserError as error:
+        return DataFacts(place=place, problem=str(error))
+    except Exception as error:  # every kind of store has its own
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+        return DataFacts(place=place, problem=f"{place}/{INDEX_FILE} cannot be read ({reason})")
+    digest = hashlib.sha256(content).hexdigest()
+    identity = (status.st_ino, status.st_mtime_ns, status.st_size)
+    return DataFacts(place=place, index_sha256=digest, identity=identity)
+
+
+def verify_data(
+    own: Facts, facts: Sequence[Facts], watch: Watch, *, progress: Callable[[str], None]
+) -> tuple[DataFacts, ...]:
+    """This rank's share of all hashes: of all ranks where they share a folder, of its node where it has a copy.
+
+    File by file in step, so that a disk which does not answer is noticed within the time of a stage.
+    """
+    data = list(own.data)
+    files = [(number, *file) for number in range(len(data)) for file in _share(own, facts, number, data)]
+    for done in itertools.count(1):
+        with watch.stage("hashes of the data"):
+            for number, path, sha256 in files[done - 1 : done]:
+                data[number] = _verify(data[number], path, sha256)
+            left = distributed.all_reduce_sum(torch.tensor(max(0, len(files) - done)))
+        progress(f"hashes of the data: {int(left):,} files left")
+        if not left:
+            break
+    return tuple(data)
+
+
+def _share(own: Facts, facts: Sequence[Facts], number: int, data: list[DataFacts]) -> list[tuple[Path, str]]:
+    """Files of a data folder that this rank verifies; a folder that cannot be opened becomes a problem in `data`."""
+    found = data[number]
+    if found.problem or is_url(found.place):
+        return []
+    is_one = len({fact.data[number].identity for fact in facts}) == 1
+    team = [fact.rank for fact in facts if is_one or fact.host == own.host]
+    try:
+        return list(DataFolder.open(found.place).files())[team.index(own.rank) :: len(team)]
+    except UserError as error:
+        data[number] = replace(found, problem=str(error))
+        return []
+
+
+def _verify(data: DataFacts, path: Path, sha256: str) -> DataFacts:
+    try:
+        check_file(path, sha256=sha256)
+    except UserError as error:
+        return replace(data, problem=data.problem or str(error))
+    return replace(data, verified_files=data.verified_files + 1)
+
+
+def time_reductions(world: World, device: torch.device) -> tuple[Reduction, ...]:
+    """All-reduces on `device` (a CPU: gloo, a GPU: NCCL); the time of each is the median of a few."""
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    group = dist.new_group(backend=backend)
+    return tuple(_time_reduction(world, device, group, backend, mib * 2**20) for mib in _REDUCED_MIB[backend])
+
+
+def _time_reduction(world: World, device: torch.device, group: dist.ProcessGroup, backend: str, size: int) -> Reduction:
+    times, exact = [], True
+    tensor = torch.empty(size // 4, device=device)
+    # The first connects; it is not counted.
+    for number in range(_ROUNDS + 1):
+        tensor.fill_(world.rank + 1)
+        _synchronize(device)
+        dist.barrier()
+        started = time.perf_counter()
+        dist.all_reduce(tensor, group=group)
+        _synchronize(device)
+        if number:
+            times.append(time.perf_counter() - started)
+        total = world.size * (world.size + 1) / 2
+        exact = exact and bool((tensor == total).all())
+    return Reduction(backend=backend, bytes=size, seconds=sorted(times)[len(times) // 2], exact=exact)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,154 @@
+"""tools/doctor.py as a job starts it: two ranks that agree, two that do not, one that is missing, one that is stuck."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from dist_transformer.data.folder import DataFolder
+from tests.conftest import ROOT, deepspeed_command, run_command
+
+pytestmark = pytest.mark.slow
+
+DOCTOR = [sys.executable, ROOT / "tools" / "doctor.py"]
+
+
+def can_name_hosts() -> bool:
+    """A host name of one's own takes rights that not everybody has."""
+    unshare = shutil.which("unshare")
+    return unshare is not None and subprocess.run([unshare, "--uts", "true"], check=False).returncode == 0
+
+
+def start_ranks(
+    folders: Sequence[Path], *arguments: object, world_size: int = 2, names: Sequence[str] = ()
+) -> list[tuple[int, str, str]]:
+    """Ranks 0, 1, … each in a folder of its own, as if on a node of its own disk: status, output, errors.
+
+    Args:
+        names: of their hosts, which are then several.
+    """
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    common = {
+        **os.environ, "DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size),
+    }  # fmt: skip
+    words = [str(word) for word in (*DOCTOR, *arguments)]
+    hosts = [["unshare", "--uts", "sh", "-c", f'hostname {name}; exec "$@"', "sh"] for name in names]
+    processes = [
+        subprocess.Popen(
+            [*(hosts[rank] if hosts else []), *words], cwd=folder, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": f"{folder}:{ROOT}"},
+        )
+        for rank, folder in enumerate(folders)
+    ]  # fmt: skip
+    done = [process.communicate(timeout=180) for process in processes]
+    return [(process.returncode, *texts) for process, texts in zip(processes, done, strict=True)]
+
+
+def states(output: str) -> dict[str, str]:
+    """Check → state, of the table."""
+    names = ("ok", "WARN", "FAIL")
+    rows = [line.split("  ") for line in output.splitlines()]
+    found = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    return {row[0]: row[1] for row in found if len(row) > 2 and row[1] in names}
+
+
+def test_two_ranks_that_agree_are_fit(toy_data: DataFolder, tmp_path: Path) -> None:
+    run_dir = tmp_path / "runs" / "first"
+    output = run_command(
+        *deepspeed_command(2), ROOT / "tools" / "doctor.py", "--run-dir", run_dir, "--run-gib", 0.001,
+        "--data", toy_data.path, "--verify-data", "--cache-dir", tmp_path,
+    )  # fmt: skip
+    found = states(output)
+    needed = {
+        "ranks", "versions", "code", "GPUs", "memory", "open files", "MASTER_ADDR", "all-reduce 1 MiB",
+        "all-reduce 16 MiB", "run folder", "temporary folder", "cache", "/dev/shm", "run folder shared", "file locks",
+        "data",
+    }  # fmt: skip
+    assert needed <= found.keys()
+    assert "FAIL" not in found.values()
+    assert "gloo: " in output
+    # Tokenizer, lengths, four shards; and of the validation set lengths, two texts and a shard.
+    assert "hashes of 10 files right" in " ".join(output.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_two_ranks_do_not_share_is_named(toy_data: DataFolder, tmp_path: Path) -> None:
+    """Each rank in a folder of its own: another data folder, another run folder, none with so much room,
+    and clocks that differ."""
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        shutil.copytree(toy_data.path, folder / "data")
+    index = json.loads((folders[1] / "data" / "index.json").read_text())
+    (folders[1] / "data" / "index.json").write_text(json.dumps({**index, "corpus": "another"}))
+    # Python reads this at its start.
+    (folders[1] / "sitecustomize.py").write_text("import time\nnow = time.time\ntime.time = lambda: now() + 7\n")
+    names = ["n1", "n2"] if can_name_hosts() else []
+    found = start_ranks(folders, "--data", "data", "--run-dir", "run", "--run-gib", 1e9, names=names)
+    assert [status for status, *_ in found] == [1, 1]
+    output, errors = found[0][1:]
+    assert {check for check, state in states(output).items() if state == "FAIL"} == {
+        "run folder", "run folder shared", "data",
+    }  # fmt: skip
+    assert "files do not pass between rank 0 and rank 1" in output
+    assert errors.count("error: not fit to train (run folder, run folder shared, data)") == 1
+    # Rank 0 speaks for both, and nothing stays.
+    assert found[1][1] == ""
+    if names:
+        assert "2 on 2 nodes: n1 (0), n2 (1)" in output
+        assert states(output)["clocks"] == "WARN"
+        (apart,) = re.findall(r"at most (\S+) s apart \(n2 and n1\)", output)
+        assert float(apart) == pytest.approx(7, abs=0.5)
+        assert "between rank 0 and rank 1 on n2" in output
+    assert [[path.name for path in folder.glob("[!_s]*")] for folder in folders] == [["data"], ["data"]]
+
+
+def test_a_damaged_shard_is_found(toy_data: DataFolder, tmp_path: Path) -> None:
+    data = Path(shutil.copytree(toy_data.path, tmp_path / "data"))
+    shard = data / "train-00002.arrow"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 4
+    shard.write_bytes(content)
+    verified = run_command(*DOCTOR, "--data", data, "--verify-data", status=1)
+    assert states(verified)["data"] == "FAIL"
+    assert "train-00002.arrow is damaged" in " ".join(verified.split())
+
+
+def test_a_rank_that_is_missing_is_named(tmp_path: Path) -> None:
+    ((status, output, errors),) = start_ranks([tmp_path], "--timeout", 1, world_size=3)
+    assert (status, output) == (1, "")
+    assert errors.startswith("error: rank 1-2 of 3 did not come within 1 s (here: 0 on ")
+    assert "Traceback" not in errors
+
+
+def test_a_rank_that_is_stuck_is_named_with_its_check(tmp_path: Path) -> None:
+    """A pipe that nobody writes to is like a file on a disk that does not answer."""
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        (folder / "data").mkdir(parents=True)
+    os.mkfifo(folders[1] / "data" / "index.json")
+    found = start_ranks(folders, "--data", "data", "--timeout", 8)
+    assert [status for status, *_ in found] == [1, 1]
+    assert 'error: "facts of all ranks" did not end within 8 s (rank 1 on ' in found[0][2]
+    assert 'is still at "data folder")' in found[0][2]
+    assert "Traceback" not in found[0][2] + found[1][2]
+
+
+def test_paths_that_are_wrong_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    run_dir = tmp_path / "file" / "run"
+    output = run_command(*DOCTOR, "--run-dir", run_dir, "--data", tmp_path / "nothing", status=1)
+    assert f"{tmp_path}/file is a file, not a folder" in " ".join(output.split())
+    assert "nothing/index.json cannot be read (No such file or directory)" in " ".join(output.split())
+    assert "error: not fit to train (run folder, data)" in output
+    assert "Traceback" not in output

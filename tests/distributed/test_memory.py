@@ -1,0 +1,53 @@
+"""The planner's memory of states, against the tensors of real engines on one rank and two."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_transformer.config import PRESETS
+from dist_transformer.planning.memory import MicroBatch, ZeroSettings, predict_memory
+from dist_transformer.training.ds_config import load_ds_config
+from tests.conftest import ROOT, deepspeed_command, run_command
+from tests.distributed.worker_memory import VOCAB_SIZE, cases
+
+pytestmark = pytest.mark.slow
+
+WORLDS = (1, 2)
+CASES = [(world, *case) for world in WORLDS for case in cases(world)]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    worker, out = Path(__file__).with_name("worker_memory.py"), tmp_path_factory.mktemp("memory")
+    run_command(sys.executable, worker, out / "1")
+    run_command(*deepspeed_command(2), worker, out / "2")
+    return {world: json.loads((out / str(world)).read_text()) for world in WORLDS}
+
+
+@pytest.mark.parametrize(("world", "preset", "precision", "stage"), CASES)
+def test_states_are_predicted_to_a_tenth(
+    measured: dict[int, dict[str, Any]], world: int, preset: str, precision: str, stage: int
+) -> None:
+    found = measured[world][f"{preset}-{precision}-{stage}"]
+    zero = ZeroSettings.from_ds_config(load_ds_config(ROOT / "ds_configs" / f"zero{stage}.json"))
+    memory = predict_memory(
+        dataclasses.replace(PRESETS[preset].model, vocab_size=VOCAB_SIZE), zero, world_size=world, precision=precision,
+        accumulation=1, micro=MicroBatch(source_tokens=16, target_tokens=16),
+    )  # fmt: skip
+    assert memory.resident == pytest.approx(found["between"], rel=0.1)
+    # Below stage 3 gradients come and go.
+    gradients = memory.gradients if stage < 3 else 0
+    assert memory.resident + gradients == pytest.approx(found["at_update"], rel=0.1)
+
+
+@pytest.mark.parametrize(("world", "preset", "precision", "stage"), CASES)
+def test_what_is_counted_is_all_there_is(
+    measured: dict[int, dict[str, Any]], world: int, preset: str, precision: str, stage: int
+) -> None:
+    """The engine's tensors, found from the engine, and all tensors of the process, found by the interpreter."""
+    found = measured[world][f"{preset}-{precision}-{stage}"]
+    assert found["between"] == pytest.approx(found["everything"], rel=0.01)

@@ -1,0 +1,87 @@
+"""Run by one rank or two: the bytes that an engine's tensors take, at each ZeRO stage, for the presets tiny and base.
+
+Usage: worker_memory.py OUT. Rank 0 writes OUT; the tests read it.
+"""
+
+import dataclasses
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+import numpy as np
+import torch
+
+from dist_transformer.config import PRESETS, BatchConfig
+from dist_transformer.distributed import process_group, read_world
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.packed import PackedBatch, pack_side
+from dist_transformer.training.ds_config import load_ds_config
+from dist_transformer.training.engine import Engine
+from dist_transformer.training.memory import state_bytes
+
+ROOT = Path(__file__).resolve().parents[2]
+VOCAB_SIZE = 1000
+
+
+def cases(world_size: int) -> list[tuple[str, str, int]]:
+    """Preset, precision and stage; base takes seconds each, so that one rank alone tries it at the default stage."""
+    tiny = [("tiny", precision, stage) for precision in ("bf16", "fp32") for stage in range(4)]
+    return tiny + [("base", "bf16", stage) for stage in (range(4) if world_size > 1 else (1,))]
+
+
+def small_batch() -> PackedBatch:
+    tokens = np.arange(16) + 4
+    side = pack_side(tokens, np.array([8, 8]), size=16, offset_count=3, max_length=8)
+    return PackedBatch(source=side, target=side, labels_T=torch.from_numpy(tokens))
+
+
+def bytes_of_all_tensors() -> int:
+    """Of this process, whoever holds them: another way to count."""
+    storages = {}
+    for value in gc.get_objects():
+        if issubclass(type(value), torch.Tensor) and value.device.type != "meta":
+            for tensor in (value, value.grad if value.is_leaf else None):
+                if tensor is not None:
+                    storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+def measure(preset: str, precision: str, stage: int, world_size: int) -> dict[str, Any]:
+    base = PRESETS[preset]
+    config = dataclasses.replace(
+        base, precision=precision, model=dataclasses.replace(base.model, vocab_size=VOCAB_SIZE),
+        batch=BatchConfig(packs_per_step=world_size),
+        deepspeed_config=ROOT / "ds_configs" / f"zero{stage}.json",
+    )  # fmt: skip
+    gc.collect()
+    before = bytes_of_all_tensors()
+    model = Transformer(config.model)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    engine = Engine(model, config, load_ds_config(config.deepspeed_config), world_size=world_size)
+    del model
+    gc.collect()
+    between = state_bytes(engine)
+    everything = bytes_of_all_tensors() - before
+    engine.forward_backward(small_batch(), step_tokens=16)
+    at_update = state_bytes(engine)
+    return {"parameters": parameters, "between": between, "everything": everything, "at_update": at_update}
+
+
+def main() -> None:
+    world = read_world()
+    with process_group(world, single=True):
+        found = {
+            f"{preset}-{precision}-{stage}": measure(preset, precision, stage, world.size)
+            for preset, precision, stage in cases(world.size)
+        }
+    if world.is_main:
+        Path(sys.argv[-1]).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_transformer.config import EMBEDDED_CORPUS, PRESETS, TrainConfig
+from dist_transformer.data.folder import DataFolder
+from dist_transformer.errors import UserError
+from dist_transformer.model.transformer import training_flops
+from dist_transformer.planning.plan import Cluster, RunPlan, look_at_work, plan_run, what_would_fit
+from dist_transformer.training.ds_config import load_ds_config
+from tests.conftest import ROOT
+
+
+def preset(name: str, **changes: Any) -> TrainConfig:
+    return dataclasses.replace(PRESETS[name], data=EMBEDDED_CORPUS, **changes)
+
+
+def plan(config: TrainConfig, ds_config: Path | None = None, **cluster: Any) -> RunPlan:
+    return plan_run(config, Cluster(**cluster), load_ds_config(ds_config))
+
+
+def with_batch(config: TrainConfig, **changes: Any) -> TrainConfig:
+    return dataclasses.replace(config, batch=dataclasses.replace(config.batch, **changes))
+
+
+def test_time_and_jobs_follow_from_the_step() -> None:
+    found = plan(preset("big"), gpus=8, job_hours=1.0)
+    assert found.step_time is not None
+    hours = 300_000 * found.step_time.total / 3600
+    assert found.hours == pytest.approx(hours)
+    assert found.jobs == math.ceil(hours) > 1
+    # 8 packs of 3,136 target tokens, 99% full.
+    assert found.target_tokens_per_second == pytest.approx(0.99 * 8 * 3136 / found.step_time.total)
+
+
+def test_half_the_share_of_the_peak_doubles_the_operations() -> None:
+    slow, fast = (plan(preset("big"), mfu=mfu).step_time for mfu in (0.2, 0.4))
+    assert slow is not None
+    assert fast is not None
+    assert slow.compute == pytest.approx(2 * fast.compute)
+
+
+def test_disk_is_what_is_kept_and_one_more() -> None:
+    """Of 300 saves: 3 + 1 checkpoints of 12 bytes a parameter, 20 + 5 + 1 weight files of 4."""
+    found = plan(preset("big"), gpus=8)
+    assert found.disk_bytes == (4 * 12 + 26 * 4) * found.parameters
+    few = plan(preset("big", max_steps=2000), gpus=8)
+    assert few.disk_bytes == (3 * 12 + 3 * 4) * found.parameters
+
+
+def test_a_moving_average_takes_four_bytes_more() -> None:
+    """In memory, in each of 3 + 1 checkpoints, and as 3 + 1 files of its own."""
+    plain, kept = plan(preset("big"), gpus=8), plan(preset("big", ema_decay=0.999), gpus=8)
+    share = kept.chosen.memory.moments - plain.chosen.memory.moments
+    assert share == pytest.approx(4 * kept.parameters / 8, rel=1e-6)
+    assert kept.chosen.memory.resident - plain.chosen.memory.resident == share
+    assert kept.disk_bytes == plain.disk_bytes + (4 * 4 + 4 * 4) * kept.parameters
+
+
+def test_a_cpu_gets_no_speed() -> None:
+    found = plan(preset("base"), gpu="cpu", gpus=2)
+    assert (found.step_time, found.target_tokens_per_second, found.hours, found.jobs) == (None, None, None, None)
+    assert all(stage.fits is None for stage in found.stages)
+
+
+def test_offload_gets_no_speed() -> None:
+    found = plan(preset("base"), ROOT / "ds_configs/zero3_offload.json")
+    assert found.chosen.zero.offload_optimizer
+    assert found.step_time is None
+
+
+def test_every_stage_is_there_once() -> None:
+    names = ["ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3", "ZeRO-3 offload"]
+    for name in ("zero0", "zero1", "zero2", "zero3", "zero3_offload"):
+        found = plan(preset("base"), ROOT / f"ds_configs/{name}.json")
+        assert [stage.zero.name for stage in found.stages] == names
+        assert found.chosen in found.stages
+    assert plan(preset("base")).chosen.zero.stage == 1
+
+
+def test_more_processes_than_packs_are_refused_with_the_remedy() -> None:
+    with pytest.raises(UserError, match=r"packs_per_step is 8 but 16 processes were started: raise --batch.packs-per"):
+        plan(preset("big"), nodes=2, gpus=8)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [
+        ({"nodes": 0}, "--nodes is 0: give a number above 0"),
+        ({"gpus": -1}, "--gpus is -1"),
+        ({"job_hours": 0.0}, "--job-hours is 0.0"),
+        ({"mfu": 40.0}, "--mfu is 40.0: give a share"),
+        ({"network_gbit": 0.0}, "--network-gbit is 0.0"),
+    ],
+)
+def test_wrong_numbers_are_refused_by_name(cluster: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Cluster(**cluster)
+
+
+def test_what_fits_needs_no_change() -> None:
+    found = plan(preset("big"), gpus=8)
+    assert found.chosen.fits
+
+
+def test_another_stage_is_named_first() -> None:
+    """A model whose states fill a GPU alone, and not shared by eight."""
+    config = preset("big")
+    config = dataclasses.replace(
+        config, model=dataclasses.replace(config.model, width=2048, ffn_width=32_768, head_width=64)
+    )  # fmt: skip
+    found = plan(config, ROOT / "ds_configs/zero0.json", gpu="rtx3090", gpus=8)
+    assert found.chosen.fits is False
+    assert what_would_fit(found) == "--deepspeed-config ds_configs/zero1.json"
+
+
+def test_then_fewer_packs_at_once() -> None:
+    config = with_batch(preset("big", precision="fp32"), packs_per_micro_batch=8)
+    found = plan(config, gpu="v100-16")
+    assert found.chosen.fits is False
+    assert what_would_fit(found) == (
+        "--batch.packs-per-micro-batch 2 --batch.max-target-tokens 3136 --batch.packs-per-step 8"
+    )
+    assert plan(with_batch(config, packs_per_micro_batch=2), gpu="v100-16").chosen.fits
+
+
+def test_then_smaller_packs_and_as_many_tokens_a_step() -> None:
+    config = with_batch(preset("big", precision="fp32"), max_target_tokens=32_768, packs_per_step=2)
+    found = plan(config, gpu="v100-16")
+    flags = what_would_fit(found)
+    assert flags == (
+        "--batch.packs-per-micro-batch 1 --batch.max-target-tokens 8192 --batch.packs-per-step 8 "
+        "--deepspeed-config ds_configs/zero0.json"
+    )
+    smaller = with_batch(config, max_target_tokens=8192, packs_per_step=8)
+    assert plan(smaller, ROOT / "ds_configs/zero0.json", gpu="v100-16").chosen.fits
+
+
+def test_when_nothing_helps_nothing_is_named() -> None:
+    config = preset("big")
+    config = dataclasses.replace(
+        config, model=dataclasses.replace(config.model, vocab_size=10_000_000, width=4096, head_width=64)
+    )
+    found = plan(config, gpu="rtx3090")
+    assert found.chosen.fits is False
+    assert what_would_fit(found) is None
+
+
+def test_the_data_decides_vocabulary_budget_and_epochs(toy_data: DataFolder) -> None:
+    config = dataclasses.replace(PRESETS["tiny"], data=(str(toy_data.path),))
+    found = plan(config, gpu="cpu", gpus=2)
+    index = toy_data.index
+    ratio = index.train.source_tokens / index.train.target_tokens
+    assert found.work.vocab_size == index.vocab_size
+    assert found.work.source_budget == math.ceil(1024 * ratio / 16) * 16
+    assert 0.95 < found.work.fill <= 1
+    assert found.epochs == pytest.approx(1000 * found.work.fill * 2 * 1024 / index.train.target_tokens)
+    model = dataclasses.replace(config.model, vocab_size=index.vocab_size)
+    source = round(found.work.fill * 2 * found.work.source_budget * 1000)
+    target = round(found.work.fill * 2 * 1024 * 1000)
+    assert found.training_flops == training_flops(model, source_tokens=source, target_tokens=target)
+
+
+def test_without_data_the_papers_vocabulary_is_assumed() -> None:
+    work = look_at_work(preset("base"))
+    assert (work.vocab_size, work.source_budget, work.assumed) == (37_000, 3136, True)
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a data folder"):
+        plan(dataclasses.replace(PRESETS["base"], data=(str(tmp_path),)))

@@ -1,0 +1,77 @@
+"""tools/plan_run.py, as it prints."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from dist_transformer.config import EMBEDDED_CORPUS
+from dist_transformer.errors import UserError
+from tools.plan_run import main, parse_arguments
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["plan_run.py", *arguments.split()])
+    try:
+        main()
+    finally:
+        output = capsys.readouterr().out
+    return output
+
+
+def test_flags_of_training_are_taken() -> None:
+    flags = ["--batch.packs-per-step", "16", "--save-every", "7"]
+    found = parse_arguments(["--preset", "big", "--variant", "C2", "--nodes", "2", *flags])
+    assert (found.nodes, found.train.batch.packs_per_step, found.train.save_every) == (2, 16, 7)
+    # Four of base's six layers.
+    assert (found.train.model.width, found.train.model.encoder_layers) == (1024, 4)
+    assert found.train.data == EMBEDDED_CORPUS
+
+
+def test_the_screen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:  # fmt: skip
+    out = tmp_path / "plan.json"
+    arguments = f"--preset big --nodes 2 --gpus 8 --gpu h100 --batch.packs-per-step 16 --json {out}"
+    screen = run(monkeypatch, capsys, arguments)
+    assert max(map(len, screen.splitlines())) <= 110
+    assert "214,245,376 parameters with 37,000 words" in screen
+    assert "a MODEL, not a measurement (--mfu 0.33 of 989 TFLOP/s)" in screen
+    (chosen,) = (line for line in screen.splitlines() if line.startswith(">"))
+    assert chosen.split()[1] == "ZeRO-1"
+    assert chosen.endswith("fits")
+    written = json.loads(out.read_text())
+    assert f"{written['target_tokens_per_second']:,.0f} target tokens/s" in screen
+    assert [stage["name"] for stage in written["stages"]] == [
+        "ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3", "ZeRO-3 offload",
+    ]  # fmt: skip
+    assert written["speed_is"] == "a model, not a measurement"
+
+
+def test_a_run_that_does_not_fit_fails_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = "--preset big --gpu v100-16 --precision fp32 --batch.packs-per-micro-batch 8"
+    with pytest.raises(UserError, match=r"does not fit: ZeRO-1 needs .* GiB a GPU; train with --batch.packs-per-micro"):
+        run(monkeypatch, capsys, arguments)
+
+
+def test_a_cpu_gets_no_claim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    screen = run(monkeypatch, capsys, "--preset tiny --gpu cpu")
+    assert "no claim for a CPU" in screen
+    assert "tokens/s" not in screen
+
+
+def test_names_that_are_unknown_are_refused() -> None:
+    with pytest.raises(UserError, match="--preset huge is unknown"):
+        parse_arguments(["--preset", "huge"])
+    with pytest.raises(UserError, match="--against takes settings and machine from the run"):
+        parse_arguments(["--against", "run", "--nodes", "2"])
+
+
+def test_a_json_that_cannot_be_written_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"none/plan.json cannot be written .*choose another --json"):
+        run(monkeypatch, capsys, f"--preset tiny --gpu cpu --json {tmp_path}/none/plan.json")

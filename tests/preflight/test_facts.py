@@ -1,0 +1,66 @@
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from dist_transformer.distributed import World
+from dist_transformer.preflight import facts
+from dist_transformer.preflight.facts import RUN_FOLDER, gather, hash_of_code, look_at
+
+
+def test_what_this_machine_is(tmp_path: Path) -> None:
+    found = gather(World(), run_dir=tmp_path / "run", cache_dir=tmp_path)
+    assert found.host == socket.gethostname()
+    assert found.versions["torch"].startswith("2.")
+    assert found.versions.keys() >= {"python", "torch", "deepspeed", "dist_transformer"}
+    assert 0 < found.available_bytes < 2**50
+    assert "lo" in found.interfaces
+    assert found.volumes[RUN_FOLDER].free_bytes > 0
+    # What does not exist is not made.
+    assert list(tmp_path.iterdir()) == []
+    # Alone there is no address.
+    assert found.master == ""
+
+
+def test_the_ranks_of_a_node_share_its_memory(tmp_path: Path) -> None:
+    alone, one_of_many = (
+        gather(World(local_size=size), run_dir=None, cache_dir=tmp_path).available_bytes for size in (1, 1000)
+    )
+    assert one_of_many < alone / 100
+
+
+def test_the_code_is_what_lies_there() -> None:
+    assert hash_of_code() == hash_of_code()
+    assert len(hash_of_code()) == 12
+
+
+def test_a_folder_that_is_not_there_is_judged_by_its_parent(tmp_path: Path) -> None:
+    found = look_at(tmp_path / "a" / "b")
+    assert found.problem is None
+    assert found.free_bytes == pytest.approx(os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize, rel=0.1)
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert look_at(tmp_path / "file").problem == f"{tmp_path}/file is a file, not a folder"
+    # Below it nothing can be.
+    assert "is a file" in str(look_at(tmp_path / "file" / "run").problem)
+
+
+def test_a_folder_that_refuses_files_is_named() -> None:
+    """Not even root writes here."""
+    assert "/proc cannot be written" in str(look_at(Path("/proc")).problem)
+
+
+def test_a_limit_of_the_job_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(facts, "_control_group_memory", lambda: [(3 * 2**20, 2**20)])
+    assert gather(World(), run_dir=None, cache_dir=tmp_path).available_bytes == 2 * 2**20
+
+
+def test_a_name_that_does_not_resolve_has_no_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    world = World(rank=0, size=2, local_rank=0, local_size=2)
+    for name, expected in (("127.0.0.1", ("127.0.0.1",)), ("no.such.host.invalid", ())):
+        monkeypatch.setenv("MASTER_ADDR", name)
+        found = gather(world, run_dir=None, cache_dir=tmp_path)
+        assert (found.master, found.master_addresses) == (name, expected)
