@@ -2,7 +2,7 @@
 # The big model on WMT14: prepares the data unless they are there, trains, averages, evaluates.
 #
 #     sbatch slurm/train_big.sh                          # 128 packs of 3584 tokens a step (Ott et al. 2018), 20,000 steps
-#     sbatch --nodes=1 --gpus-per-node=2 slurm/train_big.sh --preset big    # 25k tokens a step, as the paper; few GPUs
+#     sbatch --nodes=1 --gpus-per-node=2 --mincpus=16 slurm/train_big.sh --preset big    # the paper's 25k tokens a step
 #     PAIR=en-fr sbatch slurm/train_big.sh
 #     sbatch slurm/train_big.sh --max-steps 1000         # any flag of dist_transformer.train
 #
