@@ -5,20 +5,23 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check clean
+.PHONY: demo test slurm-test check clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
 	$(BIN)/python tools/demo.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slurm"
+
+slurm-test: $(STAMP)
+	$(BIN)/python -m pytest tests/slurm
 
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not slow" -n auto
+	$(BIN)/python -m pytest -q -m "not slow and not slurm" -n auto
 
 $(STAMP): pyproject.toml tools/check_machine.sh
 	sh tools/check_machine.sh $(PYTHON)

@@ -41,25 +41,78 @@ class World:
 def read_world() -> World:
     """Rank and world as the launcher gave them; sets MASTER_ADDR and MASTER_PORT where the launcher does not.
 
+    Whatever starts the job, all ranks find the same world, or all are told which variables do not fit.
+
     Raises:
-        UserError: the launcher's variables contradict each other or are not numbers.
+        UserError: the launcher's variables are incomplete, contradict each other or are not numbers.
     """
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
+        _need_all("RANK", "WORLD_SIZE")
         # torchrun says LOCAL_WORLD_SIZE, DeepSpeed's launcher LOCAL_SIZE.
         local_size = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in os.environ else "LOCAL_SIZE"
         world = _numbered("RANK", "WORLD_SIZE", "LOCAL_RANK", local_size)
-        steps = os.environ.get("SLURM_NTASKS")
-        if "SLURM_STEP_ID" in os.environ and steps and world.size == 1 and int(steps) > 1:
-            raise UserError(f"WORLD_SIZE is 1 but SLURM started {steps} tasks: unset WORLD_SIZE and RANK before srun")
+        _check_outer_launchers()
+        if world.size > 1:
+            _need_all("MASTER_ADDR", "MASTER_PORT")
         return world
-    if "SLURM_PROCID" in os.environ and "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_NTASKS", "1") != "1":
+    tasks = _slurm_tasks()
+    if tasks > 1 and not _mpirun_differs():
         per_node = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get("SLURM_TASKS_PER_NODE", "1")
-        os.environ["SLURM_LOCAL_SIZE"] = str(_most_tasks(per_node))
+        os.environ.update(SLURM_LOCAL_SIZE=str(_most_tasks(per_node)), SLURM_NTASKS=str(tasks))
+        world = _numbered("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_LOCAL_SIZE")
         _set_master_from_slurm()
-        return _numbered("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_LOCAL_SIZE")
+        return world
     if any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")):
         return _world_from_mpi()
     return World()
+
+
+def _need_all(*names: str) -> None:
+    """Of variables that belong together, all must be set."""
+    given = [name for name in names if os.environ.get(name)]
+    missing = [name for name in names if name not in given]
+    if missing:
+        instead = f"{given[0]} is set but {missing[0]} is not" if given else f"{' and '.join(missing)} are not set"
+        raise UserError(f"{instead}: start the job by its launcher, or unset what an earlier one left")
+
+
+def _slurm_tasks() -> int:
+    """Tasks of the step that this process belongs to; 1 outside of steps, as in a job script."""
+    if "SLURM_STEP_ID" not in os.environ:
+        return 1
+    return _number("SLURM_STEP_NUM_TASKS") or _number("SLURM_NTASKS") or 1
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name)
+    if text is not None and not text.isdecimal():
+        raise UserError(f"{name} is {text!r}, which is not a number: start the job by its launcher")
+    return int(text) if text else None
+
+
+def _mpirun_differs() -> bool:
+    """Whether an mpirun inside a SLURM job started this process: the tasks of the step are its helpers then."""
+    if "OMPI_COMM_WORLD_SIZE" in os.environ:
+        mpi = (_number("OMPI_COMM_WORLD_RANK"), _number("OMPI_COMM_WORLD_SIZE"))
+    elif "PMI_SIZE" in os.environ:
+        mpi = (_number("PMI_RANK"), _number("PMI_SIZE"))
+    else:
+        return False
+    return mpi != (_number("SLURM_PROCID"), _slurm_tasks())
+
+
+def _check_outer_launchers() -> None:
+    """RANK and WORLD_SIZE must come from the innermost launcher: what a shell left would make many worlds of one."""
+    # A launcher that runs once a node says how many of its kind there are: torchrun and DeepSpeed's.
+    parts = next((name for name in ("GROUP_WORLD_SIZE", "CROSS_SIZE") if name in os.environ), "WORLD_SIZE")
+    outer = {"srun": _slurm_tasks()}
+    outer["mpirun"] = _number("OMPI_COMM_WORLD_SIZE") or _number("PMI_SIZE") or 1
+    for launcher, tasks in outer.items():
+        if tasks > 1 and _number(parts) != tasks:
+            raise UserError(
+                f"{parts} is {os.environ[parts]} but {launcher} started {tasks} tasks: unset RANK and WORLD_SIZE "
+                f"before {launcher}, or start one torchrun or deepspeed a node that know of each other"
+            )
 
 
 def _most_tasks(per_node: str) -> int:
@@ -85,7 +138,13 @@ def _numbered(rank: str, size: str, local_rank: str, local_size: str) -> World:
 
 
 def _set_master_from_slurm() -> None:
-    if "MASTER_ADDR" not in os.environ:
+    address = os.environ.get("MASTER_ADDR")
+    if _number("SLURM_NODEID") and address in (socket.gethostname(), "localhost", "127.0.0.1", "::1"):
+        raise UserError(
+            f"MASTER_ADDR is {address} on {socket.gethostname()}, but rank 0 runs on another node: set it once before "
+            "srun, to the first host of the job, or not at all"
+        )
+    if address is None:
         command = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
         try:
             hosts = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
@@ -94,9 +153,10 @@ def _set_master_from_slurm() -> None:
                 f"scontrol cannot name the first host of {command[-1]} ({error}): set MASTER_ADDR in the job script"
             ) from None
         os.environ["MASTER_ADDR"] = hosts[0]
-    # Every task must compute the same port without talking: the job and step number give one.
+    # Every task must compute the same port without talking: the job and step number give one, below those that the
+    # system hands out by itself.
     job, step = int(os.environ.get("SLURM_JOB_ID", "0")), int(os.environ.get("SLURM_STEP_ID", "0"))
-    os.environ.setdefault("MASTER_PORT", str(20_000 + (job * 31 + step) % 20_000))
+    os.environ.setdefault("MASTER_PORT", str(10_000 + (job * 31 + step) % 20_000))
 
 
 def _world_from_mpi() -> World:

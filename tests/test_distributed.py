@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from dist_transformer.distributed import World, process_group, read_world
 from dist_transformer.errors import UserError
 
 WORKER = Path(__file__).parent / "distributed" / "worker_world.py"
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_", "PMI", "CROSS_")
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_", "PMI", "CROSS_", "GROUP_")
 
 
 @pytest.fixture
@@ -30,7 +31,8 @@ def launched(values: dict[str, object]) -> World:
     return read_world()
 
 
-TORCHRUN = {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4, "MASTER_ADDR": "a", "MASTER_PORT": 1}
+MASTER = {"MASTER_ADDR": "a", "MASTER_PORT": 1}
+TORCHRUN = {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4, "GROUP_WORLD_SIZE": 2, **MASTER}
 SRUN = {
     "SLURM_JOB_ID": 17, "SLURM_STEP_ID": 2, "SLURM_PROCID": 3, "SLURM_LOCALID": 1, "SLURM_NTASKS": 4,
     "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_NODELIST": "n[1-2]",
@@ -52,7 +54,7 @@ class TestReadWorld:
 
     def test_deepspeed_gives_no_local_world_size(self) -> None:
         """One node is assumed then."""
-        assert launched({"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1}) == World(
+        assert launched({"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, **MASTER}) == World(
             rank=1, size=2, local_rank=1, local_size=2
         )
 
@@ -71,8 +73,8 @@ class TestReadWorld:
         assert launched(SRUN) == World(rank=3, size=4, local_rank=1, local_size=2)
         assert commands == [["scontrol", "show", "hostnames", "n[1-2]"]]
         assert os.environ["MASTER_ADDR"] == "n1"
-        # Every task computes the same port from job and step: 20000 + 17 * 31 + 2.
-        assert os.environ["MASTER_PORT"] == "20529"
+        # Every task computes the same port from job and step: 10000 + 17 * 31 + 2.
+        assert os.environ["MASTER_PORT"] == "10529"
 
     def test_srun_with_an_address_of_the_job_script(self) -> None:
         assert launched({**SRUN, "MASTER_ADDR": "n9", "MASTER_PORT": 99}).rank == 3
@@ -89,6 +91,15 @@ class TestReadWorld:
         """In a batch script SLURM_PROCID is set, and no step."""
         assert launched({k: v for k, v in SRUN.items() if k != "SLURM_STEP_ID"}) == World()
 
+    def test_mpirun_in_a_slurm_job_counts(self, environment: pytest.MonkeyPatch) -> None:
+        """It starts a helper a node by srun, and the ranks inherit the helper's variables."""
+        environment.setattr(distributed, "_world_from_mpi", lambda: World(rank=3, size=4))
+        assert launched({**SRUN, "SLURM_NTASKS": 2, "SLURM_PROCID": 1, "PMI_RANK": 3, "PMI_SIZE": 4}).size == 4
+
+    def test_srun_that_offers_mpi_is_srun(self) -> None:
+        world = launched({**SRUN, "PMI_RANK": 3, "PMI_SIZE": 4, "MASTER_ADDR": "n1"})
+        assert world == World(rank=3, size=4, local_rank=1, local_size=2)
+
     def test_one_task_is_a_world_of_one(self) -> None:
         assert launched({**SRUN, "SLURM_NTASKS": 1, "SLURM_PROCID": 0}) == World()
 
@@ -97,13 +108,26 @@ class TestReadWorld:
         [
             (
                 {"RANK": 0, "WORLD_SIZE": 1, "SLURM_STEP_ID": 0, "SLURM_NTASKS": 4},
-                "WORLD_SIZE is 1 but SLURM started 4 tasks: unset WORLD_SIZE and RANK before srun",
+                "WORLD_SIZE is 1 but srun started 4 tasks: unset RANK and WORLD_SIZE before srun",
             ),
+            ({**SRUN, **TORCHRUN}, "GROUP_WORLD_SIZE is 2 but srun started 4 tasks"),
+            (
+                {**SRUN, "RANK": 0, "WORLD_SIZE": 4, "CROSS_SIZE": 1, **MASTER},
+                "CROSS_SIZE is 1 but srun started 4 tasks: .* or start one torchrun or deepspeed a node",
+            ),
+            ({"RANK": 0, "WORLD_SIZE": 1, "PMI_RANK": 1, "PMI_SIZE": 3}, "WORLD_SIZE is 1 but mpirun started 3 tasks"),
+            ({"RANK": 0}, "RANK is set but WORLD_SIZE is not: start the job by its launcher, or unset"),
+            ({"WORLD_SIZE": 2}, "WORLD_SIZE is set but RANK is not"),
+            ({"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "a"}, "MASTER_ADDR is set but MASTER_PORT is not"),
+            ({"RANK": 0, "WORLD_SIZE": 2}, "MASTER_ADDR and MASTER_PORT are not set"),
+            ({**SRUN, "SLURM_NODEID": 1, "MASTER_ADDR": "localhost"}, "MASTER_ADDR is localhost on .*another node"),
+            ({**SRUN, "SLURM_NODEID": 1, "MASTER_ADDR": socket.gethostname()}, "rank 0 runs on another node"),
             ({"RANK": 2, "WORLD_SIZE": 2}, "RANK is 2 but WORLD_SIZE is 2: unset them or start the job by its"),
             ({"RANK": -1, "WORLD_SIZE": 2}, "RANK is -1 but WORLD_SIZE is 2: unset them"),
             ({"RANK": 0, "WORLD_SIZE": 0}, "RANK is 0 but WORLD_SIZE is 0: unset them"),
             ({"RANK": "one", "WORLD_SIZE": 2}, r"not numbers \(RANK=one, WORLD_SIZE=2.*start the job by its launcher"),
-            ({"RANK": "", "WORLD_SIZE": 2}, r"not numbers \(RANK=,"),
+            ({"RANK": "", "WORLD_SIZE": 2}, "WORLD_SIZE is set but RANK is not"),
+            ({"SLURM_STEP_ID": 0, "SLURM_NTASKS": "two"}, "SLURM_NTASKS is 'two', which is not a number"),
             (
                 {"RANK": 1, "WORLD_SIZE": 4, "LOCAL_RANK": 2, "LOCAL_WORLD_SIZE": 2},
                 "LOCAL_RANK is 2 but LOCAL_WORLD_SIZE is 2",

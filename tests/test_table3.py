@@ -13,7 +13,7 @@ from dist_transformer.errors import UserError
 from dist_transformer.variants import VARIANTS
 from tests.conftest import run_command
 from tools.results_table import make_line, read_result
-from tools.table3 import check_steps, compare, direction, make_table, write_results
+from tools.table3 import check_steps, compare, direction, main, make_table, write_results
 
 
 def finished(row: str, bleu: float, **others: Any) -> dict[str, Any]:
@@ -92,6 +92,17 @@ def test_an_unknown_row_is_refused_before_anything_is_trained(toy_data: DataFold
     output = run_command(*command, "--rows", "C1", "Z9", status=1)
     assert output.startswith(f"error: --variant Z9 is unknown: choose one of {', '.join(VARIANTS)}")
     assert not (tmp_path / "out").exists()
+
+
+def test_flags_of_a_row_are_those_it_is_trained_with(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing need exist; big takes three times the steps of base."""
+    words = "table3.py --data my-data --out o --preset tiny --max-steps 100 --flags-of big -- --log-every 7"
+    monkeypatch.setattr(sys, "argv", words.split())
+    main()
+    expected = "--preset tiny --variant big --data my-data --run-dir o/big --seed 1 --log-every 7 --max-steps 300"
+    assert capsys.readouterr().out.split() == expected.split()
 
 
 def test_a_row_that_is_past_the_asked_steps_is_refused(tmp_path: Path) -> None:

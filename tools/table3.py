@@ -5,9 +5,10 @@ tools/table3.py --data DATA --out DIR --preset multi30k --max-steps 800 -- --opt
 
 A row changes the preset as the paper's row changes its base model. Base is always among them. Flags after `--` go to
 every training as they are. DIR/ROW is the row's run folder; run the command again after an interruption, or with other
-rows: finished rows stay in the table, a begun one goes on from its checkpoint. Writes DIR/table3.md and
-DIR/table3.json (in the layout of tools/results_table.py) after every row. Perplexity is that of the last weights, BLEU
-that of the mean of the last --average weight files (the paper averages none: 1).
+rows: finished rows stay in the table, a begun one goes on from its checkpoint. --flags-of ROW prints the flags of the
+row's training, for those who start it in another way (slurm/ablations.sh). Writes DIR/table3.md and DIR/table3.json (in
+the layout of tools/results_table.py) after every row. Perplexity is that of the last weights, BLEU that of the mean of
+the last --average weight files (the paper averages none: 1).
 """
 
 import argparse
@@ -41,6 +42,9 @@ def main() -> None:
     arguments = parse_arguments()
     for row in arguments.rows:
         find_variant(row)
+    if arguments.flags_of is not None:
+        print("\n".join(train_flags(arguments.flags_of, arguments)))
+        return
     index = DataFolder.open(arguments.data).index
     finished: list[dict[str, Any]] = []
     for row in VARIANTS:
@@ -55,13 +59,19 @@ def main() -> None:
 
 
 def train_flags(row: str, arguments: argparse.Namespace) -> list[str]:
+    """Of the row's training."""
+    steps = ["--max-steps", str(row_config(row, arguments).max_steps)]
+    return [*given_flags(row, arguments), *steps]
+
+
+def given_flags(row: str, arguments: argparse.Namespace) -> list[str]:
     places = ["--data", str(arguments.data), "--run-dir", str(arguments.out / row)]
     return ["--preset", arguments.preset, "--variant", row, *places, "--seed", str(arguments.seed), *arguments.flags]
 
 
 def row_config(row: str, arguments: argparse.Namespace) -> TrainConfig:
     """What the row's training will make of its flags."""
-    config, _ = train.parse_arguments(train_flags(row, arguments))
+    config, _ = train.parse_arguments(given_flags(row, arguments))
     if arguments.max_steps is None:
         return config
     return dataclasses.replace(config, max_steps=round(arguments.max_steps * VARIANTS[row].steps))
@@ -87,7 +97,7 @@ def finish_row(row: str, config: TrainConfig, index: DataIndex, arguments: argpa
     run = arguments.out / row
     started = time.monotonic()
     check_steps(run, config.max_steps)
-    commands = [run_printed(train_command(row, config, arguments), output=sys.stderr)]
+    commands = [run_printed(train_command(row, arguments), output=sys.stderr)]
     end = read_records(run, "end")[-1]
     weights = len(list((run / "weights").glob("step-*.safetensors")))
     average = [sys.executable, _TOOLS / "average_checkpoints.py", "--run-dir", run, "--out", run / "model"]
@@ -118,9 +128,8 @@ def check_steps(run: Path, max_steps: int) -> None:
         raise UserError(f"{run} has {saved[-1]['step']} steps, this call allows {max_steps}: choose another --out")
 
 
-def train_command(row: str, config: TrainConfig, arguments: argparse.Namespace) -> list[object]:
-    launch = [*deepspeed_command(arguments.ranks), "--module", "dist_transformer.train"]
-    return [*launch, *train_flags(row, arguments), "--max-steps", config.max_steps]
+def train_command(row: str, arguments: argparse.Namespace) -> list[object]:
+    return [*deepspeed_command(arguments.ranks), "--module", "dist_transformer.train", *train_flags(row, arguments)]
 
 
 def evaluate_command(run: Path, index: DataIndex, arguments: argparse.Namespace) -> list[object]:
@@ -232,6 +241,7 @@ def parse_arguments() -> argparse.Namespace:
         "--max-steps", type=int, metavar="N", help="optimizer steps of base; big takes three times as many (default: "
         "the preset's)"
     )  # fmt: skip
+    parser.add_argument("--flags-of", metavar="ROW", help="print the flags of this row's training, one a line, and end")
     parser.add_argument("--ranks", type=int, default=2, help="processes (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of weights, order and dropout (default: %(default)s)")
     parser.add_argument(

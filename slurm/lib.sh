@@ -1,0 +1,213 @@
+# shellcheck shell=bash
+# What the jobs of this folder share. They source it in the root of the checkout: it reads cluster.env and defines steps.
+#
+# A step runs one task a GPU, or --ntasks-per-node tasks a node where there are none, with ranks from SLURM's variables.
+# A step that was interrupted (status 75 of its tasks: saved, start me again; or SIGUSR1, SIGUSR2, SIGTERM before they
+# listen) puts the job back into the queue, and so does a lost node. Any other failure ends the job with its status.
+set -euo pipefail
+shopt -s nullglob
+
+# So many starts of a job without a new checkpoint, and it is given up.
+max_idle_starts=5
+
+say() { printf '%s %s\n' "$(date '+%F %T')" "$*" >&2; }
+
+# The end of the job: nothing of its state is needed any more.
+finish() {
+    rm -rf "$state"
+    exit "$1"
+}
+
+fail() {
+    printf 'error: %s\n' "$*" >&2
+    finish 1
+}
+
+# A task of an array goes by the array's number and its own.
+job=${SLURM_JOB_ID:?is not set: start this script with sbatch}
+[[ -z ${SLURM_ARRAY_TASK_ID:-} ]] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+state=$PWD/.slurm/$job
+mkdir -p "$state"
+
+set +u # `module` does not survive it
+# shellcheck source=slurm/cluster.env
+source slurm/cluster.env || fail "slurm/cluster.env cannot be used, see the message above: correct it"
+set -u
+"${PYTHON[@]}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    fail "PYTHON in slurm/cluster.env (${PYTHON[*]}) does not run Python 3.11 or newer: correct it, or install as the README says"
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+
+# need NAME...: these settings must not be empty.
+need() {
+    local name
+    for name; do
+        [[ -n ${!name:-} ]] || fail "$name is not set: set it in slurm/cluster.env, or give it before sbatch ($name=... sbatch ...)"
+    done
+}
+
+# Tasks on each node: one a GPU.
+tasks_per_node() {
+    local gpus=${SLURM_GPUS_ON_NODE:-0}
+    if ((gpus > 0)); then echo "$gpus"; else echo "${SLURM_NTASKS_PER_NODE:-1}"; fi
+}
+
+# A port where nobody listens on this node, the job's first; below those that the system gives out by itself.
+free_port() {
+    local port=$((10000 + RANDOM % 22000))
+    while (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do port=$((10000 + RANDOM % 22000)); done
+    echo "$port"
+}
+
+# run_step MPI TASKS COMMAND...: COMMAND as TASKS tasks on each node. Returns when it is done; otherwise the job ends.
+run_step() {
+    local mpi=$1 tasks=$2 nodes=$SLURM_JOB_NUM_NODES step status=0 cpus
+    shift 2
+    cpus=$((SLURM_CPUS_ON_NODE > tasks ? SLURM_CPUS_ON_NODE / tasks : 1))
+    rm -rf "$state/ended"
+    mkdir "$state/ended"
+    # In the background, because bash runs no trap while a command is in the foreground.
+    MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) MASTER_PORT=$(free_port) \
+        OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cpus} \
+        srun --mpi="$mpi" --nodes="$nodes" --ntasks=$((nodes * tasks)) --ntasks-per-node="$tasks" \
+        --cpus-per-task="$cpus" --gpu-bind=none --kill-on-bad-exit=1 "${SRUN_OPTIONS[@]}" \
+        slurm/task.sh "$state/ended" "$@" &
+    step=$!
+    # SLURM signals the tasks itself; this is for signals to the batch script (--signal=B:..., scancel --batch).
+    trap 'kill -USR1 "$step" 2>/dev/null || true' USR1 USR2 TERM
+    while kill -0 "$step" 2>/dev/null; do wait "$step" || true; done
+    wait "$step" || status=$?
+    trap - USR1 USR2 TERM
+    judge_step "$status"
+}
+
+# What the ends of its tasks make of a step. Returns when it is done.
+judge_step() {
+    local file interrupted='' bad='' status task node
+    for file in "$state"/ended/*; do
+        IFS=. read -r status task node <<<"${file##*/}"
+        case $status in
+        75 | 138 | 140 | 143) interrupted=yes ;; # saved, or ended by SIGUSR1, SIGUSR2, SIGTERM
+        *) bad="task $task on $node ended with status $status" && break ;;
+        esac
+    done
+    [[ -z $bad && -n $interrupted ]] && requeue "interrupted; what was reached is saved"
+    [[ -z $bad && $1 == 0 ]] && return
+    nodes_answer || requeue "a node is lost"
+    say "failed: ${bad:-srun ended with status $1}; see the message above. With its cause gone, the same sbatch command continues"
+    [[ -n $bad ]] || status=$1
+    finish "$status"
+}
+
+# Whether every node of the job runs a trivial step.
+nodes_answer() {
+    timeout --kill-after=5 60 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+        --cpus-per-task=1 --kill-on-bad-exit=1 true
+}
+
+# requeue WHY: put the job back into the queue, unless SLURM has done so or somebody cancelled it. Does not return.
+requeue() {
+    local record
+    record=$(scontrol show job "$job")
+    case $record in
+    *JobState=RUNNING* | *JobState=TIMEOUT* | *JobState=PREEMPTED* | *JobState=NODE_FAIL*)
+        say "$1; back into the queue"
+        scontrol requeue "$job" ||
+            fail "SLURM does not put job $job back into the queue: give the same sbatch command again, it continues"
+        ;;
+    *" Restarts=${SLURM_RESTART_COUNT:-0} "*)
+        say "$1; the job was cancelled: the same sbatch command continues"
+        finish 75
+        ;;
+    *) say "$1; SLURM has put the job back into the queue" ;;
+    esac
+    # SLURM ends this script.
+    sleep 60 &
+    wait
+    exit 75
+}
+
+# Count this start; give the job up after too many without a newer checkpoint.
+count_start() {
+    local latest='' seen='' idle=0
+    [[ -z ${RUN_DIR:-} || ! -e $RUN_DIR/checkpoints/latest ]] || latest=$(<"$RUN_DIR/checkpoints/latest")
+    if ((${SLURM_RESTART_COUNT:-0} > 0)) && [[ -e $state/starts ]]; then
+        IFS=$'\t' read -r idle seen <"$state/starts" || true
+        if [[ $seen == "$latest" ]]; then idle=$((idle + 1)); else idle=0; fi
+    fi
+    printf '%s\t%s\n' "$idle" "$latest" >"$state/starts"
+    ((idle < max_idle_starts)) ||
+        fail "started $((idle + 1)) times without a new checkpoint (newest: ${latest:-none}): look for the cause in the log above, then give the same sbatch command again"
+}
+
+# prepare_data FLAGS: text to data folder, and the test set, unless they are there.
+prepare_data() {
+    need DATA TEST_SRC TEST_REF
+    if [[ ! -e $DATA/index.json ]]; then
+        (($# > 0)) || fail "PREPARE is empty: say in slurm/cluster.env what $DATA is made from"
+        run_step "$MPI" 1 "${PYTHON[@]}" tools/prepare_data.py "$@" --out "$DATA"
+    fi
+    fetch_test_set src "$TEST_SRC"
+    fetch_test_set ref "$TEST_REF"
+}
+
+fetch_test_set() {
+    [[ ! -e $2 ]] || return 0
+    need TEST_SET PAIR
+    mkdir -p "$(dirname "$2")"
+    "${PYTHON[@]}" -m sacrebleu --test-set "$TEST_SET" --language-pair "$PAIR" --echo "$1" >"$2.part" ||
+        fail "$2 does not exist, and sacreBLEU cannot fetch $TEST_SET: set TEST_SRC and TEST_REF in slurm/cluster.env"
+    mv "$2.part" "$2"
+}
+
+# train FLAGS: to the last step.
+train() {
+    run_step none "$(tasks_per_node)" "${PYTHON[@]}" -m dist_transformer.train --data "$DATA" --run-dir "$RUN_DIR" "$@"
+}
+
+# check_flags FLAGS: of the training, before hours of preparation.
+check_flags() {
+    local flag
+    for flag; do
+        case $flag in
+        --data | --data=*) fail "$flag: set DATA in slurm/cluster.env or before sbatch, so that every part of the job knows it" ;;
+        --run?dir | --run?dir=*) fail "$flag: give RUN_DIR=... before sbatch, so that every part of the job knows it" ;;
+        esac
+    done
+}
+
+# evaluate FLAGS: the mean of the newest weights in RUN_DIR/model, its scores in RUN_DIR/bleu.json.
+evaluate() {
+    need RUN_DIR TEST_SRC TEST_REF
+    local weights=("$RUN_DIR"/weights/step-*.safetensors) count=${AVERAGE:-5}
+    ((${#weights[@]} > 0)) || fail "$RUN_DIR has no weights: train first, or correct RUN_DIR"
+    "${PYTHON[@]}" tools/average_checkpoints.py --run-dir "$RUN_DIR" --out "$RUN_DIR/model" \
+        --last $((count < ${#weights[@]} ? count : ${#weights[@]}))
+    run_step none "$(tasks_per_node)" "${PYTHON[@]}" tools/evaluate_bleu.py --model "$RUN_DIR/model" \
+        --src "$TEST_SRC" --ref "$TEST_REF" --json "$RUN_DIR/bleu.json" "$@"
+}
+
+# choose_run MODEL: the run folder of big or base, unless another is given. Of big, twice as many weight files are averaged.
+choose_run() {
+    need RUNS PAIR
+    RUN_DIR=${RUN_DIR:-$RUNS/$1-$PAIR}
+    [[ $1 != big ]] || AVERAGE=${AVERAGE:-10}
+}
+
+# train_and_evaluate MODEL FLAGS: the whole job of a training script, from text to score. STAGES leaves parts to others.
+train_and_evaluate() {
+    choose_run "$1"
+    shift
+    need DATA
+    check_flags "$@"
+    count_start
+    local stage
+    for stage in ${STAGES:-prepare train evaluate}; do
+        case $stage in
+        prepare) prepare_data "${PREPARE[@]}" ;;
+        train) train "$@" ;;
+        evaluate) evaluate "${EVALUATE[@]}" ;;
+        *) fail "STAGES names $stage: choose from prepare, train and evaluate" ;;
+        esac
+    done
+    finish 0
+}

@@ -1,0 +1,185 @@
+"""What happens to a job at three in the morning: it is stopped in every way SLURM has, and goes on as if it were not.
+
+Each case trains the reference run again, with the same script and flags, and is stopped in the middle.
+"""
+
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.slurm.cluster import wait_until
+from tests.slurm.conftest import SMALL, STEPS, TWO_NODES, FinishedJob, Site
+
+pytestmark = pytest.mark.slurm
+
+LAST_WEIGHTS = f"weights/step-{STEPS:08d}.safetensors"
+MIDDLE = "step  8/"
+
+
+def submit(site: Site, name: str, *, options: Sequence[str] = (), flags: list[str] = SMALL) -> str:
+    """Train on the data of the finished run, in a run folder of its own."""
+    run_dir = site.checkout / name
+    return site.submit("train_big.sh", *flags, options=[*TWO_NODES, *options], STAGES="train", RUN_DIR=run_dir)
+
+
+def until_the_middle(site: Site, job: str) -> str:
+    site.await_line(job, MIDDLE)
+    return job
+
+
+def same_ledger(site: Site, finished: FinishedJob, name: str) -> bool:
+    return (site.checkout / name / "ledger.jsonl").read_bytes() == (finished.run_dir / "ledger.jsonl").read_bytes()
+
+
+def same_weights(site: Site, finished: FinishedJob, name: str) -> bool:
+    """To the last bit; the file's header holds its entries in any order."""
+    found, expected = load_file(site.checkout / name / LAST_WEIGHTS), load_file(finished.run_dir / LAST_WEIGHTS)
+    return found.keys() == expected.keys() and all(found[key].equal(expected[key]) for key in expected)
+
+
+def await_nothing_left(site: Site) -> None:
+    """Each node soon runs its daemon and nothing else."""
+    nodes = site.cluster.nodes
+    wait_until(lambda: [len(site.cluster.processes(node)) for node in nodes] == [1, 1], "nothing left", seconds=15)
+
+
+def requeue(site: Site, job: str) -> None:
+    site.cluster.run("scontrol", "requeue", job)
+
+
+def warn(signal: str, *flags: str) -> Callable[[Site, str], None]:
+    def send(site: Site, job: str) -> None:
+        site.cluster.run("scancel", f"--signal={signal}", *flags, job)
+
+    return send
+
+
+@pytest.mark.parametrize(
+    "interrupt",
+    [requeue, warn("USR1"), warn("USR2"), warn("TERM"), warn("USR1", "--batch")],
+    ids=["requeue", "USR1", "USR2", "TERM", "USR1-to-the-script"],
+)
+def test_an_interrupted_job_goes_back_into_the_queue_and_ends_as_if_nothing_happened(
+    interrupt: Callable[[Site, str], None], site: Site, finished: FinishedJob, request: pytest.FixtureRequest
+) -> None:
+    name = f"run {request.node.callspec.id}"
+    job = until_the_middle(site, submit(site, name))
+    interrupt(site, job)
+    assert site.cluster.wait(job) == "COMPLETED", site.log(job)
+    assert site.cluster.restarts(job) == 1
+    # Nothing that was computed is computed again, unless the job had no time to save.
+    stopped = re.search(r"stopped at step (\d+), SIG", site.log(job))
+    resumed = re.search(r"resumed from .*/step-(\d+)", site.log(job))
+    assert resumed is not None
+    assert interrupt is requeue or (stopped is not None and int(stopped[1]) == int(resumed[1]))
+    assert same_ledger(site, finished, name)
+    assert same_weights(site, finished, name)
+    await_nothing_left(site)
+
+
+def test_a_cancelled_job_stays_cancelled_and_the_same_command_continues_it(site: Site, finished: FinishedJob) -> None:
+    job = until_the_middle(site, submit(site, "cancelled"))
+    site.cluster.run("scancel", job)
+    assert site.cluster.wait(job) == "CANCELLED"
+    assert site.cluster.restarts(job) == 0
+    await_nothing_left(site)
+    again = submit(site, "cancelled")
+    assert site.cluster.wait(again) == "COMPLETED", site.log(again)
+    assert same_ledger(site, finished, "cancelled")
+    assert same_weights(site, finished, "cancelled")
+
+
+def test_a_finished_run_started_again_is_still_finished(site: Site, finished: FinishedJob) -> None:
+    before = (finished.run_dir / LAST_WEIGHTS).stat()
+    job = submit(site, str(finished.run_dir))
+    assert site.cluster.wait(job) == "COMPLETED", site.log(job)
+    assert (finished.run_dir / LAST_WEIGHTS).stat() == before
+
+
+def test_before_its_time_limit_a_job_saves_and_goes_back_into_the_queue(site: Site, finished: FinishedJob) -> None:
+    """A real limit: two minutes, with a warning one minute before, for a training of hours."""
+    endless = [*SMALL[:-1], "100000"]
+    job = submit(site, "limited", options=["--time=2", "--signal=USR1@60"], flags=endless)
+    wait_until(lambda: site.cluster.restarts(job) == 1, "restarted", seconds=600)
+    site.await_line(job, "resumed from")
+    assert site.cluster.state(job) == "RUNNING"
+    site.cluster.run("scancel", job)
+    site.cluster.wait(job)
+    reference = (finished.run_dir / "ledger.jsonl").read_text(encoding="utf-8").splitlines()
+    ledger = (site.checkout / "limited" / "ledger.jsonl").read_text(encoding="utf-8").splitlines()
+    assert ledger[:STEPS] == reference
+
+
+@pytest.mark.parametrize("loss", ["drained", "without power"])
+def test_a_lost_node_leaves_the_job_to_the_others(loss: str, site: Site, finished: FinishedJob) -> None:
+    """`--nodes=1-2`: it begins on two and goes on with one, on the same sentences."""
+    job = until_the_middle(site, submit(site, loss, options=["--nodes=1-2"]))
+    assert "2 rank(s)" in site.log(job)
+    try:
+        if loss == "drained":
+            site.cluster.run("scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=test")
+        else:
+            site.cluster.power_off("node2")
+        assert site.cluster.wait(job) == "COMPLETED", site.log(job)
+    finally:
+        if loss != "drained":
+            site.cluster.start_node("node2")
+        site.cluster.run("scontrol", "update", "NodeName=node2", "State=RESUME", status=None)
+        wait_until(site.cluster.idle, "node2 is back")
+    assert site.cluster.restarts(job) >= 1
+    assert "1 rank(s)" in site.log(job)
+    assert same_ledger(site, finished, loss)
+
+
+# Loaded by every Python of the job; the task of node2 fails in its next step as soon as the file is there.
+FAULT = """\
+import os, sys, threading, time
+
+def watch():
+    while not os.path.exists(os.environ["FAULT"]):
+        time.sleep(0.1)
+    def fail(*_):
+        raise RuntimeError("the fault")
+    sys.modules["dist_transformer.training.trainer"].Trainer._train_step = fail
+
+if os.environ.get("SLURM_PROCID") == "1" and "FAULT" in os.environ:
+    threading.Thread(target=watch, daemon=True).start()
+"""
+
+
+@pytest.fixture
+def fault(site: Site, tmp_path: Path) -> Path:
+    (tmp_path / "sitecustomize.py").write_text(FAULT, encoding="utf-8")
+    return tmp_path
+
+
+def test_a_rank_that_raises_ends_the_job_with_its_status(site: Site, finished: FinishedJob, fault: Path) -> None:
+    job = site.submit(
+        "train_big.sh", *SMALL, options=TWO_NODES, STAGES="train", RUN_DIR=site.checkout / "raises",
+        FAULT=fault / "now", PYTHONPATH=fault,
+    )  # fmt: skip
+    site.await_line(job, MIDDLE)
+    (fault / "now").touch()
+    assert site.cluster.wait(job) == "FAILED", site.log(job)
+    log = site.log(job)
+    assert site.cluster.exit_code(job) == 1, log
+    assert "RuntimeError: the fault" in log
+    assert re.search(r"failed: task \d on node\d ended with status 1", log)
+    await_nothing_left(site)
+    shutil.rmtree(site.checkout / "raises")
+
+
+def test_a_job_that_never_gets_on_is_given_up(site: Site, finished: FinishedJob, fault: Path) -> None:
+    """The training is interrupted at every start, before it has saved."""
+    stub = fault / "python"
+    stub.write_text('#!/bin/sh\n[ "$1" = -c ] || exit 75\n', encoding="utf-8")
+    stub.chmod(0o755)
+    with site.edited(f'PYTHON=("{stub}")'):
+        job = site.submit("train_big.sh", options=TWO_NODES, STAGES="train", RUN_DIR=site.checkout / "stuck")
+        assert site.cluster.wait(job) == "FAILED", site.log(job)
+    assert site.cluster.restarts(job) == 5
+    assert "error: started 6 times without a new checkpoint (newest: none)" in site.log(job)

@@ -1,0 +1,23 @@
+"""The one test of a real cluster that every test run has: `sbatch slurm/train_big.sh`, and it is all done."""
+
+import json
+
+import pytest
+
+from dist_transformer.training.ledger import read_ledger
+from tests.slurm.conftest import STEPS, FinishedJob, Site
+
+
+@pytest.mark.slow
+def test_one_command_prepares_trains_averages_and_evaluates_on_two_nodes(site: Site, finished: FinishedJob) -> None:
+    log = site.log(finished.job)
+    assert "2 rank(s)" in log
+    assert len(read_ledger(finished.run_dir / "ledger.jsonl")) == STEPS
+    assert (site.data / "index.json").exists()
+    assert (finished.run_dir / "model" / "model.safetensors").exists()
+    report = json.loads((finished.run_dir / "bleu.json").read_text(encoding="utf-8"))
+    assert (report["sentences"], report["world_size"]) == (8, 2)
+    assert report["steps"] == [STEPS - 5, STEPS]
+    # What the job remembered for a next start is gone, and so are its processes.
+    assert list((site.checkout / ".slurm").iterdir()) == []
+    assert [len(site.cluster.processes(node)) for node in site.cluster.nodes] == [1, 1]

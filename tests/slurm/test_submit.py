@@ -1,0 +1,125 @@
+"""What a user types, and what is said when it cannot work."""
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from dist_transformer.training.ledger import read_ledger
+from tests.conftest import ROOT
+from tests.slurm.conftest import SMALL, TWO_NODES, FinishedJob, Site
+
+pytestmark = pytest.mark.slurm
+
+README_LINES = re.findall(r"^(?:\w+=\S+ )?sbatch .*", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_the_readme_submits() -> None:
+    assert len(README_LINES) == 4
+
+
+@pytest.mark.parametrize("line", README_LINES)
+def test_slurm_accepts_what_the_readme_submits(line: str, site: Site) -> None:
+    """Two nodes are there; what asks for more is asked of them."""
+    command = line.replace("--account=nlp ", "").replace("sbatch", "sbatch --test-only")
+    said = site.cluster.run("bash", "-c", command, cwd=site.checkout)
+    assert "to start at" in said
+
+
+def test_more_gpus_than_a_node_has_are_refused_before_anything_runs(site: Site) -> None:
+    command = ["sbatch", "--test-only", "--gpus-per-node=9", "slurm/train_big.sh"]
+    said = site.cluster.run(*command, cwd=site.checkout, status=1)
+    assert "Requested node configuration is not available" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "edit", "said"),
+    [
+        ([], "PYTHON=(/nowhere/python)", "error: PYTHON in slurm/cluster.env (/nowhere/python) does not run Python"),
+        ([], "RUNS=", "error: RUNS is not set: set it in slurm/cluster.env, or give it before sbatch (RUNS=... sbatch"),
+        (
+            [],
+            "DATA=/nowhere PREPARE=()",
+            "error: PREPARE is empty: say in slurm/cluster.env what /nowhere is made from",
+        ),
+        (["--run-dir=here"], "", "error: --run-dir=here: give RUN_DIR=... before sbatch"),
+        ([], "STAGES='trian prepare'", "error: STAGES names trian: choose from prepare, train and evaluate"),
+        ([], "if", "error: slurm/cluster.env cannot be used"),
+    ],
+)
+def test_what_cannot_work_is_said_in_a_sentence(flags: list[str], edit: str, said: str, site: Site) -> None:
+    with site.edited(edit):
+        job = site.submit("train_big.sh", *flags, options=TWO_NODES)
+        assert site.cluster.wait(job) == "FAILED"
+    assert said in site.log(job)
+    assert site.cluster.exit_code(job) == 1
+
+
+def test_from_another_folder_the_remedy_is_named(site: Site, tmp_path: Path) -> None:
+    options = ["--parsable", *TWO_NODES, f"--output={tmp_path}/out"]
+    job = site.cluster.run("sbatch", *options, site.checkout / "slurm/train_big.sh", cwd=tmp_path)
+    assert site.cluster.wait(job) == "FAILED"
+    assert "is not the checkout: sbatch in its root, or with --chdir" in (tmp_path / "out").read_text(encoding="utf-8")
+
+
+def test_the_pipeline_chains_its_jobs(site: Site, finished: FinishedJob) -> None:
+    env = {"RUNS": str(site.checkout / "more runs")}
+    said = site.cluster.run("slurm/pipeline.sh", "big", *TWO_NODES, "--", *SMALL, cwd=site.checkout, env=env)
+    jobs = dict(re.findall(r"^(\w+): +job (\d+)$", said, re.MULTILINE))
+    assert list(jobs) == ["prepare", "train", "evaluate"]
+    assert site.cluster.wait(jobs["evaluate"]) == "COMPLETED", site.log(jobs["train"]) + site.log(jobs["evaluate"])
+    run_dir = site.checkout / "more runs" / "big-en-de"
+    assert (run_dir / "ledger.jsonl").read_bytes() == (finished.run_dir / "ledger.jsonl").read_bytes()
+    assert (
+        json.loads((run_dir / "bleu.json").read_text())["bleu"]
+        == json.loads((finished.run_dir / "bleu.json").read_text())["bleu"]
+    )
+    # Training left the evaluation to its own job.
+    assert "trained on" not in site.log(jobs["train"])
+
+
+def test_rows_of_table_3_are_a_job_array_and_its_table(site: Site, finished: FinishedJob) -> None:
+    # Without preset and steps, which are table3's own, and with the validation that its figures come from.
+    flags = [*SMALL[2:-2], "--validate-every", "10", "--validate-sentences", "0"]
+    asked = ["--preset", "tiny", "--max-steps", "10", "--average", "1", "--", *flags]
+    said = site.cluster.run(
+        "slurm/ablations.sh", "--nodes=1", "--gpus-per-node=2", "--array=0,18", "--", *asked, cwd=site.checkout
+    )
+    jobs = dict(re.findall(r"^(\w+): +job (\d+)$", said, re.MULTILINE))
+    assert site.cluster.wait(jobs["table"]) == "COMPLETED", site.log(jobs["table"])
+    folder = site.checkout / "runs" / "table3-en-de"
+    assert {len(read_ledger(folder / row / "ledger.jsonl")) for row in ("base", "E")} == {10}
+    table = (folder / "table3.md").read_text(encoding="utf-8")
+    assert re.search(r"\| E \| positions sinusoidal → learned \|.*\| -0\.1 \|", table)
+
+
+def test_the_array_is_the_table() -> None:
+    from dist_transformer.variants import VARIANTS
+
+    script = (ROOT / "slurm" / "ablations.sh").read_text(encoding="utf-8")
+    assert f"array=--array=0-{len(VARIANTS) - 1} " in script
+
+
+def test_mpirun_and_srun_give_the_same_world_inside_a_job(site: Site, tmp_path: Path) -> None:
+    """mpirun starts its helpers by srun, whose variables the ranks inherit."""
+    python, worker = shlex.quote(sys.executable), ROOT / "tests" / "distributed" / "worker_world.py"
+    mpirun = Path(sys.executable).with_name("mpirun")
+    lines = [
+        "#!/bin/bash",
+        f"srun --mpi=pmi2 {python} {worker}",
+        f"{mpirun} -n 4 {python} {worker}",
+        f"RANK=0 WORLD_SIZE=1 srun {python} {worker} 2>&1 | grep -o 'WORLD_SIZE is 1 but srun started 2 tasks' | uniq",
+    ]
+    (tmp_path / "job.sh").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    options = ["--parsable", "--nodes=2", "--ntasks-per-node=1", f"--output={tmp_path}/out"]
+    env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    job = site.cluster.run("sbatch", *options, tmp_path / "job.sh", cwd=tmp_path, env=env)
+    site.cluster.wait(job)
+    said = (tmp_path / "out").read_text(encoding="utf-8")
+    seen = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    assert sorted(rank["rank"] for rank in seen if rank["size"] == 2) == [0, 1], said
+    assert sorted(rank["rank"] for rank in seen if rank["size"] == 4) == [0, 1, 2, 3], said
+    assert said.splitlines()[-1] == "WORLD_SIZE is 1 but srun started 2 tasks"
