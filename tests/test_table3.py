@@ -97,11 +97,14 @@ def test_an_unknown_row_is_refused_before_anything_is_trained(toy_data: DataFold
 def test_flags_of_a_row_are_those_it_is_trained_with(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing need exist; big takes three times the steps of base."""
-    words = "table3.py --data my-data --out o --preset tiny --max-steps 100 --flags-of big -- --log-every 7"
+    """Nothing need exist; big takes three times the steps of base, and twice the widths that the flags give it."""
+    words = "table3.py --data my-data --out o --preset tiny --max-steps 100 --flags-of big -- --model.ffn-width 64"
     monkeypatch.setattr(sys, "argv", words.split())
     main()
-    expected = "--preset tiny --variant big --data my-data --run-dir o/big --seed 1 --log-every 7 --max-steps 300"
+    expected = (
+        "--preset tiny --data my-data --run-dir o/big --seed 1 --model.ffn-width 64 --model.width=256 --model.heads=8 "
+        "--model.ffn-width=128 --model.dropout=0.3 --optimizer.peak-lr=0.002121320343559643 --max-steps 300"
+    )
     assert capsys.readouterr().out.split() == expected.split()
 
 
@@ -121,7 +124,7 @@ def test_rows_are_trained_once_and_go_on(tmp_path: Path) -> None:
     command = [sys.executable, "tools/table3.py", "--data", data, "--out", out, "--preset", "tiny"]
     command += ["--ranks", 1, "--max-steps"]
     first = run_command(*command, 3, "--rows", "E")
-    assert "--variant E" in first
+    assert "--model.positions=learned" in first
     rows = json.loads((out / "table3.json").read_text())["figures"]["rows"]
     assert [(row["row"], row["change"], row["steps"]) for row in rows] == [
         ("base", "-", 3),

@@ -3,12 +3,12 @@
 tools/table3.py --data DATA --out DIR --preset multi30k --max-steps 1500 --rows A1 C1 D1 --noise 0.3
 tools/table3.py --data DATA --out DIR --preset multi30k --max-steps 800 -- --optimizer.warmup-steps 200
 
-A row changes the preset as the paper's row changes its base model. Base is always among them. Flags after `--` go to
-every training as they are. DIR/ROW is the row's run folder; run the command again after an interruption, or with other
-rows: finished rows stay in the table, a begun one goes on from its checkpoint. --flags-of ROW prints the flags of the
-row's training, for those who start it in another way (slurm/ablations.sh). Writes DIR/table3.md and DIR/table3.json (in
-the layout of tools/results_table.py) after every row. Perplexity is that of the last weights, BLEU that of the mean of
-the last --average weight files (the paper averages none: 1).
+A row changes the preset as the paper's row changes its base model. Base is always among them. Flags after `--` change
+the preset for all rows, before a row changes it. DIR/ROW is the row's run folder; run the command again after an
+interruption, or with other rows: finished rows stay in the table, a begun one goes on from its checkpoint. --flags-of
+ROW prints the flags of the row's training, for those who start it in another way (slurm/ablations.sh). Writes
+DIR/table3.md and DIR/table3.json (in the layout of tools/results_table.py) after every row. Perplexity is that of the
+last weights, BLEU that of the mean of the last --average weight files (the paper averages none: 1).
 """
 
 import argparse
@@ -33,7 +33,7 @@ from dist_transformer.files import sha256_of
 from dist_transformer.launch import deepspeed_command, run_printed
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.training.metrics import perplexity, read_records
-from dist_transformer.variants import VARIANTS, changes, find_variant
+from dist_transformer.variants import VARIANTS, apply_variant, changes, find_variant
 
 _TOOLS = Path(os.path.relpath(Path(__file__).parent))
 
@@ -59,19 +59,29 @@ def main() -> None:
 
 
 def train_flags(row: str, arguments: argparse.Namespace) -> list[str]:
-    """Of the row's training."""
-    steps = ["--max-steps", str(row_config(row, arguments).max_steps)]
-    return [*given_flags(row, arguments), *steps]
+    """Of the row's training: the flags that all rows have, then what the row changes of them."""
+    base, config = base_config(row, arguments), row_config(row, arguments)
+    changed = []
+    for part in ("model", "optimizer"):
+        before, after = to_plain(getattr(base, part)), to_plain(getattr(config, part))
+        names = [name for name in after if after[name] != before[name]]
+        changed += [f"--{part}.{name.replace('_', '-')}={after[name]}" for name in names]
+    return [*common_flags(row, arguments), *changed, "--max-steps", str(config.max_steps)]
 
 
-def given_flags(row: str, arguments: argparse.Namespace) -> list[str]:
+def common_flags(row: str, arguments: argparse.Namespace) -> list[str]:
     places = ["--data", str(arguments.data), "--run-dir", str(arguments.out / row)]
-    return ["--preset", arguments.preset, "--variant", row, *places, "--seed", str(arguments.seed), *arguments.flags]
+    return ["--preset", arguments.preset, *places, "--seed", str(arguments.seed), *arguments.flags]
+
+
+def base_config(row: str, arguments: argparse.Namespace) -> TrainConfig:
+    """What stands for the paper's base model, in the row's folder."""
+    return train.parse_arguments(common_flags(row, arguments))[0]
 
 
 def row_config(row: str, arguments: argparse.Namespace) -> TrainConfig:
-    """What the row's training will make of its flags."""
-    config, _ = train.parse_arguments(given_flags(row, arguments))
+    """What the row makes of base. Its changes come after all flags: `--model.ffn-width` is then that of base."""
+    config = apply_variant(base_config(row, arguments), row)
     if arguments.max_steps is None:
         return config
     return dataclasses.replace(config, max_steps=round(arguments.max_steps * VARIANTS[row].steps))

@@ -23,6 +23,7 @@ from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.training.ds_config import load_ds_config
 from dist_transformer.training.engine import Engine
+from dist_transformer.training.interval import Interval
 from dist_transformer.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -217,9 +218,7 @@ def not_finite_result(config: TrainConfig, world: World, device: torch.device) -
     run_dir = config.run_dir.with_name(config.run_dir.name + "-nan")
     trainer = Trainer(dataclasses.replace(config, run_dir=run_dir, max_skipped_steps=3), world, device)
     steps = trainer.data.plan.steps(trainer.progress.position, config.batch.packs_per_step)
-    from dist_transformer.training.trainer import _Interval
-
-    interval = _Interval()
+    interval = Interval()
 
     def train_step() -> None:
         step = next(steps)
