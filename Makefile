@@ -12,7 +12,8 @@ demo: $(STAMP)
 	$(BIN)/python tools/demo.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slurm"
+	$(BIN)/python -m pytest -m "not slow and not slurm" -n auto
+	$(BIN)/python -m pytest -m "slow and not slurm" -n 2 --dist loadfile
 
 slurm-test: $(STAMP)
 	$(BIN)/python -m pytest tests/slurm
