@@ -2,9 +2,11 @@
 
 import io
 import math
+import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +29,7 @@ _LABEL_POINTS = 8
 _CELL, _CHARACTER, _FRAME = 0.17, 0.085, 0.8
 _DOTS_PER_INCH = 110
 _SHOWN_POSITIONS = 128
+_NOTE_CHARACTERS = 130
 
 
 def attention_picture(sample: Sample) -> "Figure":
@@ -134,6 +137,60 @@ def length_picture(sides: Sequence[Lengths], names: Sequence[str]) -> "Figure":
         axes.legend(frameon=False)
         axes.grid(alpha=0.3)
     return figure
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """A rate that was measured several times."""
+
+    label: str
+    value: float
+    lowest: float
+    highest: float
+    stressed: bool = False
+    """The one that the others are beside."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BarGroup:
+    """Rates in one unit."""
+
+    title: str
+    unit: str
+    bars: tuple[Bar, ...]
+
+
+def bar_picture(groups: Sequence[BarGroup], *, note: str) -> "Figure":
+    """A panel a group, a bar a rate with its spread as a line; `note` stands below."""
+    with _style():
+        sizes = [len(group.bars) + 1.6 for group in groups]
+        figure = _figure(8.0, 0.34 * sum(sizes) + 0.5)
+        panels = figure.subplots(len(groups), 1, squeeze=False, gridspec_kw={"height_ratios": sizes}).ravel()
+        for group, panel in zip(groups, panels, strict=True):
+            _draw_bars(panel, group)
+        figure.supxlabel("\n".join(textwrap.wrap(note, _NOTE_CHARACTERS)), fontsize=6, color="0.4")
+    return figure
+
+
+def _draw_bars(panel: "Axes", group: BarGroup) -> None:
+    places, best = range(len(group.bars)), max(bar.highest for bar in group.bars)
+    values = [bar.value for bar in group.bars]
+    spread = [
+        [bar.value - bar.lowest for bar in group.bars],
+        [bar.highest - bar.value for bar in group.bars],
+    ]
+    colors = ["C0" if bar.stressed else "0.75" for bar in group.bars]
+    panel.barh(places, values, xerr=spread, color=colors, height=0.7, ecolor="0.3", capsize=2)
+    for place, bar in zip(places, group.bars, strict=True):
+        text = f"{bar.value:,.0f}" if best >= 100 else f"{bar.value:.1f}"
+        panel.text(bar.highest + 0.01 * best, place, text, va="center", fontsize=_LABEL_POINTS)
+    panel.set_yticks(places, [bar.label for bar in group.bars], fontsize=_LABEL_POINTS)
+    panel.invert_yaxis()
+    panel.set_xlim(0, 1.15 * best)
+    panel.set_title(f"{group.title}: {group.unit}", fontsize=9, loc="left")
+    panel.xaxis.set_visible(False)
+    panel.spines[["top", "right", "bottom"]].set_visible(False)
+    panel.tick_params(left=False)
 
 
 def as_png(figure: "Figure") -> bytes:

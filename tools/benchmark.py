@@ -9,16 +9,17 @@ Prints a table; --json also writes a result file in the layout of tools/results_
 """
 
 import argparse
+import dataclasses
 import shlex
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from dist_transformer import train
-from dist_transformer.benchmarks.data import DataBenchmark, run_data_benchmark
+from dist_transformer.benchmarks.data import DataBenchmark, data_table, run_data_benchmark
 from dist_transformer.benchmarks.decoding import LABELS as DECODE_LABELS
 from dist_transformer.benchmarks.decoding import DecodeBenchmark, decode_table, run_decoding_benchmark
+from dist_transformer.benchmarks.learning import learn
 from dist_transformer.benchmarks.measure import result_of, write_result
 from dist_transformer.benchmarks.training import (
     LABELS,
@@ -27,16 +28,17 @@ from dist_transformer.benchmarks.training import (
     run_training_benchmark,
     train_table,
 )
+from dist_transformer.config import PRESETS, TrainConfig
 from dist_transformer.data.folder import DataFolder
 from dist_transformer.data.sources import read_lines
-from dist_transformer.distributed import process_group, read_world
+from dist_transformer.distributed import World, process_group, read_world
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.model_folder import read_model_info
 
 DATA_ROW = {
-    "what": "data pipeline, one process and one thread",
+    "what": "data pipeline, one process and one thread, tokens a CPU second",
     "steps": "—",
-    "result": "micro-batches at {figures[target_tokens_per_second][build_micro_batch][median]:,.0f} target tokens/s "
+    "result": "micro-batches at {figures[target_tokens_per_second][build_micro_batch][median]:,.0f} target tokens "
     "(`datasets` at random, ids only: {figures[target_tokens_per_second][datasets_random_arrow][median]:,.0f}); "
     "planning takes {figures[percent_of_training][plan]:.1f}% of training at {figures[training_speed]:,} tokens/s; "
     "budgets {figures[fill_percent][both]:.1f}% full; first step of {figures[simulated_index][pairs]:,} pairs after "
@@ -52,7 +54,7 @@ TRAIN_ROW = {
     "what": "training, preset `{figures[preset]}`, {figures[precision]}, {figures[world_size]} process(es); "
     "{figures[unit]}, beside peers in the same run",
     "steps": "—",
-    "result": "{figures[contenders][ours][rates][median]:,.0f}; as many times as fast as",
+    "result": "{figures[contenders][FIRST][rates][median]:,.0f}; as many times as fast as",
 }
 
 
@@ -63,9 +65,41 @@ def main() -> None:
     arguments.run(arguments)
 
 
-def run_train(arguments: argparse.Namespace) -> None:
+def config_of(arguments: argparse.Namespace) -> TrainConfig:
+    """The preset with the flags of training that were given."""
+    if not arguments.flags and arguments.preset in PRESETS:
+        return dataclasses.replace(PRESETS[arguments.preset], data=(str(arguments.data),))
+    from dist_transformer.train import parse_arguments as parse_training
+
     flags = ["--preset", arguments.preset, "--data", str(arguments.data), "--run-dir", "unused", *arguments.flags]
-    config, _ = train.parse_arguments(flags)
+    return parse_training(flags)[0]
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def run_learn(arguments: argparse.Namespace) -> None:
+    config, started = config_of(arguments), time.monotonic()
+    with process_group(World(), single=True) as device:
+        figures = learn(config, minutes=arguments.minutes, out=arguments.out, device=device, report=say)
+    if arguments.json is not None:
+        given = ["--preset", arguments.preset, f"--minutes={arguments.minutes:g}", "--out", "MODEL"]
+        command = ["python", "tools/benchmark.py", "learn", "--data", "DATA", *given]
+        result = result_of(
+            DataFolder.open(arguments.data).index,
+            what="a model trained for some minutes",
+            command=shlex.join([*command, *(["--", *arguments.flags] if arguments.flags else [])]),
+            seeds=[config.seed],
+            wall_seconds=round(time.monotonic() - started, 1),
+            figures=figures,
+            row=None,
+        )
+        write_result(arguments.json, result)
+
+
+def run_train(arguments: argparse.Namespace) -> None:
+    config = config_of(arguments)
     settings = TrainBenchmark(
         config=config, peers=tuple(arguments.peers), steps=arguments.steps, rounds=arguments.rounds
     )  # fmt: skip
@@ -73,7 +107,7 @@ def run_train(arguments: argparse.Namespace) -> None:
 
     def report(line: str) -> None:
         if world.is_main:
-            print(line, file=sys.stderr, flush=True)
+            say(line)
 
     with process_group(world, single=True) as device:
         figures = {"preset": arguments.preset, **run_training_benchmark(settings, world, device, report)}
@@ -85,7 +119,7 @@ def run_train(arguments: argparse.Namespace) -> None:
             found["peak_gib"] = peak_memory(config, name)
     print(train_table(figures))
     if arguments.json is not None:
-        peers = [name for name in figures["contenders"] if name != "ours"]
+        first, *peers = figures["contenders"]
         given = ["--preset", arguments.preset, "--peers", *peers, f"--steps={settings.steps}"]
         command = ["python", "tools/benchmark.py", "train", "--data", "DATA", *given, f"--rounds={settings.rounds}"]
         beside = ", ".join(
@@ -98,7 +132,7 @@ def run_train(arguments: argparse.Namespace) -> None:
             seeds=[config.seed],
             wall_seconds=round(time.monotonic() - started, 1),
             figures=figures,
-            row={**TRAIN_ROW, "result": f"{TRAIN_ROW['result']} {beside}"},
+            row={**TRAIN_ROW, "result": f"{TRAIN_ROW['result']} {beside}".replace("FIRST", first)},
         )
         write_result(arguments.json, result)
     if not figures["loss_curves_agree"]:
@@ -120,7 +154,7 @@ def run_decode(arguments: argparse.Namespace) -> None:
     )  # fmt: skip
     started = time.monotonic()
     with process_group(read_world()) as device:
-        figures = run_decoding_benchmark(settings, device, lambda line: print(line, file=sys.stderr, flush=True))
+        figures = run_decoding_benchmark(settings, device, say)
     print(decode_table(figures))
     if arguments.json is not None:
         peers = [name for name in figures["contenders"] if name != "ours"]
@@ -151,14 +185,14 @@ def run_data(arguments: argparse.Namespace) -> None:
         seed=arguments.seed,
     )  # fmt: skip
     started = time.monotonic()
-    figures = run_data_benchmark(settings, lambda line: print(line, file=sys.stderr, flush=True))
+    figures = run_data_benchmark(settings, say)
     if arguments.json is not None:
         flags = [f"--{name.replace('_', '-')}={getattr(settings, name):g}" for name in ("seconds", "repeats")]
         counts = ("pairs", "text_pairs", "memory_pairs", "seed")
         flags += [f"--{name.replace('_', '-')}={getattr(settings, name)}" for name in counts]
         result = result_of(
             DataFolder.open(arguments.data).index,
-            what="the data pipeline beside its peers, one process and one thread, target tokens a second; medians",
+            what="the data pipeline beside its peers, one process and one thread, target tokens a CPU second; medians",
             # Without folders: a result says nothing of where it was made.
             command=shlex.join(["python", "tools/benchmark.py", "data", "--data", "DATA", *flags]),
             seeds=[settings.seed],
@@ -168,36 +202,6 @@ def run_data(arguments: argparse.Namespace) -> None:
         )
         write_result(arguments.json, result)
     print(data_table(figures))
-
-
-def data_table(figures: dict[str, Any]) -> str:
-    """What was measured, in at most 80 characters a line."""
-    lines = [f"{'target tokens/s, one thread':30} {'median':>12} {'lowest':>12} {'highest':>12}"]
-    for name, found in figures["target_tokens_per_second"].items():
-        lines.append(f"{name:30} {found['median']:12,.0f} {found['lowest']:12,.0f} {found['highest']:12,.0f}")
-    fill, simulated = figures["fill_percent"], figures["simulated_index"]
-    shares = ", ".join(f"{name} {share:.1f}%" for name, share in figures["percent_of_training"].items())
-    before, peak = (simulated[name]["median"] for name in ("before_mib", "peak_mib"))
-    seconds = simulated["seconds"]
-    return "\n".join(
-        [
-            *lines,
-            f"share of the time of training at {figures['training_speed']:,} target tokens/s:",
-            f"  {shares}",
-            f"fill of an epoch: source {fill['source']:.2f}%, target {fill['target']:.2f}%, "
-            f"together {fill['both']:.2f}%",
-            f"  {figures['unfit_pairs']:,} pairs fit no pack",
-            f"first step of {simulated['pairs']:,} simulated pairs: {seconds['median']:.2f} s "
-            f"({seconds['lowest']:.2f} to {seconds['highest']:.2f})",
-            f"  resident at most {peak:,.0f} MiB ({before:,.0f} at the start; "
-            f"up to {simulated['lengths_mib']:,.0f} are the mapped lengths)",
-            *(
-                f"preparation of {found['pairs']:,} pairs: resident at most {found['peak_mib']:,.0f} MiB "
-                f"({found['before_mib']:,.0f} at the start)"
-                for found in figures["preparation_memory"].values()
-            ),
-        ]
-    )
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -211,7 +215,7 @@ def parse_arguments() -> argparse.Namespace:
         "data",
         help="planning, reading, building and preparing, beside `datasets` and `tokenizers`",
         description="Planning, reading, building and preparing, beside `datasets` and `tokenizers`: one process, one "
-        "thread. Rates are target tokens a second.",
+        "thread. Rates are target tokens a CPU second.",
         allow_abbrev=False,
     )
     defaults = {name: field.default for name, field in DataBenchmark.__dataclass_fields__.items()}
@@ -230,6 +234,7 @@ def parse_arguments() -> argparse.Namespace:
     data.set_defaults(run=run_data)
     add_train_parser(parts)
     add_decode_parser(parts)
+    add_learn_parser(parts)
     return parser.parse_args()
 
 
@@ -252,6 +257,22 @@ def add_train_parser(parts: Any) -> None:
     training.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
     training.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of dist_transformer.train, for all")
     training.set_defaults(run=run_train)
+
+
+def add_learn_parser(parts: Any) -> None:
+    learning = parts.add_parser(
+        "learn",
+        help="a model that was trained for some minutes, to measure with",
+        description="Train in one process for some minutes, without checkpoints, and write a model folder.",
+        allow_abbrev=False,
+    )
+    learning.add_argument("--data", type=Path, required=True, help="data folder")
+    learning.add_argument("--preset", default="tiny", help="model and batch (default: %(default)s)")
+    learning.add_argument("--minutes", type=float, default=5.0, metavar="M", help="of training (default: %(default)s)")
+    learning.add_argument("--out", type=Path, required=True, metavar="MODEL", help="model folder")
+    learning.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
+    learning.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of dist_transformer.train")
+    learning.set_defaults(run=run_learn)
 
 
 def add_decode_parser(parts: Any) -> None:

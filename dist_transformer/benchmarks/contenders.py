@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from dist_transformer.benchmarks.measure import now
 from dist_transformer.benchmarks.text import TextSample
 from dist_transformer.config import OptimizerConfig, TrainConfig
 from dist_transformer.data.plan import Step
@@ -39,16 +40,18 @@ class Stretch:
     """Real ones, of this rank, as are the source's."""
     computed_tokens: int = 0
     """Of both sides, with padding."""
-    seconds: dict[str, float] = field(default_factory=lambda: {"wall": 0.0, "cpu": 0.0, "data": 0.0, "optimizer": 0.0})
-    """Wall and CPU time of the process; of the wall time, what data and optimizer took."""
+    seconds: dict[str, float] = field(
+        default_factory=lambda: {"clock": 0.0, "wall": 0.0, "data": 0.0, "optimizer": 0.0}
+    )
+    """By the clock of the benchmarks (`measure.now`) and of the wall; of the latter, what data and optimizer took."""
 
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Times a loop; a GPU's work counts until it is done."""
-        wall, cpu = self._now(), time.process_time()
+        wall, clock = self._wall(), now(self.device)
         yield
-        self.seconds["wall"] += self._now() - wall
-        self.seconds["cpu"] += time.process_time() - cpu
+        self.seconds["clock"] += now(self.device) - clock
+        self.seconds["wall"] += self._wall() - wall
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -62,7 +65,7 @@ class Stretch:
         self.target_tokens += target
         self.computed_tokens += computed
 
-    def _now(self) -> float:
+    def _wall(self) -> float:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
@@ -87,6 +90,9 @@ class Driver(Protocol):
     def forward_backward(self, batch: PackedBatch, *, step_tokens: int) -> LossSums: ...
 
     def end_micro_batch(self) -> bool: ...
+
+    def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """By the names of `Transformer.state_dict()`, fp32."""
 
 
 class PlainDriver:
@@ -130,6 +136,10 @@ class PlainDriver:
             for parameter in self.parameters:
                 parameter.grad = None
         return True
+
+    def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        names = (name for name, _ in self.module.named_parameters())
+        return zip(names, self.masters, strict=True)
 
 
 class PackedContender:

@@ -1,6 +1,6 @@
 """The data pipeline measured, one process and one thread, beside what users would take in its place.
 
-Rates are target tokens a second (`</s>` included), of the same sentences for all. Peers hand over the ids of both
+Rates are target tokens a CPU second (`</s>` included), of the same sentences for all. Peers hand over the ids of both
 sides, and no more: they plan no batches and build no tensors.
 """
 
@@ -105,6 +105,36 @@ def run_data_benchmark(settings: DataBenchmark, report: Report) -> dict[str, Any
         "simulated_index": simulated,
         "preparation_memory": memory,
     }
+
+
+def data_table(figures: dict[str, Any]) -> str:
+    """What was measured, in at most 80 characters a line."""
+    lines = [f"{'target tokens a CPU second':30} {'median':>12} {'lowest':>12} {'highest':>12}"]
+    for name, found in figures["target_tokens_per_second"].items():
+        lines.append(f"{name:30} {found['median']:12,.0f} {found['lowest']:12,.0f} {found['highest']:12,.0f}")
+    fill, simulated = figures["fill_percent"], figures["simulated_index"]
+    shares = ", ".join(f"{name} {share:.1f}%" for name, share in figures["percent_of_training"].items())
+    before, peak = (simulated[name]["median"] for name in ("before_mib", "peak_mib"))
+    seconds = simulated["seconds"]
+    return "\n".join(
+        [
+            *lines,
+            f"share of the time of training at {figures['training_speed']:,} target tokens/s:",
+            f"  {shares}",
+            f"fill of an epoch: source {fill['source']:.2f}%, target {fill['target']:.2f}%, "
+            f"together {fill['both']:.2f}%",
+            f"  {figures['unfit_pairs']:,} pairs fit no pack",
+            f"first step of {simulated['pairs']:,} simulated pairs: {seconds['median']:.2f} s "
+            f"({seconds['lowest']:.2f} to {seconds['highest']:.2f})",
+            f"  resident at most {peak:,.0f} MiB ({before:,.0f} at the start; "
+            f"up to {simulated['lengths_mib']:,.0f} are the mapped lengths)",
+            *(
+                f"preparation of {found['pairs']:,} pairs: resident at most {found['peak_mib']:,.0f} MiB "
+                f"({found['before_mib']:,.0f} at the start)"
+                for found in figures["preparation_memory"].values()
+            ),
+        ]
+    )
 
 
 def own_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[str, Iterator[int]]:

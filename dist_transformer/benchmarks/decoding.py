@@ -6,14 +6,13 @@ log probability by length^α where we, as the paper, divide by ((5 + length) / 6
 
 import dataclasses
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dist_transformer.benchmarks.measure import Measure
+from dist_transformer.benchmarks.measure import Measure, now, who_can_run
 from dist_transformer.ctranslate2_model import save_for_ctranslate2, translate_ids
 from dist_transformer.data.tokenizer import EOS_ID, PAD_ID, Tokenizer
 from dist_transformer.errors import UserError
@@ -29,6 +28,7 @@ LABELS = {
     "generate": "Marian, HF generate",
     "ctranslate2": "CTranslate2",
 }
+_NEEDS = {"ours": (), "generate": ("transformers",), "ctranslate2": ("ctranslate2",)}
 # BLEU of the same weights under search as others write it must lie so near to ours.
 BLEU_TOLERANCE = 0.7
 _GENERATE_SENTENCES = 64
@@ -67,7 +67,8 @@ def run_decoding_benchmark(
     """All figures; fp32 on a CPU, bf16 on a GPU."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model, tokenizer, info = load_model(settings.model, device, dtype)
-    names = [name for name in LABELS if name == "ours" or name in settings.peers]
+    wanted = {LABELS[name]: _NEEDS[name] for name in LABELS if name == "ours" or name in settings.peers}
+    names = [name for name in LABELS if LABELS[name] in who_can_run(wanted, report)]
     seconds: dict[str, list[float]] = {name: [] for name in names}
     outputs: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory(prefix="dist_transformer-benchmark-") as scratch:
@@ -77,9 +78,9 @@ def run_decoding_benchmark(
             report(f"{LABELS[name]}: warm")
         for number in range(settings.rounds):
             for name in names if number % 2 == 0 else reversed(names):
-                started = _now(device)
+                started = now(device)
                 outputs[name] = works[name]()
-                seconds[name].append(_now(device) - started)
+                seconds[name].append(now(device) - started)
             report(f"round {number + 1} of {settings.rounds}")
     figures: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -182,10 +183,3 @@ def decode_table(figures: dict[str, Any]) -> str:
             f"{found['tokens_per_second']['median']:9,.0f} {found['ours_to_this']['median']:7.2f}× {found['bleu']:6.2f}"
         )
     return "\n".join(lines)
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        return time.perf_counter()
-    return time.process_time()

@@ -4,6 +4,7 @@ In turns, because a machine that other work slows down for a while then slows al
 """
 
 import datetime
+import importlib.util
 import json
 import os
 import statistics
@@ -14,15 +15,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dist_transformer.data.shards import DataIndex
 from dist_transformer.environment import describe_environment
 from dist_transformer.errors import UserError
 from dist_transformer.model_folder import ModelInfo
 
+if TYPE_CHECKING:
+    import torch
+
 # Share of a measure's time that each piece of work runs beforehand, uncounted: files are read, caches warm up.
 _WARM_UP = 0.2
+# What a launcher told this process, and a process of its own must not believe.
+_LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +50,29 @@ class Measure:
         }
 
 
+def now(device: "torch.device | None" = None) -> float:
+    """Seconds of the clock that all benchmarks go by.
+
+    Of this process' CPU time, all threads together, which other work on the machine changes little; on a GPU wall
+    time, when all that it was given is done.
+    """
+    if device is not None and device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+    return time.process_time()
+
+
 def rate(work: Iterator[int], seconds: float) -> float:
-    """Units of work a second, where each item of `work` says how many units it was; at least one item is taken.
+    """Units of work a CPU second, where each item of `work` says how many units it was; at least one item is taken.
 
     The clock stops between items: an item that takes longer than `seconds` counts in full.
     """
-    started, units, elapsed = time.perf_counter(), 0, 0.0
+    started, units, elapsed = now(), 0, 0.0
     while elapsed < seconds or units == 0:
         units += next(work)
-        elapsed = time.perf_counter() - started
+        elapsed = now() - started
     return units / elapsed
 
 
@@ -94,12 +114,14 @@ def one_thread() -> Iterator[None]:
 
 
 def measure_apart(module: str, request: dict[str, Any], *, failure: str, remedy: str) -> dict[str, float]:
-    """What a module, run in a process of its own, says of a request: see `answer`."""
+    """What a module, run in a process of its own and a world of one, says of a request: see `answer`."""
     command = [sys.executable, "-m", module, json.dumps(request)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    alone = {name: value for name, value in os.environ.items() if name not in _LAUNCHED}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=alone)
     if done.returncode != 0:
         raise UserError(f"{failure}: {done.stderr.strip().splitlines()[-1:]}: {remedy}")
-    found: dict[str, float] = json.loads(done.stdout)
+    # Libraries may print before.
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -116,6 +138,18 @@ def resident_mib(field: str) -> float:
     """
     lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
+
+
+def who_can_run(needs: Mapping[str, Sequence[str]], report: Callable[[str], None]) -> list[str]:
+    """Of those named, who has all packages that they need; each of the others is told of."""
+    found = []
+    for name, packages in needs.items():
+        missing = [package for package in packages if importlib.util.find_spec(package) is None]
+        if missing:
+            report(f"left out, for {', '.join(missing)} is not installed: {name}")
+        else:
+            found.append(name)
+    return found
 
 
 def result_of(

@@ -5,20 +5,15 @@ machine changes little, and of wall time on a GPU.
 """
 
 import dataclasses
-import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from dist_transformer.benchmarks.contenders import Contender, Stretch, own_contenders
-from dist_transformer.benchmarks.measure import Measure
+from dist_transformer.benchmarks.measure import Measure, answer, measure_apart, now, resident_mib, who_can_run
 from dist_transformer.benchmarks.peers import peer_contenders
 from dist_transformer.benchmarks.text import TextSample
 from dist_transformer.config import TrainConfig, from_plain, to_plain
@@ -39,6 +34,15 @@ LABELS = {
 """Contenders, in the order of the table."""
 SHARED = ("ours", "stock", "plain")
 """Those that train on several ranks."""
+NEEDS = {
+    "ours": ("deepspeed",),
+    "stock": ("deepspeed",),
+    "plain": (),
+    "torch": (),
+    "trainer": ("transformers", "accelerate"),
+    "compiled": ("transformers",),
+}
+"""Packages, besides those that all need."""
 _DS_CONFIGS: dict[str, dict[str, Any]] = {
     "ours": {"zero_optimization": DEFAULT_ZERO},
     "stock": {"zero_optimization": {"stage": 1}},
@@ -56,7 +60,7 @@ class TrainBenchmark:
     config: TrainConfig
     """Model, batch, optimizer and precision; `data` names the data folder."""
     peers: tuple[str, ...]
-    """Of `LABELS`; ours is always there."""
+    """Of `LABELS`. Ours is always there; without DeepSpeed plain torch trains our model in its place."""
     steps: int
     """Optimizer steps of each contender in each round."""
     rounds: int
@@ -105,7 +109,8 @@ def run_training_benchmark(
 ) -> dict[str, Any]:
     """All figures; every rank runs it."""
     field = open_field(settings.config, world, device)
-    names = [name for name in LABELS if name == "ours" or name in settings.peers]
+    names = choose(settings.peers, report)
+    first = names[0]
     if world.size > 1 and (alone := [name for name in names if name not in SHARED]):
         raise UserError(f"--peers {' '.join(alone)} train on one process: start it without a launcher")
     started = time.monotonic()
@@ -128,7 +133,7 @@ def run_training_benchmark(
     figures = {name: summary(stretches[name], field, products) for name in names}
     for name, found in figures.items():
         found["nll"] = curves[name]
-        pairs = zip(figures["ours"]["rates"]["values"], found["rates"]["values"], strict=True)
+        pairs = zip(figures[first]["rates"]["values"], found["rates"]["values"], strict=True)
         found["ours_to_this"] = Measure(tuple(ours / theirs for ours, theirs in pairs)).to_json()
     return {
         "unit": "real target tokens a CPU second" if device.type == "cpu" else "real target tokens a second",
@@ -145,18 +150,25 @@ def run_training_benchmark(
     }
 
 
+def choose(peers: Sequence[str], report: Report) -> list[str]:
+    """Whom this machine can measure, in the order of `LABELS`: first the one that the others are compared with."""
+    wanted = {LABELS[name]: NEEDS[name] for name in LABELS if name in ("ours", *peers)}
+    able = who_can_run(wanted, report)
+    names = [name for name in LABELS if LABELS[name] in able]
+    return names if "ours" in names else ["plain", *(name for name in names if name != "plain")]
+
+
 def summary(stretches: Sequence[Stretch], field: Field, products: Sequence[float]) -> dict[str, Any]:
     """Rates and shares of one contender."""
-    clock = "cpu" if field.device.type == "cpu" else "wall"
     total = {name: sum(stretch.seconds[name] for stretch in stretches) for name in stretches[0].seconds}
     source, target = (sum(getattr(s, f"{side}_tokens") for s in stretches) for side in ("source", "target"))
     flops = training_flops(field.config.model, source_tokens=source, target_tokens=target)
     return {
-        "rates": Measure(tuple(s.target_tokens / s.seconds[clock] for s in stretches)).to_json(),
+        "rates": Measure(tuple(s.target_tokens / s.seconds["clock"] for s in stretches)).to_json(),
         "wall_rates": Measure(tuple(s.target_tokens / s.seconds["wall"] for s in stretches)).to_json(),
         "tokens_per_step": target / sum(s.steps for s in stretches),
         "fill": (source + target) / sum(s.computed_tokens for s in stretches),
-        "mfu": flops / total[clock] / statistics.median(products),
+        "mfu": flops / total["clock"] / statistics.median(products),
         "data_share": total["data"] / total["wall"],
         "optimizer_share": total["optimizer"] / total["wall"],
     }
@@ -195,8 +207,8 @@ def train_table(figures: dict[str, Any]) -> str:
 
 
 def curves_agree(curves: dict[str, list[float]]) -> bool:
-    """Whether all began with the loss of ours, and ended near it."""
-    ours = curves["ours"]
+    """Whether all began with the loss of the first, and ended near it."""
+    ours = next(iter(curves.values()))
     return all(
         abs(curve[0] / ours[0] - 1) <= START_TOLERANCE and abs(curve[-1] / ours[-1] - 1) <= END_TOLERANCE
         for curve in curves.values()
@@ -209,19 +221,13 @@ def product_rate(device: torch.device, *, seconds: float = 0.5) -> float:
     a = torch.randn(rows, width, device=device, dtype=torch.bfloat16)
     b = torch.randn(inner, width, device=device, dtype=torch.bfloat16)
 
-    def now() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-            return time.perf_counter()
-        return time.process_time()
-
     a @ b.t()
-    started, done = now(), 0
-    while now() - started < seconds:
+    started, done = now(device), 0
+    while now(device) - started < seconds:
         for _ in range(5):
             a @ b.t()
         done += 5
-    return done * 2 * rows * width * inner / (now() - started)
+    return done * 2 * rows * width * inner / (now(device) - started)
 
 
 def graphs_compiled() -> int:
@@ -236,29 +242,21 @@ def peak_memory(config: TrainConfig, name: str, *, steps: int = 2) -> float:
 
     Resident memory on a CPU, allocated memory on a GPU.
     """
-    request = json.dumps({"config": to_plain(config), "name": name, "steps": steps})
-    command = [sys.executable, "-m", "dist_transformer.benchmarks.training", request]
-    launched = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    alone = {name: value for name, value in os.environ.items() if name not in launched}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=alone)
-    if done.returncode != 0:
-        raise UserError(f"{LABELS[name]} could not be measured alone: {done.stderr.strip().splitlines()[-1:]}")
-    return float(done.stdout.splitlines()[-1])
+    request = {"config": to_plain(config), "name": name, "steps": steps}
+    failure = f"{LABELS[name]} could not be measured alone"
+    return measure_apart(__name__, request, failure=failure, remedy="leave it out of --peers")["peak_gib"]
 
 
-def _resident_gib(which: str) -> float:
-    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{which}:")) / 2**20
-
-
-def _measure_memory(request: dict[str, Any]) -> float:
+def _train_alone(request: dict[str, Any]) -> dict[str, float]:
     with process_group(World(), single=True) as device:
         field = open_field(from_plain(TrainConfig, request["config"], "request"), World(), device)
-        before = _resident_gib("VmRSS")
+        before = resident_mib("VmRSS")
         (contender,) = field.pick([request["name"]]).values()
         contender.train(request["steps"])
-        return torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else _resident_gib("VmHWM") - before
+        if device.type == "cuda":
+            return {"peak_gib": torch.cuda.max_memory_allocated() / 2**30}
+        return {"peak_gib": (resident_mib("VmHWM") - before) / 1024}
 
 
 if __name__ == "__main__":
-    print(_measure_memory(json.loads(sys.argv[1])))
+    answer(_train_alone)

@@ -158,6 +158,10 @@ class Engine:
                 name=name, weight=weight.view(shape), moments={key: value.view(shape) for key, value in moments.items()}
             )
 
+    def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter, fp32. A collective: all ranks iterate in step."""
+        return ((state.name, state.weight) for state in self.parameter_states())
+
     def restore(self, load: Callable[[str], ParameterState], *, updates: int) -> None:
         """Set weights, moments and counters, so that training goes on exactly. A collective.
 

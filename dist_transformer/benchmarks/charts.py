@@ -1,0 +1,61 @@
+"""What the pictures of benchmarks show: rates of the contenders, with their spread."""
+
+from typing import Any
+
+from dist_transformer.benchmarks.decoding import LABELS as DECODING
+from dist_transformer.benchmarks.training import LABELS as TRAINING
+from dist_transformer.pictures import Bar, BarGroup
+
+_DATA = {
+    "ids, read": {
+        "read_tokens": "ours, at random",
+        "datasets_random_arrow": "datasets, at random, Arrow",
+        "datasets_random_rows": "datasets, at random, rows",
+        "datasets_stream_arrow": "datasets, in order, Arrow",
+        "datasets_stream_rows": "datasets, in order, rows",
+    },
+    "text, prepared": {
+        "prepare": "ours, to a data folder",
+        "tokenizers_encode_batch_fast": "tokenizers, encoding alone",
+    },
+}
+
+
+def bar_groups(figures: dict[str, Any]) -> list[BarGroup]:
+    """The rates in a suite's figures, part by part."""
+    groups: list[BarGroup] = []
+    for part in figures.values():
+        if "target_tokens_per_second" in part:
+            groups += _data_groups(part)
+        elif "contenders" in part:
+            groups.append(_contenders(part))
+    return groups
+
+
+def _data_groups(part: dict[str, Any]) -> list[BarGroup]:
+    rates = part["target_tokens_per_second"]
+    return [
+        BarGroup(
+            title=f"{title}, one thread",
+            unit="target tokens a CPU second",
+            bars=tuple(_bar(label, rates[name], ours=label.startswith("ours")) for name, label in labels.items()),
+        )
+        for title, labels in _DATA.items()
+    ]
+
+
+def _contenders(part: dict[str, Any]) -> BarGroup:
+    """Of training or of decoding."""
+    trains = "preset" in part
+    labels, rate = (TRAINING, "rates") if trains else (DECODING, "sentences_per_second")
+    title = f"training, {part['preset']}" if trains else f"decoding, beam {part['beam_size']}"
+    found = part["contenders"]
+    return BarGroup(
+        title=f"{title}, {part['precision']}",
+        unit=part["unit"],
+        bars=tuple(_bar(labels[name], found[name][rate], ours=name == next(iter(found))) for name in found),
+    )
+
+
+def _bar(label: str, rate: dict[str, Any], *, ours: bool) -> Bar:
+    return Bar(label=label, value=rate["median"], lowest=rate["lowest"], highest=rate["highest"], stressed=ours)

@@ -1,0 +1,146 @@
+"""Several benchmarks as one: their corpora, the parts that each command measures, and the file that keeps all of them.
+
+A part is a command of `tools/`, run in a process of its own, whose result file becomes a part of the suite's.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dist_transformer.benchmarks.charts import bar_groups
+from dist_transformer.benchmarks.measure import write_result
+from dist_transformer.config import read_json
+from dist_transformer.errors import UserError
+from dist_transformer.launch import run_printed
+from dist_transformer.pictures import as_png, bar_picture
+from dist_transformer.planning.hardware import kind_of_device
+
+CORPORA = "DIST_TRANSFORMER_DATA"
+"""The environment variable that names the folder of corpora."""
+TRAINING_TEXT = "mix_en_de/train"
+TEST_SETS = {"newstest2014": "newstest/newstest2014", "test_2016_flickr": "multi30k/test_2016_flickr"}
+SOURCE, TARGET = "en", "de"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suite:
+    corpora: Path
+    """Folder with the texts above, `.en` and `.de`."""
+    work: Path
+    """For the data folder, models and results of parts; what is there is used again."""
+    vocab_size: int
+
+    @property
+    def data(self) -> Path:
+        return self.work / f"data-{self.vocab_size}"
+
+    def prepare(self) -> None:
+        """Make the data folder unless it is there."""
+        if not (self.data / "index.json").exists():
+            self.work.mkdir(parents=True, exist_ok=True)
+            texts = ["--src", self.text(TRAINING_TEXT, SOURCE), "--tgt", self.text(TRAINING_TEXT, TARGET)]
+            run_tool("prepare_data.py", *texts, "--vocab-size", self.vocab_size, "--out", self.data)
+
+    def text(self, name: str, language: str) -> Path:
+        """
+        Raises:
+            UserError: the file is missing.
+        """
+        file = self.corpora / f"{name}.{language}"
+        if not file.is_file():
+            raise UserError(f"{file} does not exist: add it, or name another folder by --data or {CORPORA}")
+        return file
+
+    def test_set(self, name: str) -> list[object]:
+        """Flags of tools that translate."""
+        path = TEST_SETS[name]
+        return ["--src", self.text(path, SOURCE), "--ref", self.text(path, TARGET)]
+
+    def model(self, preset: str, *, minutes: float, flags: Sequence[object] = ()) -> Path:
+        """A model folder, trained for so long unless it is there."""
+        path = self.work / f"model-{preset}-{minutes:g}"
+        if not path.exists():
+            settings = ["--data", self.data, "--preset", preset, "--minutes", minutes]
+            run_tool("benchmark.py", "learn", *settings, "--out", path, *flags)
+        return path
+
+    def measure(self, part: str, *command: object) -> dict[str, Any]:
+        """The result of a benchmark: flags of tools/benchmark.py without --json."""
+        file = self.work / f"{part}.json"
+        run_tool("benchmark.py", *command, "--json", file)
+        return read_json(file)
+
+
+def run_tool(name: str, *arguments: object) -> str:
+    tools = Path(os.path.relpath(Path(__file__).parents[2] / "tools"))
+    return run_printed([sys.executable, tools / name, *arguments], output=sys.stderr)
+
+
+def find_corpora(given: Path | None) -> Path | None:
+    """The folder of corpora: what was given, or the environment's; None where neither is.
+
+    Raises:
+        UserError: it is named, and not there.
+    """
+    named = given or (Path(os.environ[CORPORA]) if os.environ.get(CORPORA) else None)
+    if named is not None and not named.is_dir():
+        raise UserError(f"{named} is not a folder: name the folder of corpora by --data or {CORPORA}")
+    return named
+
+
+def device_name() -> str:
+    """Short, for file names: `cpu`, or the GPU as the table of GPUs calls it."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "cpu"
+    properties = torch.cuda.get_device_properties(0)
+    known = kind_of_device(f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+    return known or re.sub(r"[^a-z0-9]+", "-", properties.name.lower()).strip("-")
+
+
+def machine_load() -> str | None:
+    """Says so when other work has the machine: ask before the first part."""
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    return f"shared with other work, load {load:.1f} on {cores} cores before it began" if load > 0.25 * cores else None
+
+
+def merge(file: Path, parts: dict[str, dict[str, Any]], *, what: str, load: str | None = None) -> None:
+    """Put results into the parts of `file`, and draw its rates beside it; what it had of the same machine stays.
+
+    The figures of a file are those of each part, by the part's name; the layout is that of tools/results_table.py.
+    """
+    machine = next(iter(parts.values()))["machine"]
+    before = read_json(file)["figures"] if file.exists() else {}
+    figures = {name: part for name, part in before.items() if part["machine"] == machine}
+    figures.update((name, _as_part(name, result, load)) for name, result in parts.items())
+    newest = next(reversed(parts.values()))
+    loads = sorted({part["load"] for part in figures.values() if part["load"]})
+    rows = [part["row"] for part in figures.values() if part["row"]]
+    result = {
+        "what": what,
+        "corpus": newest["corpus"],
+        "synthetic": newest["synthetic"],
+        "date": max(part["date"] for part in figures.values()),
+        "machine": "; ".join([machine, *loads]),
+        "commands": [command for part in figures.values() for command in part["commands"]],
+        "seeds": sorted({seed for part in figures.values() for seed in part["seeds"]}),
+        "wall_seconds": round(sum(part["wall_seconds"] for part in figures.values()), 1),
+        "figures": figures,
+        "row": {"what": what, "steps": "—", "result": "; ".join(rows)} if rows else None,
+    }
+    write_result(file, result)
+    if groups := bar_groups(figures):
+        file.with_suffix(".png").write_bytes(as_png(bar_picture(groups, note=result["machine"])))
+
+
+def _as_part(name: str, result: dict[str, Any], load: str | None) -> dict[str, Any]:
+    """A result without what all parts share; its row is one text, whose names hold in the merged file."""
+    row = result["row"]
+    text = f"{row['what']}: {row['result']}".replace("{figures[", f"{{figures[{name}][") if row else None
+    shared = {field: result[field] for field in ("date", "machine", "commands", "seeds", "wall_seconds")}
+    return {**result["figures"], **shared, "load": load, "row": text}
