@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test slurm-test check clean
+.PHONY: demo test slurm-test check bench gpu-check clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -23,6 +23,14 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -m "not slow and not slurm" -n auto
+
+bench: $(STAMP)
+	$(BIN)/python tools/bench.py
+
+# A PYTHON that is named is used as it is: nothing is installed.
+GIVEN := $(filter command environment,$(origin PYTHON))
+gpu-check: $(if $(GIVEN),,$(STAMP))
+	PYTHONPATH=$(CURDIR) $(if $(GIVEN),$(PYTHON),$(BIN)/python) tools/gpu_check.py --part $(PART)
 
 $(STAMP): pyproject.toml tools/check_machine.sh
 	sh tools/check_machine.sh $(PYTHON)

@@ -8,15 +8,16 @@ import json
 import os
 import platform
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from dist_transformer import __version__
 from dist_transformer.files import sync, write_synced
 
 ENVIRONMENT_FILE = "environment.json"
 
-_PACKAGES = ("dist_transformer", "torch", "deepspeed")
+_PACKAGES = ("torch", "deepspeed")
 
 
 def describe_environment(*, world_size: int = 1, local_size: int = 1) -> dict[str, Any]:
@@ -30,7 +31,8 @@ def describe_environment(*, world_size: int = 1, local_size: int = 1) -> dict[st
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
-        **{name: version(name) for name in _PACKAGES},
+        "dist_transformer": __version__,
+        **{name: _version(name) for name in _PACKAGES},
         "python": platform.python_version(),
         "cuda": torch.version.cuda if gpus else None,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -41,6 +43,13 @@ def describe_environment(*, world_size: int = 1, local_size: int = 1) -> dict[st
         "hosts": -(-world_size // local_size),
         "world_size": world_size,
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _processor(cpuinfo: Path) -> str:

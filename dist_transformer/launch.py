@@ -21,11 +21,11 @@ def deepspeed_command(ranks: int) -> list[object]:
     return [script, "--quiet", "--num_gpus", ranks, "--master_port", port]
 
 
-def run_printed(command: Sequence[object], *, output: TextIO = sys.stdout) -> str:
+def run_printed(command: Sequence[object], *, output: TextIO = sys.stdout, seconds: float | None = None) -> str:
     """Print a command to `output`, run it with its output there, and give it as one would type it.
 
     Raises:
-        UserError: it failed.
+        UserError: it failed, or took longer than `seconds` and was ended.
     """
     import torch
 
@@ -34,7 +34,10 @@ def run_printed(command: Sequence[object], *, output: TextIO = sys.stdout) -> st
     print(f"$ {typed}", file=output, flush=True)
     # Without a GPU, DeepSpeed's launcher would warn that it found none.
     environment = os.environ if torch.cuda.is_available() else {**os.environ, "DS_ACCELERATOR": "cpu"}
-    status = subprocess.run(words, check=False, env=environment, stdout=output).returncode
+    try:
+        status = subprocess.run(words, check=False, env=environment, stdout=output, timeout=seconds).returncode
+    except subprocess.TimeoutExpired:
+        raise UserError(f"the command above took more than {seconds:.0f} s: give it more time, or less to do") from None
     if status != 0:
         raise UserError(f"the command above ended with status {status}: mend what it says and run this one again")
     return typed

@@ -86,13 +86,15 @@ def run_decoding_benchmark(
     for name in names:
         words = sum(len(ids) + 1 for ids in tokenizer.encode_batch(outputs[name]))
         ratios = (theirs / ours for ours, theirs in zip(seconds["ours"], seconds[name], strict=True))
+        bleu = corpus_bleu(
+            outputs[name], settings.references, target_language=info.target_language, lowercase=tokenizer.lowercase
+        )
         figures[name] = {
             "sentences_per_second": Measure(tuple(len(settings.sources) / s for s in seconds[name])).to_json(),
             "tokens_per_second": Measure(tuple(words / s for s in seconds[name])).to_json(),
             "ours_to_this": Measure(tuple(ratios)).to_json(),
-            "bleu": corpus_bleu(
-                outputs[name], settings.references, target_language=info.target_language, lowercase=tokenizer.lowercase
-            ).value,
+            "bleu": bleu.value,
+            "signature": bleu.signature,
         }
     ours = figures["ours"]["bleu"]
     return {

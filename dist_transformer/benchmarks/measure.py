@@ -153,23 +153,27 @@ def who_can_run(needs: Mapping[str, Sequence[str]], report: Callable[[str], None
 
 
 def result_of(
-    index: DataIndex | ModelInfo,
+    index: DataIndex | ModelInfo | None,
     *,
     what: str,
     command: str,
     seeds: Sequence[int],
     wall_seconds: float,
     figures: dict[str, Any],
-    row: dict[str, str],
+    row: dict[str, str] | None,
 ) -> dict[str, Any]:
-    """A result in the layout of tools/results_table.py."""
+    """A result in the layout of tools/results_table.py.
+
+    Args:
+        index: of the text; None where none was used.
+    """
     machine = describe_environment()
     machine["gpus"] = ", ".join(machine["gpus"]) or "none"
     form = "{cores} cores of {processor}, {memory_gib} GiB, GPUs: {gpus}; torch {torch}, Python {python}"
     return {
         "what": what,
-        "corpus": f"{index.corpus} ({index.source_language}-{index.target_language})",
-        "synthetic": index.synthetic,
+        "corpus": f"{index.corpus} ({index.source_language}-{index.target_language})" if index else "none",
+        "synthetic": index.synthetic if index else True,
         "date": datetime.date.today().isoformat(),
         "machine": form.format(**machine),
         "commands": [command],

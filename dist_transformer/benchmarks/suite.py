@@ -6,7 +6,7 @@ A part is a command of `tools/`, run in a process of its own, whose result file 
 import os
 import re
 import sys
-from collections.abc import Sequence
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ class Suite:
     work: Path
     """For the data folder, models and results of parts; what is there is used again."""
     vocab_size: int
+    deadline: float | None = None
+    """By time.monotonic(): what is still measured then is ended."""
 
     @property
     def data(self) -> Path:
@@ -43,7 +45,7 @@ class Suite:
         if not (self.data / "index.json").exists():
             self.work.mkdir(parents=True, exist_ok=True)
             texts = ["--src", self.text(TRAINING_TEXT, SOURCE), "--tgt", self.text(TRAINING_TEXT, TARGET)]
-            run_tool("prepare_data.py", *texts, "--vocab-size", self.vocab_size, "--out", self.data)
+            self.run("prepare_data.py", *texts, "--vocab-size", self.vocab_size, "--out", self.data)
 
     def text(self, name: str, language: str) -> Path:
         """
@@ -60,24 +62,25 @@ class Suite:
         path = TEST_SETS[name]
         return ["--src", self.text(path, SOURCE), "--ref", self.text(path, TARGET)]
 
-    def model(self, preset: str, *, minutes: float, flags: Sequence[object] = ()) -> Path:
+    def model(self, preset: str, *, minutes: float) -> Path:
         """A model folder, trained for so long unless it is there."""
         path = self.work / f"model-{preset}-{minutes:g}"
         if not path.exists():
             settings = ["--data", self.data, "--preset", preset, "--minutes", minutes]
-            run_tool("benchmark.py", "learn", *settings, "--out", path, *flags)
+            self.measure(f"learn-{preset}-{minutes:g}", "learn", *settings, "--out", path)
         return path
 
     def measure(self, part: str, *command: object) -> dict[str, Any]:
         """The result of a benchmark: flags of tools/benchmark.py without --json."""
         file = self.work / f"{part}.json"
-        run_tool("benchmark.py", *command, "--json", file)
+        self.run("benchmark.py", *command, "--json", file)
         return read_json(file)
 
-
-def run_tool(name: str, *arguments: object) -> str:
-    tools = Path(os.path.relpath(Path(__file__).parents[2] / "tools"))
-    return run_printed([sys.executable, tools / name, *arguments], output=sys.stderr)
+    def run(self, tool: str, *arguments: object) -> None:
+        """A command of tools/, printed."""
+        tools = Path(os.path.relpath(Path(__file__).parents[2] / "tools"))
+        left = None if self.deadline is None else max(1.0, self.deadline - time.monotonic())
+        run_printed([sys.executable, tools / tool, *arguments], output=sys.stderr, seconds=left)
 
 
 def find_corpora(given: Path | None) -> Path | None:

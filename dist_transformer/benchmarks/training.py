@@ -39,7 +39,7 @@ NEEDS = {
     "stock": ("deepspeed",),
     "plain": (),
     "torch": (),
-    "trainer": ("transformers", "accelerate"),
+    "trainer": ("transformers", "accelerate", "datasets"),
     "compiled": ("transformers",),
 }
 """Packages, besides those that all need."""

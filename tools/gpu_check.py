@@ -1,0 +1,128 @@
+"""Everything that needs a GPU, in parts of at most 8 minutes, into results/gpu-check-DEVICE.json.
+
+    tests    the tests that are marked gpu
+    train    training of big and base beside peers, in bf16
+    decode   beam search beside peers
+    bleu     base, trained for 5 minutes, and its BLEU on newstest2014 and on Multi30k's test_2016_flickr
+
+Parts that are measured again replace their figures in the file. It downloads and installs nothing: packages that are
+missing are named, and what needs them is left out. The text is that of the folder of corpora that DIST_TRANSFORMER_DATA
+or --data names, as in tools/bench.py. Without a GPU it says so and exits 0.
+"""
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dist_transformer.errors import UserError, exit_on_user_error
+
+if TYPE_CHECKING:
+    from dist_transformer.benchmarks.suite import Suite
+
+PARTS = ("tests", "train", "decode", "bleu")
+_NEEDED = ("torch", "numpy", "pyarrow", "tokenizers", "safetensors", "sacrebleu", "tqdm", "matplotlib")
+_USEFUL = ("deepspeed", "transformers", "accelerate", "datasets", "ctranslate2", "pytest", "hypothesis", "tyro")
+_PART_SECONDS = 8 * 60
+_VOCAB_SIZE = 37_000
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"{sys.executable} lacks {', '.join(missing)}: install them, or name another by PYTHON=")
+    import torch
+
+    if not torch.cuda.is_available():
+        say("there is no GPU here: nothing is checked")
+        return
+    if absent := [name for name in _USEFUL if importlib.util.find_spec(name) is None]:
+        say(f"not installed, so what needs them is left out: {', '.join(absent)}")
+    from dist_transformer.benchmarks.suite import CORPORA, Suite, device_name, find_corpora, merge
+
+    file = arguments.out / f"gpu-check-{device_name()}.json"
+    for part in arguments.part or PARTS:
+        deadline = time.monotonic() + _PART_SECONDS
+        if part == "tests":
+            results = {"tests": run_tests(_PART_SECONDS)}
+        else:
+            corpora = find_corpora(arguments.data)
+            if corpora is None:
+                raise UserError(f"part {part} needs text: name the folder of corpora by {CORPORA} or --data")
+            suite = Suite(corpora=corpora, work=arguments.work, vocab_size=_VOCAB_SIZE, deadline=deadline)
+            suite.prepare()
+            results = {"train": measure_training, "decode": measure_decoding, "bleu": measure_bleu}[part](suite)
+        merge(file, results, what="`make gpu-check`: what needs a GPU, beside peers in the same run")
+        say(f"{part}: done, in {file}")
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def run_tests(seconds: float) -> dict[str, Any]:
+    """The outcome of the tests marked gpu.
+
+    Raises:
+        UserError: one fails.
+    """
+    from dist_transformer.benchmarks.measure import result_of
+
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/model", "tests/training"]
+    started = time.monotonic()
+    if importlib.util.find_spec("pytest") is None or importlib.util.find_spec("hypothesis") is None:
+        raise UserError("the tests need pytest and hypothesis: install them, or leave out PART=tests")
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=seconds)
+    print(done.stdout[-4000:], file=sys.stderr)
+    outcome = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.stderr[-500:]
+    if done.returncode != 0:
+        raise UserError(f"a test fails on this GPU ({outcome}): the output above says which")
+    return result_of(
+        None, what="tests marked gpu", command="python -m pytest -m gpu", seeds=[],
+        wall_seconds=round(time.monotonic() - started, 1), figures={"outcome": outcome}, row=None,
+    )  # fmt: skip
+
+
+def measure_training(suite: "Suite") -> dict[str, Any]:
+    flags = ["--data", suite.data, "--steps", 10, "--rounds", 4]
+    return {f"train-{preset}": suite.measure(preset, "train", "--preset", preset, *flags) for preset in ("big", "base")}
+
+
+def measure_decoding(suite: "Suite") -> dict[str, Any]:
+    model = suite.model("base", minutes=2)
+    flags = ["--model", model, *suite.test_set("newstest2014"), "--sentences", 1000, "--rounds", 3]
+    return {"decode": suite.measure("decode", "decode", *flags)}
+
+
+def measure_bleu(suite: "Suite") -> dict[str, Any]:
+    """A score of so short a training on so little text shows that all parts learn, and no more."""
+    from dist_transformer.config import read_json
+
+    minutes = 5
+    model = suite.model("base", minutes=minutes)
+    found = {"bleu-learning": read_json(suite.work / f"learn-base-{minutes}.json")}
+    for name in ("newstest2014", "test_2016_flickr"):
+        command = ["decode", "--model", model, *suite.test_set(name), "--peers", "--rounds", 1]
+        found[f"bleu-{name}"] = suite.measure(name, *command)
+    return found
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--part", nargs="*", choices=PARTS, help="what to check (default: all)")
+    parser.add_argument("--data", type=Path, help="folder of corpora (default: DIST_TRANSFORMER_DATA)")
+    parser.add_argument(
+        "--work", type=Path, default=Path("runs/gpu-check"), help="for data folder and models (default: %(default)s)"
+    )
+    parser.add_argument("--out", type=Path, default=Path("results"), help="folder of the result (default: %(default)s)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)
