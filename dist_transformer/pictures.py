@@ -193,6 +193,50 @@ def _draw_bars(panel: "Axes", group: BarGroup) -> None:
     panel.tick_params(left=False)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """Values on one axis, and what two things cost there."""
+
+    label: str
+    values: tuple[float, ...]
+    seconds: tuple[tuple[float, float, float], ...]
+    """Median, lowest and highest of each."""
+    mib: tuple[float, ...]
+
+
+def cost_picture(curves: Sequence[Curve], scaling: Sequence[tuple[int, float]], *, unit: str, note: str) -> "Figure":
+    """A panel a curve, time on the left and memory on the right; the last is a model: devices and tokens a second."""
+    with _style():
+        figure = _figure(9.0, 6.4)
+        panels = figure.subplots(2, 2).ravel()
+        for curve, panel in zip(curves, panels, strict=False):
+            middle, lowest, highest = (np.array(values) for values in zip(*curve.seconds, strict=True))
+            panel.errorbar(curve.values, middle, yerr=[middle - lowest, highest - middle], marker="o", capsize=2)
+            panel.set_xscale("log", base=2)
+            panel.set_xticks(curve.values, [f"{value:,.0f}" for value in curve.values])
+            panel.set_xlabel(curve.label)
+            panel.set_ylabel(f"{unit} a step", color="C0")
+            panel.set_ylim(bottom=0.0)
+            memory = panel.twinx()
+            memory.plot(curve.values, curve.mib, "s--", color="C1")
+            memory.set_ylabel("MiB", color="C1")
+            memory.set_ylim(bottom=0.0)
+        devices, rates = zip(*scaling, strict=True)
+        panel = panels[len(curves)]
+        panel.plot(devices, rates, "o-", color="C2", label="model")
+        panel.plot(devices, [rates[0] * count / devices[0] for count in devices], ":", color="0.5", label="linear")
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log", base=2)
+        panel.set_xticks(devices, [str(count) for count in devices])
+        panel.yaxis.set_major_formatter("{x:,.0f}")
+        panel.set_xlabel("devices, 8 a node")
+        panel.set_ylabel("target tokens/s")
+        panel.set_title("scaling: a model, not a measurement", fontsize=9)
+        panel.legend(frameon=False)
+        figure.supxlabel("\n".join(textwrap.wrap(note, _NOTE_CHARACTERS)), fontsize=6, color="0.4")
+    return figure
+
+
 def as_png(figure: "Figure") -> bytes:
     """For TensorBoard and files."""
     return _saved(figure, "png")

@@ -33,7 +33,7 @@ def main() -> None:
     commands: dict[str, list[object]] = {
         "data": ["data", "--data", suite.data, "--seconds", 1],
         "train": ["train", "--data", suite.data, "--preset", preset],
-        "cost": ["cost", "--data", suite.data],
+        "cost": ["cost"],
     }
     for part in arguments.parts:
         if part == "decode":

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dist_transformer.benchmarks.cost_curve import cost_table, curve_of, run_cost_curve
 from dist_transformer.benchmarks.data import DataBenchmark, data_table, run_data_benchmark
 from dist_transformer.benchmarks.decoding import LABELS as DECODE_LABELS
 from dist_transformer.benchmarks.decoding import DecodeBenchmark, decode_table, run_decoding_benchmark
@@ -178,6 +179,31 @@ def run_decode(arguments: argparse.Namespace) -> None:
         raise UserError("the BLEU scores part: what was measured is not the same work")
 
 
+COST_ROW = {
+    "what": "one training step of width {figures[base][width]} on {figures[base][tokens]:,} tokens, under plain torch",
+    "steps": "—",
+    "result": "{figures[base][step_seconds][median]:.4f} {figures[unit]}, {figures[base][peak_mib]:,.0f} MiB",
+}
+
+
+def run_cost(arguments: argparse.Namespace) -> None:
+    started = time.monotonic()
+    with process_group(World()) as device:
+        figures = run_cost_curve(curve_of(device, repeats=arguments.repeats), device, say)
+    print(cost_table(figures))
+    if arguments.json is not None:
+        result = result_of(
+            None,
+            what="time and memory of a step against model size, sentence length and tokens at once; modelled scaling",
+            command=f"python tools/benchmark.py cost --repeats={arguments.repeats}",
+            seeds=[],
+            wall_seconds=round(time.monotonic() - started, 1),
+            figures=figures,
+            row=COST_ROW,
+        )
+        write_result(arguments.json, result)
+
+
 def run_data(arguments: argparse.Namespace) -> None:
     settings = DataBenchmark(
         data=arguments.data, seconds=arguments.seconds, repeats=arguments.repeats,
@@ -235,6 +261,7 @@ def parse_arguments() -> argparse.Namespace:
     add_train_parser(parts)
     add_decode_parser(parts)
     add_learn_parser(parts)
+    add_cost_parser(parts)
     return parser.parse_args()
 
 
@@ -273,6 +300,19 @@ def add_learn_parser(parts: Any) -> None:
     learning.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
     learning.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of dist_transformer.train")
     learning.set_defaults(run=run_learn)
+
+
+def add_cost_parser(parts: Any) -> None:
+    cost = parts.add_parser(
+        "cost",
+        help="time and memory of a step against model size, sentence length and tokens at once",
+        description="Steps of models of several sizes on random sentences, under plain torch, each point in a process "
+        "of its own; and what 16 nodes of 8 GPUs would reach, which is a model and no measurement.",
+        allow_abbrev=False,
+    )
+    cost.add_argument("--repeats", type=int, default=5, metavar="N", help="measures of each point (default: 5)")
+    cost.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
+    cost.set_defaults(run=run_cost)
 
 
 def add_decode_parser(parts: Any) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from dist_transformer.benchmarks.decoding import LABELS as DECODING
 from dist_transformer.benchmarks.training import LABELS as TRAINING
-from dist_transformer.pictures import Bar, BarGroup
+from dist_transformer.pictures import Bar, BarGroup, Curve
 
 _DATA = {
     "ids, read": {
@@ -30,6 +30,25 @@ def bar_groups(figures: dict[str, Any]) -> list[BarGroup]:
         elif "contenders" in part:
             groups.append(_contenders(part))
     return groups
+
+
+def curves(figures: dict[str, Any]) -> list[Curve]:
+    """Of a cost curve."""
+    labels = {
+        "width": "width of the model", "sentence_tokens": "tokens of a sentence",
+        "tokens": "tokens of a micro-batch, each side",
+    }  # fmt: skip
+    return [
+        Curve(
+            label=labels[axis],
+            values=tuple(point[axis] for point in points),
+            seconds=tuple(
+                tuple(point["step_seconds"][name] for name in ("median", "lowest", "highest")) for point in points
+            ),
+            mib=tuple(point["peak_mib"] for point in points),
+        )
+        for axis, points in figures["axes"].items()
+    ]
 
 
 def _data_groups(part: dict[str, Any]) -> list[BarGroup]:

@@ -107,6 +107,8 @@ class PlainDriver:
         if config.precision == "bf16":
             model.cast_parameters(torch.bfloat16)
         self.parameters: list[torch.Tensor] = list(model.parameters())
+        if config.compile and model.has_fixed_shapes:
+            model.compile_layers()
         self.module = model
         self.wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True) if world.size > 1 else model
         self.optimizer = torch.optim.AdamW(self.masters, fused=True, **adam_settings(config.optimizer))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # Share of a measure's time that each piece of work runs beforehand, uncounted: files are read, caches warm up.
 _WARM_UP = 0.2
+NO_CORPUS = "no text"
 # What a launcher told this process, and a process of its own must not believe.
 _LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -172,7 +173,7 @@ def result_of(
     form = "{cores} cores of {processor}, {memory_gib} GiB, GPUs: {gpus}; torch {torch}, Python {python}"
     return {
         "what": what,
-        "corpus": f"{index.corpus} ({index.source_language}-{index.target_language})" if index else "none",
+        "corpus": f"{index.corpus} ({index.source_language}-{index.target_language})" if index else NO_CORPUS,
         "synthetic": index.synthetic if index else True,
         "date": datetime.date.today().isoformat(),
         "machine": form.format(**machine),

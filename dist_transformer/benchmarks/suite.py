@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dist_transformer.benchmarks.charts import bar_groups
-from dist_transformer.benchmarks.measure import write_result
+from dist_transformer.benchmarks.charts import bar_groups, curves
+from dist_transformer.benchmarks.measure import NO_CORPUS, write_result
 from dist_transformer.config import read_json
 from dist_transformer.errors import UserError
 from dist_transformer.launch import run_printed
-from dist_transformer.pictures import as_png, bar_picture
+from dist_transformer.pictures import as_png, bar_picture, cost_picture
 from dist_transformer.planning.hardware import kind_of_device
 
 CORPORA = "DIST_TRANSFORMER_DATA"
@@ -24,6 +24,7 @@ CORPORA = "DIST_TRANSFORMER_DATA"
 TRAINING_TEXT = "mix_en_de/train"
 TEST_SETS = {"newstest2014": "newstest/newstest2014", "test_2016_flickr": "multi30k/test_2016_flickr"}
 SOURCE, TARGET = "en", "de"
+_SHARED = ("corpus", "synthetic", "date", "machine", "commands", "seeds", "wall_seconds")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,13 +122,15 @@ def merge(file: Path, parts: dict[str, dict[str, Any]], *, what: str, load: str 
     before = read_json(file)["figures"] if file.exists() else {}
     figures = {name: part for name, part in before.items() if part["machine"] == machine}
     figures.update((name, _as_part(name, result, load)) for name, result in parts.items())
-    newest = next(reversed(parts.values()))
+    # A part without text says nothing of the corpus.
+    texts = [(part["corpus"], part["synthetic"]) for part in figures.values() if part["corpus"] != NO_CORPUS]
+    corpus, synthetic = texts[0] if texts else (NO_CORPUS, True)
     loads = sorted({part["load"] for part in figures.values() if part["load"]})
     rows = [part["row"] for part in figures.values() if part["row"]]
     result = {
         "what": what,
-        "corpus": newest["corpus"],
-        "synthetic": newest["synthetic"],
+        "corpus": corpus,
+        "synthetic": synthetic,
         "date": max(part["date"] for part in figures.values()),
         "machine": "; ".join([machine, *loads]),
         "commands": [command for part in figures.values() for command in part["commands"]],
@@ -139,11 +142,15 @@ def merge(file: Path, parts: dict[str, dict[str, Any]], *, what: str, load: str 
     write_result(file, result)
     if groups := bar_groups(figures):
         file.with_suffix(".png").write_bytes(as_png(bar_picture(groups, note=result["machine"])))
+    for part in (part for part in figures.values() if "modelled_scaling" in part):
+        scaling = [(row["devices"], row["target_tokens_per_second"]) for row in part["modelled_scaling"]["rows"]]
+        picture = cost_picture(curves(part), scaling, unit=part["unit"], note=result["machine"])
+        file.with_name(f"{file.stem}-cost.png").write_bytes(as_png(picture))
 
 
 def _as_part(name: str, result: dict[str, Any], load: str | None) -> dict[str, Any]:
     """A result without what all parts share; its row is one text, whose names hold in the merged file."""
     row = result["row"]
     text = f"{row['what']}: {row['result']}".replace("{figures[", f"{{figures[{name}][") if row else None
-    shared = {field: result[field] for field in ("date", "machine", "commands", "seeds", "wall_seconds")}
+    shared = {field: result[field] for field in _SHARED}
     return {**result["figures"], **shared, "load": load, "row": text}

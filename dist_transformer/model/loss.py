@@ -8,6 +8,8 @@ the rows of a block pass through the fp32 softmax a few at a time, which stays i
 `log_softmax` over a block, and no large tensor whose fresh pages the system must clear.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -43,8 +45,10 @@ class _SmoothedLoss(torch.autograd.Function):
         labels_T: torch.Tensor,
         smoothing: float,
         needs_grad: bool,
+        compiled: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         device, vocabulary = hidden_TD.device, len(weight_VD)
+        softmax_rows = _compiled_softmax_rows() if compiled else _softmax_rows
         is_real_T1 = (labels_T != IGNORED).unsqueeze(1)
         # Selected, not multiplied by zero: a dummy row must not decide whether a sum is finite.
         hidden_TD = torch.where(is_real_T1, hidden_TD, 0)
@@ -57,7 +61,7 @@ class _SmoothedLoss(torch.autograd.Function):
             block_CV = hidden_CD.new_empty(len(hidden_CD), vocabulary)
             for part in _slices(len(hidden_CD), _SOFTMAX_ELEMENTS[device.type] // vocabulary):
                 logits_RV = torch.mm(hidden_CD[part], weight_VD.t(), out=block_CV[part])
-                sums_2 += _softmax_rows(logits_RV, picks_C1[part], is_real_C1[part], smoothing, needs_grad)
+                sums_2 += softmax_rows(logits_RV, picks_C1[part], is_real_C1[part], smoothing, needs_grad)
             if grad_hidden_TD is not None and grad_weight_VD is not None:
                 grad_hidden_TD[rows] = block_CV @ weight_VD
                 grad_weight_VD += block_CV.t() @ hidden_CD
@@ -74,6 +78,7 @@ class _SmoothedLoss(torch.autograd.Function):
         return (
             (grad_hidden_TD * scale).to(grad_hidden_TD.dtype),
             (grad_weight_VD * scale).to(grad_weight_VD.dtype),
+            None,
             None,
             None,
             None,
@@ -101,6 +106,12 @@ def _softmax_rows(
     return torch.stack([torch.where(is_real_R1, sum_R1, 0).sum() for sum_R1 in (loss_R1, nll_R1)])
 
 
+@functools.cache
+def _compiled_softmax_rows() -> Callable[..., torch.Tensor]:
+    """A dozen passes over the logits become a few."""
+    return torch.compile(_softmax_rows, dynamic=False)
+
+
 def _logit_gradient(
     exp_RV: torch.Tensor, total_R1: torch.Tensor, picks_R1: torch.Tensor, is_real_R1: torch.Tensor, smoothing: float
 ) -> torch.Tensor:
@@ -111,12 +122,20 @@ def _logit_gradient(
 
 
 def smoothed_cross_entropy(
-    hidden_TD: torch.Tensor, weight_VD: torch.Tensor, labels_T: torch.Tensor, label_smoothing: float
+    hidden_TD: torch.Tensor,
+    weight_VD: torch.Tensor,
+    labels_T: torch.Tensor,
+    label_smoothing: float,
+    *,
+    compiled: bool = False,
 ) -> LossSums:
     """Loss of `softmax(hidden · weight^T)` against `labels_T`; rows labelled `IGNORED` do not count.
 
     Shapes: hidden (T, D), weight (V, D), labels (T,) int64.
+
+    Args:
+        compiled: the softmax by torch.compile, which pays on a GPU where T stays the same.
     """
     needs_grad = torch.is_grad_enabled() and (hidden_TD.requires_grad or weight_VD.requires_grad)
-    loss, nll = _SmoothedLoss.apply(hidden_TD, weight_VD, labels_T, label_smoothing, needs_grad)
+    loss, nll = _SmoothedLoss.apply(hidden_TD, weight_VD, labels_T, label_smoothing, needs_grad, compiled)
     return LossSums(loss, nll, (labels_T != IGNORED).sum())

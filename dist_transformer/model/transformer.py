@@ -36,6 +36,7 @@ class Transformer(nn.Module):
         pre_norm = config.norm == "pre"
         self.encoder_norm: nn.Module = nn.LayerNorm(config.width) if pre_norm else nn.Identity()
         self.decoder_norm: nn.Module = nn.LayerNorm(config.width) if pre_norm else nn.Identity()
+        self.is_compiled = False
         self.reset_parameters()
 
     @torch.no_grad()
@@ -55,6 +56,22 @@ class Transformer(nn.Module):
             parameter.data = parameter.data.to(dtype)
         return self
 
+    def compile_layers(self, backend: str = "inductor") -> None:
+        """Let torch compile each layer, and the softmax of the loss, at their first call.
+
+        Layers of a kind share a graph. Not the model as a whole: gradients would all leave the backward pass at its
+        end, and none could be reduced while it goes on.
+        """
+        self.is_compiled = True
+        for layer in (*self.encoder, *self.decoder):
+            layer.compile(backend=backend, dynamic=False)
+
+    @property
+    def has_fixed_shapes(self) -> bool:
+        """Whether all micro-batches of a stream have one shape in training: with the fused kernel, for it makes no
+        groups of sentences."""
+        return not self.config.attention_dropout and self._uses_varlen()
+
     def embedding_weights(self) -> dict[str, torch.Tensor]:
         """The distinct matrices of shape (V, D): one when tied, three when not."""
         names = ("embedding", "target_embedding", "output_projection")
@@ -63,7 +80,9 @@ class Transformer(nn.Module):
     def forward(self, batch: PackedBatch, label_smoothing: float) -> LossSums:
         memory_SD = self.encode(batch.source)
         hidden_TD = self.decode(batch.target, memory_SD, batch.source)
-        return smoothed_cross_entropy(hidden_TD, self._output_weight(), batch.labels_T, label_smoothing)
+        return smoothed_cross_entropy(
+            hidden_TD, self._output_weight(), batch.labels_T, label_smoothing, compiled=self.is_compiled
+        )
 
     def encode(self, source: PackedTokens) -> torch.Tensor:
         """Source tokens to memory, shape (S, D)."""

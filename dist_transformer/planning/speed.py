@@ -56,14 +56,34 @@ def predict_step(
     world = nodes * gpus_per_node
     operations = training_flops(config, source_tokens=source_tokens, target_tokens=target_tokens)
     updated = parameters / (world if zero.stage else 1)
-    # A ring crosses each link once in each direction; between nodes it has the whole network of a node.
-    link = gpu.link_gb_per_second if nodes == 1 else min(gpu.link_gb_per_second, network_gbit / 8)
-    passes = _passes(zero.stage, accumulation) * (world - 1) / world
     return StepTime(
         compute=operations / (peak * 1e12 * mfu),
         update=updated * _UPDATE_BYTES / (gpu.memory_gb_per_second * 1e9),
-        communication=passes * BYTES[precision] * parameters / (link * 1e9),
-    )
+        communication=communication_seconds(
+            zero, parameters=parameters, gpus_per_node=gpus_per_node, nodes=nodes,
+            link_gb_per_second=gpu.link_gb_per_second, network_gbit=network_gbit, precision=precision,
+            accumulation=accumulation,
+        ),
+    )  # fmt: skip
+
+
+def communication_seconds(
+    zero: ZeroSettings,
+    *,
+    parameters: int,
+    gpus_per_node: int,
+    nodes: int,
+    link_gb_per_second: float,
+    network_gbit: float,
+    precision: str,
+    accumulation: int,
+) -> float:
+    """Bytes of one step ÷ the slowest link of the ring, which crosses each once in each direction; between nodes it has
+    the whole network of a node."""
+    world = nodes * gpus_per_node
+    link = link_gb_per_second if nodes == 1 else min(link_gb_per_second, network_gbit / 8)
+    passes = _passes(zero.stage, accumulation) * (world - 1) / world
+    return passes * BYTES[precision] * parameters / (link * 1e9)
 
 
 def _passes(stage: int, accumulation: int) -> int:

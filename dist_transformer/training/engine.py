@@ -5,6 +5,7 @@ a step whose gradient is not finite is skipped by all ranks, and state is read a
 """
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -54,8 +55,9 @@ class _CheckedAdam(torch.optim.AdamW):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
+        # The one read from the device in a step.
         self._global_grad_norm = float(norm)
-        self.overflow = not torch.isfinite(norm).item()
+        self.overflow = not math.isfinite(self._global_grad_norm)
         if self.overflow:
             return
         if self.max_grad_norm > 0:
@@ -92,6 +94,9 @@ class Engine:
         self.scheduler = self.ds.lr_scheduler
         self._kept = (*MOMENTS, EMA) if config.ema_decay > 0 else MOMENTS
         self._create_moments()
+        # Stage 3 gathers parameters in hooks, which break graphs.
+        if config.compile and self.stage < 3 and self.module.has_fixed_shapes:
+            self.module.compile_layers()
 
     @property
     def module(self) -> Transformer:

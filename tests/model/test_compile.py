@@ -1,0 +1,128 @@
+"""Compiled and eager are the same model: in numbers, and in one graph a kind of layer."""
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from dist_transformer.config import ModelConfig
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.packed import IGNORED, PackedBatch, pack_side
+from dist_transformer.training.ledger import batch_hash
+
+CUDA = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 8
+SIZE, CAP, SENTENCES = 256, 40, 12
+
+
+def make_batch(seed: int, *, lengths_seed: int) -> PackedBatch:
+    """Other words in every batch; lengths of `lengths_seed`."""
+    drawn, words = np.random.default_rng(lengths_seed), np.random.default_rng(seed)
+    lengths = drawn.integers(3, 20, SENTENCES)
+    sides = [
+        pack_side(
+            words.integers(4, 50, lengths.sum()), lengths, size=SIZE, offset_count=40, max_length=CAP,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    labels = np.full(SIZE, IGNORED)
+    labels[: lengths.sum()] = words.integers(4, 50, lengths.sum())
+    return PackedBatch(source=sides[0], target=sides[1], labels_T=torch.from_numpy(labels))
+
+
+def make_model() -> Transformer:
+    torch.manual_seed(0)
+    config = ModelConfig(
+        width=32, heads=2, ffn_width=64, encoder_layers=2, decoder_layers=2, dropout=0.0, vocab_size=50,
+        max_positions=CAP,
+    )  # fmt: skip
+    return Transformer(config)
+
+
+def losses_and_gradient(model: Transformer, batches: list[PackedBatch]) -> tuple[list[float], torch.Tensor]:
+    losses = []
+    for batch in batches:
+        sums = model(batch, 0.1)
+        sums.loss.backward()
+        losses.append(sums.loss.item())
+    return losses, torch.cat([p.grad.flatten().float() for p in model.parameters() if p.grad is not None])
+
+
+def graphs() -> int:
+    return int(counters["stats"]["unique_graphs"])
+
+
+@pytest.mark.slow
+def test_compiled_layers_compute_the_same_with_one_graph_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, where lengths must stay the same for shapes to do so; traced, without generated code."""
+    monkeypatch.setattr("dist_transformer.model.loss._compiled_softmax_rows", traced_softmax)
+    torch._dynamo.reset()
+    batches = [make_batch(seed, lengths_seed=1) for seed in range(3)]
+    eager, compiled = make_model(), make_model()
+    compiled.compile_layers(backend="aot_eager")
+    before = graphs()
+    found = losses_and_gradient(compiled, batches[:1])
+    # An encoder layer, a decoder layer, the softmax: the second layers use the graphs of the first.
+    assert graphs() - before == 3
+    more, gradient = losses_and_gradient(compiled, batches[1:])
+    assert graphs() - before == 3
+    wanted, wanted_gradient = losses_and_gradient(eager, batches)
+    assert [*found[0], *more] == pytest.approx(wanted, rel=1e-6)
+    torch.testing.assert_close(gradient, wanted_gradient, rtol=1e-4, atol=1e-5)
+    assert list(compiled.state_dict()) == list(eager.state_dict())
+
+
+def traced_softmax() -> object:
+    from dist_transformer.model.loss import _softmax_rows
+
+    return torch.compile(_softmax_rows, dynamic=False, backend="aot_eager")
+
+
+def test_shapes_are_fixed_with_the_fused_kernel_alone() -> None:
+    assert not make_model().has_fixed_shapes
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a GPU of compute capability 8")
+def test_on_a_gpu_other_lengths_need_no_other_graph() -> None:
+    """The same losses as without compiling, to bf16's rounding."""
+    device = torch.device("cuda")
+    batches = [make_batch(seed, lengths_seed=seed).to(device) for seed in range(6)]
+    eager, compiled = (make_model().to(device).cast_parameters(torch.bfloat16) for _ in range(2))
+    assert compiled.has_fixed_shapes
+    compiled.compile_layers()
+    first, _ = losses_and_gradient(compiled, batches[:2])
+    before = graphs()
+    more, gradient = losses_and_gradient(compiled, batches[2:])
+    assert graphs() == before
+    wanted, wanted_gradient = losses_and_gradient(eager, batches)
+    assert [*first, *more] == pytest.approx(wanted, rel=0.01)
+    assert ((gradient - wanted_gradient).norm() / wanted_gradient.norm()).item() < 0.02
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a GPU of compute capability 8")
+def test_on_a_gpu_a_step_does_not_wait_for_the_device() -> None:
+    """Copy, forward, backward, hash and update, once all is warm."""
+    device = torch.device("cuda")
+    model = make_model().to(device).cast_parameters(torch.bfloat16)
+    model.compile_layers()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    batches = [make_batch(seed, lengths_seed=seed).pin_memory() for seed in range(6)]
+
+    def step(host: PackedBatch) -> torch.Tensor:
+        batch = host.to(device)
+        torch.manual_seed(1)
+        sums = model(batch, 0.1)
+        (sums.loss * 0.01).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return batch_hash(batch) + sums.tokens
+
+    for batch in batches[:3]:
+        step(batch)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = [step(batch) for batch in batches[3:]]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len({int(value) for value in found}) == 3
