@@ -139,7 +139,7 @@ def model_scaling(base: dict[str, Any], device: torch.device, *, target_tokens: 
                 "communication_seconds": sent,
                 "target_tokens_per_second": gpus * target_tokens / step,
                 "efficiency": base["step_seconds"]["median"] / step,
-            }  # fmt: skip
+            }
         )
     return {
         "is": "a model, not a measurement: the measured step + bytes ÷ link, nothing overlapped",

@@ -1,0 +1,112 @@
+"""Parts become one result file that keeps to the layout, and a picture of its rates."""
+
+import json
+import os
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_transformer.benchmarks.charts import bar_groups
+from dist_transformer.benchmarks.measure import who_can_run
+from dist_transformer.benchmarks.suite import CORPORA, Suite, find_corpora, merge
+from dist_transformer.errors import UserError
+from tests.conftest import run_command
+from tools.results_table import make_line, read_result
+
+
+def rate(*values: float) -> dict[str, Any]:
+    return {"median": sorted(values)[len(values) // 2], "lowest": min(values), "highest": max(values)}
+
+
+def training(ours: float, *, machine: str = "4 cores", date: str = "2026-01-31") -> dict[str, Any]:
+    contenders = {
+        "ours": {"rates": rate(ours - 10, ours, ours + 20), "ours_to_this": rate(1.0)},
+        "torch": {"rates": rate(ours / 4), "ours_to_this": rate(4.0)},
+    }
+    return {
+        "what": "training", "corpus": "mix (en-de)", "synthetic": False, "date": date, "machine": machine,
+        "commands": ["python tools/benchmark.py train"], "seeds": [1], "wall_seconds": 2.5,
+        "figures": {"preset": "tiny", "precision": "bf16", "unit": "tokens a CPU second", "contenders": contenders},
+        "row": {"what": "training", "steps": "—", "result": "{figures[contenders][ours][rates][median]:,.0f}"},
+    }  # fmt: skip
+
+
+def test_parts_are_merged_into_one_file(tmp_path: Path) -> None:
+    """A part that is measured again replaces its figures; the row names figures of all parts; a picture lies beside."""
+    file = tmp_path / "bench-cpu.json"
+    merge(file, {"train-tiny": training(1000)}, what="both")
+    merge(file, {"train-big": training(50, date="2026-02-01")}, what="both", load="shared with other work")
+    merge(file, {"train-tiny": training(1200)}, what="both")
+    result = read_result(file)
+    assert list(result["figures"]) == ["train-tiny", "train-big"]
+    assert (result["date"], result["wall_seconds"], result["seeds"]) == ("2026-02-01", 5.0, [1])
+    assert result["machine"] == "4 cores; shared with other work"
+    assert len(result["commands"]) == 2
+    line = make_line(file, result)
+    assert line.startswith("| mix (en-de) | both | — | training: 1,200; training: 50, `")
+    width, height = struct.unpack(">II", file.with_suffix(".png").read_bytes()[16:24])
+    assert width > 500
+    assert height > 200
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bench-cpu.json", "bench-cpu.png"]
+
+
+def test_another_machine_begins_anew(tmp_path: Path) -> None:
+    file = tmp_path / "bench-cpu.json"
+    merge(file, {"train-tiny": training(1000)}, what="both")
+    merge(file, {"train-big": training(50, machine="8 cores")}, what="both")
+    assert list(read_result(file)["figures"]) == ["train-big"]
+
+
+def test_bars_are_the_rates_with_their_spread() -> None:
+    (group,) = bar_groups({"train-tiny": training(1000)["figures"], "tests": {"outcome": "3 passed"}})
+    assert group.title == "training, tiny, bf16"
+    assert [(bar.value, bar.lowest, bar.highest, bar.stressed) for bar in group.bars] == [
+        (1000, 990, 1020, True), (250, 250, 250, False),
+    ]  # fmt: skip
+
+
+def test_who_lacks_a_package_is_left_out_by_name() -> None:
+    told: list[str] = []
+    able = who_can_run({"a": (), "b": ("json", "no_such_package"), "c": ("json",)}, told.append)
+    assert able == ["a", "c"]
+    assert told == ["left out, for no_such_package is not installed: b"]
+
+
+def test_corpora_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CORPORA, raising=False)
+    assert find_corpora(None) is None
+    monkeypatch.setenv(CORPORA, str(tmp_path))
+    assert find_corpora(None) == tmp_path
+    with pytest.raises(UserError, match="none is not a folder: name the folder of corpora by --data"):
+        find_corpora(tmp_path / "none")
+    with pytest.raises(UserError, match=r"mix_en_de/train\.en does not exist: add it"):
+        Suite(corpora=tmp_path, work=tmp_path / "work", vocab_size=400).prepare()
+    assert not (tmp_path / "work" / "data-400").exists()
+
+
+def test_without_text_or_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CORPORA, raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    out = ["--out", tmp_path, "--work", tmp_path / "work"]
+    said = run_command(sys.executable, "tools/bench.py", *out)
+    assert said == f"no corpus: name the folder of corpora by --data or {CORPORA}; nothing is measured\n"
+    assert run_command(sys.executable, "tools/gpu_check.py", *out) == "there is no GPU here: nothing is checked\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_learns_for_a_moment(toy_data: Any, tmp_path: Path) -> None:
+    """The folder can be read, and its loss is below that of the start."""
+    from dist_transformer.model_folder import read_model_info
+
+    out = tmp_path / "model"
+    small = ["--model.width", "32", "--model.heads", "2", "--batch.max-target-tokens", "256"]
+    command = [sys.executable, "tools/benchmark.py", "learn", "--data", toy_data.path, "--minutes", "0.05"]
+    said = run_command(*command, "--out", out, "--json", tmp_path / "learn.json", "--", *small)
+    figures = json.loads((tmp_path / "learn.json").read_text())["figures"]
+    assert figures["nll_after"] < figures["nll_before"]
+    assert read_model_info(out).steps == (figures["steps"],)
+    assert f"{figures['steps']:,} steps in" in said
