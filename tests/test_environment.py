@@ -4,7 +4,7 @@ import os
 import platform
 import socket
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +29,18 @@ def test_versions_and_machine() -> None:
     assert described["memory_gib"] > 0.1
     assert platform.machine() in described["system"]
     assert json.loads(json.dumps(described)) == described
+
+
+def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine that holds the code alone, and PyTorch."""
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("dist_transformer.environment.version", missing)
+    described = describe_environment()
+    assert described["deepspeed"] is None
+    assert described["dist_transformer"] == version("dist_transformer")
 
 
 @pytest.mark.parametrize(("world", "local", "hosts"), [(1, 1, 1), (8, 8, 1), (16, 8, 2), (9, 8, 2)])

@@ -29,3 +29,8 @@ def test_a_command_is_printed_as_one_would_type_it(tmp_path: Path) -> None:
 def test_a_command_that_fails_is_an_error(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w", encoding="utf-8") as log, pytest.raises(UserError, match="ended with status 3"):
         run_printed([sys.executable, "-c", "raise SystemExit(3)"], output=log)
+
+
+def test_a_command_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w", encoding="utf-8") as log, pytest.raises(UserError, match="took more than 1 s"):
+        run_printed([sys.executable, "-c", "import time; time.sleep(60)"], output=log, seconds=1)

@@ -7,12 +7,14 @@ from dist_transformer.benchmarks.training import LABELS as TRAINING
 from dist_transformer.pictures import Bar, BarGroup, Curve
 
 _DATA = {
-    "ids, read": {
-        "read_tokens": "ours, at random",
-        "datasets_random_arrow": "datasets, at random, Arrow",
-        "datasets_random_rows": "datasets, at random, rows",
-        "datasets_stream_arrow": "datasets, in order, Arrow",
-        "datasets_stream_rows": "datasets, in order, rows",
+    "ids, read at random": {
+        "read_tokens": "ours",
+        "datasets_random_arrow": "datasets, Arrow",
+        "datasets_random_rows": "datasets, rows",
+    },
+    "ids, read in order": {
+        "datasets_stream_arrow": "datasets, Arrow",
+        "datasets_stream_rows": "datasets, rows",
     },
     "text, prepared": {
         "prepare": "ours, to a data folder",

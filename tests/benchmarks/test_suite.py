@@ -98,6 +98,7 @@ def test_without_text_or_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_model_learns_for_a_moment(toy_data: Any, tmp_path: Path) -> None:
     """The folder can be read, and its loss is below that of the start."""
     from dist_transformer.model_folder import read_model_info
