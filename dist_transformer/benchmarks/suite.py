@@ -22,6 +22,7 @@ from dist_transformer.planning.hardware import kind_of_device
 CORPORA = "DIST_TRANSFORMER_DATA"
 """The environment variable that names the folder of corpora."""
 TRAINING_TEXT = "mix_en_de/train"
+CORPUS = "mix_en_de"
 TEST_SETS = {"newstest2014": "newstest/newstest2014", "test_2016_flickr": "multi30k/test_2016_flickr"}
 SOURCE, TARGET = "en", "de"
 _SHARED = ("corpus", "synthetic", "date", "machine", "commands", "seeds", "wall_seconds")
@@ -46,7 +47,7 @@ class Suite:
         if not (self.data / "index.json").exists():
             self.work.mkdir(parents=True, exist_ok=True)
             texts = ["--src", self.text(TRAINING_TEXT, SOURCE), "--tgt", self.text(TRAINING_TEXT, TARGET)]
-            self.run("prepare_data.py", *texts, "--vocab-size", self.vocab_size, "--out", self.data)
+            self.run("prepare_data.py", *texts, "--vocab-size", self.vocab_size, "--corpus", CORPUS, "--out", self.data)
 
     def text(self, name: str, language: str) -> Path:
         """
