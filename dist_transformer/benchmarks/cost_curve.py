@@ -6,6 +6,7 @@ measurement: the measured step of one device, and the bytes that ZeRO-1 sends ÷
 
 import dataclasses
 import statistics
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -201,7 +202,7 @@ def cost_table(figures: dict[str, Any]) -> str:
             label = f"{axis} {point[axis]:,}"
             lines.append(f"{label:24} {seconds['median']:8.4f} {spread:>17} {point['peak_mib']:8,.0f} MiB")
     scaling = figures["modelled_scaling"]
-    lines += ["", f"scaling, {scaling['is']}"]
+    lines += ["", *textwrap.wrap(f"scaling: {scaling['is']}", 80)]
     for row in scaling["rows"]:
         rate = f"{row['target_tokens_per_second']:,.0f} target tokens/s"
         lines.append(f"{row['nodes']:3} nodes x {GPUS_PER_NODE}: {rate:>32}, efficiency {row['efficiency']:.0%}")
