@@ -72,7 +72,7 @@ def run_tests(seconds: float) -> dict[str, Any]:
     """
     from dist_transformer.benchmarks.measure import result_of
 
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/model", "tests/training"]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/model"]
     started = time.monotonic()
     if importlib.util.find_spec("pytest") is None or importlib.util.find_spec("hypothesis") is None:
         raise UserError("the tests need pytest and hypothesis: install them, or leave out PART=tests")
@@ -82,7 +82,7 @@ def run_tests(seconds: float) -> dict[str, Any]:
     if done.returncode != 0:
         raise UserError(f"a test fails on this GPU ({outcome}): the output above says which")
     return result_of(
-        None, what="tests marked gpu", command="python -m pytest -m gpu", seeds=[],
+        None, what="tests marked gpu", command="python -m pytest -q -m gpu tests/model", seeds=[],
         wall_seconds=round(time.monotonic() - started, 1), figures={"outcome": outcome}, row=None,
     )  # fmt: skip
 

@@ -234,7 +234,7 @@ class TrainerContender:
             train_sampling_strategy="group_by_length", label_smoothing_factor=self.config.optimizer.label_smoothing,
             max_grad_norm=0.0, bf16=self.config.precision == "bf16", use_cpu=self.device.type == "cpu",
             seed=self.config.seed, report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True,
-            remove_unused_columns=False,
+            remove_unused_columns=False, ddp_find_unused_parameters=False,
         )  # fmt: skip
 
     def _dataset(self) -> Any:
