@@ -1,4 +1,3 @@
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -196,23 +195,3 @@ def test_validation_takes_every_pair_once_in_one_order(toy_data: DataFolder) -> 
     ids = [[pack.pair_ids.tolist() for step in steps for pack in step.packs if pack] for steps in passes]
     assert ids[0] == ids[1]
     assert sorted(pair for pack in ids[0] for pair in pack) == list(range(valid.info.pairs))
-
-
-def test_micro_batches_of_a_run_have_one_shape(toy_data: DataFolder) -> None:
-    """Packs full or of weight zero, the end of an epoch included: what is compiled once serves the whole run."""
-    budgets = Budgets(max_source_tokens=512, max_target_tokens=512, max_sentences=64)
-    stream = Stream(toy_data.train, budgets, packs_per_micro_batch=2)
-    plan = Plan(toy_data.train.lengths, toy_data.train.shard_starts, budgets=budgets, window_shards=2, seed=1)
-    shapes, epochs = set(), set()
-    for step in itertools.islice(plan.steps(Position(), 5), 30):
-        epochs.add(step.epoch)
-        for micro in stream.micro_batches(step, rank=0, world_size=1):
-            batch = micro.batch
-            sides = (batch.source, batch.target)
-            tensors = [
-                batch.labels_T,
-                *(t for side in sides for t in (side.tokens_T, side.positions_T, side.offsets_N)),
-            ]
-            shapes.add((*(t.shape for t in tensors), *(side.max_length for side in sides)))
-    assert len(epochs) > 1
-    assert len(shapes) == 1
