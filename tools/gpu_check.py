@@ -16,13 +16,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dist_transformer.errors import UserError, exit_on_user_error
 
-if TYPE_CHECKING:
-    from dist_transformer.benchmarks.suite import Suite
-
+# The library is imported late: a machine that lacks a package is told so in a sentence.
 PARTS = ("tests", "train", "decode", "bleu")
 _NEEDED = ("torch", "numpy", "pyarrow", "tokenizers", "safetensors", "sacrebleu", "tqdm", "matplotlib")
 _USEFUL = ("deepspeed", "transformers", "accelerate", "datasets", "ctranslate2", "pytest", "hypothesis", "tyro")
@@ -87,18 +85,18 @@ def run_tests(seconds: float) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def measure_training(suite: "Suite") -> dict[str, Any]:
+def measure_training(suite: Any) -> dict[str, Any]:
     flags = ["--data", suite.data, "--steps", 10, "--rounds", 4]
     return {f"train-{preset}": suite.measure(preset, "train", "--preset", preset, *flags) for preset in ("big", "base")}
 
 
-def measure_decoding(suite: "Suite") -> dict[str, Any]:
+def measure_decoding(suite: Any) -> dict[str, Any]:
     model = suite.model("base", minutes=2)
     flags = ["--model", model, *suite.test_set("newstest2014"), "--sentences", 1000, "--rounds", 3]
     return {"decode": suite.measure("decode", "decode", *flags)}
 
 
-def measure_bleu(suite: "Suite") -> dict[str, Any]:
+def measure_bleu(suite: Any) -> dict[str, Any]:
     """A score of so short a training on so little text shows that all parts learn, and no more."""
     from dist_transformer.config import read_json
 

@@ -1,7 +1,7 @@
 """The encoder-decoder Transformer of "Attention Is All You Need", on packed tokens."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import torch
@@ -36,7 +36,7 @@ class Transformer(nn.Module):
         pre_norm = config.norm == "pre"
         self.encoder_norm: nn.Module = nn.LayerNorm(config.width) if pre_norm else nn.Identity()
         self.decoder_norm: nn.Module = nn.LayerNorm(config.width) if pre_norm else nn.Identity()
-        self.is_compiled = False
+        self._compiled_layer: Callable[..., torch.Tensor] | None = None
         self.reset_parameters()
 
     @torch.no_grad()
@@ -57,14 +57,12 @@ class Transformer(nn.Module):
         return self
 
     def compile_layers(self, backend: str = "inductor") -> None:
-        """Let torch compile each layer, and the softmax of the loss, at their first call.
+        """Let torch compile the layers, and the softmax of the loss, at their first call in training.
 
         Layers of a kind share a graph. Not the model as a whole: gradients would all leave the backward pass at its
-        end, and none could be reduced while it goes on.
+        end, and none could be reduced while it goes on. Not in evaluation mode, where shapes change.
         """
-        self.is_compiled = True
-        for layer in (*self.encoder, *self.decoder):
-            layer.compile(backend=backend, dynamic=False)
+        self._compiled_layer = torch.compile(_run_layer, backend=backend, dynamic=False)
 
     @property
     def has_fixed_shapes(self) -> bool:
@@ -81,7 +79,11 @@ class Transformer(nn.Module):
         memory_SD = self.encode(batch.source)
         hidden_TD = self.decode(batch.target, memory_SD, batch.source)
         return smoothed_cross_entropy(
-            hidden_TD, self._output_weight(), batch.labels_T, label_smoothing, compiled=self.is_compiled
+            hidden_TD,
+            self._output_weight(),
+            batch.labels_T,
+            label_smoothing,
+            compiled=self.training and self._compiled_layer is not None,
         )
 
     def encode(self, source: PackedTokens) -> torch.Tensor:
@@ -89,7 +91,7 @@ class Transformer(nn.Module):
         layout = Layout(source, source, causal=False, use_varlen=self._uses_varlen())
         x_SD = self._embed(self.embedding, source.tokens_T, source.positions_T)
         for layer in self.encoder:
-            x_SD = layer(x_SD, layout)
+            x_SD = self._run(layer, x_SD, layout)
         return self.encoder_norm(x_SD)
 
     def decode(self, target: PackedTokens, memory_SD: torch.Tensor, source: PackedTokens) -> torch.Tensor:
@@ -99,7 +101,7 @@ class Transformer(nn.Module):
         cross_layout = Layout(target, source, causal=False, use_varlen=use_varlen)
         x_TD = self._embed(self._target_embedding(), target.tokens_T, target.positions_T)
         for layer in self.decoder:
-            x_TD = layer(x_TD, memory_SD, self_layout, cross_layout)
+            x_TD = self._run(layer, x_TD, memory_SD, self_layout, cross_layout)
         return self.decoder_norm(x_TD)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -130,6 +132,10 @@ class Transformer(nn.Module):
         # The table of sinusoids stays in fp32 when DeepSpeed casts the parameters.
         return dropout(x_TD.to(weight_VD.dtype), self.config.dropout, self.training)
 
+    def _run(self, layer: nn.Module, *inputs: torch.Tensor | Layout) -> torch.Tensor:
+        run = self._compiled_layer if self.training and self._compiled_layer else _run_layer
+        return run(layer, *inputs)
+
     def _target_embedding(self) -> torch.Tensor:
         return self.embedding if self.config.tie_embeddings else self.target_embedding
 
@@ -146,6 +152,10 @@ class Transformer(nn.Module):
         ):
             return False
         return torch.cuda.get_device_capability(weight.device)[0] >= 8
+
+
+def _run_layer(layer: nn.Module, *inputs: torch.Tensor | Layout) -> torch.Tensor:
+    return cast(torch.Tensor, layer(*inputs))
 
 
 def training_flops(config: ModelConfig, *, source_tokens: int, target_tokens: int) -> int:
