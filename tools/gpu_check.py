@@ -15,6 +15,7 @@ import importlib.util
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from dist_transformer.errors import UserError, exit_on_user_error
 
 # The library is imported late: a machine that lacks a package is told so in a sentence.
 PARTS = ("tests", "train", "decode", "bleu")
+Results = Iterator[tuple[str, dict[str, Any]]]
 _NEEDED = ("torch", "numpy", "pyarrow", "tokenizers", "safetensors", "sacrebleu", "tqdm", "matplotlib")
 _USEFUL = ("deepspeed", "transformers", "accelerate", "datasets", "ctranslate2", "pytest", "hypothesis", "tyro")
 _PART_SECONDS = 8 * 60
@@ -46,7 +48,7 @@ def main() -> None:
     for part in arguments.part or PARTS:
         deadline = time.monotonic() + _PART_SECONDS
         if part == "tests":
-            results = {"tests": run_tests(_PART_SECONDS)}
+            results = run_tests(_PART_SECONDS)
         else:
             corpora = find_corpora(arguments.data)
             if corpora is None:
@@ -54,15 +56,17 @@ def main() -> None:
             suite = Suite(corpora=corpora, work=arguments.work, vocab_size=_VOCAB_SIZE, deadline=deadline)
             suite.prepare()
             results = {"train": measure_training, "decode": measure_decoding, "bleu": measure_bleu}[part](suite)
-        merge(file, results, what="`make gpu-check`: what needs a GPU, beside peers in the same run")
-        say(f"{part}: done, in {file}")
+        # Each at once: what was measured stays when time runs out.
+        for name, result in results:
+            merge(file, {name: result}, what="`make gpu-check`: what needs a GPU, beside peers in the same run")
+            say(f"{name}: done, in {file}")
 
 
 def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def run_tests(seconds: float) -> dict[str, Any]:
+def run_tests(seconds: float) -> Results:
     """The outcome of the tests marked gpu.
 
     Raises:
@@ -79,34 +83,37 @@ def run_tests(seconds: float) -> dict[str, Any]:
     outcome = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.stderr[-500:]
     if done.returncode != 0:
         raise UserError(f"a test fails on this GPU ({outcome}): the output above says which")
-    return result_of(
+    result = result_of(
         None, what="tests marked gpu", command="python -m pytest -q -m gpu tests/model", seeds=[],
         wall_seconds=round(time.monotonic() - started, 1), figures={"outcome": outcome}, row=None,
     )  # fmt: skip
+    yield "tests", result
 
 
-def measure_training(suite: Any) -> dict[str, Any]:
+def measure_training(suite: Any) -> Results:
     flags = ["--data", suite.data, "--steps", 10, "--rounds", 4]
-    return {f"train-{preset}": suite.measure(preset, "train", "--preset", preset, *flags) for preset in ("big", "base")}
+    for preset in ("big", "base"):
+        yield f"train-{preset}", suite.measure(f"train-{preset}", "train", "--preset", preset, *flags)
 
 
-def measure_decoding(suite: Any) -> dict[str, Any]:
+def measure_decoding(suite: Any) -> Results:
     model = suite.model("base", minutes=2)
     flags = ["--model", model, *suite.test_set("newstest2014"), "--sentences", 1000, "--rounds", 3]
-    return {"decode": suite.measure("decode", "decode", *flags)}
+    yield "decode", suite.measure("decode", "decode", *flags)
 
 
-def measure_bleu(suite: Any) -> dict[str, Any]:
+def measure_bleu(suite: Any) -> Results:
     """A score of so short a training on so little text shows that all parts learn, and no more."""
     from dist_transformer.config import read_json
 
     minutes = 5
     model = suite.model("base", minutes=minutes)
-    found = {"bleu-learning": read_json(suite.work / f"learn-base-{minutes}.json")}
+    yield "learning", read_json(suite.work / f"learn-base-{minutes}.json")
     for name in ("newstest2014", "test_2016_flickr"):
         command = ["decode", "--model", model, *suite.test_set(name), "--peers", "--rounds", 1]
-        found[f"bleu-{name}"] = suite.measure(name, *command)
-    return found
+        result = suite.measure(f"bleu-{name}", *command)
+        score = "{figures[contenders][ours][bleu]:.1f} BLEU"
+        yield f"bleu-{name}", {**result, "row": {"what": f"briefly trained `base` on {name}", "result": score}}
 
 
 def parse_arguments() -> argparse.Namespace:
