@@ -70,6 +70,8 @@ def _contenders(part: dict[str, Any]) -> BarGroup:
     trains = "preset" in part
     labels, rate = (TRAINING, "rates") if trains else (DECODING, "sentences_per_second")
     title = f"training, {part['preset']}" if trains else f"decoding, beam {part['beam_size']}"
+    if part.get("world_size", 1) > 1:
+        title += f" on {part['world_size']} processes"
     found = part["contenders"]
     return BarGroup(
         title=f"{title}, {part['precision']}",

@@ -124,21 +124,21 @@ def merge(file: Path, parts: dict[str, dict[str, Any]], *, what: str, load: str 
     figures = {name: part for name, part in before.items() if part["machine"] == machine}
     figures.update((name, _as_part(name, result, load)) for name, result in parts.items())
     # A part without text says nothing of the corpus.
-    texts = [(part["corpus"], part["synthetic"]) for part in figures.values() if part["corpus"] != NO_CORPUS]
-    corpus, synthetic = texts[0] if texts else (NO_CORPUS, True)
+    texts = [part for part in figures.values() if part["corpus"] != NO_CORPUS]
     loads = sorted({part["load"] for part in figures.values() if part["load"]})
+    shared = ", on a machine shared with other work" if loads else ""
     rows = [part["row"] for part in figures.values() if part["row"]]
     result = {
         "what": what,
-        "corpus": corpus,
-        "synthetic": synthetic,
+        "corpus": "; ".join(dict.fromkeys(part["corpus"] for part in texts)) or NO_CORPUS,
+        "synthetic": all(part["synthetic"] for part in texts),
         "date": max(part["date"] for part in figures.values()),
         "machine": "; ".join([machine, *loads]),
         "commands": [command for part in figures.values() for command in part["commands"]],
         "seeds": sorted({seed for part in figures.values() for seed in part["seeds"]}),
         "wall_seconds": round(sum(part["wall_seconds"] for part in figures.values()), 1),
         "figures": figures,
-        "row": {"what": what, "steps": "—", "result": "; ".join(rows)} if rows else None,
+        "row": {"what": what + shared, "steps": "—", "result": "; ".join(rows)} if rows else None,
     }
     write_result(file, result)
     if groups := bar_groups(figures):

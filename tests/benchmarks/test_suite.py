@@ -46,7 +46,9 @@ def test_parts_are_merged_into_one_file(tmp_path: Path) -> None:
     assert result["machine"] == "4 cores; shared with other work"
     assert len(result["commands"]) == 2
     line = make_line(file, result)
-    assert line.startswith("| mix (en-de) | both | — | training: 1,200; training: 50, `")
+    assert line.startswith(
+        "| mix (en-de) | both, on a machine shared with other work | — | training: 1,200; training: 50, `"
+    )
     width, height = struct.unpack(">II", file.with_suffix(".png").read_bytes()[16:24])
     assert width > 500
     assert height > 200
