@@ -7,7 +7,8 @@ The text is that of a folder of corpora (--data, or the environment's DIST_TRANS
     multi30k/test_2016_flickr.{en,de}
 
 DEVICE is cpu, or the GPU's short name. Parts that are measured again replace their figures in the file. Rates are for a
-second of CPU time where there is no GPU, which other work on the machine changes little.
+second of CPU time where there is no GPU, which other work on the machine changes little. tools/results_table.py brings
+the README's table up to date.
 """
 
 import argparse
