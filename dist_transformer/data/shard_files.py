@@ -59,8 +59,8 @@ def refuse_password(url: str) -> None:
     if re.search(r"://[^/@]*:[^/]*@", url):
         shown = re.sub(r"://.*@", "://***@", url)
         raise UserError(
-            f"{shown} holds a password, which would be written to logs and to the run folder: give it by the store's own "
-            "variables or files, or by those of fsspec (FSSPEC_FTP_PASSWORD, ~/.config/fsspec)"
+            f"{shown} holds a password, which would be written to logs and to the run folder: give it by the store's "
+            "own variables or files, or by those of fsspec (FSSPEC_FTP_PASSWORD, ~/.config/fsspec)"
         )
 
 
