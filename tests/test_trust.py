@@ -19,6 +19,9 @@ from dist_transformer.data.folder import DataFolder
 from tests.commands import Commands
 from tests.training.sound_run import seal
 
+# One process after the other uses what one fixture made.
+pytestmark = pytest.mark.slow
+
 SECRETS = {
     "HF_TOKEN": "canary-token",
     "WANDB_API_KEY": "canary-key",

@@ -77,7 +77,8 @@ def test_averages_of_named_weights(run: Path, tmp_path: Path, monkeypatch: pytes
 def test_a_rank_beside_the_first_leaves_the_work_to_it(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Screen
 ) -> None:
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+    ranks = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in {**ranks, "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     save(run, 1)
     assert call(monkeypatch, "--run-dir", run, "--last", 1, "--out", tmp_path / "out") == 0
