@@ -116,6 +116,14 @@ def test_without_validation_there_is_no_perplexity(monkeypatch: pytest.MonkeyPat
         main()
 
 
+@pytest.mark.parametrize("flag", ["--ranks", "--average"])
+def test_none_is_no_number(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed's launcher takes 0 processes for one."""
+    monkeypatch.setattr(sys, "argv", ["table3.py", "--data", "d", "--out", "o", flag, "0"])
+    with pytest.raises(UserError, match=rf"^{flag} is 0: give a number above 0$"):
+        main()
+
+
 def test_a_row_that_is_past_the_asked_steps_is_refused(tmp_path: Path) -> None:
     check_steps(tmp_path, 4)
     lines = [json.dumps({"kind": "checkpoint", "step": step, "seconds": 0.1}) for step in (2, 4)]

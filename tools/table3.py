@@ -40,6 +40,9 @@ _TOOLS = Path(os.path.relpath(Path(__file__).parent))
 
 def main() -> None:
     arguments = parse_arguments()
+    for name in ("ranks", "average"):
+        if getattr(arguments, name) < 1:
+            raise UserError(f"--{name} is {getattr(arguments, name)}: give a number above 0")
     for row in arguments.rows:
         find_variant(row)
     if arguments.flags_of is not None:
