@@ -6,6 +6,7 @@ remedy. The resolved config of a run is written to its folder.
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ T = TypeVar("T")
 
 EMBEDDED_CORPUS = ("embedded corpus",)
 """Stands for the synthetic corpus where --test-mode expects a data folder."""
+
+
+_YEAR_MINUTES = 365 * 24 * 60
 
 
 def _require(condition: bool, field_name: str, value: object, remedy: str) -> None:
@@ -34,7 +38,7 @@ def _require_fraction(config: object, *names: str) -> None:
 def _require_positive(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        _require(value > 0, name, value, "give a number above 0")
+        _require(0 < value < math.inf, name, value, "give a number above 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +153,7 @@ class OptimizerConfig:
         _require_positive(self, "warmup_steps", "lr_scale", "peak_lr", "epsilon")
         _require_fraction(self, "beta1", "beta2", "label_smoothing")
         for name in ("weight_decay", "max_grad_norm"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "give 0 (off) or a number above 0")
+            _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "give 0 (off) or a number above 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,7 +240,11 @@ class TrainConfig:
         _require_positive(self, *names)
         _require_fraction(self, "ema_decay")
         for name in ("validate_every", "validate_sentences", "patience", "keep_best", "seed", "walltime_minutes"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "give 0 or a number above 0")
+            _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "give 0 or a number above 0")
+        # What torch's generators take.
+        _require(self.seed < 2**63, "seed", self.seed, "give a smaller number")
+        for name in (name for name in names if name.endswith("_minutes")):
+            _require(getattr(self, name) <= _YEAR_MINUTES, name, getattr(self, name), "give at most a year, 525600")
         weights = self.data_weights
         fit = not weights or (len(weights) == len(self.data) and min(weights) > 0)
         _require(fit, "data_weights", weights, "give a number above 0 for each of --data")

@@ -6,6 +6,7 @@ tokenizer.json      the tokenizer of the data folder
 README.md           the model card
 """
 
+import glob
 import json
 import os
 import shutil
@@ -74,6 +75,7 @@ def write_model_folder(
     refuse_other_content(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _put_back(path)
         temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): choose another folder") from None
@@ -112,8 +114,9 @@ def read_model_info(path: Path) -> ModelInfo:
         UserError: it is missing, damaged, or of a newer format.
     """
     file = path / CONFIG_FILE
-    if not file.exists():
-        raise UserError(f"{path} is not a model folder (it has no {CONFIG_FILE}): {_REMEDY}, or check the path")
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (path / name).exists():
+            raise UserError(f"{path} is not a model folder (it has no {name}): {_REMEDY}, or check the path")
     values = read_json(file)
     version = values.pop("format_version", None)
     if version != FORMAT_VERSION:
@@ -185,6 +188,15 @@ def _move_into_place(temporary: Path, path: Path) -> None:
         aside.rename(path)
         raise
     shutil.rmtree(aside)
+
+
+def _put_back(path: Path) -> None:
+    """Undo what a writer left that was killed after the older model had stepped aside: it comes back whole."""
+    if not path.exists():
+        for aside in path.parent.glob(f".{glob.escape(path.name)}.*.old"):
+            aside.rename(path)
+            shutil.rmtree(aside.with_suffix(""), ignore_errors=True)
+            return
 
 
 def _umask() -> int:

@@ -75,6 +75,10 @@ REFUSED: list[tuple[type, dict[str, Any], str, str, str]] = [
     ],
     *[(TrainConfig, {**NEW_RUN, name: -1}, name, "-1", FROM_0) for name in ("validate_every", "patience", "seed")],
     *[(TrainConfig, {**NEW_RUN, "ema_decay": value}, "ema_decay", str(value), FRACTION) for value in (-0.1, 1.0)],
+    (OptimizerConfig, {"peak_lr": float("inf")}, "peak_lr", "inf", ABOVE_0),
+    (OptimizerConfig, {"max_grad_norm": float("nan")}, "max_grad_norm", "nan", FROM_0),
+    (TrainConfig, {**NEW_RUN, "seed": 2**63}, "seed", str(2**63), "a smaller number"),
+    (TrainConfig, {**NEW_RUN, "timeout_minutes": 1e300}, "timeout_minutes", "1e+300", "at most a year"),
     (TrainConfig, {**NEW_RUN, "patience": 3, "validate_every": 0}, "patience", "3", "validate_every above 0"),
 ]
 

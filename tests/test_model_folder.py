@@ -112,6 +112,35 @@ def test_a_failed_write_leaves_the_older_model(
     assert [file.name for file in copy.parent.iterdir()] == ["model"]
 
 
+def test_a_writer_killed_between_its_renames_loses_nothing(
+    copy: Path, model_info: ModelInfo, random_model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older model had stepped aside: the next writer puts it back, and replaces it only by a whole one."""
+    killed = copy.parent / ".model.x1y2"
+    shutil.copytree(copy, killed)
+    copy.rename(copy.parent / ".model.x1y2.old")
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "sync", fail)
+        with pytest.raises(UserError, match="No space left"):
+            write_again(copy, replace(model_info, steps=(7,)), random_model)
+    assert load_model(copy, CPU)[2] == model_info
+    assert [file.name for file in copy.parent.iterdir()] == ["model"]
+    copy.rename(copy.parent / ".model.x1y2.old")
+    write_again(copy, replace(model_info, steps=(7,)), random_model)
+    assert read_model_info(copy).steps == (7,)
+    assert [file.name for file in copy.parent.iterdir()] == ["model"]
+
+
+def test_a_run_folder_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"is not a model folder \(it has no model.safetensors\)"):
+        read_model_info(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_a_missing_or_damaged_file_is_named(copy: Path, name: str) -> None:
     (copy / name).write_bytes(b"\x00 no")

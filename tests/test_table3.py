@@ -108,6 +108,22 @@ def test_flags_of_a_row_are_those_it_is_trained_with(
     assert capsys.readouterr().out.split() == expected.split()
 
 
+def test_without_validation_there_is_no_perplexity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said before anything is trained."""
+    words = "table3.py --data d --out o --preset tiny --flags-of base -- --validate-every 0"
+    monkeypatch.setattr(sys, "argv", words.split())
+    with pytest.raises(UserError, match=r"^--validate-every 0 gives no perplexity for the table: leave it out"):
+        main()
+
+
+@pytest.mark.parametrize("flag", ["--ranks", "--average"])
+def test_none_is_no_number(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed's launcher takes 0 processes for one."""
+    monkeypatch.setattr(sys, "argv", ["table3.py", "--data", "d", "--out", "o", flag, "0"])
+    with pytest.raises(UserError, match=rf"^{flag} is 0: give a number above 0$"):
+        main()
+
+
 def test_a_row_that_is_past_the_asked_steps_is_refused(tmp_path: Path) -> None:
     check_steps(tmp_path, 4)
     lines = [json.dumps({"kind": "checkpoint", "step": step, "seconds": 0.1}) for step in (2, 4)]

@@ -158,6 +158,8 @@ def check_arguments(arguments: argparse.Namespace) -> None:
             raise UserError(f"--every is {arguments.every}: give minutes above 0")
     if (arguments.src is None) != (arguments.ref is None) or (arguments.sweep is None and arguments.src is not None):
         raise UserError("--src and --ref are the dev set of --sweep: give both with it, or none")
+    if arguments.sweep is None and (flags := decoding_flags(arguments)):
+        raise UserError(f"{flags[0]} says how --sweep decodes: give --sweep, or leave it out")
     if by_best and arguments.sweep is not None and arguments.best != _NO_NUMBER:
         raise UserError(f"--best {arguments.best} with --sweep has two numbers: leave that of --best out")
     if arguments.sweep is None and arguments.checkpoints is None:
@@ -165,6 +167,14 @@ def check_arguments(arguments: argparse.Namespace) -> None:
             None if value is None else parse_count(flag, str(value))
             for flag, value in (("--last", arguments.last), ("--best", arguments.best))
         )
+
+
+def decoding_flags(arguments: argparse.Namespace) -> list[str]:
+    """Those of the shared decoding flags that are not as they are when nobody gives them."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_decoding_options(parser)
+    defaults = vars(parser.parse_args([]))
+    return [f"--{name.replace('_', '-')}" for name in defaults if getattr(arguments, name) != defaults[name]]
 
 
 def parse_counts(text: str) -> list[int]:

@@ -94,7 +94,8 @@ def parse_arguments() -> PreflightSettings:
     # DeepSpeed's launcher adds this one; the environment says the same.
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.timeout <= 0 or arguments.run_gib < 0:
+    # Not a number is neither.
+    if not (arguments.timeout > 0 and arguments.run_gib >= 0):
         parser.error("--timeout must be above 0, and --run-gib 0 or above")
     if arguments.verify_data and not arguments.data:
         parser.error("--verify-data needs --data: name the folders")

@@ -40,6 +40,9 @@ _TOOLS = Path(os.path.relpath(Path(__file__).parent))
 
 def main() -> None:
     arguments = parse_arguments()
+    for name in ("ranks", "average"):
+        if getattr(arguments, name) < 1:
+            raise UserError(f"--{name} is {getattr(arguments, name)}: give a number above 0")
     for row in arguments.rows:
         find_variant(row)
     if arguments.flags_of is not None:
@@ -82,6 +85,8 @@ def base_config(row: str, arguments: argparse.Namespace) -> TrainConfig:
 def row_config(row: str, arguments: argparse.Namespace) -> TrainConfig:
     """What the row makes of base. Its changes come after all flags: `--model.ffn-width` is then that of base."""
     config = apply_variant(base_config(row, arguments), row)
+    if config.validate_every == 0:
+        raise UserError("--validate-every 0 gives no perplexity for the table: leave it out, or give steps above 0")
     if arguments.max_steps is None:
         return config
     return dataclasses.replace(config, max_steps=round(arguments.max_steps * VARIANTS[row].steps))

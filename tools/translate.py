@@ -53,6 +53,8 @@ def find_device(name: str | None) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {name} cannot be used ({str(error).splitlines()[0]}): give cpu or cuda:0") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"--device {name} is not supported: give cpu or cuda:0")
     return device
 
 

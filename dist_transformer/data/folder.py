@@ -22,6 +22,7 @@ from dist_transformer.data.shard_files import (
     check_file,
     fetch,
     is_url,
+    refuse_password,
 )
 from dist_transformer.data.shards import (
     FORMAT_VERSION,
@@ -202,9 +203,11 @@ class DataFolder:
             shards_may_be_bad: leave it to their first use whether training shards are there and of the right size.
 
         Raises:
-            UserError: not a data folder, a newer format, or a file that is missing, of another size or damaged.
+            UserError: not a data folder, a newer format, or a file that is missing, of another size or damaged; a URL
+                with a password.
         """
         if is_url(str(place)):
+            refuse_password(str(place))
             if cache is None:
                 raise UserError(f"{place} is a URL, and only training reads those: copy the folder to this machine")
             return cls._open_url(str(place).rstrip("/"), cache)
@@ -248,12 +251,19 @@ class DataFolder:
         return Tokenizer.load(self.path / TOKENIZER_FILE)
 
     def valid_text(self) -> tuple[list[str], list[str]]:
-        """Source and target lines of the validation text, as the user gave them."""
+        """Source and target lines of the validation text, as the user gave them.
+
+        Raises:
+            UserError: they are missing, no UTF-8, or not as many as the index states.
+        """
         folder = self.path / VALID_FOLDER
-        source, target = (
-            (folder / name).read_bytes().decode("utf-8").split("\n")[:-1]
-            for name in (VALID_SOURCE_FILE, VALID_TARGET_FILE)
-        )
+        try:
+            source, target = (
+                (folder / name).read_bytes().decode("utf-8").split("\n")[:-1]
+                for name in (VALID_SOURCE_FILE, VALID_TARGET_FILE)
+            )
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"the texts in {folder} cannot be read ({error}): {REMEDY}") from None
         if not len(source) == len(target) == self.index.valid_text.pairs:
             raise UserError(f"the texts in {folder} do not have {self.index.valid_text.pairs:,} lines each: {REMEDY}")
         return source, target

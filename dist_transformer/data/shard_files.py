@@ -8,6 +8,7 @@ of a node share one cache: one lock a shard, which ends with its holder, lets on
 import contextlib
 import hashlib
 import os
+import re
 import threading
 import time
 from collections.abc import Iterable
@@ -50,6 +51,17 @@ class ShardFiles(Protocol):
 
 def is_url(place: str) -> bool:
     return "://" in place
+
+
+def refuse_password(url: str) -> None:
+    """Raise a UserError for a URL with a password: launchers print commands, run folders hold settings, and both are
+    shared."""
+    if re.search(r"://[^/@]*:[^/]*@", url):
+        shown = re.sub(r"://.*@", "://***@", url)
+        raise UserError(
+            f"{shown} holds a password, which would be written to logs and to the run folder: give it by the store's "
+            "own variables or files, or by those of fsspec (FSSPEC_FTP_PASSWORD, ~/.config/fsspec)"
+        )
 
 
 class LocalFiles:

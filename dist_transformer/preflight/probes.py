@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from dist_transformer import distributed
 from dist_transformer.data.folder import DataFolder
-from dist_transformer.data.shard_files import check_file, is_url
+from dist_transformer.data.shard_files import check_file, is_url, refuse_password
 from dist_transformer.data.shards import INDEX_FILE
 from dist_transformer.distributed import World
 from dist_transformer.errors import UserError
@@ -141,6 +141,7 @@ def look_at_data(place: str, *, opens: bool) -> DataFacts:
     """The index of a data folder; `opens` also checks the size of every file."""
     try:
         if is_url(place):
+            refuse_password(place)
             import fsspec
 
             with fsspec.open(f"{place.rstrip('/')}/{INDEX_FILE}", "rb") as file:

@@ -15,6 +15,7 @@ from dist_transformer.config import read_json
 from dist_transformer.environment import read_environments
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.samples import SampleSheet, read_sheets
+from dist_transformer.model_folder import WEIGHTS_FILE
 
 _METRICS_FILE, _SETTINGS_FILE = "metrics.jsonl", "config.json"
 
@@ -100,6 +101,8 @@ def load_run(run_dir: Path) -> Run:
             f"{run_dir} is not a run folder: it holds neither {_SETTINGS_FILE} nor {_METRICS_FILE}; "
             "give the --run-dir of a training"
         )
+    if (run_dir / WEIGHTS_FILE).is_file():
+        raise UserError(f"{run_dir} is a model folder (it has {WEIGHTS_FILE}): give the run folder that it came from")
     settings = read_json(run_dir / _SETTINGS_FILE) if (run_dir / _SETTINGS_FILE).is_file() else {}
     metrics = run_dir / _METRICS_FILE
     records, damaged = _read_metrics(metrics) if metrics.is_file() else ({}, ())

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from dist_transformer import distributed
 from dist_transformer.config import read_json
@@ -138,14 +138,22 @@ def weights_problem(file: Path) -> str | None:
 
 
 class CheckpointReader:
-    """Reads a verified checkpoint, tensor by tensor."""
+    """Reads a verified checkpoint, tensor by tensor.
+
+    Raises:
+        UserError: a part of it is no safetensors file.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.state = read_json(path / "state.json")
         self._files: dict[str, Any] = {}
         for part in sorted(path.glob("part-*.safetensors")):
-            opened = safe_open(part, framework="pt")
+            try:
+                opened = safe_open(part, framework="pt")
+            except SafetensorError as error:
+                # As its manifest states, and still no such file: it was not written by training.
+                raise UserError(f"{part} cannot be read ({error}): restore {path} from a backup") from None
             self._files.update(dict.fromkeys(opened.keys(), opened))
 
     def weight(self, name: str) -> torch.Tensor:

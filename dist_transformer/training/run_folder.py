@@ -19,6 +19,7 @@ from dist_transformer.data.folder import DataFolder
 from dist_transformer.data.shards import INDEX_FILE, TOKENIZER_FILE
 from dist_transformer.errors import UserError
 from dist_transformer.files import exclusive, sha256_of
+from dist_transformer.model_folder import WEIGHTS_FILE
 from dist_transformer.training.checkpoint import CHECKPOINTS, POINTER, CheckpointReader, newest_checkpoint
 from dist_transformer.training.checkpoint_writer import move_pointer
 from dist_transformer.training.ledger import truncate_jsonl
@@ -64,6 +65,7 @@ def open_run(
         )
 
     def take() -> None:
+        _refuse_other_folder(run_dir)
         if config.resume != "required" or run_dir.is_dir():
             acquired.enter_context(sole_writer(run_dir, notes.append))
 
@@ -96,6 +98,13 @@ def open_run(
         by_main(lambda: _begin(run_dir, described, data.path / TOKENIZER_FILE, reader))
         held.push(acquired.pop_all())
     return reader or initial, notes
+
+
+def _refuse_other_folder(run_dir: Path) -> None:
+    """A run would write its settings over those of a model, and its tokenizer over that of data."""
+    for name, kind in ((INDEX_FILE, "a data"), (WEIGHTS_FILE, "a model")):
+        if (run_dir / name).exists():
+            raise UserError(f"--run-dir {run_dir} is {kind} folder (it has {name}): choose another, new or of a run")
 
 
 def _begin(run_dir: Path, described: dict[str, Any], tokenizer: Path, reader: CheckpointReader | None) -> None:

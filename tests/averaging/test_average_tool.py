@@ -77,7 +77,8 @@ def test_averages_of_named_weights(run: Path, tmp_path: Path, monkeypatch: pytes
 def test_a_rank_beside_the_first_leaves_the_work_to_it(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Screen
 ) -> None:
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+    ranks = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in {**ranks, "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     save(run, 1)
     assert call(monkeypatch, "--run-dir", run, "--last", 1, "--out", tmp_path / "out") == 0
@@ -234,6 +235,8 @@ def test_a_sweep_of_more_files_than_there_are_decodes_nothing(
             "--run-dir r --last 2 --src a --ref b",
             "--src and --ref are the dev set of --sweep: give both with it, or none",
         ),
+        ("--run-dir r --last 2 --beam 5", "--beam says how --sweep decodes: give --sweep, or leave it out"),
+        ("--checkpoints a --precision bf16", "--precision says how --sweep decodes: give --sweep, or leave it out"),
         ("--run-dir r --sweep 2 --ref a", "--src and --ref are the dev set of --sweep: give both with it, or none"),
     ],
 )

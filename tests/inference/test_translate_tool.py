@@ -46,6 +46,7 @@ def test_nbest(model_folder: Path, toy_lines: Lines) -> None:
         (b"good\nbad \xff\n", (), "error: standard input line 2 is not UTF-8"),
         (b"good\n", ("--beam", "0"), "error: beam_size is 0"),
         (b"good\n", ("--device", "abacus"), "error: --device abacus cannot be used"),
+        (b"good\n", ("--device", "meta"), "error: --device meta is not supported: give cpu or cuda:0"),
     ],
 )
 def test_bad_input_is_one_sentence(model_folder: Path, text: bytes, options: tuple[str, ...], message: str) -> None:

@@ -126,3 +126,11 @@ def test_metrics_of_a_score_file(run_dir: Path) -> None:
         ("ter", 44.25, "nrefs:1|case:lc|tok:tercom"),
         ("bleu_lowercase", 25.0, "case:lc"),
     ]
+
+
+def test_a_model_folder_is_no_run(tmp_path: Path) -> None:
+    """A report in it would make it a folder that no later model may replace."""
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(UserError, match=r"is a model folder .*: give the run folder that it came from"):
+        load_run(tmp_path)

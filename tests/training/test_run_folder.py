@@ -275,3 +275,12 @@ def test_a_mistyped_folder_is_not_made(config: TrainConfig) -> None:
     with ExitStack() as held, pytest.raises(UserError, match=r"--resume required, but .* holds no checkpoint"):
         opened(required, held)
     assert not config.run_dir.exists()
+
+
+@pytest.mark.parametrize("name", ["index.json", "model.safetensors"])
+def test_a_data_or_model_folder_is_not_written_over(name: str, config: TrainConfig) -> None:
+    config.run_dir.mkdir(parents=True)
+    (config.run_dir / name).write_text("{}")
+    with ExitStack() as held, pytest.raises(UserError, match=rf"folder \(it has {name}\): choose another"):
+        opened(config, held)
+    assert [file.name for file in config.run_dir.iterdir()] == [name]
