@@ -201,8 +201,9 @@ class TrainConfig:
     max_skipped_steps: int = 10
     """Abort after so many steps in a row whose loss or gradient was not finite."""
     precision: Literal["bf16", "fp32"] = "bf16"
-    compile: bool = True
-    """On a GPU, torch.compile of the layers and the loss, where shapes stay the same: bf16, and ZeRO stages 0 to 2."""
+    compile: bool = False
+    """On a GPU, torch.compile of the layers and the loss, where shapes stay the same: bf16, and ZeRO stages 0 to 2. Off
+    until it was measured on one."""
     seed: int = 1
     init_from: Path | None = None
     """Model folder whose weights a new run begins with, at step 0, with a fresh optimizer; a resumed one does not."""

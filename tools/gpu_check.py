@@ -95,6 +95,8 @@ def measure_training(suite: Any) -> Results:
     flags = ["--data", suite.data, "--steps", 10, "--rounds", 4]
     for preset in ("big", "base"):
         yield f"train-{preset}", suite.measure(f"train-{preset}", "train", "--preset", preset, *flags)
+        name = f"train-{preset}-compiled"
+        yield name, suite.measure(name, "train", "--preset", preset, "--peers", "plain", *flags, "--", "--compile")
 
 
 def measure_decoding(suite: Any) -> Results:
