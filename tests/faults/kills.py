@@ -16,7 +16,7 @@ from dist_transformer.training.metrics import read_records
 from tests.faults.campaign import STAGES, Campaign, Case, Found, Lab, failing, newest_whole, same_end, unfinished
 from tests.jobs import PATIENCE, Job
 
-_STEPS, _SAVE_EVERY, _KILLS = 120, 5, 4
+_STEPS, _SAVE_EVERY, _KILLS = 64, 4, 4
 _FLAGS = ("--max-steps", _STEPS, "--save-every", _SAVE_EVERY, "--keep-checkpoints", 3)
 # A rank notices within seconds that its launcher or another rank is gone.
 _LAST_BREATH_SECONDS = 60
