@@ -3,8 +3,9 @@
     python -m tests.faults --json results/faults.json [--only kills damage] [--minutes 60]
 
 Each case is a function of its campaign, kind and number. What the table holds already is not done again, so the
-campaigns may be stopped (Ctrl-C) and go on on another day; kinds that had fewer cases come first. Trainings are tiny,
-on CPU, on the embedded synthetic corpus. Disks need root, which mounts them.
+campaigns may be stopped (Ctrl-C) and go on on another day, and several processes may do some each (--only); kinds that
+had fewer cases come first. Trainings are tiny, on CPU, on the embedded synthetic corpus. Disks need root, which mounts
+them.
 """
 
 import argparse

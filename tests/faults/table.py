@@ -1,12 +1,14 @@
 """The table of results of all campaigns: one JSON file, to which each case adds."""
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from dist_transformer.benchmarks.measure import result_of, write_result
 from dist_transformer.config import read_json
 from dist_transformer.data.shards import DataIndex
+from dist_transformer.files import exclusive
 from tests.faults.campaign import Campaign, Case, Found
 
 _COMMAND = "python -m tests.faults --json results/faults.json"
@@ -16,17 +18,21 @@ class Table:
     """What is known so far; written anew after each case, so that nothing done is ever done again.
 
     Args:
-        path: of the file, which may hold earlier results; None keeps everything in memory.
+        path: of the file, which may hold earlier results, and to which other processes may add those of other
+            campaigns meanwhile; None keeps everything in memory.
     """
 
     def __init__(self, path: Path | None, campaigns: list[Campaign], index: DataIndex) -> None:
-        self.path, self.index = path, index
-        known = read_json(path) if path is not None and path.exists() else {}
-        self._seconds: float = known.get("wall_seconds", 0.0)
-        self._since = time.monotonic()
-        before = known.get("figures", {}).get("campaigns", {})
+        self.path, self.campaigns, self.index = path, campaigns, index
         self.parts: dict[str, dict[str, Any]] = {}
-        for campaign in campaigns:
+        self._seconds, self._since = 0.0, time.monotonic()
+        self._read()
+
+    def _read(self) -> None:
+        known = read_json(self.path) if self.path is not None and self.path.exists() else {}
+        self._seconds = known.get("wall_seconds", self._seconds)
+        before = known.get("figures", {}).get("campaigns", self.parts)
+        for campaign in self.campaigns:
             kinds = before.get(campaign.name, {}).get("kinds", {})
             self.parts[campaign.name] = {
                 "must_hold": campaign.must_hold,
@@ -50,7 +56,16 @@ class Table:
         return min(open_parts, key=lambda pair: pair[0])[1] if open_parts else None
 
     def add(self, case: Case, found: Found) -> None:
-        part = self.parts[case.campaign]["kinds"][case.kind]
+        with exclusive(self.path.with_name(f".{self.path.name}.lock")) if self.path is not None else nullcontext():
+            self._read()
+            self._count(self.parts[case.campaign]["kinds"][case.kind], case, found)
+            now = time.monotonic()
+            self._seconds, self._since = self._seconds + now - self._since, now
+            if self.path is not None:
+                write_result(self.path, self.result())
+
+    @staticmethod
+    def _count(part: dict[str, Any], case: Case, found: Found) -> None:
         part["cases"] += 1
         part["faults"] += found.faults
         part["passed"] += 0 if found.problems else found.faults
@@ -60,8 +75,6 @@ class Table:
             part["highest"][name] = max(part["highest"].get(name, value), value)
         if found.problems:
             part["failed"].append({"case": case.number, "problems": list(found.problems)})
-        if self.path is not None:
-            write_result(self.path, self.result())
 
     def result(self) -> dict[str, Any]:
         """In the layout of tools/results_table.py."""
@@ -73,7 +86,7 @@ class Table:
             "and how many came out as they must; what did not is listed under failed",
             command=_COMMAND,
             seeds=[],
-            wall_seconds=round(self._seconds + time.monotonic() - self._since, 1),
+            wall_seconds=round(self._seconds, 1),
             figures={**totals, "campaigns": self.parts},
             row={
                 "what": "faults on purpose: kills; slow, lost, stuck ranks; damaged, hostile files; failing disks",

@@ -50,6 +50,15 @@ def test_campaigns_go_on_where_they_were_stopped(tmp_path: Path, lab: Lab) -> No
     assert "8 of 8 faults came out as they must (7 are planned" in make_line(file, result)
 
 
+def test_two_processes_may_fill_a_table_together(tmp_path: Path, lab: Lab) -> None:
+    file, made = tmp_path / "faults.json", campaign()
+    tables = [Table(file, [made], lab.data.index) for _ in range(2)]
+    for table, kind in zip(tables, "ab", strict=True):
+        table.add(Case(campaign="kills", kind=kind, number=0), whole(Case(campaign="kills", kind=kind, number=0), lab))
+    kinds = read_result(file)["figures"]["campaigns"]["kills"]["kinds"]
+    assert [kinds[kind]["faults"] for kind in "ab"] == [2, 2]
+
+
 def test_fewer_may_be_enough(lab: Lab) -> None:
     made = campaign()
     assert fill(Table(None, [made], lab.data.index), made, lab, count=1) == [("a", 0), ("b", 0)]
