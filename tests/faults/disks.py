@@ -63,8 +63,8 @@ def broken_disk(case: Case, whole: Path, lab: Lab) -> Found:
 def ended_clearly(job: Job, *reasons: str, clean: bool = True) -> tuple[str, ...]:
     """The job has failed by one clear error, and left what is whole."""
     statuses, errors = job.statuses(), clear_errors(job.output)
-    # What another rank has found, the others repeat.
-    own = [line for line in errors if " ends: rank " not in line]
+    # What one rank has found, the others repeat, unless a launcher ends them before.
+    own = sorted({line for line in errors if " ends: rank " not in line})
     return failing({
         f"status {statuses}: {job.output[-600:]}": 0 not in statuses,
         f"the errors are {errors}": len(own) == 1 and any(reason in own[0] for reason in reasons),
