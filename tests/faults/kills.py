@@ -33,13 +33,14 @@ def run(case: Case, lab: Lab) -> Found:
     counts = dict.fromkeys(("rank", "launcher", "everything", "inside_a_save"), 0)
     most_lost, expected, killed = 0, None, 0
     for number in range(_KILLS):
+        before = set(unfinished(run_dir))
         job = lab.job(run_dir, *_FLAGS, stage=case.kind).start_deepspeed()
         wait_for_the_moment(job, generator, in_save=number % 2 == 0)
         victim = generator.choice(("rank", "launcher", "everything"))
         if job.processes[0].poll() is not None:
             problems += failing({f"ended by itself: {job.output[-1000:]}": job.processes[0].returncode == 0})
             break
-        in_save = bool(unfinished(run_dir))
+        in_save = not before.issuperset(unfinished(run_dir))
         kill(job, victim, generator)
         problems += survivors(job, victim)
         killed, counts[victim] = killed + 1, counts[victim] + 1
@@ -49,7 +50,7 @@ def run(case: Case, lab: Lab) -> Found:
         lost = last_step(run_dir) - (step_of(expected.name) or 0 if expected else 0)
         most_lost = max(most_lost, lost)
         # While a save is written, training goes on; the next one waits for it.
-        limit = 2 * _SAVE_EVERY if unfinished(run_dir) else _SAVE_EVERY
+        limit = _SAVE_EVERY if before.issuperset(unfinished(run_dir)) else 2 * _SAVE_EVERY
         problems += failing({f"{lost} steps lost by the kill of {victim}": lost <= limit})
     output = lab.train(run_dir, *_FLAGS, stage=case.kind)
     problems += resumed_elsewhere(output, expected)
