@@ -5,6 +5,8 @@ import time
 from collections.abc import Sequence
 from subprocess import Popen
 
+import psutil
+
 from tests.faults.campaign import Campaign, Case, Found, Lab, failing
 from tests.jobs import PATIENCE, Job
 
@@ -26,8 +28,7 @@ def run(case: Case, lab: Lab) -> Found:
     fault = {"raises": "raise", "stops for 30 s": "SIGSTOP"}[case.kind]
     limits = ("--timeout-minutes", _LIMIT_MINUTES, "--setup-timeout-minutes", 5)
     job = lab.job(run_dir, *long, *limits, fault=f"{rank}:{step}:{fault}").start_ranks(world)
-    job.wait_for_training()
-    began = time.monotonic()
+    began = when_it_happened(job, rank)
     if fault == "raise":
         return judged(job, f"rank {rank} failed: ValueError: boom", since=began)
     others = [process for number, process in enumerate(job.processes) if number != rank]
@@ -38,6 +39,16 @@ def run(case: Case, lab: Lab) -> Found:
     return Found(
         problems=(*found.problems, *failing({f"it ended with status {status}": status != 0})), highest=found.highest
     )
+
+
+def when_it_happened(job: Job, rank: int) -> float:
+    """Steps before it may take seconds each."""
+    job.wait_for_training()
+    deadline, process = time.monotonic() + PATIENCE, psutil.Process(job.processes[rank].pid)
+    while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) and "boom" not in job.output:
+        assert time.monotonic() < deadline, f"nothing happened:\n{job.output}"
+        time.sleep(0.05)
+    return time.monotonic()
 
 
 def judged(job: Job, named: str, *, since: float, extra: float = 0.0, waited_for: Sequence[Popen[bytes]] = ()) -> Found:
