@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test slurm-test check bench gpu-check clean
+.PHONY: demo test slurm-test faults check bench gpu-check clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -17,6 +17,9 @@ test: $(STAMP)
 
 slurm-test: $(STAMP)
 	$(BIN)/python -m pytest tests/slurm
+
+faults: $(STAMP)
+	$(BIN)/python -m tests.faults --json results/faults.json
 
 check: $(STAMP)
 	$(BIN)/ruff check .

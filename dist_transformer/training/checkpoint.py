@@ -8,8 +8,10 @@
 `checkpoint_writer` writes them.
 """
 
+import hashlib
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,13 @@ from dist_transformer.errors import UserError
 from dist_transformer.files import sha256_of
 from dist_transformer.training.engine import EMA, MOMENTS, ParameterState
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Since 2 a manifest states its own hash."""
 CHECKPOINTS, WEIGHTS, POINTER = "checkpoints", "weights", "latest"
 WEIGHT_HASHES = "SHA256SUMS"
 
 _STEP_NAME = re.compile(r"step-(\d{8,})")
+_NO_HASH = "0" * 64
 _HASH_LINE = re.compile(r"([0-9a-f]{64})  ([^/\n]+)")
 
 
@@ -60,15 +64,33 @@ def _stated_files(path: Path) -> tuple[dict[str, Any], str | None]:
         if (path / "manifest.json").is_symlink():
             return {}, f"{path / 'manifest.json'} is a link"
         manifest = read_json(path / "manifest.json")
-        if manifest.get("format_version", 0) > FORMAT_VERSION:
+        if manifest["format_version"] > FORMAT_VERSION:
             return {}, f"{path} was written by a newer version of dist_transformer"
+        if manifest["format_version"] != 1:
+            _require_stated_hash(path / "manifest.json", manifest["sha256"])
         files = {name: (stated["bytes"], stated["sha256"]) for name, stated in manifest["files"].items()}
         unlisted = {file.name for file in path.iterdir()} - files.keys() - {"manifest.json"}
-    except (UserError, OSError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (UserError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         return {}, f"{path} has no usable manifest ({error})"
     if "state.json" not in files:
         return {}, f"{path} has no usable manifest (it states no state.json)"
     return files, f"{path / min(unlisted)} is not in the manifest" if unlisted else None
+
+
+def manifest_content(manifest: Mapping[str, Any]) -> bytes:
+    """A manifest as a file that states its own SHA-256, which is that of the file with zeros in its place."""
+    content = (json.dumps({**manifest, "sha256": _NO_HASH}, indent=1) + "\n").encode()
+    return _replace_last(content, _NO_HASH, hashlib.sha256(content).hexdigest())
+
+
+def _require_stated_hash(file: Path, stated: str) -> None:
+    if hashlib.sha256(_replace_last(file.read_bytes(), stated, _NO_HASH)).hexdigest() != stated:
+        raise UserError(f"{file.name} is damaged: its SHA-256 is not what it states")
+
+
+def _replace_last(content: bytes, old: str, new: str) -> bytes:
+    before, _, after = content.rpartition(old.encode())
+    return before + new.encode() + after
 
 
 def _file_problem(folder: Path, name: str, stated: tuple[Any, Any]) -> str | None:
@@ -79,7 +101,12 @@ def _file_problem(folder: Path, name: str, stated: tuple[Any, Any]) -> str | Non
     try:
         if (file.stat().st_size, sha256_of(file)) != stated:
             return f"{file} is damaged: its size or SHA-256 is not what the manifest states"
-    except OSError as error:
+        # Whoever wrote the file may have written the manifest too.
+        if file.suffix == ".json":
+            read_json(file)
+        else:
+            safe_open(file, framework="pt")
+    except (UserError, SafetensorError, OSError) as error:
         return f"{file} cannot be read ({error})"
     return None
 

@@ -34,6 +34,7 @@ from dist_transformer.training.checkpoint import (
     WEIGHT_HASHES,
     WEIGHTS,
     checkpoints_of,
+    manifest_content,
     step_name,
     step_of,
     weight_hashes,
@@ -272,7 +273,8 @@ class CheckpointWriter:
         _write_json(temporary / "state.json", {**common, **snapshot.state})
         files["state.json"] = _describe(temporary / "state.json")
         identity = {key: snapshot.state.get(key) for key in _IDENTITY}
-        _write_json(temporary / "manifest.json", {**common, **identity, "config": self.config, "files": files})
+        manifest = {**common, **identity, "config": self.config, "files": files}
+        write_synced(temporary / "manifest.json", manifest_content(manifest))
         sync(temporary)
         final = temporary.with_name(snapshot.name)
         # Of the same step there may be a damaged one, which this run was resumed past.

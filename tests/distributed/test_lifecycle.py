@@ -1,11 +1,7 @@
 """How a job ends before its run does: signals, time limit, hangs, errors, launchers that die. Real ranks."""
 
-import os
 import signal
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,80 +12,11 @@ from safetensors.torch import load_file
 from dist_transformer.data.folder import DataFolder
 from dist_transformer.training.metrics import read_records
 from dist_transformer.training.signals import INTERRUPTED
-from tests.conftest import ROOT, deepspeed_command
+from tests.jobs import PATIENCE, Job
 
 pytestmark = pytest.mark.slow
 
-WORKER = ROOT / "tests" / "distributed" / "worker_faults.py"
-SMALL = [
-    *("--preset", "tiny", "--model.width", "32", "--model.ffn-width", "64", "--model.heads", "2"),
-    *("--model.encoder-layers", "1", "--model.decoder-layers", "1", "--batch.max-target-tokens", "256"),
-    *("--optimizer.warmup-steps", "10", "--log-every", "1", "--save-every", "1000"),
-    *("--validate-every", "8", "--validate-sentences", "0"),
-]
-# On a machine that is busy with other things.
-PATIENCE = 300
-
-
-class Job:
-    """Processes of one launch, their output in one file."""
-
-    def __init__(self, folder: Path, data: DataFolder, run_dir: Path, *flags: object, fault: str = "") -> None:
-        self.run_dir, self.log = run_dir, folder / f"log-{len(list(folder.glob('log-*')))}"
-        self.log.touch()
-        words = [*SMALL, "--data", data.path, "--run-dir", run_dir, *flags]
-        self.arguments = [str(word) for word in words]
-        self.environment = {**os.environ, "DS_ACCELERATOR": "cpu", "FAULT": fault or "0:0:none"}
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def start_ranks(self, world: int = 2) -> "Job":
-        """Without any launcher."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = str(probe.getsockname()[1])
-        for rank in range(world):
-            named = {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(world),
-                "LOCAL_WORLD_SIZE": str(world),
-            }
-            self._start([sys.executable, str(WORKER)], {**named, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
-        return self
-
-    def start_deepspeed(self) -> "Job":
-        self._start([str(word) for word in [*deepspeed_command(2), WORKER]], {})
-        return self
-
-    def _start(self, command: list[str], named: dict[str, str]) -> None:
-        with self.log.open("ab") as log:
-            started = subprocess.Popen(
-                [*command, *self.arguments],
-                cwd=ROOT, env={**self.environment, **named}, stdout=log, stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )  # fmt: skip
-        self.processes.append(started)
-
-    def statuses(self) -> list[int]:
-        try:
-            return [process.wait(PATIENCE) for process in self.processes]
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"does not end:\n{self.output}")
-
-    def wait_for_training(self) -> None:
-        metrics, deadline = self.run_dir / "metrics.jsonl", time.monotonic() + PATIENCE
-        while not (metrics.exists() and metrics.read_text()):
-            assert time.monotonic() < deadline, self.output
-            assert self.processes[0].poll() is None, self.output
-            time.sleep(0.05)
-
-    @property
-    def output(self) -> str:
-        return self.log.read_text(errors="replace")
-
-    @property
-    def checkpoints(self) -> list[str]:
-        return sorted(path.name for path in (self.run_dir / "checkpoints").glob("step-*"))
+RARELY = ("--save-every", 1000, "--validate-every", 8, "--validate-sentences", 0)
 
 
 @pytest.fixture
@@ -98,16 +25,11 @@ def jobs() -> Iterator[list[Job]]:
     started: list[Job] = []
     yield started
     for job in started:
-        for process in job.processes:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-            process.wait()
+        job.close()
 
 
 def test_stopped_twice_a_run_ends_as_if_it_was_not(toy_data: DataFolder, tmp_path: Path, jobs: list[Job]) -> None:
-    steps = ("--max-steps", 12)
+    steps = (*RARELY, "--max-steps", 12)
     whole = Job(tmp_path, toy_data, tmp_path / "whole", *steps).start_ranks()
     run_dir = tmp_path / "run"
     # One rank of two is told, and each once more while it saves.
@@ -142,11 +64,11 @@ def test_stopped_twice_a_run_ends_as_if_it_was_not(toy_data: DataFolder, tmp_pat
 
 def test_whatever_happens_to_one_rank_ends_all(toy_data: DataFolder, tmp_path: Path, jobs: list[Job]) -> None:
     """Started together, for they wait most of the time."""
-    limit = ("--timeout-minutes", 0.2)
+    limit = (*RARELY, "--timeout-minutes", 0.2)
     frozen = Job(tmp_path, toy_data, tmp_path / "frozen", *limit, fault="1:3:SIGSTOP").start_ranks()
-    raised = Job(tmp_path, toy_data, tmp_path / "raised", fault="1:3:raise").start_ranks()
-    orphaned = Job(tmp_path, toy_data, tmp_path / "orphaned", "--max-steps", 10**6).start_deepspeed()
-    limited = Job(tmp_path, toy_data, tmp_path / "limited", "--walltime-minutes", 0.01).start_ranks()
+    raised = Job(tmp_path, toy_data, tmp_path / "raised", *RARELY, fault="1:3:raise").start_ranks()
+    orphaned = Job(tmp_path, toy_data, tmp_path / "orphaned", *RARELY, "--max-steps", 10**6).start_deepspeed()
+    limited = Job(tmp_path, toy_data, tmp_path / "limited", *RARELY, "--walltime-minutes", 0.01).start_ranks()
     jobs += [frozen, raised, orphaned, limited]
 
     assert limited.statuses() == [INTERRUPTED] * 2, limited.output

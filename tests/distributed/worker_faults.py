@@ -1,27 +1,49 @@
-"""A rank of a training that does something to itself: FAULT=RANK:STEP:WHAT, and then the usual arguments.
+"""A rank of a training that does something to itself: FAULT=RANK:NUMBER:WHAT, and then the usual arguments.
 
-`raise`: an error; a signal's name: sends it to itself, and once more, with SIGTERM, while it saves.
+`raise`: an error at that step; `nan`: from that step on its losses are not numbers; a signal's name: sends it to
+itself, and once more, with SIGTERM, while it saves; `slow`: takes that many seconds in each save; `EIO`: that write of
+its saves fails as on a broken disk, injected where the program asks for the write.
 """
 
+import errno
+import itertools
 import os
 import signal
+import time
+from collections.abc import Callable
 from typing import Any
 
 from dist_transformer.errors import exit_on_user_error
 from dist_transformer.train import main
+from dist_transformer.training import checkpoint_writer
 from dist_transformer.training.trainer import Trainer
 
-RANK, STEP, WHAT = os.environ["FAULT"].split(":")
+RANK, NUMBER, WHAT = os.environ["FAULT"].split(":")
 
-train_step, save = Trainer._train_step, Trainer._save
+train_step, save, save_file, fsync = Trainer._train_step, Trainer._save, checkpoint_writer.save_file, os.fsync
+is_faulty = os.environ.get("RANK") == RANK
+writes = itertools.count(1)
 
 
 def suffer(self: Trainer, *arguments: Any) -> None:
-    if self.progress.step + 1 == int(STEP) and self.world.rank == int(RANK):
+    if self.progress.step + 1 == int(NUMBER) and is_faulty:
         if WHAT == "raise":
             raise ValueError("boom")
-        signal.raise_signal(signal.Signals[WHAT])
+        if WHAT == "nan":
+            poison(self)
+        if WHAT.startswith("SIG"):
+            signal.raise_signal(signal.Signals[WHAT])
     train_step(self, *arguments)
+
+
+def poison(self: Trainer) -> None:
+    forward = self.engine.module.forward
+
+    def poisoned(*inputs: Any) -> Any:
+        sums = forward(*inputs)
+        return sums._replace(loss=sums.loss * float("nan"))
+
+    self.engine.module.forward = poisoned  # type: ignore[method-assign]
 
 
 def save_in_a_storm(self: Trainer) -> None:
@@ -31,6 +53,26 @@ def save_in_a_storm(self: Trainer) -> None:
     save(self)
 
 
+def save_slowly(*arguments: Any, **options: Any) -> None:
+    """Half before there is a file, half before it is hashed."""
+    time.sleep(int(NUMBER) / 2)
+    save_file(*arguments, **options)
+    time.sleep(int(NUMBER) / 2)
+
+
+def failing(write: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        if next(writes) == int(NUMBER):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return write(*arguments, **options)
+
+    return wrapped
+
+
 if __name__ == "__main__":
     Trainer._train_step, Trainer._save = suffer, save_in_a_storm  # type: ignore[method-assign]
+    if is_faulty and WHAT == "slow":
+        checkpoint_writer.save_file = save_slowly  # type: ignore[attr-defined]
+    if is_faulty and WHAT == "EIO":
+        checkpoint_writer.save_file, os.fsync = failing(save_file), failing(fsync)  # type: ignore[attr-defined]
     exit_on_user_error(main)

@@ -1,117 +1,135 @@
-"""Kills a training again and again, at random moments, and compares what comes of it with the plan of the data.
+"""kill -9 of a rank, of the launcher, of everything: half of the kills inside a save, half at any moment.
 
-    python -m tests.faults.kills --data DATA --kills 20 --json results/kills.json
-
-Each start has 1 or 2 ranks, drawn anew, and ends by -9 to the launcher and all ranks at once, at a moment drawn
-uniformly from its start on: while it loads, trains, or saves. Then one run goes to the end without a kill, and
-`tools/verify_run.py --data` must find that every step trained on the planned sentences.
+A case is a run of two ranks under DeepSpeed's launcher that is killed four times, and then goes to its end.
 """
 
-import argparse
 import os
 import random
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-from dist_transformer.benchmarks.measure import result_of, write_result
-from dist_transformer.data.folder import DataFolder
-from dist_transformer.launch import deepspeed_command
-from dist_transformer.training.ledger import read_ledger
+import psutil
 
-_ROOT = Path(__file__).resolve().parents[2]
-_SMALL = (
-    "--preset tiny --model.width 32 --model.ffn-width 64 --model.heads 2 --batch.max-target-tokens 512 "
-    "--batch.packs-per-step 4 --batch.window-shards 1 --optimizer.warmup-steps 10 --validate-every 0 --log-every 1 "
-    "--save-every 2 --keep-checkpoints 2 --keep-weights 2"
+from dist_transformer.training.checkpoint import step_of
+from dist_transformer.training.metrics import read_records
+from tests.faults.campaign import STAGES, Campaign, Case, Found, Lab, failing, newest_whole, same_end, unfinished
+from tests.jobs import PATIENCE, Job
+
+_STEPS, _SAVE_EVERY, _KILLS = 64, 4, 4
+_FLAGS = ("--max-steps", _STEPS, "--save-every", _SAVE_EVERY, "--keep-checkpoints", 3)
+# A rank notices within seconds that its launcher or another rank is gone.
+_LAST_BREATH_SECONDS = 60
+# A save of this model takes about so long.
+_SAVE_SECONDS = 0.05
+_STARTING_SECONDS = 12
+
+
+def run(case: Case, lab: Lab) -> Found:
+    """The kind is the ZeRO stage."""
+    generator = case.generator()
+    whole = lab.undisturbed(f"kills {case.kind}", *_FLAGS, stage=case.kind)
+    run_dir, problems = lab.folder / "run", list[str]()
+    counts = dict.fromkeys(("rank", "launcher", "everything", "inside_a_save"), 0)
+    most_lost, expected, killed = 0, None, 0
+    for number in range(_KILLS):
+        before = set(unfinished(run_dir))
+        job = lab.job(run_dir, *_FLAGS, stage=case.kind).start_deepspeed()
+        wait_for_the_moment(job, generator, in_save=number % 2 == 0)
+        victim = generator.choice(("rank", "launcher", "everything"))
+        if job.processes[0].poll() is not None:
+            problems += failing({f"ended by itself: {job.output[-1000:]}": job.processes[0].returncode == 0})
+            break
+        in_save = not before.issuperset(unfinished(run_dir))
+        kill(job, victim, generator)
+        problems += survivors(job, victim)
+        killed, counts[victim] = killed + 1, counts[victim] + 1
+        counts["inside_a_save"] += in_save
+        problems += resumed_elsewhere(job.output, expected)
+        expected = newest_whole(run_dir)
+        lost = last_step(run_dir) - (step_of(expected.name) or 0 if expected else 0)
+        most_lost = max(most_lost, lost)
+        # While a save is written, training goes on; the next one waits for it.
+        limit = _SAVE_EVERY if before.issuperset(unfinished(run_dir)) else 2 * _SAVE_EVERY
+        problems += failing({f"{lost} steps lost by the kill of {victim}": lost <= limit})
+    output = lab.train(run_dir, *_FLAGS, stage=case.kind)
+    problems += resumed_elsewhere(output, expected)
+    problems += failing({
+        "weights or ledger are not those of the undisturbed run": same_end(run_dir, whole, _STEPS),
+        "temporary files were left": not unfinished(run_dir),
+    })  # fmt: skip
+    return Found(faults=killed, problems=tuple(problems), counts=counts, highest={"steps_lost": most_lost})
+
+
+def wait_for_the_moment(job: Job, generator: random.Random, *, in_save: bool) -> None:
+    """Or until the job ends."""
+    started = time.monotonic()
+    if not in_save and generator.random() < 0.5:
+        moment = generator.uniform(0, _STARTING_SECONDS)
+        while time.monotonic() < started + moment and job.processes[0].poll() is None:
+            time.sleep(0.01)
+        return
+    saves, seen = generator.randint(1, 3), {path.name for path in unfinished(job.run_dir)}
+    new: set[str] = set()
+    while len(new) < saves and job.processes[0].poll() is None:
+        new |= {path.name for path in unfinished(job.run_dir) if "removed" not in path.name} - seen
+        assert time.monotonic() < started + PATIENCE, f"saves nothing:\n{job.output}"
+        time.sleep(0.001)
+    time.sleep(generator.uniform(0, _SAVE_SECONDS if in_save else 10 * _SAVE_SECONDS))
+
+
+def kill(job: Job, victim: str, generator: random.Random) -> None:
+    launcher = job.processes[0].pid
+    ranks = [process for process in job.family() if is_rank(process)]
+    if victim == "launcher" or (victim == "rank" and not ranks):
+        os.kill(launcher, signal.SIGKILL)
+    elif victim == "rank":
+        generator.choice(sorted(ranks, key=lambda process: process.pid)).kill()
+    else:
+        os.killpg(launcher, signal.SIGKILL)
+
+
+def is_rank(process: psutil.Process) -> bool:
+    """Whose parent is the inner launcher, which is its node's."""
+    try:
+        return "--local_rank" in " ".join(process.cmdline()) and "launcher" not in " ".join(process.cmdline()[:4])
+    except psutil.Error:
+        return False
+
+
+def survivors(job: Job, victim: str) -> list[str]:
+    """What is still there when all should have ended; it is ended."""
+    deadline = time.monotonic() + _LAST_BREATH_SECONDS
+    while (alive := job.family()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    problems = [
+        f"{process.pid} outlived the kill of {victim}: {' '.join(process.cmdline())[:100]}" for process in alive
+    ]
+    for process in alive:
+        process.kill()
+    job.close()
+    return problems
+
+
+def resumed_elsewhere(output: str, expected: Path | None) -> list[str]:
+    lines = [line for line in output.splitlines() if line.startswith("resumed from ")]
+    return [f"{line}, not {expected}" for line in lines if line != f"resumed from {expected}"]
+
+
+def last_step(run_dir: Path) -> int:
+    steps = (
+        [record["step"] for record in read_records(run_dir, "train")] if (run_dir / "metrics.jsonl").exists() else []
+    )
+    return max(steps, default=0)
+
+
+CAMPAIGN = Campaign(
+    name="kills",
+    must_hold=(
+        "the newest committed checkpoint is resumed from; final weights and ledger are those of the run that was left "
+        "alone, bit for bit; at most the save interval is lost, and what was trained while a killed save was written; "
+        "no process is left"
+    ),
+    full=dict.fromkeys(STAGES, 100),
+    run=run,
 )
-
-
-def main() -> None:
-    arguments = parse_arguments()
-    generator, started = random.Random(arguments.seed), time.monotonic()
-    with tempfile.TemporaryDirectory() as scratch:
-        run_dir = Path(scratch) / "run"
-        kills = [kill_once(run_dir, arguments, generator) for _ in range(arguments.kills)]
-        # At least an epoch's end must lie on the way: as many steps as the kills have left, and some more.
-        done = kills[-1]["step"] if kills else 0
-        subprocess.run(train_command(2, run_dir, arguments, done + 20), check=True, cwd=_ROOT, env=environment())
-        verify = [sys.executable, "tools/verify_run.py", str(run_dir), "--data", str(arguments.data)]
-        verified = subprocess.run(verify, cwd=_ROOT, check=False, capture_output=True, text=True)
-        print(verified.stdout)
-        steps = len(read_ledger(run_dir / "ledger.jsonl"))
-    if arguments.json and verified.returncode == 0:
-        figures = {"kills": kills, "count": len(kills), "steps": steps, "verification": verified.stdout.splitlines()}
-        write_result(arguments.json, describe(figures, arguments, round(time.monotonic() - started, 1)))
-    raise SystemExit(verified.returncode)
-
-
-def describe(figures: dict[str, Any], arguments: argparse.Namespace, wall_seconds: float) -> dict[str, Any]:
-    """The result in the layout of tools/results_table.py."""
-    first, last = arguments.seconds
-    return result_of(
-        DataFolder.open(arguments.data).index,
-        what="a training killed by -9 at random moments and resumed on 1 or 2 ranks, compared with its plan",
-        command=f"python -m tests.faults.kills --data DATA --kills {arguments.kills} --seconds {first:g} {last:g} "
-        f"--seed {arguments.seed}",
-        seeds=[arguments.seed],
-        wall_seconds=wall_seconds,
-        figures=figures,
-        row={
-            "what": "SIGKILL at random moments, each time resumed on one rank or two, drawn anew",
-            "steps": "{figures[steps]}",
-            "result": "{figures[count]} kills; `tools/verify_run.py --data`: every step on the planned sentences",
-        },
-    )
-
-
-def kill_once(run_dir: Path, arguments: argparse.Namespace, generator: random.Random) -> dict[str, Any]:
-    """Start, wait, kill; what was reached by then."""
-    ranks, seconds = generator.choice((1, 2)), generator.uniform(*arguments.seconds)
-    command = train_command(ranks, run_dir, arguments, 10**6)
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            command, cwd=_ROOT, env=environment(), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            status = process.wait(timeout=seconds)
-            log.seek(0)
-            raise RuntimeError(f"ended by itself, status {status}:\n{log.read().decode()}")
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    time.sleep(0.5)
-    saved = sorted(path.name for path in (run_dir / "checkpoints").glob("step-*"))
-    step = int(saved[-1].removeprefix("step-")) if saved else 0
-    print(f"{ranks} rank(s), killed after {seconds:.1f} s; newest checkpoint: step {step}", flush=True)
-    return {"ranks": ranks, "seconds": round(seconds, 1), "step": step}
-
-
-def train_command(ranks: int, run_dir: Path, arguments: argparse.Namespace, max_steps: int) -> list[str]:
-    words = [*deepspeed_command(ranks), "--module", "dist_transformer.train", *_SMALL.split()]
-    words += ["--data", arguments.data, "--run-dir", run_dir, "--max-steps", max_steps]
-    return [str(word) for word in words]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="data folder")
-    parser.add_argument("--kills", type=int, default=20, metavar="N", help="how often (default: %(default)s)")
-    parser.add_argument(
-        "--seconds", nargs=2, type=float, default=(1.0, 40.0), metavar="S", help="from and to, after the start"
-    )
-    parser.add_argument("--seed", type=int, default=1, help="of moments and worlds (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="also write the result here")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    main()

@@ -14,6 +14,7 @@ from dist_transformer.config import PRESETS, ModelConfig, to_plain
 from dist_transformer.data.events import LeftOut
 from dist_transformer.files import sha256_of
 from dist_transformer.model.transformer import Transformer
+from dist_transformer.training.checkpoint import manifest_content
 from dist_transformer.training.checkpoint_writer import Retention, save_checkpoint
 from dist_transformer.training.engine import EMA, MOMENTS, ParameterState
 from dist_transformer.training.ledger import Ledger, left_out_records, read_ledger
@@ -84,6 +85,12 @@ def edit_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
+def edit_manifest(checkpoint: Path, **changes: Any) -> None:
+    """As somebody with bad intent would, who makes it state its own hash."""
+    file = checkpoint / "manifest.json"
+    file.write_bytes(manifest_content({**json.loads(file.read_text()), **changes}))
+
+
 def seal(checkpoint: Path) -> None:
     """State in the manifest what is there, as a damaged writer, or somebody with bad intent, would."""
     files = {
@@ -91,7 +98,7 @@ def seal(checkpoint: Path) -> None:
         for file in checkpoint.iterdir()
         if file.name != "manifest.json"
     }
-    edit_json(checkpoint / "manifest.json", files=files)
+    edit_manifest(checkpoint, files=files)
 
 
 def flip(path: Path, at: int = -1) -> None:

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -20,8 +21,10 @@ import torch
 from dist_transformer.errors import UserError
 from dist_transformer.training import checkpoint_writer as module
 from dist_transformer.training.checkpoint import (
+    FORMAT_VERSION,
     CheckpointReader,
     checkpoint_problem,
+    manifest_content,
     newest_checkpoint,
     weight_hashes,
     weights_problem,
@@ -84,7 +87,7 @@ def test_what_is_written(run: Path) -> None:
     assert names(run / "weights") == ["SHA256SUMS", "step-00000020.safetensors"]
     assert pointer(run) == "step-00000020\n"
     state = json.loads((path / "state.json").read_text())
-    assert (state["step"], state["position"], state["format_version"]) == (20, {"epoch": 1}, 1)
+    assert (state["step"], state["position"], state["format_version"]) == (20, {"epoch": 1}, 2)
     assert set(state["versions"]) == {"python", "dist_transformer", "torch", "deepspeed"}
     stored = safetensors.torch.load_file(path / "part-00000.safetensors")
     assert set(stored) == {f"{kind}/{name}" for kind in ("weight", *MOMENTS) for name in SHAPES}
@@ -108,7 +111,7 @@ def test_the_manifest_says_what_it_is_a_checkpoint_of(run: Path) -> None:
     assert saved is not None
     manifest = json.loads((saved.path / "manifest.json").read_text())
     assert {key: manifest[key] for key in ("step", "position", "tokenizer_sha256", "config", "format_version")} == {
-        **state, "config": {"seed": 7}, "format_version": 1,
+        **state, "config": {"seed": 7}, "format_version": 2,
     }  # fmt: skip
     assert set(manifest["versions"]) == {"python", "dist_transformer", "torch", "deepspeed"}
 
@@ -276,7 +279,7 @@ def test_the_newest_is_chosen(run: Path) -> None:
 def _rewrite_manifest(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
     change(manifest)
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    (path / "manifest.json").write_bytes(manifest_content(manifest))
 
 
 def _entry(file: Path) -> dict[str, Any]:
@@ -326,6 +329,12 @@ def _extra_part(path: Path) -> None:
     (path / "part-00001.safetensors").write_bytes(part.read_bytes())
 
 
+def _forge(path: Path, name: str) -> None:
+    """A pickle in place of a file, and a manifest that states its hash."""
+    (path / name).write_bytes(pickle.dumps({"weight": 1.0}))
+    _rewrite_manifest(path, lambda m: m["files"].update({name: _entry(path / name)}))
+
+
 def _folder_for_file(path: Path) -> None:
     (path / "state.json").unlink()
     (path / "state.json").mkdir()
@@ -344,6 +353,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "empty state": (lambda path: (path / "state.json").write_text(""), "state.json"),
     "no state": (lambda path: (path / "state.json").unlink(), "state.json"),
     "folder for file": (_folder_for_file, "state.json"),
+    "pickle for a part": (lambda path: _forge(path, "part-00000.safetensors"), "part-00000.safetensors"),
+    "pickle for the state": (lambda path: _forge(path, "state.json"), "state.json"),
     "no manifest": (lambda path: (path / "manifest.json").unlink(), "manifest.json"),
     "empty manifest": (lambda path: (path / "manifest.json").write_text(""), "manifest.json"),
     "manifest of another kind": (lambda path: (path / "manifest.json").write_text("[]"), "manifest.json"),
@@ -362,7 +373,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "linked manifest": (lambda path: _symlink(path, "manifest.json"), "manifest.json"),
     "linked folder": (_linked_folder, "step-00000020"),
     "nested too deep": (lambda path: (path / "manifest.json").write_text("[" * 10**5), ""),
-    "newer format": (lambda path: _rewrite_manifest(path, lambda m: m.update(format_version=2)), "newer version"),
+    "newer format": (
+        lambda path: _rewrite_manifest(path, lambda m: m.update(format_version=FORMAT_VERSION + 1)),
+        "newer version",
+    ),
     "format is a text": (lambda path: _rewrite_manifest(path, lambda m: m.update(format_version="1")), ""),
 }
 
@@ -391,12 +405,22 @@ def test_damage_is_found_and_the_older_checkpoint_is_taken(kind: str, run: Path)
 
 def test_every_byte_of_a_checkpoint_is_guarded(run: Path) -> None:
     path = save(run, 20)
-    for name in ("part-00000.safetensors", "state.json"):
+    for name in ("manifest.json", "part-00000.safetensors", "state.json"):
         content = (path / name).read_bytes()
         for at in range(0, len(content), 7):
             (path / name).write_bytes(content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :])
             assert checkpoint_problem(path) is not None
         (path / name).write_bytes(content)
+    assert checkpoint_problem(path) is None
+
+
+def test_the_first_format_whose_manifest_states_no_hash_is_read(run: Path) -> None:
+    path = save(run, 20)
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["sha256"]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    assert "no usable manifest ('sha256')" in str(checkpoint_problem(path))
+    (path / "manifest.json").write_text(json.dumps({**manifest, "format_version": 1}))
     assert checkpoint_problem(path) is None
 
 

@@ -12,7 +12,7 @@ import pytest
 from dist_transformer.errors import UserError
 from dist_transformer.training.ledger import GENESIS, Ledger, chain_link
 from dist_transformer.training.verification import verify_run
-from tests.training.sound_run import LEFT_OUT, NEWEST, PART, edit_json, failures, flip, seal
+from tests.training.sound_run import LEFT_OUT, NEWEST, PART, edit_json, edit_manifest, failures, flip, seal
 
 
 def test_a_sound_run(run: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_manifest_that_leads_elsewhere(run: Path, name: str) -> None:
     (run.parent / "secret").write_text("x")
     entry = {"bytes": 1, "sha256": hashlib.sha256(b"x").hexdigest()}
     manifest = json.loads((run / NEWEST / "manifest.json").read_text())
-    edit_json(run / NEWEST / "manifest.json", files={**manifest["files"], name: entry})
+    edit_manifest(run / NEWEST, files={**manifest["files"], name: entry})
     assert "is missing or not a plain file" in failures(run)["checkpoint step-00000004"]
 
 

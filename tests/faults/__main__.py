@@ -1,0 +1,84 @@
+"""Does harm to trainings on purpose, again and again, and keeps the table of what came of it.
+
+    python -m tests.faults --json results/faults.json [--only kills damage] [--minutes 60]
+
+Each case is a function of its campaign, kind and number. What the table holds already is not done again, so the
+campaigns may be stopped (Ctrl-C) and go on on another day, and several processes may do some each (--only); kinds that
+had fewer cases come first. Trainings are tiny, on CPU, on the embedded synthetic corpus. Disks need root, which mounts
+them.
+"""
+
+import argparse
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from dist_transformer.data.folder import DataFolder
+from dist_transformer.errors import UserError, exit_on_user_error
+from tests.conftest import ROOT
+from tests.faults import damage, disks, elastic, hostile, kills, lost_ranks, not_finite, slow_saves
+from tests.faults.campaign import Campaign, Case, Found, Lab
+from tests.faults.table import Table
+
+CAMPAIGNS: list[Campaign] = [
+    module.CAMPAIGN for module in (kills, slow_saves, damage, disks, not_finite, lost_ranks, elastic, hostile)
+]
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    # As Ctrl-C: what was started is ended.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    campaigns = {campaign.name: campaign for campaign in CAMPAIGNS}
+    names = arguments.only or list(campaigns)
+    deadline = time.monotonic() + 60 * arguments.minutes
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="dist_transformer-faults-", ignore_cleanup_errors=True) as scratch:
+        lab = Lab(Path(scratch), make_data(Path(scratch) / "data"))
+        table = Table(arguments.json, CAMPAIGNS, lab.data.index)
+        try:
+            while time.monotonic() < deadline and (case := table.next_case(names, count=arguments.count)):
+                lab.clear()
+                found = examine(campaigns[case.campaign], case, lab)
+                table.add(case, found)
+                failed += bool(found.problems)
+                verdict = "\n  ".join(("FAILED", *found.problems)) if found.problems else "passed"
+                print(f"{case.campaign}, {case.kind}, case {case.number}: {verdict}", flush=True)
+        finally:
+            lab.clear()
+    if failed:
+        raise UserError(f"{failed} cases failed: what did not hold is above, and under `failed` in the table")
+
+
+def examine(campaign: Campaign, case: Case, lab: Lab) -> Found:
+    try:
+        return campaign.run(case, lab)
+    except UserError:
+        raise
+    except Exception as error:
+        return Found(problems=(f"{type(error).__name__}: {error}",))
+
+
+def make_data(path: Path) -> DataFolder:
+    tool = [sys.executable, "tools/prepare_data.py", "--toy", "2000", "--vocab-size", "400"]
+    subprocess.run([*tool, "--pairs-per-shard", "500", "--out", path], cwd=ROOT, check=True, capture_output=True)
+    return DataFolder.open(path)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="table of results, which this adds to")
+    names = [campaign.name for campaign in CAMPAIGNS]
+    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"some of: {', '.join(names)}")
+    parser.add_argument("--count", type=int, help="of faults of each kind (default: the full number of each)")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no case after so long")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)

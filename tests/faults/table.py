@@ -1,0 +1,101 @@
+"""The table of results of all campaigns: one JSON file, to which each case adds."""
+
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from dist_transformer.benchmarks.measure import result_of, write_result
+from dist_transformer.config import read_json
+from dist_transformer.data.shards import DataIndex
+from dist_transformer.files import exclusive
+from tests.faults.campaign import Campaign, Case, Found
+
+_COMMAND = "python -m tests.faults --json results/faults.json"
+
+
+class Table:
+    """What is known so far; written anew after each case, so that nothing done is ever done again.
+
+    Args:
+        path: of the file, which may hold earlier results, and to which other processes may add those of other
+            campaigns meanwhile; None keeps everything in memory.
+    """
+
+    def __init__(self, path: Path | None, campaigns: list[Campaign], index: DataIndex) -> None:
+        self.path, self.campaigns, self.index = path, campaigns, index
+        self.parts: dict[str, dict[str, Any]] = {}
+        self._seconds, self._since = 0.0, time.monotonic()
+        self._read()
+
+    def _read(self) -> None:
+        known = read_json(self.path) if self.path is not None and self.path.exists() else {}
+        self._seconds = known.get("wall_seconds", self._seconds)
+        before = known.get("figures", {}).get("campaigns", self.parts)
+        for campaign in self.campaigns:
+            kinds = before.get(campaign.name, {}).get("kinds", {})
+            self.parts[campaign.name] = {
+                "must_hold": campaign.must_hold,
+                "kinds": {
+                    kind: {**_empty(), **kinds.get(kind, {}), "full": full} for kind, full in campaign.full.items()
+                },
+            }
+
+    def next_case(self, names: list[str], *, count: int | None = None) -> Case | None:
+        """Of the parts that are not full, one that had the fewest cases.
+
+        Args:
+            count: of faults that are enough, where fewer than the full number.
+        """
+        open_parts = [
+            (part["cases"], Case(campaign=name, kind=kind, number=part["cases"]))
+            for name in names
+            for kind, part in self.parts[name]["kinds"].items()
+            if part["faults"] < min(part["full"], count if count is not None else part["full"])
+        ]
+        return min(open_parts, key=lambda pair: pair[0])[1] if open_parts else None
+
+    def add(self, case: Case, found: Found) -> None:
+        with exclusive(self.path.with_name(f".{self.path.name}.lock")) if self.path is not None else nullcontext():
+            self._read()
+            self._count(self.parts[case.campaign]["kinds"][case.kind], case, found)
+            now = time.monotonic()
+            self._seconds, self._since = self._seconds + now - self._since, now
+            if self.path is not None:
+                write_result(self.path, self.result())
+
+    @staticmethod
+    def _count(part: dict[str, Any], case: Case, found: Found) -> None:
+        part["cases"] += 1
+        part["faults"] += found.faults
+        part["passed"] += 0 if found.problems else found.faults
+        for name, number in found.counts.items():
+            part["counts"][name] = part["counts"].get(name, 0) + number
+        for name, value in found.highest.items():
+            part["highest"][name] = max(part["highest"].get(name, value), value)
+        if found.problems:
+            part["failed"].append({"case": case.number, "problems": list(found.problems)})
+
+    def result(self) -> dict[str, Any]:
+        """In the layout of tools/results_table.py."""
+        kinds = [kind for part in self.parts.values() for kind in part["kinds"].values()]
+        totals = {name: sum(kind[name] for kind in kinds) for name in ("faults", "passed", "full")}
+        return result_of(
+            self.index,
+            what="faults done to real trainings on purpose: how many of each kind there were, how many are planned, "
+            "and how many came out as they must; what did not is listed under failed",
+            command=_COMMAND,
+            seeds=[],
+            wall_seconds=round(self._seconds, 1),
+            figures={**totals, "campaigns": self.parts},
+            row={
+                "what": "faults on purpose: kills; slow, lost, stuck ranks; damaged, hostile files; failing disks",
+                "steps": "—",
+                "result": "{figures[passed]:,} of {figures[faults]:,} faults came out as they must "
+                "({figures[full]:,} are planned: `make faults`)",
+            },
+        )
+
+
+def _empty() -> dict[str, Any]:
+    return {"full": 0, "faults": 0, "passed": 0, "cases": 0, "counts": {}, "highest": {}, "failed": []}

@@ -1,0 +1,107 @@
+"""Trainings as users start them: real processes of one launch, their output in one file."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import psutil
+
+from dist_transformer.data.folder import DataFolder
+from tests.conftest import ROOT, deepspeed_command
+
+WORKER = ROOT / "tests" / "distributed" / "worker_faults.py"
+SMALL = (
+    *("--preset", "tiny", "--model.width", "32", "--model.ffn-width", "64", "--model.heads", "2"),
+    *("--model.encoder-layers", "1", "--model.decoder-layers", "1", "--batch.max-target-tokens", "256"),
+    *("--optimizer.warmup-steps", "10", "--log-every", "1"),
+)
+# Seconds, on a machine that is busy with other things.
+PATIENCE = 300
+
+
+class Job:
+    """One launch of a training.
+
+    Args:
+        fault: what one of its ranks does to itself, as worker_faults.py reads it.
+        threads: of each rank.
+    """
+
+    def __init__(
+        self, folder: Path, data: DataFolder, run_dir: Path, *flags: object, fault: str = "", threads: int = 1
+    ) -> None:
+        self.run_dir, self.log = run_dir, folder / f"log-{len(list(folder.glob('log-*')))}"
+        self.log.touch()
+        self.arguments = [str(word) for word in (*SMALL, "--data", data.path, "--run-dir", run_dir, *flags)]
+        changed = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads), "FAULT": fault or "0:0:none"}
+        self.environment = {**os.environ, **changed}
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start_ranks(self, world: int = 2, *, absent: Collection[int] = ()) -> "Job":
+        """Without any launcher, and without the `absent` ranks."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+        for rank in range(world):
+            named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+            if rank not in absent:
+                self._start([sys.executable, WORKER], {**{key: str(value) for key, value in named.items()}, **master})
+        return self
+
+    def start_deepspeed(self, world: int = 2) -> "Job":
+        self._start([*deepspeed_command(world), WORKER], {})
+        return self
+
+    def _start(self, command: Sequence[object], named: dict[str, str]) -> None:
+        with self.log.open("ab") as log:
+            started = subprocess.Popen(
+                [*(str(word) for word in command), *self.arguments],
+                cwd=ROOT, env={**self.environment, **named}, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+        self.processes.append(started)
+
+    def statuses(self) -> list[int]:
+        try:
+            return [process.wait(PATIENCE) for process in self.processes]
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"does not end:\n{self.output}") from None
+
+    def wait_for_training(self) -> None:
+        metrics, deadline = self.run_dir / "metrics.jsonl", time.monotonic() + PATIENCE
+        while not (metrics.exists() and metrics.read_text()):
+            assert time.monotonic() < deadline, self.output
+            assert self.processes[0].poll() is None, self.output
+            time.sleep(0.05)
+
+    def family(self) -> list[psutil.Process]:
+        """What is alive of all that this job started, launchers first; also what has lost its parent."""
+        return [process for process in psutil.process_iter() if self._is_own(process)]
+
+    def _is_own(self, process: psutil.Process) -> bool:
+        try:
+            return str(self.run_dir) in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+    def close(self) -> None:
+        """End what is left of it."""
+        for process in self.processes:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            process.wait()
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    @property
+    def checkpoints(self) -> list[str]:
+        return sorted(path.name for path in (self.run_dir / "checkpoints").glob("step-*"))
