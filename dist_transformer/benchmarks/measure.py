@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 from dist_transformer.data.shards import DataIndex
 from dist_transformer.environment import describe_environment
 from dist_transformer.errors import UserError
-from dist_transformer.model_folder import ModelInfo
 
 if TYPE_CHECKING:
     import torch
+
+    from dist_transformer.model_folder import ModelInfo
 
 # Share of a measure's time that each piece of work runs beforehand, uncounted: files are read, caches warm up.
 _WARM_UP = 0.2
@@ -154,7 +155,7 @@ def who_can_run(needs: Mapping[str, Sequence[str]], report: Callable[[str], None
 
 
 def result_of(
-    index: DataIndex | ModelInfo | None,
+    index: "DataIndex | ModelInfo | None",
     *,
     what: str,
     command: str,

@@ -113,7 +113,7 @@ def test_memory_is_that_of_the_planning_process_alone(toy_data: DataFolder, tmp_
     simulate_lengths(toy_data.train.lengths, 50_000, tmp_path / "a.npy", seed=1)
     found = measure_first_step(tmp_path / "a.npy", BatchConfig(), pairs_per_shard=1000, seed=1)
     assert found["seconds"] > 0
-    assert 1 < found["before_mib"] <= found["peak_mib"] < 300 < ballast.nbytes / 2**20
+    assert 1 < found["before_mib"] <= found["peak_mib"] < ballast.nbytes / 2**20
 
 
 def test_a_first_step_that_cannot_be_planned_is_an_error(toy_data: DataFolder, tmp_path: Path) -> None:
