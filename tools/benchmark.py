@@ -55,7 +55,7 @@ TRAIN_ROW = {
     "what": "training, preset `{figures[preset]}`, {figures[precision]}, {figures[world_size]} process(es); "
     "{figures[unit]}, beside peers in the same run",
     "steps": "—",
-    "result": "{figures[contenders][FIRST][rates][median]:,.0f}; as many times as fast as",
+    "result": "{figures[contenders][FIRST][rates][median]:,.0f}, which is",
 }
 
 
@@ -124,7 +124,7 @@ def run_train(arguments: argparse.Namespace) -> None:
         given = ["--preset", arguments.preset, "--peers", *peers, f"--steps={settings.steps}"]
         command = ["python", "tools/benchmark.py", "train", "--data", "DATA", *given, f"--rounds={settings.rounds}"]
         beside = ", ".join(
-            f"{{figures[contenders][{name}][ours_to_this][median]:.2f}} {LABELS[name]}" for name in peers
+            f"{{figures[contenders][{name}][ours_to_this][median]:.2f}}× {LABELS[name]}" for name in peers
         )
         result = result_of(
             DataFolder.open(arguments.data).index,
@@ -143,7 +143,7 @@ def run_train(arguments: argparse.Namespace) -> None:
 DECODE_ROW = {
     "what": "decoding, beam {figures[beam_size]}, {figures[precision]}; {figures[unit]}, beside peers in the same run",
     "steps": "—",
-    "result": "{figures[contenders][ours][sentences_per_second][median]:,.1f}; as many times as fast as",
+    "result": "{figures[contenders][ours][sentences_per_second][median]:,.1f}, which is",
 }
 
 
@@ -160,7 +160,7 @@ def run_decode(arguments: argparse.Namespace) -> None:
     if arguments.json is not None:
         peers = [name for name in figures["contenders"] if name != "ours"]
         beside = ", ".join(
-            f"{{figures[contenders][{name}][ours_to_this][median]:.2f}} {DECODE_LABELS[name]}" for name in peers
+            f"{{figures[contenders][{name}][ours_to_this][median]:.2f}}× {DECODE_LABELS[name]}" for name in peers
         )
         info = read_model_info(arguments.model)
         flags = ["--peers", *peers, f"--rounds={settings.rounds}", f"--beam={settings.beam_size}"]
