@@ -106,7 +106,9 @@ def _file_problem(folder: Path, name: str, stated: tuple[Any, Any]) -> str | Non
             read_json(file)
         else:
             safe_open(file, framework="pt")
-    except (UserError, SafetensorError, OSError) as error:
+    except UserError as error:
+        return str(error)
+    except (SafetensorError, OSError) as error:
         return f"{file} cannot be read ({error})"
     return None
 
