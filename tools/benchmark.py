@@ -141,7 +141,8 @@ def run_train(arguments: argparse.Namespace) -> None:
 
 
 DECODE_ROW = {
-    "what": "decoding, beam {figures[beam_size]}, `{figures[precision]}`; {figures[unit]}, beside peers in the same run",
+    "what": "decoding, beam {figures[beam_size]}, `{figures[precision]}`; {figures[unit]}, beside peers in the same "
+    "run",
     "steps": "—",
     "result": "{figures[contenders][ours][sentences_per_second][median]:,.1f}, which is",
 }
