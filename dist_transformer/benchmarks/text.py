@@ -25,11 +25,6 @@ class PaddedBatch:
     labels_BT: torch.Tensor
     """Target out; `IGNORED_LABEL` on padding."""
 
-    @property
-    def tokens(self) -> int:
-        """Real target tokens."""
-        return int((self.labels_BT != IGNORED_LABEL).sum())
-
     def to(self, device: torch.device) -> "PaddedBatch":
         return PaddedBatch(
             source_BS=self.source_BS.to(device), source_mask_BS=self.source_mask_BS.to(device),

@@ -310,22 +310,6 @@ class CheckpointWriter:
             _write_hashes(folder, {})
 
 
-def save_checkpoint(
-    run_dir: Path,
-    states: Iterable[ParameterState],
-    state: dict[str, Any],
-    *,
-    retention: Retention,
-    weights_metadata: dict[str, str],
-) -> Path:
-    """Write one checkpoint and its weight file, and wait for it. A collective; see `CheckpointWriter`."""
-    writer = CheckpointWriter(run_dir)
-    writer.start(states, state, retention=retention, weights_metadata=weights_metadata)
-    saved = writer.wait()
-    assert saved is not None
-    return saved.path
-
-
 def move_pointer(checkpoint: Path) -> None:
     """Let `latest` name a checkpoint that is whole and has its name."""
     replace_synced(checkpoint.with_name(POINTER), f"{checkpoint.name}\n".encode())

@@ -20,7 +20,6 @@ def test_a_padded_batch_by_hand(sample: TextSample) -> None:
     assert batch.source_mask_BS.tolist() == [[1, 1, 1], [1, 1, 0]]
     assert batch.target_BT.tolist() == [[BOS_ID, 5, PAD_ID, PAD_ID], [BOS_ID, 4, 6, 4]]
     assert batch.labels_BT.tolist() == [[5, EOS_ID, IGNORED_LABEL, IGNORED_LABEL], [4, 6, 4, EOS_ID]]
-    assert batch.tokens == 6
 
 
 def test_pairs_are_drawn_once_and_fit(toy_data: DataFolder) -> None:

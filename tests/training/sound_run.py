@@ -15,12 +15,13 @@ from dist_transformer.data.events import LeftOut
 from dist_transformer.files import sha256_of
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.training.checkpoint import manifest_content
-from dist_transformer.training.checkpoint_writer import Retention, save_checkpoint
+from dist_transformer.training.checkpoint_writer import Retention
 from dist_transformer.training.engine import EMA, MOMENTS, ParameterState
 from dist_transformer.training.ledger import Ledger, left_out_records, read_ledger
 from dist_transformer.training.progress import Progress
 from dist_transformer.training.run_folder import describe_run, write_settings
 from dist_transformer.training.verification import verify_run
+from tests.training.saving import save_checkpoint
 
 MODEL = ModelConfig(
     width=8, heads=2, ffn_width=8, encoder_layers=1, decoder_layers=1, max_positions=16, vocab_size=5, norm="pre"

@@ -29,8 +29,9 @@ from dist_transformer.training.checkpoint import (
     weight_hashes,
     weights_problem,
 )
-from dist_transformer.training.checkpoint_writer import CheckpointWriter, Retention, save_checkpoint
+from dist_transformer.training.checkpoint_writer import CheckpointWriter, Retention
 from dist_transformer.training.engine import EMA, MOMENTS, ParameterState
+from tests.training.saving import save_checkpoint
 
 SHAPES = {"embedding": (7, 4), "encoder.norm.bias": (4,), "scale": ()}
 

@@ -18,7 +18,7 @@ import torch
 from dist_transformer.config import PRESETS, BatchConfig, ModelConfig, OptimizerConfig, TrainConfig, from_plain
 from dist_transformer.errors import UserError
 from dist_transformer.training.checkpoint import CheckpointReader
-from dist_transformer.training.checkpoint_writer import Retention, save_checkpoint
+from dist_transformer.training.checkpoint_writer import Retention
 from dist_transformer.training.engine import MOMENTS, ParameterState
 from dist_transformer.training.run_folder import (
     average_notes,
@@ -30,6 +30,7 @@ from dist_transformer.training.run_folder import (
     sole_writer,
     write_settings,
 )
+from tests.training.saving import save_checkpoint
 
 DS_CONFIG = {"zero_optimization": {"stage": 1, "overlap_comm": True}}
 
