@@ -13,6 +13,7 @@ import tyro
 from dist_transformer.config import EMBEDDED_CORPUS, PRESETS, TrainConfig
 from dist_transformer.distributed import World, process_group, read_world
 from dist_transformer.errors import UserError, exit_on_user_error
+from dist_transformer.training.launcher_watch import LauncherWatch
 from dist_transformer.training.signals import INTERRUPTED
 from dist_transformer.training.watchdog import Phase, Watchdog
 from dist_transformer.variants import VARIANTS, preset_with_variant
@@ -52,6 +53,7 @@ def parse_arguments(arguments: list[str]) -> tuple[TrainConfig, bool]:
 
 
 def main() -> None:
+    launchers = LauncherWatch()
     config, test_mode = parse_arguments(sys.argv[1:])
     world = read_world()
     # DeepSpeed looks for an accelerator at import; without a GPU it should not search.
@@ -64,11 +66,11 @@ def main() -> None:
 
         with process_group(world, single=True) as device, _failing(Watchdog(world, {}), world):
             run_test_mode(config, world, device)
-    elif not train(config, world):
+    elif not train(config, world, launchers):
         raise SystemExit(INTERRUPTED)
 
 
-def train(config: TrainConfig, world: World) -> bool:
+def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
     """Train as one rank of a job: watched, and ready to be stopped.
 
     Returns:
@@ -85,7 +87,7 @@ def train(config: TrainConfig, world: World) -> bool:
         Phase.EVALUATION: 60 * config.evaluation_timeout_minutes,
         Phase.CHECKPOINT: 60 * config.checkpoint_timeout_minutes,
     }
-    watchdog = Watchdog(world, limits).start()
+    watchdog = Watchdog(world, limits).start(launchers)
     group = process_group(
         world,
         join_minutes=config.setup_timeout_minutes,

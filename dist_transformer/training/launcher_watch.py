@@ -4,13 +4,15 @@ import os
 from pathlib import Path
 
 # DeepSpeed has two processes above a rank, torchrun one. SLURM and MPI end the ranks that they started themselves.
-_LAUNCHERS = {"deepspeed", "deepspeed.launcher.launch", "torchrun", "torch.distributed.run"}
+_NODE_LAUNCHER = "deepspeed.launcher.launch"
+_LAUNCHERS = {"deepspeed", _NODE_LAUNCHER, "torchrun", "torch.distributed.run"}
 # `python -u -m deepspeed.launcher.launch` is the longest way to say it.
 _WORDS = 4
+_INIT = 1
 
 
 class LauncherWatch:
-    """The launchers above this process, as they were at its start.
+    """The launchers above this process, as they are now: made first of all, for a launcher may soon be gone.
 
     By parent, not by `PR_SET_PDEATHSIG`: that says nothing of the launcher's own parent, and it would also end a run
     whose shell was closed.
@@ -22,11 +24,15 @@ class LauncherWatch:
         while (parent := _parent_of(child)) and _is_launcher(parent):
             self._parents.append((child, parent))
             child = parent
+        self._orphan = child if _is_orphan(child, parent) else None
 
-    def gone(self) -> int | None:
-        """The process id of a launcher that has ended, if one has."""
+    def gone(self) -> str | None:
+        """Which launcher has ended, if one has."""
+        if self._orphan is not None:
+            return f"the launcher of process {self._orphan}"
         # A process whose parent has ended gets another one at once, also where nobody collects the dead.
-        return next((parent for child, parent in self._parents if _parent_of(child) != parent), None)
+        ended = next((parent for child, parent in self._parents if _parent_of(child) != parent), None)
+        return None if ended is None else f"its launcher, process {ended},"
 
 
 def _parent_of(process: int) -> int | None:
@@ -38,8 +44,18 @@ def _parent_of(process: int) -> int | None:
 
 
 def _is_launcher(process: int) -> bool:
+    return any(Path(word).name in _LAUNCHERS for word in _command(process)[:_WORDS])
+
+
+def _is_orphan(process: int, parent: int | None) -> bool:
+    """A node's launcher whose `deepspeed` ended before this process began; other nodes' are started by ssh or SLURM."""
+    words = _command(process)
+    is_node_launcher = _NODE_LAUNCHER in {Path(word).name for word in words[:_WORDS]}
+    return parent == _INIT and is_node_launcher and not any(word.startswith("--node_rank") for word in words)
+
+
+def _command(process: int) -> list[str]:
     try:
-        words = Path(f"/proc/{process}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
+        return Path(f"/proc/{process}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
     except OSError:
-        return False
-    return any(Path(word).name in _LAUNCHERS for word in words[:_WORDS])
+        return []

@@ -76,10 +76,10 @@ class Watchdog:
         self._publisher: threading.Thread | None = None
         self._failure: Failure | None = None
         self._closed = threading.Event()
-        self._launcher = LauncherWatch()
+        self._launchers: LauncherWatch | None = None
 
-    def start(self) -> "Watchdog":
-        self._started = True
+    def start(self, launchers: LauncherWatch) -> "Watchdog":
+        self._started, self._launchers = True, launchers
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         return self
 
@@ -153,7 +153,7 @@ class Watchdog:
             now, moment = time.monotonic(), self._moment
             waited = waited + min(now - last, 2 * tick) if moment.progress == progress else 0.0
             progress, last = moment.progress, now
-            if (launcher := self._launcher.gone()) is not None:
+            if self._launchers is not None and (launcher := self._launchers.gone()) is not None:
                 self._leave_launcher(launcher)
             if self._failure is not None and moment.phase != Phase.LEAVING:
                 self._follow(self._failure)
@@ -178,13 +178,13 @@ class Watchdog:
             if self._closed.wait(self._interval):
                 break
 
-    def _leave_launcher(self, launcher: int) -> None:
+    def _leave_launcher(self, launcher: str) -> None:
         """Ends at once: who kills a launcher may start the run again now, and two must not write into one folder."""
         self._closed.wait(_HANDLER_SECONDS + self.longest[Phase.STEP])
         if self.signals.received is not None:
             self._closed.wait(_STOPPING_SECONDS)
         if not self._closed.is_set():
-            self._exit(f"its launcher, process {launcher}, is gone; the last checkpoint stands")
+            self._exit(f"{launcher} is gone; the last checkpoint stands")
 
     def _follow(self, failure: Failure) -> None:
         """Another rank has failed: this one does as well, by itself in most cases."""

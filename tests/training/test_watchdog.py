@@ -68,7 +68,7 @@ def test_the_first_failure_stands_until_the_next_launch(tmp_path: Path) -> None:
 def test_an_error_is_told_to_the_others_and_theirs_is_an_echo(tmp_path: Path) -> None:
     with contextlib.closing(Watchdog(World(), {})) as watchdog:
         assert watchdog.fail(ValueError("before anybody could be told")) is None
-        watchdog.start().publish_in(tmp_path)
+        watchdog.start(LauncherWatch()).publish_in(tmp_path)
         assert watchdog.fail(ValueError("boom\nand more")) is None
         (file,) = (tmp_path / "heartbeats").glob("failure-*.json")
         assert json.loads(file.read_text()) == {"rank": 0, "reason": "ValueError: boom", "is_hang": False}
@@ -83,7 +83,7 @@ def test_a_rank_that_ended_well_leaves_no_file(tmp_path: Path) -> None:
     watchdog = Watchdog(World(), {})
     watchdog.publish_in(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    watchdog.start().publish_in(tmp_path)
+    watchdog.start(LauncherWatch()).publish_in(tmp_path)
     watchdog.close()
     assert list((tmp_path / "heartbeats").iterdir()) == []
 
@@ -103,10 +103,11 @@ HANG = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
 from dist_transformer.distributed import World
+from dist_transformer.training.launcher_watch import LauncherWatch
 from dist_transformer.training.watchdog import Phase, Watchdog
 
 limits = {Phase.STEP: 1.5, Phase.EVALUATION: 1000}
-watchdog = Watchdog(World(), limits).start()
+watchdog = Watchdog(World(), limits).start(LauncherWatch())
 watchdog.publish_in(Path(sys.argv[1]))
 watchdog.enter(Phase.EVALUATION, 1)
 time.sleep(1.8)
@@ -156,4 +157,27 @@ def test_a_launcher_that_ended_is_noticed(monkeypatch: pytest.MonkeyPatch) -> No
     watch._parents = [(os.getpid(), os.getppid())]
     assert watch.gone() is None
     watch._parents = [(os.getpid(), 999_999_999)]
-    assert watch.gone() == 999_999_999
+    assert watch.gone() == "its launcher, process 999999999,"
+
+
+ORPHAN = f"""
+import os, subprocess, sys, time
+
+while os.getppid() != 1:
+    time.sleep(0.01)
+subprocess.run([sys.executable, "-c", {ASK.replace("len(", "(").replace("._parents", ".gone()")!r}], check=True)
+"""
+
+
+@pytest.mark.parametrize(("arguments", "is_gone"), [([], True), (["--node_rank=1"], False)])
+def test_a_launcher_killed_before_its_ranks_began_is_noticed(
+    tmp_path: Path, arguments: list[str], *, is_gone: bool
+) -> None:
+    """What is above the launcher of another node, ssh or a shell, may end."""
+    launcher = tmp_path / "deepspeed.launcher.launch"
+    launcher.write_text(ORPHAN)
+    outer = f"import subprocess, sys; subprocess.Popen([sys.executable, '-u', {str(launcher)!r}, *sys.argv[1:]])"
+    found = subprocess.run(
+        [sys.executable, "-c", outer, *arguments], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+    assert found.startswith("the launcher of process ") if is_gone else found == "None\n"
