@@ -1,11 +1,11 @@
 """Does harm to trainings on purpose, again and again, and keeps the table of what came of it.
 
-    python -m tests.faults --json results/faults.json [--only kills damage] [--minutes 60]
+    python -m tests.faults --json results/faults.json [--only kills damage] [--kinds zero0 zero1] [--minutes 60]
 
 Each case is a function of its campaign, kind and number. What the table holds already is not done again, so the
-campaigns may be stopped (Ctrl-C) and go on on another day, and several processes may do some each (--only); kinds that
-had fewer cases come first. Trainings are tiny, on CPU, on the embedded synthetic corpus. Disks need root, which mounts
-them.
+campaigns may be stopped (Ctrl-C) and go on on another day, and several processes may do some each (--only, --kinds);
+kinds that had fewer cases come first. Trainings are tiny, on CPU, on the embedded synthetic corpus. Disks need root,
+which mounts them.
 """
 
 import argparse
@@ -33,14 +33,17 @@ def main() -> None:
     # As Ctrl-C: what was started is ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     campaigns = {campaign.name: campaign for campaign in CAMPAIGNS}
-    names = arguments.only or list(campaigns)
+    open_kinds = {
+        name: [kind for kind in campaigns[name].full if kind in (arguments.kinds or [kind])]
+        for name in arguments.only or campaigns
+    }
     deadline = time.monotonic() + 60 * arguments.minutes
     failed = 0
     with tempfile.TemporaryDirectory(prefix="dist_transformer-faults-", ignore_cleanup_errors=True) as scratch:
         lab = Lab(Path(scratch), make_data(Path(scratch) / "data"))
         table = Table(arguments.json, CAMPAIGNS, lab.data.index)
         try:
-            while time.monotonic() < deadline and (case := table.next_case(names, count=arguments.count)):
+            while time.monotonic() < deadline and (case := table.next_case(open_kinds, count=arguments.count)):
                 lab.clear()
                 found = examine(campaigns[case.campaign], case, lab)
                 table.add(case, found)
@@ -75,6 +78,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="table of results, which this adds to")
     names = [campaign.name for campaign in CAMPAIGNS]
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"some of: {', '.join(names)}")
+    kinds = sorted({kind for campaign in CAMPAIGNS for kind in campaign.full})
+    parser.add_argument("--kinds", nargs="+", choices=kinds, metavar="KIND", help=f"some of: {'; '.join(kinds)}")
     parser.add_argument("--count", type=int, help="of faults of each kind (default: the full number of each)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no case after so long")
     return parser.parse_args()

@@ -1,6 +1,7 @@
 """The table of results of all campaigns: one JSON file, to which each case adds."""
 
 import time
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -41,16 +42,17 @@ class Table:
                 },
             }
 
-    def next_case(self, names: list[str], *, count: int | None = None) -> Case | None:
+    def next_case(self, kinds: Mapping[str, Iterable[str]], *, count: int | None = None) -> Case | None:
         """Of the parts that are not full, one that had the fewest cases.
 
         Args:
+            kinds: which may be done, by campaign.
             count: of faults that are enough, where fewer than the full number.
         """
         open_parts = [
             (part["cases"], Case(campaign=name, kind=kind, number=part["cases"]))
-            for name in names
-            for kind, part in self.parts[name]["kinds"].items()
+            for name, some in kinds.items()
+            for kind, part in ((kind, self.parts[name]["kinds"][kind]) for kind in some)
             if part["faults"] < min(part["full"], count if count is not None else part["full"])
         ]
         return min(open_parts, key=lambda pair: pair[0])[1] if open_parts else None

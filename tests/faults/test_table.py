@@ -23,9 +23,11 @@ def campaign(run: object = whole) -> Campaign:
     return Campaign(name="kills", must_hold="it goes on", full={"a": 5, "b": 2}, run=run)  # type: ignore[arg-type]
 
 
-def fill(table: Table, made: Campaign, lab: Lab, *, cases: int = 99, count: int | None = None) -> list[tuple[str, int]]:
+def fill(
+    table: Table, made: Campaign, lab: Lab, *, kinds: str = "ab", cases: int = 99, count: int | None = None
+) -> list[tuple[str, int]]:
     done = []
-    while len(done) < cases and (case := table.next_case(["kills"], count=count)):
+    while len(done) < cases and (case := table.next_case({"kills": kinds}, count=count)):
         table.add(case, examine(made, case, lab))
         done.append((case.kind, case.number))
     return done
@@ -62,6 +64,11 @@ def test_two_processes_may_fill_a_table_together(tmp_path: Path, lab: Lab) -> No
 def test_fewer_may_be_enough(lab: Lab) -> None:
     made = campaign()
     assert fill(Table(None, [made], lab.data.index), made, lab, count=1) == [("a", 0), ("b", 0)]
+
+
+def test_some_kinds_may_be_done_alone(lab: Lab) -> None:
+    made = campaign()
+    assert fill(Table(None, [made], lab.data.index), made, lab, kinds="b") == [("b", 0)]
 
 
 def test_a_case_that_breaks_off_has_failed(tmp_path: Path, lab: Lab) -> None:
