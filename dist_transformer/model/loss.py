@@ -1,11 +1,13 @@
 """Label-smoothed cross-entropy (section 5.4), in blocks, with its gradient computed on the way.
 
     loss = (1 - ε) · -log p(y) + ε · mean over the vocabulary of -log p(v)
+    d loss / d logits = p - (1 - ε) · onehot(y) - ε / V
 
 Logits are the largest tensors of training: 32k tokens × 37k words are 4.7 GB in fp32. Only one block of them exists at
-a time: its gradient is formed in place and at once kept as that of the hidden states and of the projection. On a CPU
-the rows of a block pass through the fp32 softmax a few at a time, which stays in the cache: half the time of
-`log_softmax` over a block, and no large tensor whose fresh pages the system must clear.
+a time: its gradient is formed in place and at once kept as that of the hidden states and of the projection. What
+smoothing adds is the same for every word, so it needs no logits: the mean logit is hidden · mean(weight), and ε / V
+is taken from both gradients at their end. On a CPU the rows of a block pass through the fp32 softmax a few at a time,
+which stay in the cache.
 """
 
 import functools
@@ -16,10 +18,12 @@ import torch
 
 from dist_transformer.packed import IGNORED
 
-# Elements of a block of logits. CPU: 16 MB of bf16, which the allocator reuses; a GPU wants large products.
+# Elements of a block of logits, at least. CPU: 16 MB of bf16; a GPU wants large products.
 _BLOCK_ELEMENTS = {"cpu": 2**23, "cuda": 2**29}
-# Elements that pass through the softmax at a time. CPU: 2 MB of fp32, a core's cache.
-_SOFTMAX_ELEMENTS = {"cpu": 2**19, "cuda": 2**29}
+# Rows of a block ÷ width, at least: each block reads and writes the projection's gradient, (V, D), once.
+_ROWS_PER_WIDTH = 2
+# Elements that pass through the softmax at a time, in two buffers of fp32. CPU: 1 MB each, a core's cache in all.
+_SOFTMAX_ELEMENTS = {"cpu": 2**18, "cuda": 2**27}
 
 
 class LossSums(NamedTuple):
@@ -47,27 +51,39 @@ class _SmoothedLoss(torch.autograd.Function):
         needs_grad: bool,
         compiled: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        device, vocabulary = hidden_TD.device, len(weight_VD)
+        device, (vocabulary, width) = hidden_TD.device, weight_VD.shape
         softmax_rows = _compiled_softmax_rows() if compiled else _softmax_rows
         is_real_T1 = (labels_T != IGNORED).unsqueeze(1)
         # Selected, not multiplied by zero: a dummy row must not decide whether a sum is finite.
         hidden_TD = torch.where(is_real_T1, hidden_TD, 0)
         picks_T1 = labels_T.clamp(min=0).unsqueeze(1)
-        sums_2 = torch.zeros(2, dtype=torch.float32, device=device)
-        grad_hidden_TD = torch.empty_like(hidden_TD) if needs_grad else None
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if needs_grad else None
-        for rows in _slices(len(hidden_TD), _BLOCK_ELEMENTS[device.type] // vocabulary):
-            hidden_CD, picks_C1, is_real_C1 = hidden_TD[rows], picks_T1[rows], is_real_T1[rows]
-            block_CV = hidden_CD.new_empty(len(hidden_CD), vocabulary)
+        mean_weight_D = weight_VD.mean(0, dtype=torch.float32)
+        log_totals, picked = [], []
+        if needs_grad:
+            grad_hidden_TD = torch.empty_like(hidden_TD)
+            every_word_D = hidden_TD.sum(0, dtype=torch.float32) * (-smoothing / vocabulary)
+            grad_weight_VD = every_word_D.expand(vocabulary, width).contiguous()
+            product_VD = torch.empty_like(weight_VD)
+        block_rows = min(len(hidden_TD), max(1, _BLOCK_ELEMENTS[device.type] // vocabulary, _ROWS_PER_WIDTH * width))
+        logits_CV = hidden_TD.new_empty(block_rows, vocabulary)
+        for rows in _slices(len(hidden_TD), block_rows):
+            hidden_CD, picks_C1 = hidden_TD[rows], picks_T1[rows]
+            block_CV = torch.mm(hidden_CD, weight_VD.t(), out=logits_CV[: len(hidden_CD)])
             for part in _slices(len(hidden_CD), _SOFTMAX_ELEMENTS[device.type] // vocabulary):
-                logits_RV = torch.mm(hidden_CD[part], weight_VD.t(), out=block_CV[part])
-                sums_2 += softmax_rows(logits_RV, picks_C1[part], is_real_C1[part], smoothing, needs_grad)
-            if grad_hidden_TD is not None and grad_weight_VD is not None:
-                grad_hidden_TD[rows] = block_CV @ weight_VD
-                grad_weight_VD += block_CV.t() @ hidden_CD
-        if grad_weight_VD is not None:
-            ctx.save_for_backward(grad_hidden_TD, grad_weight_VD.to(weight_VD.dtype))
-        loss, nll = sums_2.unbind()
+                log_total_R1, picked_R1 = softmax_rows(block_CV[part], picks_C1[part], smoothing, needs_grad)
+                log_totals.append(log_total_R1)
+                picked.append(picked_R1)
+            if needs_grad:
+                torch.mm(block_CV, weight_VD, out=grad_hidden_TD[rows])
+                grad_weight_VD += torch.mm(block_CV.t(), hidden_CD, out=product_VD)
+        if needs_grad:
+            grad_hidden_TD = torch.where(is_real_T1, grad_hidden_TD - smoothing * mean_weight_D, 0)
+            ctx.save_for_backward(grad_hidden_TD.to(hidden_TD.dtype), product_VD.copy_(grad_weight_VD))
+        log_total_T1 = torch.cat(log_totals)
+        mean_logit_T1 = (hidden_TD.float() @ mean_weight_D).unsqueeze(1)
+        nll_T1 = log_total_T1 - torch.cat(picked)
+        loss_T1 = (1 - smoothing) * nll_T1 + smoothing * (log_total_T1 - mean_logit_T1)
+        loss, nll = (torch.where(is_real_T1, sum_T1, 0).sum() for sum_T1 in (loss_T1, nll_T1))
         ctx.mark_non_differentiable(nll)
         return loss, nll
 
@@ -91,34 +107,27 @@ def _slices(count: int, size: int) -> list[slice]:
 
 
 def _softmax_rows(
-    logits_RV: torch.Tensor, picks_R1: torch.Tensor, is_real_R1: torch.Tensor, smoothing: float, needs_grad: bool
-) -> torch.Tensor:
-    """(loss sum, nll sum) of these rows; with `needs_grad`, puts the gradient of the loss in place of the logits."""
+    logits_RV: torch.Tensor, picks_R1: torch.Tensor, smoothing: float, needs_grad: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(log of the sum of exp, logit of the label), both (R, 1) in fp32.
+
+    With `needs_grad`, puts p - (1 - ε) · onehot(y) in place of the logits.
+    """
     x_RV = logits_RV.float()
-    picked_R1, mean_R1 = x_RV.gather(1, picks_R1), x_RV.mean(1, keepdim=True)
-    highest_R1 = x_RV.amax(1, keepdim=True)
-    total_R1 = x_RV.sub_(highest_R1).exp_().sum(1, keepdim=True)
-    log_total_R1 = total_R1.log() + highest_R1
-    nll_R1 = log_total_R1 - picked_R1
-    loss_R1 = (1 - smoothing) * nll_R1 + smoothing * (log_total_R1 - mean_R1)
+    picked_R1, highest_R1 = x_RV.gather(1, picks_R1), x_RV.amax(1, keepdim=True)
+    p_RV = x_RV.softmax(1)
+    # The highest p is 1 / V at least, so that its logarithm is exact enough.
+    log_total_R1 = highest_R1 - p_RV.amax(1, keepdim=True).log()
     if needs_grad:
-        logits_RV.copy_(_logit_gradient(x_RV, total_R1, picks_R1, is_real_R1, smoothing))
-    return torch.stack([torch.where(is_real_R1, sum_R1, 0).sum() for sum_R1 in (loss_R1, nll_R1)])
+        p_RV.scatter_add_(1, picks_R1, torch.full_like(picked_R1, smoothing - 1.0))
+        logits_RV.copy_(p_RV)
+    return log_total_R1, picked_R1
 
 
 @functools.cache
-def _compiled_softmax_rows() -> Callable[..., torch.Tensor]:
-    """A dozen passes over the logits become a few."""
+def _compiled_softmax_rows() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """Several passes over the logits become a few."""
     return torch.compile(_softmax_rows, dynamic=False)
-
-
-def _logit_gradient(
-    exp_RV: torch.Tensor, total_R1: torch.Tensor, picks_R1: torch.Tensor, is_real_R1: torch.Tensor, smoothing: float
-) -> torch.Tensor:
-    """d loss / d logits = p - (1 - ε) · onehot(y) - ε / V, zero in rows that are not real. Overwrites `exp_RV`."""
-    vocabulary = exp_RV.shape[1]
-    exp_RV.mul_(torch.where(is_real_R1, 1 / total_R1, 0)).sub_(torch.where(is_real_R1, smoothing / vocabulary, 0))
-    return exp_RV.scatter_add_(1, picks_R1, torch.where(is_real_R1, smoothing - 1.0, 0).to(exp_RV.dtype))
 
 
 def smoothed_cross_entropy(

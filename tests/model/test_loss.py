@@ -104,23 +104,52 @@ def test_block_size_changes_nothing(rows: int, limit: str, monkeypatch: pytest.M
     hidden_TD, weight_VD, labels_T = make_case(3)
     whole = smoothed_cross_entropy(hidden_TD, weight_VD, labels_T, 0.1)
     whole_gradients = gradients(whole.loss, hidden_TD, weight_VD)
+    monkeypatch.setattr(module, "_ROWS_PER_WIDTH", 0)
     # One element less than the next row needs: division rounds down.
     monkeypatch.setitem(getattr(module, limit), "cpu", (rows + 1) * WORDS - 1)
-    calls = []
-    mm = torch.mm
-    monkeypatch.setattr(torch, "mm", lambda x, weight, out: calls.append(len(x)) or mm(x, weight, out=out))
+    counts = {"_BLOCK_ELEMENTS": count_products(monkeypatch), "_SOFTMAX_ELEMENTS": count_softmax(monkeypatch)}[limit]
     in_blocks = smoothed_cross_entropy(hidden_TD, weight_VD, labels_T, 0.1)
-    assert calls == [min(rows, ROWS - start) for start in range(0, ROWS, rows)]
+    assert counts == [min(rows, ROWS - start) for start in range(0, ROWS, rows)]
     torch.testing.assert_close(in_blocks, whole, rtol=1e-6, atol=0)
     for found, expected in zip(gradients(in_blocks.loss, hidden_TD, weight_VD), whole_gradients, strict=True):
         assert relative(found, expected) < 1e-6
 
 
-def test_block_smaller_than_the_vocabulary_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def count_products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of the products from now on that give logits."""
+    counts, mm = [], torch.mm
+
+    def counting(x: torch.Tensor, y: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        if out.shape[1] == WORDS:
+            counts.append(len(out))
+        return mm(x, y, out=out)
+
+    monkeypatch.setattr(torch, "mm", counting)
+    return counts
+
+
+def count_softmax(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows that pass through the softmax at a time."""
+    counts, softmax = [], module._softmax_rows
+    monkeypatch.setattr(module, "_softmax_rows", lambda rows, *rest: counts.append(len(rows)) or softmax(rows, *rest))
+    return counts
+
+
+@pytest.mark.parametrize("limit", ["_BLOCK_ELEMENTS", "_SOFTMAX_ELEMENTS"])
+def test_limits_below_the_vocabulary_give_single_rows(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case(4)
     whole = smoothed_cross_entropy(*case, 0.1)
-    monkeypatch.setitem(module._BLOCK_ELEMENTS, "cpu", 1)
+    monkeypatch.setattr(module, "_ROWS_PER_WIDTH", 0)
+    monkeypatch.setitem(getattr(module, limit), "cpu", 1)
     torch.testing.assert_close(smoothed_cross_entropy(*case, 0.1), whole, rtol=1e-6, atol=0)
+
+
+def test_a_wide_model_takes_more_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(module._BLOCK_ELEMENTS, "cpu", 1)
+    monkeypatch.setattr(module, "_ROWS_PER_WIDTH", 1)
+    counts = count_products(monkeypatch)
+    smoothed_cross_entropy(*make_case(4), 0.1)
+    assert counts == [WIDTH, ROWS - WIDTH]
 
 
 def test_ignored_rows_do_not_count_whatever_they_hold() -> None:
@@ -149,11 +178,13 @@ def test_nothing_to_count() -> None:
 def test_without_gradients_none_is_computed(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden_TD, weight_VD, labels_T = make_case(7)
     with_gradients = smoothed_cross_entropy(hidden_TD, weight_VD, labels_T, 0.1)
+    mm = torch.mm
 
-    def never(*_: object) -> None:
-        raise AssertionError("a gradient was computed")
+    def logits_only(x: torch.Tensor, y: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        assert out.shape == (ROWS, WORDS), "a gradient was computed"
+        return mm(x, y, out=out)
 
-    monkeypatch.setattr(module, "_logit_gradient", never)
+    monkeypatch.setattr(torch, "mm", logits_only)
     if mode == "no_grad":
         with torch.no_grad():
             sums = smoothed_cross_entropy(hidden_TD, weight_VD, labels_T, 0.1)
@@ -190,5 +221,5 @@ def test_softmax_of_bf16_logits_is_in_fp32() -> None:
     hidden_TD, weight_VD, labels_T = make_case(10)
     half = [tensor.detach().bfloat16() for tensor in (hidden_TD, weight_VD)]
     logits = functional.linear(*half).double()
-    expected = functional.cross_entropy(logits, labels_T, label_smoothing=0.1, reduction="sum", ignore_index=IGNORED)
-    assert smoothed_cross_entropy(*half, labels_T, 0.1).loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    expected = functional.cross_entropy(logits, labels_T, reduction="sum", ignore_index=IGNORED)
+    assert smoothed_cross_entropy(*half, labels_T, 0.1).nll.item() == pytest.approx(expected.item(), rel=1e-6)
