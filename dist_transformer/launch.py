@@ -14,11 +14,16 @@ from dist_transformer.errors import UserError
 
 def deepspeed_command(ranks: int) -> list[object]:
     """DeepSpeed's launcher beside this interpreter, for `ranks` processes, on a port that is free."""
+    script = Path(sys.executable).with_name("deepspeed")
+    return [script, "--quiet", "--num_gpus", ranks, "--master_port", free_port()]
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("", 0))
-        port = probe.getsockname()[1]
-    script = Path(sys.executable).with_name("deepspeed")
-    return [script, "--quiet", "--num_gpus", ranks, "--master_port", port]
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def run_printed(command: Sequence[object], *, output: TextIO = sys.stdout, seconds: float | None = None) -> str:

@@ -18,7 +18,11 @@ from pathlib import Path
 from dist_transformer.benchmarks.suite import CORPORA, Suite, device_name, find_corpora, machine_load, merge
 from dist_transformer.errors import exit_on_user_error
 
-PARTS = ("data", "train", "decode", "cost")
+PARTS = ("data", "train-tiny", "train-base", "ranks", "decode-tiny", "decode-base", "cost")
+# Of training before decoding is measured: enough to end its sentences.
+_MINUTES = {"tiny": 5, "base": 10}
+# One step of base as large as the peer that computes it at once has memory for.
+_CPU_STEP = ["--batch.packs-per-step", 1, "--batch.max-target-tokens", 4096]
 
 
 def main() -> None:
@@ -28,24 +32,36 @@ def main() -> None:
         print(f"no corpus: name the folder of corpora by --data or {CORPORA}; nothing is measured", file=sys.stderr)
         return
     device, load = device_name(), machine_load()
-    preset, vocab_size, minutes = ("tiny", 8000, 5) if device == "cpu" else ("base", 37000, 2)
-    suite = Suite(corpora=corpora, work=arguments.work, vocab_size=vocab_size)
+    suite = Suite(corpora=corpora, work=arguments.work, vocab_size=8000 if device == "cpu" else 37000)
     suite.prepare()
-    commands: dict[str, list[object]] = {
-        "data": ["data", "--data", suite.data, "--seconds", 1],
-        "train": ["train", "--data", suite.data, "--preset", preset],
-        "cost": ["cost"],
-    }
     for part in arguments.parts:
-        if part == "decode":
-            model = arguments.model or suite.model(preset, minutes=minutes)
-            test_set = suite.test_set("test_2016_flickr")
-            commands["decode"] = ["decode", "--model", model, *test_set, "--sentences", 200]
-        result = suite.measure(part, *commands[part])
+        result = suite.measure(part, *command_of(part, suite, on_cpu=device == "cpu"))
         merge(
             arguments.out / f"bench-{device}.json", {part: result},
             what="`make bench`: beside peers, in turns, in the same run", load=load,
         )  # fmt: skip
+
+
+def command_of(part: str, suite: Suite, *, on_cpu: bool) -> list[object]:
+    """Flags of tools/benchmark.py. A CPU measures fewer steps and sentences of base, which it computes for long."""
+    name, _, preset = part.partition("-")
+    if name == "cost":
+        return ["cost"]
+    if name == "decode":
+        model = suite.model(preset, minutes=_MINUTES[preset])
+        sentences = 64 if on_cpu and preset == "base" else 200
+        return ["decode", "--model", model, *suite.test_set("test_2016_flickr"), "--sentences", sentences]
+    command: list[object] = [name, "--data", suite.data]
+    if name == "data":
+        return [*command, "--seconds", 1]
+    if name == "ranks":
+        return [*command, "--preset", "multi30k"]
+    if on_cpu and preset == "base":
+        peers = ["plain", "torch", "trainer", "compiled"]
+        return [*command, "--preset", preset, "--steps", 2, "--rounds", 4, "--peers", *peers, "--", *_CPU_STEP]
+    # All compute a step at once, as the peers do.
+    at_once = ["--", "--batch.packs-per-micro-batch", 2] if preset == "tiny" else []
+    return [*command, "--preset", preset, *at_once]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -54,7 +70,6 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--data", type=Path, help=f"folder of corpora (default: {CORPORA})")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: all)")
-    parser.add_argument("--model", type=Path, help="model folder to decode with (default: trained for some minutes)")
     parser.add_argument(
         "--work", type=Path, default=Path("runs/bench"), help="for data folder and model (default: %(default)s)"
     )

@@ -3,6 +3,7 @@
 tools/benchmark.py data --data data/mine --json results/data.json
 tools/benchmark.py train --data data/mine --preset tiny --json results/bench-cpu-tiny.json
 tools/benchmark.py decode --model runs/mine/model --src test.en --ref test.de
+tools/benchmark.py ranks --data data/mine --preset multi30k --ranks 2
 deepspeed --num_gpus 2 tools/benchmark.py train --data data/mine --peers stock plain
 
 Prints a table; --json also writes a result file in the layout of tools/results_table.py.
@@ -22,6 +23,7 @@ from dist_transformer.benchmarks.decoding import LABELS as DECODE_LABELS
 from dist_transformer.benchmarks.decoding import DecodeBenchmark, decode_table, run_decoding_benchmark
 from dist_transformer.benchmarks.learning import learn
 from dist_transformer.benchmarks.measure import result_of, write_result
+from dist_transformer.benchmarks.ranks import RanksBenchmark, ranks_table, run_ranks_benchmark
 from dist_transformer.benchmarks.training import (
     LABELS,
     TrainBenchmark,
@@ -138,6 +140,37 @@ def run_train(arguments: argparse.Namespace) -> None:
         write_result(arguments.json, result)
     if not figures["loss_curves_agree"]:
         raise UserError("the losses of the contenders part: what was measured is not the same work (see nll in --json)")
+
+
+RANKS_ROW = {
+    "what": "a training step, preset `{figures[preset]}`, {figures[precision]}, on {figures[ranks]} ranks of one "
+    "thread beside the same step on one",
+    "steps": "—",
+    "result": "{figures[several_ranks][median]:.3f} s against {figures[one_rank][median]:.3f} s: "
+    "{figures[overhead_percent][median]:.1f}% of it beyond its share of the work",
+}
+
+
+def run_ranks(arguments: argparse.Namespace) -> None:
+    config, started = config_of(arguments), time.monotonic()
+    settings = RanksBenchmark(
+        config=config, ranks=arguments.ranks, steps=arguments.steps, rounds=arguments.rounds
+    )  # fmt: skip
+    figures = {"preset": arguments.preset, **run_ranks_benchmark(settings, say)}
+    print(ranks_table(figures))
+    if arguments.json is not None:
+        given = [f"--{name}={getattr(settings, name)}" for name in ("ranks", "steps", "rounds")]
+        command = ["python", "tools/benchmark.py", "ranks", "--data", "DATA", "--preset", arguments.preset, *given]
+        result = result_of(
+            DataFolder.open(arguments.data).index,
+            what="a training step on several ranks of one machine beside the same step on one; medians of rounds",
+            command=shlex.join([*command, *(["--", *arguments.flags] if arguments.flags else [])]),
+            seeds=[config.seed],
+            wall_seconds=round(time.monotonic() - started, 1),
+            figures=figures,
+            row=RANKS_ROW,
+        )
+        write_result(arguments.json, result)
 
 
 DECODE_ROW = {
@@ -260,6 +293,7 @@ def parse_arguments() -> argparse.Namespace:
     data.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
     data.set_defaults(run=run_data)
     add_train_parser(parts)
+    add_ranks_parser(parts)
     add_decode_parser(parts)
     add_learn_parser(parts)
     add_cost_parser(parts)
@@ -285,6 +319,24 @@ def add_train_parser(parts: Any) -> None:
     training.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
     training.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of dist_transformer.train, for all")
     training.set_defaults(run=run_train)
+
+
+def add_ranks_parser(parts: Any) -> None:
+    several = parts.add_parser(
+        "ranks",
+        help="training steps on several ranks, beside the same steps on one",
+        description="The same training steps on one rank and on several of this machine, one thread each, in turns: "
+        "seconds of a step by the wall's clock, and the share of it that is not work but communication and waiting.",
+        allow_abbrev=False,
+    )
+    several.add_argument("--data", type=Path, required=True, help="data folder")
+    several.add_argument("--preset", default="tiny", help="model and batch (default: %(default)s)")
+    several.add_argument("--ranks", type=int, default=2, metavar="N", help="ranks (default: %(default)s)")
+    several.add_argument("--steps", type=int, default=20, metavar="N", help="optimizer steps of each in each round")
+    several.add_argument("--rounds", type=int, default=4, metavar="N", help="rounds; medians are reported")
+    several.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
+    several.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of dist_transformer.train")
+    several.set_defaults(run=run_ranks)
 
 
 def add_learn_parser(parts: Any) -> None:

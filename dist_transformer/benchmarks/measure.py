@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dist_transformer.data.shards import DataIndex
 from dist_transformer.environment import describe_environment
 from dist_transformer.errors import UserError
+from dist_transformer.launch import free_port
 
 if TYPE_CHECKING:
     import torch
@@ -115,16 +117,40 @@ def one_thread() -> Iterator[None]:
             os.environ[name] = before[2]
 
 
-def measure_apart(module: str, request: dict[str, Any], *, failure: str, remedy: str) -> dict[str, float]:
-    """What a module, run in a process of its own and a world of one, says of a request: see `answer`."""
+def measure_apart(
+    module: str, request: dict[str, Any], *, failure: str, remedy: str, ranks: int = 1
+) -> dict[str, float]:
+    """What a module, run in processes of its own, says of a request: see `answer`.
+
+    Args:
+        ranks: of its world; the first one answers.
+    """
     command = [sys.executable, "-m", module, json.dumps(request)]
-    alone = {name: value for name, value in os.environ.items() if name not in _LAUNCHED}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=alone)
-    if done.returncode != 0:
-        raise UserError(f"{failure}: {done.stderr.strip().splitlines()[-1:]}: {remedy}")
+    started = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        for environment in _environments(ranks)
+    ]
+    # Each is read by a thread of its own: one whose pipe is full would hold up the others.
+    with ThreadPoolExecutor(ranks) as readers:
+        outputs = list(readers.map(subprocess.Popen.communicate, started))
+    for process, (_, errors) in zip(started, outputs, strict=True):
+        if process.returncode != 0:
+            raise UserError(f"{failure}: {errors.strip().splitlines()[-1:]}: {remedy}")
     # Libraries may print before.
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, float] = json.loads(outputs[0][0].splitlines()[-1])
     return found
+
+
+def _environments(ranks: int) -> list[dict[str, str]]:
+    """Of the processes of a world on this machine."""
+    alone = {name: value for name, value in os.environ.items() if name not in _LAUNCHED}
+    if ranks == 1:
+        return [alone]
+    shared = {
+        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }  # fmt: skip
+    return [{**alone, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
 def answer(measure: Callable[[dict[str, Any]], dict[str, float]]) -> None:

@@ -11,9 +11,19 @@ import pytest
 
 from dist_transformer.benchmarks.charts import bar_groups
 from dist_transformer.benchmarks.measure import who_can_run
-from dist_transformer.benchmarks.suite import CORPORA, Suite, find_corpora, merge
+from dist_transformer.benchmarks.suite import (
+    CORPORA,
+    SOURCE,
+    TARGET,
+    TEST_SETS,
+    TRAINING_TEXT,
+    Suite,
+    find_corpora,
+    merge,
+)
 from dist_transformer.errors import UserError
 from tests.conftest import run_command
+from tools import bench, benchmark
 from tools.results_table import make_line, read_result
 
 
@@ -98,6 +108,26 @@ def test_without_text_or_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.Monk
     assert said == f"no corpus: name the folder of corpora by --data or {CORPORA}; nothing is measured\n"
     assert run_command(sys.executable, "tools/gpu_check.py", *out) == "there is no GPU here: nothing is checked\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_parts_are_commands_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by the parser of tools/benchmark.py itself, on a CPU and on a GPU."""
+    suite = Suite(corpora=tmp_path, work=tmp_path, vocab_size=400)
+    for place in (TRAINING_TEXT, *TEST_SETS.values()):
+        for language in (SOURCE, TARGET):
+            file = tmp_path / f"{place}.{language}"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+    monkeypatch.setattr(Suite, "model", lambda self, preset, minutes: tmp_path / preset)
+    for part in bench.PARTS:
+        for on_cpu in (True, False):
+            words = [str(word) for word in bench.command_of(part, suite, on_cpu=on_cpu)]
+            monkeypatch.setattr(sys, "argv", ["benchmark.py", *words])
+            arguments = benchmark.parse_arguments()
+            assert arguments.run.__name__ == f"run_{part.partition('-')[0]}"
+            if "train" in part:
+                batch = benchmark.config_of(arguments).batch
+                assert not on_cpu or batch.packs_per_step == batch.packs_per_micro_batch
 
 
 @pytest.mark.slow
