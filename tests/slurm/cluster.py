@@ -55,7 +55,13 @@ KillWait=10
 CompleteWait=0
 ReturnToService=1
 SlurmdTimeout=30
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 """
+
+URGENT = "urgent"
+"""The partition whose jobs preempt those of the other."""
+GRACE_SECONDS = 60
 
 
 class ClusterError(Exception):
@@ -92,7 +98,7 @@ def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 60.
 
 
 class Cluster:
-    """Nodes node1, node2, …, each of `CPUS` processors and `GPUS` GPUs, in one partition."""
+    """Nodes node1, node2, …, each of `CPUS` processors and `GPUS` GPUs, all in both partitions."""
 
     def __init__(self, folder: Path, network: str, tag: str, *, nodes: int) -> None:
         self.folder, self._network, self._tag = folder, network, tag
@@ -140,12 +146,16 @@ class Cluster:
         """Start a node's daemon, at first or after it was killed."""
         self._run_on(node, "slurmd", "-f", self.folder / "slurm.conf", "-N", node)
 
+    def kill_daemon(self, node: str) -> None:
+        """Only that: the node's jobs go on, and nobody hears of them."""
+        os.kill(int((self.folder / f"{node}.pid").read_text(encoding="utf-8")), signal.SIGKILL)
+
     def power_off(self, host: str) -> None:
         """Everything on the host ends at once."""
         _kill_all(self._namespace(host))
 
     def idle(self) -> bool:
-        states = self.run("sinfo", "-h", "-N", "-o", "%t", status=None).split()
+        states = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%t", status=None).split()
         return states == ["idle"] * len(self.nodes)
 
     def start(self) -> None:
@@ -179,7 +189,11 @@ class Cluster:
             f"Gres=gpu:{GPUS} State=UNKNOWN\n"
             for node in self.nodes
         ]
-        lines.append(f"PartitionName=main Nodes={','.join(self.nodes)} Default=YES MaxTime=INFINITE State=UP\n")
+        everywhere = f"Nodes={','.join(self.nodes)} MaxTime=INFINITE State=UP"
+        lines += [
+            f"PartitionName=main {everywhere} Default=YES PriorityTier=1 GraceTime={GRACE_SECONDS}\n",
+            f"PartitionName={URGENT} {everywhere} PriorityTier=2\n",
+        ]
         (self.folder / "slurm.conf").write_text("".join(lines), encoding="utf-8")
         # A GPU must name a device; a link to any will do.
         for number in range(GPUS):

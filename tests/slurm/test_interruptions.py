@@ -6,18 +6,34 @@ Each case trains the reference run again, with the same script and flags, and is
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.slurm.cluster import wait_until
+from tests.slurm.cluster import URGENT, wait_until
 from tests.slurm.conftest import SMALL, STEPS, TWO_NODES, FinishedJob, Site
 
 pytestmark = pytest.mark.slurm
 
 LAST_WEIGHTS = f"weights/step-{STEPS:08d}.safetensors"
 MIDDLE = "step  8/"
+
+
+ENDLESS = [*SMALL[:-1], "100000"]
+
+
+def first_steps(run_dir: Path) -> list[str]:
+    """The ledger, as far as the reference run goes."""
+    return (run_dir / "ledger.jsonl").read_text(encoding="utf-8").splitlines()[:STEPS]
+
+
+def await_end_of_reference(site: Site, job: str) -> None:
+    """Let an endless training run as far as the reference run goes, and end it."""
+    site.await_line(job, f"step {STEPS}: saved")
+    site.cluster.run("scancel", job)
+    site.cluster.wait(job)
 
 
 def submit(site: Site, name: str, *, options: Sequence[str] = (), flags: list[str] = SMALL) -> str:
@@ -102,16 +118,11 @@ def test_a_finished_run_started_again_is_still_finished(site: Site, finished: Fi
 
 def test_before_its_time_limit_a_job_saves_and_goes_back_into_the_queue(site: Site, finished: FinishedJob) -> None:
     """A real limit: two minutes, with a warning one minute before, for a training of hours."""
-    endless = [*SMALL[:-1], "100000"]
-    job = submit(site, "limited", options=["--time=2", "--signal=USR1@60"], flags=endless)
+    job = submit(site, "limited", options=["--time=2", "--signal=USR1@60"], flags=ENDLESS)
     wait_until(lambda: site.cluster.restarts(job) == 1, "restarted", seconds=600)
     site.await_line(job, "resumed from")
-    assert site.cluster.state(job) == "RUNNING"
-    site.cluster.run("scancel", job)
-    site.cluster.wait(job)
-    reference = (finished.run_dir / "ledger.jsonl").read_text(encoding="utf-8").splitlines()
-    ledger = (site.checkout / "limited" / "ledger.jsonl").read_text(encoding="utf-8").splitlines()
-    assert ledger[:STEPS] == reference
+    await_end_of_reference(site, job)
+    assert first_steps(site.checkout / "limited") == first_steps(finished.run_dir)
 
 
 @pytest.mark.parametrize("loss", ["drained", "without power"])
@@ -133,6 +144,53 @@ def test_a_lost_node_leaves_the_job_to_the_others(loss: str, site: Site, finishe
     assert site.cluster.restarts(job) >= 1
     assert "1 rank(s)" in site.log(job)
     assert same_ledger(site, finished, loss)
+
+
+def test_a_node_whose_daemon_was_killed_is_left(site: Site, finished: FinishedJob) -> None:
+    """SLURM gives the node up after its timeout; what still runs there ends with the ranks of the other."""
+    job = submit(site, "no daemon", options=["--nodes=1-2"], flags=ENDLESS)
+    site.await_line(job, "step 10: saved")
+    try:
+        site.cluster.kill_daemon("node2")
+        wait_until(lambda: site.cluster.restarts(job) == 1, "restarted", seconds=600)
+        site.await_line(job, "1 rank(s)")
+        site.await_line(job, "resumed from")
+        wait_until(lambda: not ranks_on(site, "node2"), "no rank is left on node2")
+        await_end_of_reference(site, job)
+    finally:
+        site.cluster.start_node("node2")
+        wait_until(site.cluster.idle, "node2 is back")
+    assert first_steps(site.checkout / "no daemon") == first_steps(finished.run_dir)
+    await_nothing_left(site)
+
+
+def ranks_on(site: Site, node: str) -> list[int]:
+    def is_rank(pid: int) -> bool:
+        with suppress(OSError):
+            return b"dist_transformer.train" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return False
+
+    return list(filter(is_rank, site.cluster.processes(node)))
+
+
+def test_a_preempted_job_saves_and_goes_on_when_the_other_is_done(site: Site, finished: FinishedJob) -> None:
+    """By a job of a partition that comes first, which takes all nodes for some seconds."""
+    job = submit(site, "preempted", flags=ENDLESS)
+    site.await_line(job, "step 10: saved")
+    command = ["sbatch", "--parsable", f"--partition={URGENT}", "--nodes=2", "--exclusive", "--output=/dev/null"]
+    urgent = site.cluster.run(*command, "--wrap=sleep 10", cwd=site.checkout)
+    site.await_line(job, "stopped at step ")
+    assert site.cluster.wait(urgent) == "COMPLETED"
+    site.await_line(job, "resumed from")
+    assert (site.cluster.state(job), site.cluster.restarts(job)) == ("RUNNING", 1)
+    stopped = re.search(r"stopped at step (\d+), SIGTERM", site.log(job))
+    resumed = re.search(r"resumed from .*/step-(\d+)", site.log(job))
+    assert stopped is not None
+    assert resumed is not None
+    assert int(stopped[1]) == int(resumed[1])
+    await_end_of_reference(site, job)
+    assert first_steps(site.checkout / "preempted") == first_steps(finished.run_dir)
+    await_nothing_left(site)
 
 
 # Loaded by every Python of the job; the task of node2 fails in its next step as soon as the file is there.
