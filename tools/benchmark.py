@@ -36,6 +36,7 @@ from dist_transformer.data.folder import DataFolder
 from dist_transformer.data.sources import read_lines
 from dist_transformer.distributed import World, process_group, read_world
 from dist_transformer.errors import UserError, exit_on_user_error
+from dist_transformer.inference.options import PRECISIONS
 from dist_transformer.model_folder import read_model_info
 
 DATA_ROW = {
@@ -186,6 +187,7 @@ def run_decode(arguments: argparse.Namespace) -> None:
     settings = DecodeBenchmark(
         model=arguments.model, sources=sources[: arguments.sentences], references=references[: arguments.sentences],
         peers=tuple(arguments.peers), rounds=arguments.rounds, beam_size=arguments.beam,
+        precision=arguments.precision,
     )  # fmt: skip
     started = time.monotonic()
     with process_group(read_world()) as device:
@@ -198,6 +200,7 @@ def run_decode(arguments: argparse.Namespace) -> None:
         )
         info = read_model_info(arguments.model)
         flags = ["--peers", *peers, f"--rounds={settings.rounds}", f"--beam={settings.beam_size}"]
+        flags += [f"--precision={settings.precision}"] if settings.precision else []
         command = ["python", "tools/benchmark.py", "decode", "--model", "MODEL", "--src", "SRC", "--ref", "REF", *flags]
         result = result_of(
             info,
@@ -372,8 +375,8 @@ def add_decode_parser(parts: Any) -> None:
     decoding = parts.add_parser(
         "decode",
         help="beam search, beside Hugging Face's generate and CTranslate2",
-        description="Beam search with the same weights, in turns: fp32 on a CPU, bf16 on a GPU. The unit is sentences "
-        "a second: of CPU time without a GPU, of wall time with one. Exits 1 when the BLEU scores part.",
+        description="Beam search with the same weights, in turns. The unit is sentences a second: of CPU time without "
+        "a GPU, of wall time with one. Exits 1 when the BLEU scores part.",
         allow_abbrev=False,
     )
     decoding.add_argument("--model", type=Path, required=True, help="model folder")
@@ -388,6 +391,9 @@ def add_decode_parser(parts: Any) -> None:
     decoding.add_argument(
         "--beam", type=int, default=4, metavar="K", help="hypotheses in search (default: %(default)s)"
     )
+    decoding.add_argument(
+        "--precision", choices=tuple(PRECISIONS), help="of all (default: fp32 on a CPU, bf16 on a GPU)"
+    )  # fmt: skip
     decoding.add_argument("--rounds", type=int, default=4, metavar="N", help="rounds; medians are reported")
     decoding.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
     decoding.set_defaults(run=run_decode)

@@ -18,6 +18,7 @@ from dist_transformer.data.tokenizer import EOS_ID, PAD_ID, Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.bleu import corpus_bleu
 from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.options import PRECISIONS
 from dist_transformer.inference.translator import Translator
 from dist_transformer.marian import marian_model
 from dist_transformer.model.transformer import Transformer
@@ -48,6 +49,8 @@ class DecodeBenchmark:
     beam_size: int = 4
     length_penalty: float = 0.6
     max_extra_tokens: int = 50
+    precision: str | None = None
+    """Of all; fp32 on a CPU and bf16 on a GPU when not given."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -64,11 +67,14 @@ class DecodeBenchmark:
 def run_decoding_benchmark(
     settings: DecodeBenchmark, device: torch.device, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """All figures; fp32 on a CPU, bf16 on a GPU."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    """All figures."""
+    dtype = PRECISIONS[settings.precision or ("bf16" if device.type == "cuda" else "fp32")]
     model, tokenizer, info = load_model(settings.model, device, dtype)
     wanted = {LABELS[name]: _NEEDS[name] for name in LABELS if name == "ours" or name in settings.peers}
     names = [name for name in LABELS if LABELS[name] in who_can_run(wanted, report)]
+    if "ctranslate2" in names and not ctranslate2_computes(dtype, device):
+        report(f"left out, for it does not compute in {settings.precision} here: {LABELS['ctranslate2']}")
+        names.remove("ctranslate2")
     seconds: dict[str, list[float]] = {name: [] for name in names}
     outputs: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory(prefix="dist_transformer-benchmark-") as scratch:
@@ -100,7 +106,7 @@ def run_decoding_benchmark(
     return {
         "unit": "sentences a CPU second" if device.type == "cpu" else "sentences a second",
         "parameters": sum(p.numel() for p in model.parameters()),
-        "precision": str(dtype).removeprefix("torch."),
+        "precision": _compute_type(dtype),
         "beam_size": settings.beam_size,
         "sentences": len(settings.sources),
         "rounds": settings.rounds,
@@ -128,6 +134,16 @@ def make_work(
     return ctranslate2_work(model, tokenizer, lines, settings, scratch)
 
 
+def ctranslate2_computes(dtype: torch.dtype, device: torch.device) -> bool:
+    import ctranslate2
+
+    return _compute_type(dtype) in ctranslate2.get_supported_compute_types(device.type)
+
+
+def _compute_type(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def ctranslate2_work(
     model: Transformer, tokenizer: Tokenizer, lines: list[str], settings: DecodeBenchmark, scratch: Path
 ) -> Translate:
@@ -137,7 +153,7 @@ def ctranslate2_work(
     save_for_ctranslate2(model, scratch / "ctranslate2")
     translator = ctranslate2.Translator(
         str(scratch / "ctranslate2"), device=device.type, intra_threads=torch.get_num_threads(), inter_threads=1,
-        compute_type="bfloat16" if device.type == "cuda" else "float32",
+        compute_type=_compute_type(model.embedding.dtype),
     )  # fmt: skip
 
     def work() -> list[str]:

@@ -224,10 +224,18 @@ class MultiHeadAttention(nn.Module):
         q_BHK, k_BHK, v_BHK = self._heads(functional.linear(x_BD, self.qkv_weight, self._bias())).unbind(1)
         return q_BHK, k_BHK, v_BHK
 
-    def attend_one(self, q_BHK: torch.Tensor, k_BHCK: torch.Tensor, v_BHCK: torch.Tensor) -> torch.Tensor:
-        """One query a hypothesis against its own keys and values, for decoding. Returns shape (B, D)."""
+    def attend_one(self, q_BHK: torch.Tensor, k_BHCK: torch.Tensor, v_BHCK: torch.Tensor, end: int) -> torch.Tensor:
+        """One query a hypothesis against the first `end` of its own keys and values, for decoding.
+
+        What lies behind them is computed with and left out: a slice of the keys would be copied first.
+
+        Returns:
+            shape (B, D).
+        """
         q_BH1K = q_BHK.unsqueeze(2) * self.head_width**-0.5
-        weights_BH1C = torch.softmax(q_BH1K @ k_BHCK.transpose(2, 3), dim=-1)
+        scores_BH1C = q_BH1K @ k_BHCK.transpose(2, 3)
+        scores_BH1C[..., end:] = float("-inf")
+        weights_BH1C = torch.softmax(scores_BH1C, dim=-1)
         return self.output((weights_BH1C @ v_BHCK).flatten(1))
 
     def attend_beams(

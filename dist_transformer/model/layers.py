@@ -133,7 +133,7 @@ class DecoderLayer(nn.Module):
             cache.keys_BHCK[:, :, position] = k
             cache.values_BHCK[:, :, position] = v
             end = position + 1
-            return self.self_attention.attend_one(q, cache.keys_BHCK[:, :, :end], cache.values_BHCK[:, :, :end])
+            return self.self_attention.attend_one(q, cache.keys_BHCK, cache.values_BHCK, end)
 
         def attend_memory(x: torch.Tensor) -> torch.Tensor:
             return self.cross_attention.attend_beams(
