@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,18 +65,19 @@ class Suite:
         path = TEST_SETS[name]
         return ["--src", self.text(path, SOURCE), "--ref", self.text(path, TARGET)]
 
-    def model(self, preset: str, *, minutes: float) -> Path:
-        """A model folder, trained for so long unless it is there."""
+    def model(self, preset: str, *, minutes: float, flags: Sequence[object] = ()) -> Path:
+        """A model folder, trained for so long, with these flags of training, unless it is there."""
         path = self.work / f"model-{preset}-{minutes:g}"
         if not path.exists():
-            settings = ["--data", self.data, "--preset", preset, "--minutes", minutes]
-            self.measure(f"learn-{preset}-{minutes:g}", "learn", *settings, "--out", path)
+            settings = ["--data", self.data, "--preset", preset, "--minutes", minutes, "--out", path]
+            self.measure(f"learn-{preset}-{minutes:g}", "learn", *settings, *(["--", *flags] if flags else []))
         return path
 
     def measure(self, part: str, *command: object) -> dict[str, Any]:
-        """The result of a benchmark: flags of tools/benchmark.py without --json."""
+        """The result of a benchmark: what follows tools/benchmark.py, without --json."""
         file = self.work / f"{part}.json"
-        self.run("benchmark.py", *command, "--json", file)
+        # Flags of training, if there are any, stand last.
+        self.run("benchmark.py", command[0], "--json", file, *command[1:])
         return read_json(file)
 
     def run(self, tool: str, *arguments: object) -> None:

@@ -23,7 +23,7 @@ from dist_transformer.benchmarks.suite import (
 )
 from dist_transformer.errors import UserError
 from tests.conftest import run_command
-from tools import bench, benchmark
+from tools import bench, benchmark, gpu_check
 from tools.results_table import make_line, read_result
 
 
@@ -118,16 +118,31 @@ def test_parts_are_commands_that_exist(tmp_path: Path, monkeypatch: pytest.Monke
             file = tmp_path / f"{place}.{language}"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.touch()
-    monkeypatch.setattr(Suite, "model", lambda self, preset, minutes: tmp_path / preset)
+    parsed = []
+
+    def parse(self: Suite, tool: str, *words: object) -> None:
+        """Instead of running it."""
+        assert tool == "benchmark.py"
+        monkeypatch.setattr(sys, "argv", [tool, *map(str, words)])
+        parsed.append(benchmark.parse_arguments())
+        parsed[-1].json.write_text("{}")
+
+    monkeypatch.setattr(Suite, "run", parse)
     for part in bench.PARTS:
         for on_cpu in (True, False):
-            words = [str(word) for word in bench.command_of(part, suite, on_cpu=on_cpu)]
-            monkeypatch.setattr(sys, "argv", ["benchmark.py", *words])
-            arguments = benchmark.parse_arguments()
+            suite.measure(part, *bench.command_of(part, suite, on_cpu=on_cpu))
+            arguments = parsed[-1]
             assert arguments.run.__name__ == f"run_{part.partition('-')[0]}"
-            if "train" in part:
+            assert arguments.json == tmp_path / f"{part}.json"
+            if part.startswith("train"):
                 batch = benchmark.config_of(arguments).batch
                 assert not on_cpu or batch.packs_per_step == batch.packs_per_micro_batch
+    for learning in (arguments for arguments in parsed if arguments.run.__name__ == "run_learn"):
+        assert benchmark.config_of(learning).model.width == (512 if learning.preset == "base" else 128)
+    for measure in (gpu_check.measure_training, gpu_check.measure_decoding):
+        list(measure(suite))
+    assert all(arguments.json is not None for arguments in parsed)
+    assert any("--compile" in getattr(arguments, "flags", ()) for arguments in parsed)
 
 
 @pytest.mark.slow
