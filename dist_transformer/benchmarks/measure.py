@@ -198,6 +198,8 @@ def result_of(
     machine = describe_environment()
     machine["gpus"] = ", ".join(machine["gpus"]) or "none"
     form = "{cores} cores of {processor}, {memory_gib} GiB, GPUs: {gpus}; torch {torch}, Python {python}"
+    # What a second of CPU time does depends on how many threads share the work.
+    form += f"; OMP_NUM_THREADS={threads}" if (threads := os.environ.get("OMP_NUM_THREADS")) else ""
     return {
         "what": what,
         "corpus": f"{index.corpus} ({index.source_language}-{index.target_language})" if index else NO_CORPUS,
