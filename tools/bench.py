@@ -24,8 +24,8 @@ _MINUTES = {"tiny": 5, "base": 10}
 # One step of base as large as the peer that computes it at once has memory for.
 _CPU_STEP: list[object] = ["--batch.packs-per-step", 1, "--batch.max-target-tokens", 4096]
 # Small steps teach it more in minutes.
-_CPU_LEARNING = [*_CPU_STEP, "--optimizer.schedule", "inverse_sqrt", "--optimizer.peak-lr", 5e-4]
-_CPU_LEARNING += ["--optimizer.warmup-steps", 100]
+_CPU_SCHEDULE = ["--optimizer.schedule", "inverse_sqrt", "--optimizer.peak-lr", 5e-4, "--optimizer.warmup-steps", 100]
+_CPU_LEARNING: list[object] = [*_CPU_STEP, *_CPU_SCHEDULE]
 
 
 def main() -> None:
