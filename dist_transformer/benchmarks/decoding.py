@@ -73,7 +73,7 @@ def run_decoding_benchmark(
     wanted = {LABELS[name]: _NEEDS[name] for name in LABELS if name == "ours" or name in settings.peers}
     names = [name for name in LABELS if LABELS[name] in who_can_run(wanted, report)]
     if "ctranslate2" in names and not ctranslate2_computes(dtype, device):
-        report(f"left out, for it does not compute in {settings.precision} here: {LABELS['ctranslate2']}")
+        report(f"left out, for it does not compute in {_compute_type(dtype)} here: {LABELS['ctranslate2']}")
         names.remove("ctranslate2")
     seconds: dict[str, list[float]] = {name: [] for name in names}
     outputs: dict[str, list[str]] = {}

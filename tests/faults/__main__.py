@@ -37,6 +37,8 @@ def main() -> None:
         name: [kind for kind in campaigns[name].full if kind in (arguments.kinds or [kind])]
         for name in arguments.only or campaigns
     }
+    if arguments.kinds and not any(open_kinds.values()):
+        raise UserError(f"--only {' '.join(open_kinds)} has no kind {', '.join(arguments.kinds)}: see --help for both")
     deadline = time.monotonic() + 60 * arguments.minutes
     failed = 0
     with tempfile.TemporaryDirectory(prefix="dist_transformer-faults-", ignore_cleanup_errors=True) as scratch:
