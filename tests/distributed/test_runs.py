@@ -263,7 +263,7 @@ def test_a_copy_task_is_learned(copy_run: Path) -> None:
 
 
 def test_the_end_names_the_weights_and_the_next_command(worlds: dict[int, Path], toy_data: DataFolder) -> None:
-    output = train(1, toy_data.path, worlds[1], "--max-steps", 20, "--precision", "fp32", "--save-every", 10)
+    output = train(1, toy_data.path, worlds[1], "--max-steps", 20, *FP32, "--save-every", 10)
     assert f"next:    python tools/average_checkpoints.py --run-dir {worlds[1]}" in output
 
 
