@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from dist_transformer.errors import UserError
+from dist_transformer.launch import RANK_VARIABLES, free_port
 
 T = TypeVar("T")
 
@@ -164,17 +165,11 @@ def _world_from_mpi() -> World:
 
     everyone = MPI.COMM_WORLD
     node = everyone.Split_type(MPI.COMM_TYPE_SHARED)
-    master = everyone.bcast((socket.gethostname(), _free_port()) if everyone.rank == 0 else None)
+    master = everyone.bcast((socket.gethostname(), free_port()) if everyone.rank == 0 else None)
     one_node = everyone.allreduce(int(node.size == everyone.size), op=MPI.MIN)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if one_node else master[0])
     os.environ.setdefault("MASTER_PORT", str(master[1]))
     return World(rank=everyone.rank, size=everyone.size, local_rank=node.rank, local_size=node.size)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
 
 
 @contextmanager
@@ -192,30 +187,49 @@ def process_group(
         UserError: some ranks do not join; it names them.
     """
     device = _claim_device(world)
-    if world.size > 1 or single:
-        os.environ.update(
-            RANK=str(world.rank), WORLD_SIZE=str(world.size),
-            LOCAL_RANK=str(world.local_rank), LOCAL_WORLD_SIZE=str(world.local_size),
-        )  # fmt: skip
-        if world.size == 1:
-            os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-            os.environ.setdefault("MASTER_PORT", str(_free_port()))
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(
-            backend,
-            store=_meet(world, timedelta(minutes=join_minutes)),
-            rank=world.rank,
-            world_size=world.size,
-            timeout=timedelta(minutes=timeout_minutes),
-        )
+    with _restored(RANK_VARIABLES):
+        if world.size > 1 or single:
+            _join(world, device, timedelta(minutes=join_minutes), timedelta(minutes=timeout_minutes))
+        try:
+            yield device
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+                # A thread of gloo may still hold the tensors of the last collective. Freed while the interpreter shuts
+                # down, they abort the process (1 run in 8 under ZeRO-3 on a CPU), and a run that is done counts as
+                # failed.
+                time.sleep(_SETTLE_SECONDS)
+
+
+@contextmanager
+def _restored(names: Sequence[str]) -> Iterator[None]:
+    """Afterwards the environment says what it said before: what this process starts then is no rank of its group."""
+    before = {name: os.environ.get(name) for name in names}
     try:
-        yield device
+        yield
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-            # A thread of gloo may still hold the tensors of the last collective. Freed while the interpreter shuts
-            # down, they abort the process (1 run in 8 under ZeRO-3 on a CPU), and a run that is done counts as failed.
-            time.sleep(_SETTLE_SECONDS)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _join(world: World, device: torch.device, patience: timedelta, timeout: timedelta) -> None:
+    os.environ.update(
+        RANK=str(world.rank), WORLD_SIZE=str(world.size),
+        LOCAL_RANK=str(world.local_rank), LOCAL_WORLD_SIZE=str(world.local_size),
+    )  # fmt: skip
+    if world.size == 1:
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", str(free_port()))
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=_meet(world, patience),
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timeout,
+    )
 
 
 def _meet(world: World, patience: timedelta) -> dist.Store:

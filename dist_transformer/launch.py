@@ -11,6 +11,9 @@ from typing import TextIO
 
 from dist_transformer.errors import UserError
 
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What a launcher tells a process of its place, and a process of another job must not believe."""
+
 
 def deepspeed_command(ranks: int) -> list[object]:
     """DeepSpeed's launcher beside this interpreter, for `ranks` processes, on a port that is free."""

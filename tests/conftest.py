@@ -12,7 +12,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from dist_transformer.data.folder import DataFolder
-from dist_transformer.launch import deepspeed_command
+from dist_transformer.launch import RANK_VARIABLES, deepspeed_command
 from tests.small_model import model_folder, model_info, random_model, toy_lines, toy_tokenizer
 
 __all__ = ["deepspeed_command", "model_folder", "model_info", "random_model", "toy_lines", "toy_tokenizer"]
@@ -46,10 +46,12 @@ def heed_interrupts() -> None:
 
 def run_command(*command: object, status: int = 0, timeout: float = 600) -> str:
     """Run a command as a user would, from the repository root; gives its output, standard error included."""
+    # This process may hold a group of its own.
+    no_rank = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
     done = subprocess.run(
         [str(word) for word in command],
         cwd=ROOT,
-        env={**os.environ, "DS_ACCELERATOR": "cpu"},
+        env={**no_rank, "DS_ACCELERATOR": "cpu"},
         timeout=timeout,
         check=False,
         text=True,

@@ -22,7 +22,8 @@ TOOLS = sorted((ROOT / "tools").glob("*.py"))
 # model and a tokenizer.
 LAYERS = [
     {"errors", "files"},
-    {"config", "distributed", "environment", "launch", "packed"},
+    {"launch"},
+    {"config", "distributed", "environment", "packed"},
     {"data", "model", "variants"},
     {"costs", "ctranslate2_model", "marian", "model_folder"},
     {"inference"},

@@ -14,6 +14,7 @@ import torch
 from dist_transformer import distributed
 from dist_transformer.distributed import World, process_group, read_world
 from dist_transformer.errors import UserError
+from dist_transformer.launch import RANK_VARIABLES, free_port
 
 WORKER = Path(__file__).parent / "distributed" / "worker_world.py"
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_", "PMI", "CROSS_", "GROUP_")
@@ -178,10 +179,12 @@ def test_a_group_of_one_and_its_end_after_an_error() -> None:
     with pytest.raises(ValueError, match="inside"):
         fail_inside()
     assert not torch.distributed.is_initialized()
+    # A launch that this process starts later is another job.
+    assert not set(RANK_VARIABLES) & os.environ.keys()
 
 
 def test_ranks_that_do_not_join_are_named(environment: pytest.MonkeyPatch) -> None:
-    port = distributed._free_port()
+    port = free_port()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
     def join(rank: int) -> None:

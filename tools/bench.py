@@ -15,7 +15,15 @@ import argparse
 import sys
 from pathlib import Path
 
-from dist_transformer.benchmarks.suite import CORPORA, Suite, device_name, find_corpora, machine_load, merge
+from dist_transformer.benchmarks.suite import (
+    CORPORA,
+    Suite,
+    brief_schedule,
+    device_name,
+    find_corpora,
+    machine_load,
+    merge,
+)
 from dist_transformer.errors import exit_on_user_error
 
 PARTS = ("data", "train-tiny", "train-base", "ranks", "decode-tiny", "decode-base", "cost")
@@ -23,9 +31,6 @@ PARTS = ("data", "train-tiny", "train-base", "ranks", "decode-tiny", "decode-bas
 _MINUTES = {"tiny": 5, "base": 10}
 # One step of base as large as the peer that computes it at once has memory for.
 _CPU_STEP: list[object] = ["--batch.packs-per-step", 1, "--batch.max-target-tokens", 4096]
-# Small steps teach it more in minutes.
-_CPU_SCHEDULE = ["--optimizer.schedule", "inverse_sqrt", "--optimizer.peak-lr", 5e-4, "--optimizer.warmup-steps", 100]
-_CPU_LEARNING: list[object] = [*_CPU_STEP, *_CPU_SCHEDULE]
 
 
 def main() -> None:
@@ -55,7 +60,9 @@ def command_of(part: str, suite: Suite, *, on_cpu: bool) -> list[object]:
         return ["cost"]
     if name == "decode":
         is_slow = on_cpu and preset == "base"
-        model = suite.model(preset, minutes=_MINUTES[preset], flags=_CPU_LEARNING if is_slow else ())
+        # Small steps, of which its minutes hold a hundred.
+        learning = [*_CPU_STEP, *brief_schedule(peak_lr=5e-4, warmup_steps=100)] if is_slow else brief_schedule()
+        model = suite.model(preset, minutes=_MINUTES[preset], flags=learning)
         sentences = 64 if is_slow else 200
         return ["decode", "--model", model, *suite.test_set("test_2016_flickr"), "--sentences", sentences]
     command: list[object] = [name, "--data", suite.data]

@@ -14,6 +14,7 @@ import dataclasses
 import shlex
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,14 @@ from dist_transformer.benchmarks.training import (
 )
 from dist_transformer.config import PRESETS, TrainConfig
 from dist_transformer.data.folder import DataFolder
+from dist_transformer.data.shards import DataIndex
 from dist_transformer.data.sources import read_lines
 from dist_transformer.distributed import World, process_group, read_world
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.inference.options import PRECISIONS
-from dist_transformer.model_folder import read_model_info
+from dist_transformer.model_folder import ModelInfo, read_model_info
 
+DATA = ("--data", "DATA")
 DATA_ROW = {
     "what": "data pipeline, one process and one thread, tokens a CPU second",
     "steps": "—",
@@ -52,21 +55,71 @@ DATA_ROW = {
     "{figures[preparation_memory][1x][peak_mib]:,.0f} MiB for {figures[preparation_memory][1x][pairs]:,} pairs and "
     "{figures[preparation_memory][10x][peak_mib]:,.0f} MiB for {figures[preparation_memory][10x][pairs]:,}",
 }
-
-
 TRAIN_ROW = {
     "what": "training, preset `{figures[preset]}`, {figures[precision]}, {figures[world_size]} process(es); "
     "{figures[unit]}, beside peers in the same run",
     "steps": "—",
     "result": "{figures[contenders][FIRST][rates][median]:,.0f}, which is",
 }
+RANKS_ROW = {
+    "what": "a training step, preset `{figures[preset]}`, {figures[precision]}, on {figures[ranks]} one-thread ranks",
+    "steps": "—",
+    "result": "{figures[several_ranks][median]:.3f} s against {figures[one_rank][median]:.3f} s: "
+    "{figures[overhead_percent][median]:.1f}% of it beyond its share of the work",
+}
+DECODE_ROW = {
+    "what": "decoding, beam {figures[beam_size]}, `{figures[precision]}`; {figures[unit]}, beside peers in the run",
+    "steps": "—",
+    "result": "{figures[contenders][ours][sentences_per_second][median]:,.1f}, which is",
+}
+COST_ROW = {
+    "what": "one training step of width {figures[base][width]} on {figures[base][tokens]:,} tokens, under plain torch",
+    "steps": "—",
+    "result": "{figures[base][step_seconds][median]:.4f} {figures[unit]}, {figures[base][peak_mib]:,.0f} MiB",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What a part found, and what its result file says of it."""
+
+    what: str
+    figures: dict[str, Any]
+    given: Sequence[object]
+    """Flags of the part, without folders: a result says nothing of where it was made."""
+    table: str | None = None
+    row: dict[str, str] | None = None
+    text: DataIndex | ModelInfo | None = None
+    """Where the text comes from."""
+    seeds: Sequence[int] = ()
+    flaw: str | None = None
+    """Why the figures must not be believed."""
 
 
 def main() -> None:
     arguments = parse_arguments()
     if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
         raise UserError(f"--json {arguments.json} is in no folder that exists: make the folder first")
-    arguments.run(arguments)
+    started = time.monotonic()
+    measured: Measured | None = arguments.measure(arguments)
+    if measured is None:
+        return
+    if measured.table is not None:
+        print(measured.table)
+    if arguments.json is not None:
+        command = ["python", "tools/benchmark.py", arguments.part, *map(str, measured.given)]
+        result = result_of(
+            measured.text,
+            what=measured.what,
+            command=shlex.join([*command, *(["--", *arguments.flags] if arguments.flags else [])]),
+            seeds=measured.seeds,
+            wall_seconds=round(time.monotonic() - started, 1),
+            figures=measured.figures,
+            row=measured.row,
+        )
+        write_result(arguments.json, result)
+    if measured.flaw is not None:
+        raise UserError(measured.flaw)
 
 
 def config_of(arguments: argparse.Namespace) -> TrainConfig:
@@ -83,31 +136,26 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def run_learn(arguments: argparse.Namespace) -> None:
-    config, started = config_of(arguments), time.monotonic()
+def measure_learning(arguments: argparse.Namespace) -> Measured:
+    config = config_of(arguments)
     with process_group(World(), single=True) as device:
         figures = learn(config, minutes=arguments.minutes, out=arguments.out, device=device, report=say)
-    if arguments.json is not None:
-        given = ["--preset", arguments.preset, f"--minutes={arguments.minutes:g}", "--out", "MODEL"]
-        command = ["python", "tools/benchmark.py", "learn", "--data", "DATA", *given]
-        result = result_of(
-            DataFolder.open(arguments.data).index,
-            what="a model trained for some minutes",
-            command=shlex.join([*command, *(["--", *arguments.flags] if arguments.flags else [])]),
-            seeds=[config.seed],
-            wall_seconds=round(time.monotonic() - started, 1),
-            figures=figures,
-            row=None,
-        )
-        write_result(arguments.json, result)
+    return Measured(
+        what="a model trained for some minutes",
+        figures=figures,
+        given=[*DATA, "--preset", arguments.preset, f"--minutes={arguments.minutes:g}", "--out", "MODEL"],
+        text=DataFolder.open(arguments.data).index,
+        seeds=[config.seed],
+    )
 
 
-def run_train(arguments: argparse.Namespace) -> None:
+def measure_training(arguments: argparse.Namespace) -> Measured | None:
+    """None on all ranks but the first."""
     config = config_of(arguments)
     settings = TrainBenchmark(
         config=config, peers=tuple(arguments.peers), steps=arguments.steps, rounds=arguments.rounds
     )  # fmt: skip
-    world, started = read_world(), time.monotonic()
+    world = read_world()
 
     def report(line: str) -> None:
         if world.is_main:
@@ -116,155 +164,104 @@ def run_train(arguments: argparse.Namespace) -> None:
     with process_group(world, single=True) as device:
         figures = {"preset": arguments.preset, **run_training_benchmark(settings, world, device, report)}
     if not world.is_main:
-        return
+        return None
     if world.size == 1:
         for name, found in figures["contenders"].items():
             report(f"memory of {name}")
             found["peak_gib"] = peak_memory(config, name)
-    print(train_table(figures))
-    if arguments.json is not None:
-        first, *peers = figures["contenders"]
-        given = ["--preset", arguments.preset, "--peers", *peers, f"--steps={settings.steps}"]
-        command = ["python", "tools/benchmark.py", "train", "--data", "DATA", *given, f"--rounds={settings.rounds}"]
-        beside = ", ".join(
-            f"{{figures[contenders][{name}][ours_to_this][median]:.2f}}× {LABELS[name]}" for name in peers
-        )
-        result = result_of(
-            DataFolder.open(arguments.data).index,
-            what=f"training beside peers, in turns; {figures['unit']}; medians of rounds",
-            command=shlex.join([*command, *(["--", *arguments.flags] if arguments.flags else [])]),
-            seeds=[config.seed],
-            wall_seconds=round(time.monotonic() - started, 1),
-            figures=figures,
-            row={**TRAIN_ROW, "result": f"{TRAIN_ROW['result']} {beside}".replace("FIRST", first)},
-        )
-        write_result(arguments.json, result)
-    if not figures["loss_curves_agree"]:
-        raise UserError("the losses of the contenders part: what was measured is not the same work (see nll in --json)")
+    first, *peers = figures["contenders"]
+    beside = ", ".join(f"{{figures[contenders][{name}][ours_to_this][median]:.2f}}× {LABELS[name]}" for name in peers)
+    counts = [f"--{name}={getattr(settings, name)}" for name in ("steps", "rounds")]
+    flaw = "the losses of the contenders part: what was measured is not the same work (see nll in --json)"
+    return Measured(
+        what=f"training beside peers, in turns; {figures['unit']}; medians of rounds",
+        figures=figures,
+        given=[*DATA, "--preset", arguments.preset, "--peers", *peers, *counts],
+        table=train_table(figures),
+        row={**TRAIN_ROW, "result": f"{TRAIN_ROW['result']} {beside}".replace("FIRST", first)},
+        text=DataFolder.open(arguments.data).index,
+        seeds=[config.seed],
+        flaw=None if figures["loss_curves_agree"] else flaw,
+    )
 
 
-RANKS_ROW = {
-    "what": "a training step, preset `{figures[preset]}`, {figures[precision]}, on {figures[ranks]} ranks of one "
-    "thread beside the same step on one",
-    "steps": "—",
-    "result": "{figures[several_ranks][median]:.3f} s against {figures[one_rank][median]:.3f} s: "
-    "{figures[overhead_percent][median]:.1f}% of it beyond its share of the work",
-}
-
-
-def run_ranks(arguments: argparse.Namespace) -> None:
-    config, started = config_of(arguments), time.monotonic()
+def measure_ranks(arguments: argparse.Namespace) -> Measured:
+    config = config_of(arguments)
     settings = RanksBenchmark(
         config=config, ranks=arguments.ranks, steps=arguments.steps, rounds=arguments.rounds
     )  # fmt: skip
     figures = {"preset": arguments.preset, **run_ranks_benchmark(settings, say)}
-    print(ranks_table(figures))
-    if arguments.json is not None:
-        given = [f"--{name}={getattr(settings, name)}" for name in ("ranks", "steps", "rounds")]
-        command = ["python", "tools/benchmark.py", "ranks", "--data", "DATA", "--preset", arguments.preset, *given]
-        result = result_of(
-            DataFolder.open(arguments.data).index,
-            what="a training step on several ranks of one machine beside the same step on one; medians of rounds",
-            command=shlex.join([*command, *(["--", *arguments.flags] if arguments.flags else [])]),
-            seeds=[config.seed],
-            wall_seconds=round(time.monotonic() - started, 1),
-            figures=figures,
-            row=RANKS_ROW,
-        )
-        write_result(arguments.json, result)
+    counts = [f"--{name}={getattr(settings, name)}" for name in ("ranks", "steps", "rounds")]
+    return Measured(
+        what="a training step on several ranks of one machine beside the same step on one; medians of rounds",
+        figures=figures,
+        given=[*DATA, "--preset", arguments.preset, *counts],
+        table=ranks_table(figures),
+        row=RANKS_ROW,
+        text=DataFolder.open(arguments.data).index,
+        seeds=[config.seed],
+    )
 
 
-DECODE_ROW = {
-    "what": "decoding, beam {figures[beam_size]}, `{figures[precision]}`; {figures[unit]}, beside peers in the same "
-    "run",
-    "steps": "—",
-    "result": "{figures[contenders][ours][sentences_per_second][median]:,.1f}, which is",
-}
-
-
-def run_decode(arguments: argparse.Namespace) -> None:
+def measure_decoding(arguments: argparse.Namespace) -> Measured:
     sources, references = (list(read_lines(file)) for file in (arguments.src, arguments.ref))
     settings = DecodeBenchmark(
         model=arguments.model, sources=sources[: arguments.sentences], references=references[: arguments.sentences],
         peers=tuple(arguments.peers), rounds=arguments.rounds, beam_size=arguments.beam,
         precision=arguments.precision,
     )  # fmt: skip
-    started = time.monotonic()
     with process_group(read_world()) as device:
         figures = run_decoding_benchmark(settings, device, say)
-    print(decode_table(figures))
-    if arguments.json is not None:
-        peers = [name for name in figures["contenders"] if name != "ours"]
-        beside = ", ".join(
-            f"{{figures[contenders][{name}][ours_to_this][median]:.2f}}× {DECODE_LABELS[name]}" for name in peers
-        )
-        info = read_model_info(arguments.model)
-        flags = ["--peers", *peers, f"--rounds={settings.rounds}", f"--beam={settings.beam_size}"]
-        flags += [f"--precision={settings.precision}"] if settings.precision else []
-        command = ["python", "tools/benchmark.py", "decode", "--model", "MODEL", "--src", "SRC", "--ref", "REF", *flags]
-        result = result_of(
-            info,
-            what=f"decoding beside peers, in turns, on the same weights; {figures['unit']}; medians of rounds",
-            command=shlex.join([*command, f"--sentences={len(settings.sources)}"]),
-            seeds=[],
-            wall_seconds=round(time.monotonic() - started, 1),
-            figures=figures,
-            row={**DECODE_ROW, "result": f"{DECODE_ROW['result']} {beside}"},
-        )
-        write_result(arguments.json, result)
-    if not figures["scores_agree"]:
-        raise UserError("the BLEU scores part: what was measured is not the same work")
+    peers = [name for name in figures["contenders"] if name != "ours"]
+    beside = ", ".join(
+        f"{{figures[contenders][{name}][ours_to_this][median]:.2f}}× {DECODE_LABELS[name]}" for name in peers
+    )
+    flaw = "the BLEU scores part: what was measured is not the same work"
+    return Measured(
+        what=f"decoding beside peers, in turns, on the same weights; {figures['unit']}; medians of rounds",
+        figures=figures,
+        given=[
+            *("--model", "MODEL", "--src", "SRC", "--ref", "REF", "--peers", *peers),
+            *(f"--rounds={settings.rounds}", f"--beam={settings.beam_size}"),
+            *([f"--precision={settings.precision}"] if settings.precision else []),
+            f"--sentences={len(settings.sources)}",
+        ],
+        table=decode_table(figures),
+        row={**DECODE_ROW, "result": f"{DECODE_ROW['result']} {beside}"},
+        text=read_model_info(arguments.model),
+        flaw=None if figures["scores_agree"] else flaw,
+    )
 
 
-COST_ROW = {
-    "what": "one training step of width {figures[base][width]} on {figures[base][tokens]:,} tokens, under plain torch",
-    "steps": "—",
-    "result": "{figures[base][step_seconds][median]:.4f} {figures[unit]}, {figures[base][peak_mib]:,.0f} MiB",
-}
-
-
-def run_cost(arguments: argparse.Namespace) -> None:
-    started = time.monotonic()
+def measure_costs(arguments: argparse.Namespace) -> Measured:
     with process_group(World()) as device:
         figures = run_cost_curve(curve_of(device, repeats=arguments.repeats), device, say)
-    print(cost_table(figures))
-    if arguments.json is not None:
-        result = result_of(
-            None,
-            what="time and memory of a step against model size, sentence length and tokens at once; modelled scaling",
-            command=f"python tools/benchmark.py cost --repeats={arguments.repeats}",
-            seeds=[],
-            wall_seconds=round(time.monotonic() - started, 1),
-            figures=figures,
-            row=COST_ROW,
-        )
-        write_result(arguments.json, result)
+    return Measured(
+        what="time and memory of a step against model size, sentence length and tokens at once; modelled scaling",
+        figures=figures,
+        given=[f"--repeats={arguments.repeats}"],
+        table=cost_table(figures),
+        row=COST_ROW,
+    )
 
 
-def run_data(arguments: argparse.Namespace) -> None:
+def measure_data(arguments: argparse.Namespace) -> Measured:
     settings = DataBenchmark(
         data=arguments.data, seconds=arguments.seconds, repeats=arguments.repeats,
         pairs=arguments.pairs, text_pairs=arguments.text_pairs, memory_pairs=arguments.memory_pairs,
         seed=arguments.seed,
     )  # fmt: skip
-    started = time.monotonic()
     figures = run_data_benchmark(settings, say)
-    if arguments.json is not None:
-        flags = [f"--{name.replace('_', '-')}={getattr(settings, name):g}" for name in ("seconds", "repeats")]
-        counts = ("pairs", "text_pairs", "memory_pairs", "seed")
-        flags += [f"--{name.replace('_', '-')}={getattr(settings, name)}" for name in counts]
-        result = result_of(
-            DataFolder.open(arguments.data).index,
-            what="the data pipeline beside its peers, one process and one thread, target tokens a CPU second; medians",
-            # Without folders: a result says nothing of where it was made.
-            command=shlex.join(["python", "tools/benchmark.py", "data", "--data", "DATA", *flags]),
-            seeds=[settings.seed],
-            wall_seconds=round(time.monotonic() - started, 1),
-            figures=figures,
-            row=DATA_ROW,
-        )
-        write_result(arguments.json, result)
-    print(data_table(figures))
+    names = ("seconds", "repeats", "pairs", "text_pairs", "memory_pairs", "seed")
+    return Measured(
+        what="the data pipeline beside its peers, one process and one thread, target tokens a CPU second; medians",
+        figures=figures,
+        given=[*DATA, *(f"--{name.replace('_', '-')}={getattr(settings, name)}" for name in names)],
+        table=data_table(figures),
+        row=DATA_ROW,
+        text=DataFolder.open(arguments.data).index,
+        seeds=[settings.seed],
+    )
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -273,13 +270,15 @@ def parse_arguments() -> argparse.Namespace:
     )
     # DeepSpeed's launcher adds this one; the environment says the same.
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
-    parts = parser.add_subparsers(title="what to measure", required=True, metavar="PART")
-    data = parts.add_parser(
+    parts = parser.add_subparsers(title="what to measure", required=True, dest="part", metavar="PART")
+    data = add_part(
+        parts,
         "data",
+        measure_data,
+        trains=False,
         help="planning, reading, building and preparing, beside `datasets` and `tokenizers`",
         description="Planning, reading, building and preparing, beside `datasets` and `tokenizers`: one process, one "
         "thread. Rates are target tokens a CPU second.",
-        allow_abbrev=False,
     )
     defaults = {name: field.default for name, field in DataBenchmark.__dataclass_fields__.items()}
     data.add_argument("--data", type=Path, required=True, help="data folder")
@@ -293,8 +292,6 @@ def parse_arguments() -> argparse.Namespace:
     ):
         flag = "--" + name.replace("_", "-")
         data.add_argument(flag, type=kind, default=defaults[name], metavar="N", help=f"{meaning} (default %(default)s)")
-    data.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
-    data.set_defaults(run=run_data)
     add_train_parser(parts)
     add_ranks_parser(parts)
     add_decode_parser(parts)
@@ -303,81 +300,86 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def add_part(parts: Any, name: str, measure: Callable[..., Measured | None], *, trains: bool, **texts: str) -> Any:
+    """A parser with what all parts, and all that train, take."""
+    part = parts.add_parser(name, allow_abbrev=False, **texts)
+    part.set_defaults(measure=measure, flags=[])
+    if trains:
+        part.add_argument("--data", type=Path, required=True, help="data folder")
+        part.add_argument("--preset", default="tiny", help="model and batch (default: %(default)s)")
+        part.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of dist_transformer.train")
+    part.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
+    return part
+
+
 def add_train_parser(parts: Any) -> None:
-    training = parts.add_parser(
+    training = add_part(
+        parts,
         "train",
+        measure_training,
+        trains=True,
         help="training steps, beside torch.nn.Transformer, MarianMTModel and plain torch",
         description="Training steps on real text, in turns. The unit is real target tokens, padding not counted, a "
         "second: of CPU time without a GPU, of wall time with one. Exits 1 when the losses of the contenders part.",
-        allow_abbrev=False,
     )
-    training.add_argument("--data", type=Path, required=True, help="data folder")
-    training.add_argument("--preset", default="tiny", help="model and batch (default: %(default)s)")
     training.add_argument(
         "--peers", nargs="*", default=[name for name in LABELS if name != "ours"], metavar="P",
         help="; ".join(f"{name}: {label}" for name, label in LABELS.items() if name != "ours") + " (default: all)",
     )  # fmt: skip
     training.add_argument("--steps", type=int, default=10, metavar="N", help="optimizer steps of each in each round")
     training.add_argument("--rounds", type=int, default=6, metavar="N", help="rounds; medians are reported")
-    training.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
-    training.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of dist_transformer.train, for all")
-    training.set_defaults(run=run_train)
 
 
 def add_ranks_parser(parts: Any) -> None:
-    several = parts.add_parser(
+    several = add_part(
+        parts,
         "ranks",
+        measure_ranks,
+        trains=True,
         help="training steps on several ranks, beside the same steps on one",
         description="The same training steps on one rank and on several of this machine, one thread each, in turns: "
         "seconds of a step by the wall's clock, and the share of it that is not work but communication and waiting.",
-        allow_abbrev=False,
     )
-    several.add_argument("--data", type=Path, required=True, help="data folder")
-    several.add_argument("--preset", default="tiny", help="model and batch (default: %(default)s)")
     several.add_argument("--ranks", type=int, default=2, metavar="N", help="ranks (default: %(default)s)")
     several.add_argument("--steps", type=int, default=20, metavar="N", help="optimizer steps of each in each round")
     several.add_argument("--rounds", type=int, default=4, metavar="N", help="rounds; medians are reported")
-    several.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
-    several.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of dist_transformer.train")
-    several.set_defaults(run=run_ranks)
 
 
 def add_learn_parser(parts: Any) -> None:
-    learning = parts.add_parser(
+    learning = add_part(
+        parts,
         "learn",
+        measure_learning,
+        trains=True,
         help="a model that was trained for some minutes, to measure with",
         description="Train in one process for some minutes, without checkpoints, and write a model folder.",
-        allow_abbrev=False,
     )
-    learning.add_argument("--data", type=Path, required=True, help="data folder")
-    learning.add_argument("--preset", default="tiny", help="model and batch (default: %(default)s)")
     learning.add_argument("--minutes", type=float, default=5.0, metavar="M", help="of training (default: %(default)s)")
     learning.add_argument("--out", type=Path, required=True, metavar="MODEL", help="model folder")
-    learning.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
-    learning.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of dist_transformer.train")
-    learning.set_defaults(run=run_learn)
 
 
 def add_cost_parser(parts: Any) -> None:
-    cost = parts.add_parser(
+    cost = add_part(
+        parts,
         "cost",
+        measure_costs,
+        trains=False,
         help="time and memory of a step against model size, sentence length and tokens at once",
         description="Steps of models of several sizes on random sentences, under plain torch, each point in a process "
         "of its own; and what 16 nodes of 8 GPUs would reach, which is a model and no measurement.",
-        allow_abbrev=False,
     )
     cost.add_argument("--repeats", type=int, default=5, metavar="N", help="measures of each point (default: 5)")
-    cost.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
-    cost.set_defaults(run=run_cost)
 
 
 def add_decode_parser(parts: Any) -> None:
-    decoding = parts.add_parser(
+    decoding = add_part(
+        parts,
         "decode",
+        measure_decoding,
+        trains=False,
         help="beam search, beside Hugging Face's generate and CTranslate2",
         description="Beam search with the same weights, in turns. The unit is sentences a second: of CPU time without "
         "a GPU, of wall time with one. Exits 1 when the BLEU scores part.",
-        allow_abbrev=False,
     )
     decoding.add_argument("--model", type=Path, required=True, help="model folder")
     for name, what in (("src", "source"), ("ref", "reference")):
@@ -388,15 +390,10 @@ def add_decode_parser(parts: Any) -> None:
         help="; ".join(f"{name}: {label}" for name, label in DECODE_LABELS.items() if name != "ours")
         + " (default: all)",
     )  # fmt: skip
-    decoding.add_argument(
-        "--beam", type=int, default=4, metavar="K", help="hypotheses in search (default: %(default)s)"
-    )
-    decoding.add_argument(
-        "--precision", choices=tuple(PRECISIONS), help="of all (default: fp32 on a CPU, bf16 on a GPU)"
-    )  # fmt: skip
+    decoding.add_argument("--beam", type=int, default=4, metavar="K", help="hypotheses (default: %(default)s)")
+    precisions, meaning = tuple(PRECISIONS), "of all (default: fp32 on a CPU, bf16 on a GPU)"
+    decoding.add_argument("--precision", choices=precisions, help=meaning)
     decoding.add_argument("--rounds", type=int, default=4, metavar="N", help="rounds; medians are reported")
-    decoding.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
-    decoding.set_defaults(run=run_decode)
 
 
 if __name__ == "__main__":

@@ -100,17 +100,20 @@ def measure_training(suite: Any) -> Results:
 
 
 def measure_decoding(suite: Any) -> Results:
-    model = suite.model("base", minutes=2)
+    from dist_transformer.benchmarks.suite import brief_schedule
+
+    model = suite.model("base", minutes=2, flags=brief_schedule())
     flags = ["--model", model, *suite.test_set("newstest2014"), "--sentences", 1000, "--rounds", 3]
     yield "decode", suite.measure("decode", "decode", *flags)
 
 
 def measure_bleu(suite: Any) -> Results:
     """A score of so short a training on so little text shows that all parts learn, and no more."""
+    from dist_transformer.benchmarks.suite import brief_schedule
     from dist_transformer.config import read_json
 
     minutes = 5
-    model = suite.model("base", minutes=minutes)
+    model = suite.model("base", minutes=minutes, flags=brief_schedule())
     yield "learning", read_json(suite.work / f"learn-base-{minutes}.json")
     for name in ("newstest2014", "test_2016_flickr"):
         command = ["decode", "--model", model, *suite.test_set(name), "--peers", "--rounds", 1]

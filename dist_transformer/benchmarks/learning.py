@@ -4,7 +4,6 @@ It trains as the benchmark of training does, without checkpoints and validation:
 plain torch.
 """
 
-import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,6 @@ def learn(config: TrainConfig, *, minutes: float, out: Path, device: torch.devic
         figures: steps, target tokens, seconds, the loss of a token before and after.
     """
     refuse_other_content(out)
-    if config.optimizer.schedule == "noam":
-        # The paper's warm-up is longer than such a training.
-        short = dataclasses.replace(config.optimizer, schedule="inverse_sqrt", peak_lr=7e-4, warmup_steps=1000)
-        config = dataclasses.replace(config, optimizer=short)
     field = open_field(config, World(), device)
     able = who_can_run({LABELS["ours"]: NEEDS["ours"]}, report)
     name = "ours" if able else "plain"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dist_transformer.data.shards import DataIndex
 from dist_transformer.environment import describe_environment
 from dist_transformer.errors import UserError
-from dist_transformer.launch import free_port
+from dist_transformer.launch import RANK_VARIABLES, free_port
 
 if TYPE_CHECKING:
     import torch
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 # Share of a measure's time that each piece of work runs beforehand, uncounted: files are read, caches warm up.
 _WARM_UP = 0.2
 NO_CORPUS = "no text"
-# What a launcher told this process, and a process of its own must not believe.
-_LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +141,7 @@ def measure_apart(
 
 def _environments(ranks: int) -> list[dict[str, str]]:
     """Of the processes of a world on this machine."""
-    alone = {name: value for name, value in os.environ.items() if name not in _LAUNCHED}
+    alone = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
     if ranks == 1:
         return [alone]
     shared = {

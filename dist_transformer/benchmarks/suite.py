@@ -65,12 +65,12 @@ class Suite:
         path = TEST_SETS[name]
         return ["--src", self.text(path, SOURCE), "--ref", self.text(path, TARGET)]
 
-    def model(self, preset: str, *, minutes: float, flags: Sequence[object] = ()) -> Path:
+    def model(self, preset: str, *, minutes: float, flags: Sequence[object]) -> Path:
         """A model folder, trained for so long, with these flags of training, unless it is there."""
         path = self.work / f"model-{preset}-{minutes:g}"
         if not path.exists():
             settings = ["--data", self.data, "--preset", preset, "--minutes", minutes, "--out", path]
-            self.measure(f"learn-{preset}-{minutes:g}", "learn", *settings, *(["--", *flags] if flags else []))
+            self.measure(f"learn-{preset}-{minutes:g}", "learn", *settings, "--", *flags)
         return path
 
     def measure(self, part: str, *command: object) -> dict[str, Any]:
@@ -85,6 +85,12 @@ class Suite:
         tools = Path(os.path.relpath(Path(__file__).parents[2] / "tools"))
         left = None if self.deadline is None else max(1.0, self.deadline - time.monotonic())
         run_printed([sys.executable, tools / tool, *arguments], output=sys.stderr, seconds=left)
+
+
+def brief_schedule(*, peak_lr: float = 7e-4, warmup_steps: int = 1000) -> list[object]:
+    """Flags of a training of minutes: the paper's warm-up is longer."""
+    rates = ["--optimizer.peak-lr", peak_lr, "--optimizer.warmup-steps", warmup_steps]
+    return ["--optimizer.schedule", "inverse_sqrt", *rates]
 
 
 def find_corpora(given: Path | None) -> Path | None:

@@ -132,12 +132,12 @@ def test_parts_are_commands_that_exist(tmp_path: Path, monkeypatch: pytest.Monke
         for on_cpu in (True, False):
             suite.measure(part, *bench.command_of(part, suite, on_cpu=on_cpu))
             arguments = parsed[-1]
-            assert arguments.run.__name__ == f"run_{part.partition('-')[0]}"
+            assert arguments.part == part.partition("-")[0]
             assert arguments.json == tmp_path / f"{part}.json"
             if part.startswith("train"):
                 batch = benchmark.config_of(arguments).batch
                 assert not on_cpu or batch.packs_per_step == batch.packs_per_micro_batch
-    for learning in (arguments for arguments in parsed if arguments.run.__name__ == "run_learn"):
+    for learning in (arguments for arguments in parsed if arguments.part == "learn"):
         assert benchmark.config_of(learning).model.width == (512 if learning.preset == "base" else 128)
     for measure in (gpu_check.measure_training, gpu_check.measure_decoding):
         list(measure(suite))
