@@ -176,11 +176,12 @@ def test_a_group_of_one_and_its_end_after_an_error() -> None:
             assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("0", "1")
             raise ValueError("inside")
 
+    os.environ["RANK"] = "7"
     with pytest.raises(ValueError, match="inside"):
         fail_inside()
     assert not torch.distributed.is_initialized()
     # A launch that this process starts later is another job.
-    assert not set(RANK_VARIABLES) & os.environ.keys()
+    assert {name: os.environ.get(name) for name in RANK_VARIABLES} == {**dict.fromkeys(RANK_VARIABLES), "RANK": "7"}
 
 
 def test_ranks_that_do_not_join_are_named(environment: pytest.MonkeyPatch) -> None:
