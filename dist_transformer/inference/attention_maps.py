@@ -51,7 +51,7 @@ def cross_attention_maps(model: Transformer, source: Sequence[int], target: Sequ
 
 def _weights(attention: MultiHeadAttention, x_TD: torch.Tensor, memory_SD: torch.Tensor) -> torch.Tensor:
     """In fp32, shape (H, T, S)."""
-    q_THK, _, _ = attention.project_one(x_TD)
+    q_THK = attention.project_query(x_TD)
     k_1HSK, _ = attention.project_memory(memory_SD.unsqueeze(0))
     scores_HTS = q_THK.float().transpose(0, 1) @ k_1HSK[0].float().transpose(1, 2)
     return torch.softmax(scores_HTS * attention.head_width**-0.5, dim=-1)

@@ -21,8 +21,6 @@ from dist_transformer.inference.candidates import best_extensions
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import pack_side
 
-# Caches grow by so many positions at a time.
-_CACHE_STEP = 16
 # Steps between looks at which sentences are done: on CUDA a look makes the host wait for the device.
 _STEPS_BETWEEN_LOOKS = {"cpu": 1, "cuda": 8}
 
@@ -108,8 +106,7 @@ class _Search:
         self.results: list[list[Hypothesis]] = [[] for _ in sources]
 
         self.never_chosen = torch.tensor([PAD_ID, UNK_ID, BOS_ID], device=self.device)
-        memory_BSD, self.memory_mask_B1S = _encode(model, sources)
-        self.caches = model.start_decoding(memory_BSD, capacity=_CACHE_STEP, beam_size=settings.beam_size)
+        self.state = model.start_decoding(*_encode(model, sources), beam_size=settings.beam_size)
         # lp(n) at place n.
         lengths = torch.arange(int(self.limits.max()) + 2, device=self.device)
         self.penalties = ((5 + lengths.float()) / 6) ** settings.length_penalty
@@ -128,25 +125,21 @@ class _Search:
     def run(self) -> list[list[Hypothesis]]:
         every = _STEPS_BETWEEN_LOOKS[self.device.type]
         for position in itertools.count():
-            parents_Nk = self._step(position)
+            self._step(position)
             done_N = self.limits <= position
             if (position + 1) % every == 0:
                 done_N |= self._done().cpu().numpy()
             self._collect(np.flatnonzero(done_N))
             if done_N.all():
                 return self.results
-            self._select(parents_Nk, np.flatnonzero(~done_N) if done_N.any() else None)
+            if done_N.any():
+                self._keep(~done_N)
         raise AssertionError
 
-    def _step(self, position: int) -> torch.Tensor:
-        """Extend every living hypothesis by a token; returns whose extension each new one is, shape (N, k)."""
+    def _step(self, position: int) -> None:
+        """Extend every living hypothesis by a token."""
         beam = self.settings.beam_size
-        room = -(-(position + 1) // _CACHE_STEP) * _CACHE_STEP
-        for cache in self.caches:
-            cache.reserve(room)
-        hidden_BD = self.model.decode_step(
-            self.alive_NkT[:, :, -1].flatten(), position, self.caches, self.memory_mask_B1S
-        )
+        hidden_BD = self.model.decode_step(self.alive_NkT[:, :, -1].flatten(), self.state)
         at_limit_N = self.limits <= position
         logp_Nc, parent_Nc, token_Nc = best_extensions(
             self.model, hidden_BD, self.alive_logp_Nk, count=2 * beam, never=self.never_chosen, ends_only=at_limit_N
@@ -160,7 +153,7 @@ class _Search:
         parent_Nk = parent_Nc.gather(1, order_Nk)
         grown = (_rows(self.alive_NkT, parent_Nk), token_Nc.gather(1, order_Nk).unsqueeze(2))
         self.alive_NkT = torch.cat(grown, dim=2)
-        return parent_Nk
+        self.state.reorder(parent_Nk)
 
     def _add_ended(self, logp_Nc: torch.Tensor, parent_Nc: torch.Tensor, is_end_Nc: torch.Tensor, length: int) -> None:
         """Candidates that end, `length` tokens long with `</s>`, compete with those that ended before."""
@@ -197,23 +190,19 @@ class _Search:
                 if score > -torch.inf
             ]
 
-    def _select(self, parents_Nk: torch.Tensor, kept: np.ndarray | None) -> None:
-        """Bring the caches in the order of the new hypotheses, and drop the sentences that are not `kept`."""
-        if kept is not None:
-            rows = torch.from_numpy(kept).to(self.device)
-            self.limits, self.sentences = self.limits[kept], self.sentences[kept]
-            self.alive_NkT, self.alive_logp_Nk = self.alive_NkT[rows], self.alive_logp_Nk[rows]
-            self.ended_NkT, self.ended_length_Nk = self.ended_NkT[rows], self.ended_length_Nk[rows]
-            self.ended_score_Nk, self.ended_logp_Nk = self.ended_score_Nk[rows], self.ended_logp_Nk[rows]
-            self.last_penalty_N1, self.memory_mask_B1S = self.last_penalty_N1[rows], self.memory_mask_B1S[rows]
-            for cache in self.caches:
-                cache.select_memory(rows)
-        elif self.settings.beam_size == 1:
-            return
-        sentence_N = torch.arange(len(parents_Nk), device=self.device) if kept is None else rows
-        hypotheses = (sentence_N.unsqueeze(1) * self.settings.beam_size + parents_Nk[sentence_N]).flatten()
-        for cache in self.caches:
-            cache.select(hypotheses)
+    def _keep(self, kept_N: np.ndarray) -> None:
+        """Drop the other sentences. The last ones move to the places that become free, so that little is copied."""
+        count = kept_N.sum()
+        order = np.arange(count)
+        moved = np.flatnonzero(~kept_N[:count])
+        order[moved] = count + np.flatnonzero(kept_N[count:])
+        self.limits, self.sentences = self.limits[order], self.sentences[order]
+        rows = torch.from_numpy(order).to(self.device)
+        self.state.keep(rows, torch.from_numpy(moved).to(self.device))
+        self.alive_NkT, self.alive_logp_Nk = self.alive_NkT[rows], self.alive_logp_Nk[rows]
+        self.ended_NkT, self.ended_length_Nk = self.ended_NkT[rows], self.ended_length_Nk[rows]
+        self.ended_score_Nk, self.ended_logp_Nk = self.ended_score_Nk[rows], self.ended_logp_Nk[rows]
+        self.last_penalty_N1 = self.last_penalty_N1[rows]
 
 
 def _encode(model: Transformer, sources: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:

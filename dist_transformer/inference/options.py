@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.translator import BATCH_TOKENS
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -23,8 +24,8 @@ def add_decoding_options(parser: argparse.ArgumentParser | argparse._ArgumentGro
     option("--length-penalty", "exponent of the length penalty (default 0.6)", type=float, default=0.6, metavar="A")
     option("--max-extra-tokens", "longest output: source tokens + N (default 50)", type=int, default=50, metavar="N")
     option("--precision", "of the model (default fp32)", choices=tuple(PRECISIONS), default="fp32")
-    text = "padded source tokens of a batch times beam (default 8192 on a CPU, 65536 on a GPU)"
-    option("--batch-tokens", text, type=int, metavar="N")
+    defaults = f"default {BATCH_TOKENS['cpu']} on a CPU, {BATCH_TOKENS['cuda']} on a GPU"
+    option("--batch-tokens", f"padded source tokens of a batch times beam ({defaults})", type=int, metavar="N")
 
 
 def beam_settings(arguments: argparse.Namespace, *, nbest: int = 1) -> BeamSettings:

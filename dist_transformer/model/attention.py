@@ -163,10 +163,11 @@ class MultiHeadAttention(nn.Module):
         """
         if memory_SD is None:
             q_T1HK, kv_S2HK = self._heads(functional.linear(x_TD, self.qkv_weight, self._bias())).split([1, 2], dim=-3)
+            q_THK = q_T1HK.squeeze(-3)
         else:
-            q_T1HK, kv_S2HK = self._project_query(x_TD), self._project_key_value(memory_SD)
+            q_THK, kv_S2HK = self.project_query(x_TD), self._project_key_value(memory_SD)
         attend = self._attend_varlen if layout.use_varlen else self._attend_groups
-        return self.output(attend(q_T1HK.squeeze(-3), kv_S2HK, layout).flatten(-2))
+        return self.output(attend(q_THK, kv_S2HK, layout).flatten(-2))
 
     def _bias(self) -> torch.Tensor:
         """`qkv_bias`, of which the keys' third gets no gradient.
@@ -181,9 +182,10 @@ class MultiHeadAttention(nn.Module):
         """Split the last dimension, n·H·K, into (n, H, K)."""
         return x.unflatten(-1, (-1, self.heads, self.head_width))
 
-    def _project_query(self, x: torch.Tensor) -> torch.Tensor:
+    def project_query(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Shape (T, H, K)."""
         inner = self.heads * self.head_width
-        return self._heads(functional.linear(x, self.qkv_weight[:inner], self._bias()[:inner]))
+        return self._heads(functional.linear(x_TD, self.qkv_weight[:inner], self._bias()[:inner])).squeeze(-3)
 
     def _project_key_value(self, memory: torch.Tensor) -> torch.Tensor:
         inner = self.heads * self.head_width
@@ -220,40 +222,25 @@ class MultiHeadAttention(nn.Module):
         return k_BHSK, v_BHSK
 
     def project_one(self, x_BD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Query, key and value of one position a sentence. Shapes: (B, D) to three of (B, H, K)."""
+        """Query, key and value of one position. Shapes: (B, D) to three of (B, H, K)."""
         q_BHK, k_BHK, v_BHK = self._heads(functional.linear(x_BD, self.qkv_weight, self._bias())).unbind(1)
         return q_BHK, k_BHK, v_BHK
 
-    def attend_one(self, q_BHK: torch.Tensor, k_BHCK: torch.Tensor, v_BHCK: torch.Tensor, end: int) -> torch.Tensor:
-        """One query a hypothesis against the first `end` of its own keys and values, for decoding.
-
-        What lies behind them is computed with and left out: a slice of the keys would be copied first.
-
-        Returns:
-            shape (B, D).
-        """
-        q_BH1K = q_BHK.unsqueeze(2) * self.head_width**-0.5
-        scores_BH1C = q_BH1K @ k_BHCK.transpose(2, 3)
-        scores_BH1C[..., end:] = float("-inf")
-        weights_BH1C = torch.softmax(scores_BH1C, dim=-1)
-        return self.output((weights_BH1C @ v_BHCK).flatten(1))
-
     def attend_beams(
-        self, x_BD: torch.Tensor, k_BHSK: torch.Tensor, v_BHSK: torch.Tensor, mask_B1S: torch.Tensor
+        self, q_NHkK: torch.Tensor, k_NHXK: torch.Tensor, v_NHXK: torch.Tensor, mask_NkX: torch.Tensor
     ) -> torch.Tensor:
-        """The beams of each sentence as queries against its memory, for decoding.
+        """The k hypotheses of each sentence as queries of X keys that they share, for decoding.
 
         Args:
-            x_BD: hypotheses, sentence-major: (sentences · beam_size, D).
-            k_BHSK: of each sentence, once.
-            mask_B1S: additive, (sentences, 1, S).
+            mask_NkX: additive; (N, 1, X) where it is that of all hypotheses.
 
         Returns:
-            shape (sentences · beam_size, D).
+            shape (N · k, D).
         """
-        sentences = len(k_BHSK)
-        q_BHQK = (
-            self._project_query(x_BD).squeeze(1).unflatten(0, (sentences, -1)).transpose(1, 2) * self.head_width**-0.5
-        )
-        weights_BHQS = torch.softmax(q_BHQK @ k_BHSK.transpose(2, 3) + mask_B1S.unsqueeze(1), dim=-1)
-        return self.output((weights_BHQS @ v_BHSK).transpose(1, 2).flatten(0, 1).flatten(1))
+        mixed_NHkK = functional.scaled_dot_product_attention(q_NHkK, k_NHXK, v_NHXK, mask_NkX.unsqueeze(1))
+        return self.output(mixed_NHkK.transpose(1, 2).flatten(0, 1).flatten(1))
+
+
+def by_sentence(x_BHK: torch.Tensor, beam_size: int) -> torch.Tensor:
+    """Hypotheses, sentence-major, to (N, H, k, K)."""
+    return x_BHK.unflatten(0, (-1, beam_size)).transpose(1, 2)

@@ -5,14 +5,14 @@ pre-norm:               x = x + Dropout(Sublayer(LayerNorm(x)))
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from dist_transformer.config import ModelConfig
-from dist_transformer.model.attention import Layout, MultiHeadAttention
+from dist_transformer.model.attention import Layout, MultiHeadAttention, by_sentence
+from dist_transformer.model.decoding import DecoderState, LayerCache
 from dist_transformer.model.dropout import dropout
 
 
@@ -67,33 +67,6 @@ class EncoderLayer(nn.Module):
         return self.ffn_residual(x_SD, self.feed_forward)
 
 
-@dataclass(slots=True)
-class LayerCache:
-    """What one decoder layer remembers while it decodes B hypotheses, C positions long."""
-
-    keys_BHCK: torch.Tensor
-    values_BHCK: torch.Tensor
-    memory_keys_BHSK: torch.Tensor
-    memory_values_BHSK: torch.Tensor
-
-    def reserve(self, positions: int) -> None:
-        """Make room for `positions` positions: short outputs then copy little when beams are reordered."""
-        missing = positions - self.keys_BHCK.shape[2]
-        if missing > 0:
-            self.keys_BHCK = functional.pad(self.keys_BHCK, (0, 0, 0, missing))
-            self.values_BHCK = functional.pad(self.values_BHCK, (0, 0, 0, missing))
-
-    def select(self, rows: torch.Tensor) -> None:
-        """Keep the hypotheses `rows`, in that order (survivors of a beam step)."""
-        self.keys_BHCK = self.keys_BHCK.index_select(0, rows)
-        self.values_BHCK = self.values_BHCK.index_select(0, rows)
-
-    def select_memory(self, sentences: torch.Tensor) -> None:
-        """Keep the source sentences `sentences`, in that order."""
-        self.memory_keys_BHSK = self.memory_keys_BHSK.index_select(0, sentences)
-        self.memory_values_BHSK = self.memory_values_BHSK.index_select(0, sentences)
-
-
 class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -108,37 +81,33 @@ class DecoderLayer(nn.Module):
         x_TD = self.cross_residual(x_TD, lambda x: self.cross_attention(x, memory_SD, cross_layout))
         return self.ffn_residual(x_TD, self.feed_forward)
 
-    def start(self, memory_BSD: torch.Tensor, *, capacity: int, beam_size: int) -> LayerCache:
-        """Project the memory once, and make room for `capacity` positions of B · beam_size hypotheses."""
-        k_BHSK, v_BHSK = self.cross_attention.project_memory(memory_BSD)
-        heads, head_width = k_BHSK.shape[1], k_BHSK.shape[3]
-        shape = (len(memory_BSD) * beam_size, heads, capacity, head_width)
-        return LayerCache(
-            k_BHSK.new_zeros(shape), k_BHSK.new_zeros(shape), k_BHSK.contiguous(), v_BHSK.contiguous()
-        )  # fmt: skip
+    def start(self, memory_NSD: torch.Tensor, *, beam_size: int) -> LayerCache:
+        """Project the memory of N sentences once."""
+        k_NHSK, v_NHSK = self.cross_attention.project_memory(memory_NSD)
+        sentences, heads, _, head_width = k_NHSK.shape
+        empty_NHCkK = k_NHSK.new_empty(sentences, heads, 0, beam_size, head_width)
+        return LayerCache(empty_NHCkK, empty_NHCkK, k_NHSK.contiguous(), v_NHSK.contiguous())
 
-    def step(self, x_BD: torch.Tensor, cache: LayerCache, position: int, memory_mask_B1S: torch.Tensor) -> torch.Tensor:
+    def step(
+        self, x_BD: torch.Tensor, cache: LayerCache, state: DecoderState, history_NkX: torch.Tensor
+    ) -> torch.Tensor:
         """One more position for every hypothesis.
 
-        The beams of a sentence share its memory: cross-attention runs with the beams as queries.
-
         Args:
-            x_BD: hypotheses, sentence-major: (sentences · beam_size, D).
-            position: how many positions the cache holds.
-            memory_mask_B1S: additive mask of padded source tokens, (sentences, 1, S).
+            x_BD: hypotheses, sentence-major: (N · k, D).
+            cache: this layer's, of `state`.
+            history_NkX: additive mask of its entries.
         """
 
         def attend_self(x: torch.Tensor) -> torch.Tensor:
-            q, k, v = self.self_attention.project_one(x)
-            cache.keys_BHCK[:, :, position] = k
-            cache.values_BHCK[:, :, position] = v
-            end = position + 1
-            return self.self_attention.attend_one(q, cache.keys_BHCK, cache.values_BHCK, end)
+            q_NHkK, k_NHkK, v_NHkK = (by_sentence(y, state.beam_size) for y in self.self_attention.project_one(x))
+            cache.add(state.position, k_NHkK, v_NHkK)
+            return self.self_attention.attend_beams(q_NHkK, *cache.until(state.position + 1), history_NkX)
 
         def attend_memory(x: torch.Tensor) -> torch.Tensor:
-            return self.cross_attention.attend_beams(
-                x, cache.memory_keys_BHSK, cache.memory_values_BHSK, memory_mask_B1S
-            )
+            q_NHkK = by_sentence(self.cross_attention.project_query(x), state.beam_size)
+            memory = (cache.memory_keys_NHSK, cache.memory_values_NHSK)
+            return self.cross_attention.attend_beams(q_NHkK, *memory, state.memory_mask_N1S)
 
         x_BD = self.self_residual(x_BD, attend_self)
         x_BD = self.cross_residual(x_BD, attend_memory)

@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from dist_transformer.config import ModelConfig
 from dist_transformer.model.attention import Layout, MultiHeadAttention
+from dist_transformer.model.decoding import DecoderState
 from dist_transformer.model.dropout import dropout
-from dist_transformer.model.layers import DecoderLayer, EncoderLayer, FeedForward, LayerCache
+from dist_transformer.model.layers import DecoderLayer, EncoderLayer, FeedForward
 from dist_transformer.model.loss import LossSums, smoothed_cross_entropy
 from dist_transformer.model.positions import Positions
 from dist_transformer.packed import PackedBatch, PackedTokens
@@ -108,23 +109,30 @@ class Transformer(nn.Module):
         """Shape (…, D) to (…, V), in fp32."""
         return functional.linear(hidden, self._output_weight()).float()
 
-    def start_decoding(self, memory_BSD: torch.Tensor, *, capacity: int, beam_size: int) -> list[LayerCache]:
-        """Caches for `beam_size` hypotheses of each of B sentences, at most `capacity` tokens long."""
-        layers = cast(Iterable[DecoderLayer], self.decoder)
-        return [layer.start(memory_BSD, capacity=capacity, beam_size=beam_size) for layer in layers]
+    def start_decoding(
+        self, memory_NSD: torch.Tensor, memory_mask_N1S: torch.Tensor, *, beam_size: int
+    ) -> DecoderState:
+        """For `beam_size` hypotheses of each of N sentences.
 
-    def decode_step(
-        self, tokens_B: torch.Tensor, position: int, caches: list[LayerCache], memory_mask_B1S: torch.Tensor
-    ) -> torch.Tensor:
+        Args:
+            memory_mask_N1S: additive mask of padded source tokens.
+        """
+        layers = cast(Iterable[DecoderLayer], self.decoder)
+        caches = [layer.start(memory_NSD, beam_size=beam_size) for layer in layers]
+        return DecoderState(caches, memory_mask_N1S, beam_size=beam_size)
+
+    def decode_step(self, tokens_B: torch.Tensor, state: DecoderState) -> torch.Tensor:
         """Hidden states before the output projection, one for the next token of each hypothesis, shape (B, D).
 
         Args:
-            tokens_B: the token at `position` of each hypothesis, sentence-major: (sentences · beam_size,).
-            memory_mask_B1S: additive mask of padded source tokens, (sentences, 1, S).
+            tokens_B: the next token of each hypothesis, sentence-major: (sentences · beam_size,).
+            state: gets the token, too.
         """
-        x_BD = self._embed(self._target_embedding(), tokens_B, torch.full_like(tokens_B, position))
-        for layer, cache in zip(cast(Iterable[DecoderLayer], self.decoder), caches, strict=True):
-            x_BD = layer.step(x_BD, cache, position, memory_mask_B1S)
+        x_BD = self._embed(self._target_embedding(), tokens_B, torch.full_like(tokens_B, state.position))
+        history_NkX = state.begin_step()
+        for layer, cache in zip(cast(Iterable[DecoderLayer], self.decoder), state.layers, strict=True):
+            x_BD = layer.step(x_BD, cache, state, history_NkX)
+        state.end_step()
         return self.decoder_norm(x_BD)
 
     def _embed(self, weight_VD: torch.Tensor, tokens_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:

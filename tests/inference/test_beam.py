@@ -178,12 +178,8 @@ def test_cached_logits_equal_the_packed_decoders(norm: str) -> None:
     for i, rows in enumerate(memory_SD.split([len(source) for source in sources])):
         memory_BSD[i, : len(rows)] = rows
         mask_B1S[i, :, : len(rows)] = 0
-    caches = model.start_decoding(memory_BSD, capacity=8, beam_size=beam)
-    found = []
-    for position in range(targets.shape[1]):
-        for cache in caches:
-            cache.reserve(position + 1)
-        found.append(model.logits(model.decode_step(targets[:, position], position, caches, mask_B1S)))
+    state = model.start_decoding(memory_BSD, mask_B1S, beam_size=beam)
+    found = [model.logits(model.decode_step(tokens, state)) for tokens in targets.unbind(1)]
     repeated = packed([source for source in sources for _ in range(beam)])
     memory_SD = model.encode(repeated)
     expected = model.logits(model.decode(packed(targets.tolist()), memory_SD, repeated)).view(4 * beam, 40, -1)

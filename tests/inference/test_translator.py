@@ -56,6 +56,14 @@ def test_batches_fit_the_budget_and_hold_each_line_once(make, toy_lines: Lines) 
     assert all(len(batch) == 1 for batch in make(max_batch_tokens=1).batches(lines, sources))
 
 
+def test_no_batch_is_left_with_a_few_lines(make) -> None:  # type: ignore[no-untyped-def]
+    """Four beams of 10 tokens and `</s>` are 44: six lines fit 300, and eight are 4 and 4, not 6 and 2."""
+    translator = make(max_batch_tokens=300)
+    assert [len(batch) for batch in translator.batches(["a line"] * 8, [[7] * 10] * 8)] == [4, 4]
+    assert [len(batch) for batch in translator.batches(["a line"] * 6, [[7] * 10] * 6)] == [6]
+    assert translator.batches(["", " "], [[], []]) == []
+
+
 def test_blank_lines_stay_blank_and_are_not_decoded(make, toy_lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[int] = []
 
@@ -128,8 +136,8 @@ def test_too_little_memory_names_the_setting(make, toy_lines: Lines, monkeypatch
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(module, "beam_search", fail)
-    with pytest.raises(UserError, match="max_batch_tokens 8192"):
-        make().translate(toy_lines[0][:3])
+    with pytest.raises(UserError, match="max_batch_tokens 500: give a lower one"):
+        make(max_batch_tokens=500).translate(toy_lines[0][:3])
 
 
 def test_line_breaks_in_a_decoded_text_become_spaces(make, toy_lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
