@@ -9,7 +9,6 @@ at once, so they are read once for all of them.
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 # Room for positions at first, beyond the length of the sources; where outputs are longer, it grows by half.
 _SPARE = 8
@@ -60,11 +59,10 @@ class DecoderState:
         room = self._history_NkCk.shape[2]
         if self.position == room:
             more = room // 2 or self.memory_mask_N1S.shape[2] + _SPARE
-            # Zeros: what is masked is multiplied by 0, and must be finite.
             for cache in self.layers:
-                cache.keys_NHCkK = functional.pad(cache.keys_NHCkK, (0, 0, 0, 0, 0, more))
-                cache.values_NHCkK = functional.pad(cache.values_NHCkK, (0, 0, 0, 0, 0, more))
-            self._history_NkCk = functional.pad(self._history_NkCk, (0, 0, 0, more), value=-torch.inf)
+                cache.keys_NHCkK = _with_room(cache.keys_NHCkK, more)
+                cache.values_NHCkK = _with_room(cache.values_NHCkK, more)
+            self._history_NkCk = _with_room(self._history_NkCk, more)
         self._history_NkCk[:, :, self.position] = self._own_place_kk
         return self._history_NkCk[:, :, : self.position + 1].flatten(2)
 
@@ -85,3 +83,11 @@ class DecoderState:
                 held[moved] = held[origins]
                 setattr(cache, name, held[:count])
         self.memory_mask_N1S, self._history_NkCk = self.memory_mask_N1S[order_N], self._history_NkCk[order_N]
+
+
+def _with_room(held: torch.Tensor, more: int) -> torch.Tensor:
+    """The same with `more` positions, dimension 2, which nobody reads before they are written."""
+    room = held.shape[2]
+    grown = held.new_empty(*held.shape[:2], room + more, *held.shape[3:])
+    grown[:, :, :room] = held
+    return grown

@@ -51,6 +51,11 @@ def test_batches_fit_the_budget_and_hold_each_line_once(make, toy_lines: Lines) 
     assert sorted(i for batch in batches for i in batch) == list(range(len(lines)))
     padded = [max(len(sources[i]) + 1 for i in batch) * len(batch) * 4 for batch in batches]
     assert 300 < max(padded) <= 600
+    # As few as if each took all that fits.
+    left, fewest = sorted((len(source) + 1 for source in sources), reverse=True), 0
+    while left:
+        left, fewest = left[600 // (4 * left[0]) :], fewest + 1
+    assert len(batches) == fewest
     lengths = [len(sources[i]) for batch in batches for i in batch]
     assert lengths == sorted(lengths, reverse=True)
     assert all(len(batch) == 1 for batch in make(max_batch_tokens=1).batches(lines, sources))
