@@ -68,7 +68,8 @@ RANKS_ROW = {
     "{figures[overhead_percent][median]:.1f}% of it beyond its share of the work",
 }
 DECODE_ROW = {
-    "what": "decoding, beam {figures[beam_size]}, `{figures[precision]}`; {figures[unit]}, beside peers in the run",
+    "what": "decoding by a model of {figures[parameters]:,} parameters after {figures[trained_steps]:,} steps, beam "
+    "{figures[beam_size]}, {figures[precision]}; {figures[unit]}, beside peers in the same run",
     "steps": "—",
     "result": "{figures[contenders][ours][sentences_per_second][median]:,.1f}, which is",
 }

@@ -106,6 +106,7 @@ def run_decoding_benchmark(
     return {
         "unit": "sentences a CPU second" if device.type == "cpu" else "sentences a second",
         "parameters": sum(p.numel() for p in model.parameters()),
+        "trained_steps": max(info.steps),
         "precision": _compute_type(dtype),
         "beam_size": settings.beam_size,
         "sentences": len(settings.sources),
