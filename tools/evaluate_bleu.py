@@ -17,12 +17,14 @@ from pathlib import Path
 
 from dist_transformer.distributed import error_of_all, process_group, read_world
 from dist_transformer.errors import exit_on_user_error
-from dist_transformer.evaluation.evaluate import Evaluation, evaluate, write_report
+from dist_transformer.evaluation.evaluate import Evaluation, evaluate, require_writable, write_report
 from dist_transformer.inference.options import PRECISIONS, add_decoding_options, add_model_option, beam_settings
 
 
 def main() -> None:
     arguments = parse_arguments()
+    if arguments.json is not None:
+        require_writable(arguments.json)
     world = read_world()
     with process_group(world) as device, error_of_all(world):
         evaluation = evaluate(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_transformer.data.shards import DataIndex
 from dist_transformer.environment import describe_environment
-from dist_transformer.errors import UserError
+from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.launch import RANK_VARIABLES, free_port
 
 if TYPE_CHECKING:
@@ -133,7 +133,8 @@ def measure_apart(
         outputs = list(readers.map(subprocess.Popen.communicate, started))
     for process, (_, errors) in zip(started, outputs, strict=True):
         if process.returncode != 0:
-            raise UserError(f"{failure}: {errors.strip().splitlines()[-1:]}: {remedy}")
+            last = (errors.strip().splitlines() or ["it said nothing"])[-1]
+            raise UserError(f"{failure}: {last.removeprefix('error: ')}: {remedy}")
     # Libraries may print before.
     found: dict[str, float] = json.loads(outputs[0][0].splitlines()[-1])
     return found
@@ -153,7 +154,7 @@ def _environments(ranks: int) -> list[dict[str, str]]:
 
 def answer(measure: Callable[[dict[str, Any]], dict[str, float]]) -> None:
     """What such a module does when it is run."""
-    print(json.dumps(measure(json.loads(sys.argv[1]))))
+    exit_on_user_error(lambda: print(json.dumps(measure(json.loads(sys.argv[1])))))
 
 
 def resident_mib(field: str) -> float:

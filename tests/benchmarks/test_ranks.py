@@ -51,3 +51,12 @@ def test_the_command(toy_data: DataFolder, tmp_path: Path) -> None:
     assert (figures["ranks"], figures["packs_per_step"], figures["max_target_tokens"]) == (2, 2, 1024)
     assert 0 < figures["several_ranks"]["median"] < 60
     assert ranks_table(figures) in output
+
+
+@pytest.mark.slow
+def test_what_a_rank_refuses_is_said_once(tmp_path: Path) -> None:
+    output = run_command(sys.executable, "tools/benchmark.py", "ranks", "--data", tmp_path, status=1)
+    lines = output.strip().splitlines()
+    assert lines[-1].startswith(f"error: training on 1 rank(s) failed: {tmp_path} ")
+    assert "Traceback" not in output
+    assert "UserError" not in output

@@ -91,3 +91,10 @@ def test_a_missing_model_is_named(files: tuple[Path, Path], tmp_path: Path) -> N
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: {tmp_path / 'nowhere'} is not a model folder")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_where_nothing_can_be_written_is_said_before_decoding(files: tuple[Path, Path], tmp_path: Path) -> None:
+    for place in (tmp_path, files[0] / "result.json"):
+        done = evaluate(1, "--model", tmp_path / "nowhere", "--src", files[0], "--ref", files[1], "--json", place)
+        assert done.returncode == 1
+        assert done.stderr == f"error: {place} cannot be written: choose another place\n"
