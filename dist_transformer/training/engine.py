@@ -82,6 +82,9 @@ class Engine:
             # _CheckedAdam clips: the engine's own clipping would hide the norm.
             ds_config["gradient_clipping"] = 0.0
         self.loss_factor = world_size * ds_config["gradient_accumulation_steps"]
+        # DeepSpeed rounds the model to bf16, and would make the fp32 weights of that. The first small updates of a
+        # warm-up would then be lost: a weight in the middle between two roundings does not move until they add up.
+        weights = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
         offloads = ds_config["zero_optimization"].get("offload_optimizer", {}).get("device", "none") != "none"
         self.optimizer = _make_optimizer(model, config, offloads=offloads, checks_itself=checks_itself)
         self.ds, *_ = deepspeed.initialize(
@@ -94,6 +97,7 @@ class Engine:
         self.scheduler = self.ds.lr_scheduler
         self._kept = (*MOMENTS, EMA) if config.ema_decay > 0 else MOMENTS
         self._create_moments()
+        self._set_weights(weights)
         # Stage 3 gathers parameters in hooks, which break graphs.
         if config.compile and self.stage < 3 and self.module.has_fixed_shapes:
             self.module.compile_layers()
@@ -168,20 +172,28 @@ class Engine:
         return ((state.name, state.weight) for state in self.parameter_states())
 
     def restore(self, load: Callable[[str], ParameterState], *, updates: int) -> None:
-        """Set weights, moments and counters, so that training goes on exactly. A collective.
+        """Set moments and counters, so that training goes on exactly.
 
-        The model that was given to the constructor must hold the same weights already: the low-precision copies were
-        made from it. Moments that are not given stay zero, and a moving average begins with the weights.
+        The model that was given to the constructor must hold the weights already. Moments that are not given stay zero,
+        and a moving average begins with the weights.
         """
-        write_weight, write_moment = self._writers()
+        _, write_moment = self._writers()
         for name, parameter in self.module.named_parameters():
-            state = load(name)
-            write_weight(parameter, state.weight.to(self.device))
-            for key, value in {EMA: state.weight, **state.moments}.items():
+            for key, value in load(name).moments.items():
                 if key in self._kept:
                     write_moment(parameter, value.to(self.device), key)
         self._set_adam_steps(updates)
         self.scheduler.load_state_dict({"updates": updates})
+
+    @torch.no_grad()
+    def _set_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """In fp32, and as the begin of the moving average; the low-precision copies are left as they are."""
+        write_weight, write_moment = self._writers()
+        for name, parameter in self.module.named_parameters():
+            weight = weights[name].to(self.device)
+            write_weight(parameter, weight)
+            if EMA in self._kept:
+                write_moment(parameter, weight, EMA)
 
     @torch.no_grad()
     def _move_average(self) -> None:
@@ -203,7 +215,7 @@ class Engine:
             for key in MOMENTS:
                 state[key].zero_()
             if EMA in self._kept:
-                state[EMA] = weight.detach().clone()
+                state[EMA] = torch.zeros_like(weight)
         if self.stage in (1, 2):
             # The one private call: it links the state that now exists to each parameter's fragment.
             self.ds.optimizer._lazy_init_hp_params_optimizer_state()

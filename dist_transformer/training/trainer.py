@@ -388,9 +388,6 @@ class Trainer:
         if isinstance(origin, CheckpointReader):
             self.engine.restore(origin.parameter, updates=origin.state["updates"])
             return Progress.from_json(origin.state)
-        if origin is not None:
-            # The engine's fp32 weights were made from bf16 ones.
-            self.engine.restore(origin.parameter, updates=0)
         return Progress(position=self.data.plan.start())
 
     def _record_setting(self, positions_PD: np.ndarray) -> None:

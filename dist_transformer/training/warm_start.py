@@ -10,7 +10,6 @@ from dist_transformer.config import ModelConfig
 from dist_transformer.errors import UserError
 from dist_transformer.files import sha256_of
 from dist_transformer.model_folder import TOKENIZER_FILE, WEIGHTS_FILE, ModelInfo, load_model, read_model_info
-from dist_transformer.training.engine import ParameterState
 
 # What a run may set anew: rates of dropout, and how weights are drawn, which these are not.
 _FREE = {"dropout", "attention_dropout", "ffn_dropout", "embedding_init"}
@@ -30,9 +29,6 @@ class InitialWeights:
 
     def weight(self, name: str) -> torch.Tensor:
         return self.tensors[name]
-
-    def parameter(self, name: str) -> ParameterState:
-        return ParameterState(name=name, weight=self.tensors[name], moments={})
 
 
 def read_initial_weights(source: Path, model: ModelConfig, *, tokenizer_sha256: str) -> InitialWeights:

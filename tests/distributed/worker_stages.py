@@ -226,6 +226,8 @@ def not_finite_result(config: TrainConfig, world: World, device: torch.device) -
         trainer._train_step(step, share, interval, stall=0.0)
 
     weights = [weights_of(trainer)]
+    torch.manual_seed(trainer.config.seed)
+    drawn = {name: p.detach() for name, p in Transformer(trainer.config.model).named_parameters()}
     for _ in range(4):
         train_step()
         weights.append(weights_of(trainer))
@@ -241,6 +243,7 @@ def not_finite_result(config: TrainConfig, world: World, device: torch.device) -
         except UserError as error:
             message = str(error)
     return {
+        "begins_beside_what_was_drawn": difference(weights[0], drawn),
         "average_error": average_error,
         "average_moved": difference({name: before[f"ema/{name}"] for name in expected}, weights[0]),
         "state_differs_by": difference(before, state_of(trainer)),

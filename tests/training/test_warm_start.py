@@ -33,9 +33,6 @@ def test_the_weights_are_those_of_the_folder(
     expected = dict(random_model.named_parameters())
     assert sorted(initial.parameter_names()) == sorted(expected)
     for name, parameter in expected.items():
-        state = initial.parameter(name)
-        assert (state.name, state.moments) == (name, {})
-        assert torch.equal(state.weight, parameter)
         assert torch.equal(initial.weight(name), parameter)
 
 
