@@ -10,7 +10,7 @@ import pytest
 
 from dist_transformer.errors import UserError
 from tests.conftest import ROOT, run_command
-from tools.results_table import fill, fill_blocks, make_line, make_table, read_result
+from tools.results_table import fill, fill_blocks, make_lines, make_table, read_result
 
 RESULT: dict[str, Any] = {
     "what": "A run.",
@@ -22,11 +22,13 @@ RESULT: dict[str, Any] = {
     "seeds": [1],
     "wall_seconds": None,
     "figures": {"steps": 1500, "test_2016": {"last 3": {"bleu": 35.0642}}, "runs": [{"stage": 2}]},
-    "row": {
-        "what": "preset `multi30k`, ZeRO-{figures[runs][0][stage]}",
-        "steps": "{figures[steps]:,}",
-        "result": "{figures[test_2016][last 3][bleu]:.1f} BLEU (test_2016, 13a)",
-    },
+    "rows": [
+        {
+            "what": "preset `multi30k`, ZeRO-{figures[runs][0][stage]}",
+            "steps": "{figures[steps]:,}",
+            "result": "{figures[test_2016][last 3][bleu]:.1f} BLEU (test_2016, 13a)",
+        }
+    ],
 }
 MARKED = "# Title\n<!-- {0}: made by tools/results_table.py -->\nold\n<!-- end of {0} -->\nafter\n"
 
@@ -46,10 +48,13 @@ def test_the_readme_is_what_the_figures_give() -> None:
 def test_every_number_of_a_row_comes_from_its_file(file: Path) -> None:
     """Each number that stands in the README's line is one of the file's, rounded as it is shown."""
     result = read_result(file)
-    if result["row"] is None:
-        return
-    line = make_line(file, result)
-    assert line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    for line in make_lines(file, result):
+        assert line in readme
+        require_numbers_of(result, line)
+
+
+def require_numbers_of(result: dict[str, Any], line: str) -> None:
     names = re.compile(r"\w+_\w+|`[^`]*`|13a|bf16")
     shown = [
         text.replace(",", "")
@@ -71,16 +76,16 @@ def numbers_in(value: Any) -> list[float]:
 
 def test_a_line_by_hand(tmp_path: Path) -> None:
     file = write(tmp_path / "results", "run.json")
-    assert make_line(file, read_result(file)) == (
+    assert make_lines(file, read_result(file)) == [
         "| Multi30k en→de | preset `multi30k`, ZeRO-2 | 1,500 | 35.1 BLEU (test_2016, 13a), `results/run.json` |"
-    )
+    ]
 
 
 def test_real_text_first_then_the_newest_and_no_line_without_a_row(tmp_path: Path) -> None:
     write(tmp_path, "a.json", date="2026-01-01", corpus="old")
     write(tmp_path, "b.json", date="2026-03-01", corpus="toy", synthetic=True)
     write(tmp_path, "c.json", date="2026-02-01", corpus="new")
-    write(tmp_path, "d.json", row=None, corpus="none")
+    write(tmp_path, "d.json", rows=[], corpus="none")
     lines = make_table(tmp_path).splitlines()
     assert lines[0] == "| corpus | what | steps | result |"
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| new", "| old", "| toy"]
@@ -126,7 +131,7 @@ def test_a_figure_that_is_not_there_is_refused(text: str) -> None:
         ({"bleu": 3.0}, "has an unknown field 'bleu'"),
         ({"seeds": 1}, "seeds is 1"),
         ({"date": "31.1.2026"}, "date is '31.1.2026'"),
-        ({"row": {"what": "w", "steps": "s"}}, "row must hold what, steps, result"),
+        ({"rows": [{"what": "w", "steps": "s"}]}, "a row must hold what, steps, result"),
         ({"figures": None}, "figures is None"),
     ],
 )

@@ -116,7 +116,7 @@ def main() -> None:
             seeds=measured.seeds,
             wall_seconds=round(time.monotonic() - started, 1),
             figures=measured.figures,
-            row=measured.row,
+            rows=[measured.row] if measured.row else [],
         )
         write_result(arguments.json, result)
     if measured.flaw is not None:

@@ -86,7 +86,7 @@ def run_tests(seconds: float) -> Results:
         raise UserError(f"a test fails on this GPU ({outcome}): the output above says which")
     result = result_of(
         None, what="tests marked gpu", command="python -m pytest -q -m gpu tests/model", seeds=[],
-        wall_seconds=round(time.monotonic() - started, 1), figures={"outcome": outcome}, row=None,
+        wall_seconds=round(time.monotonic() - started, 1), figures={"outcome": outcome}, rows=[],
     )  # fmt: skip
     yield "tests", result
 
@@ -119,7 +119,8 @@ def measure_bleu(suite: Any) -> Results:
         command = ["decode", "--model", model, *suite.test_set(name), "--peers", "--rounds", 1]
         result = suite.measure(f"bleu-{name}", *command)
         score = "{figures[contenders][ours][bleu]:.1f} BLEU"
-        yield f"bleu-{name}", {**result, "row": {"what": f"briefly trained `base` on {name}", "result": score}}
+        row = {"what": f"briefly trained `base` on {name}", "steps": "—", "result": score}
+        yield f"bleu-{name}", {**result, "rows": [row]}
 
 
 def parse_arguments() -> argparse.Namespace:

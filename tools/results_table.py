@@ -13,9 +13,9 @@ figures differ. A result file is one JSON object:
     seeds          of the runs
     wall_seconds   for all of it, or null where nobody measured it
     figures        everything that was measured, nested as the result needs
-    row            null, or the table's other columns: {"what": …, "steps": …, "result": …}
+    rows           lines of the table, each its other columns: {"what": …, "steps": …, "result": …}
 
-The three texts of `row` name figures by their place in the file, with Python's format syntax, and hold no number of
+The three texts of a row name figures by their place in the file, with Python's format syntax, and hold no number of
 their own: "{figures[test][bleu]:.1f} BLEU". Real text comes first, then the newest.
 """
 
@@ -47,7 +47,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "seeds": list,
     "wall_seconds": (int, float, type(None)),
     "figures": dict,
-    "row": (dict, type(None)),
+    "rows": list,
 }
 _COLUMNS = ("what", "steps", "result")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
@@ -83,7 +83,7 @@ def fill_blocks(readme: str, tables: dict[str, str]) -> str:
 
 
 def make_table(folder: Path) -> str:
-    """The Markdown table of all result files of a folder that have a row.
+    """The Markdown table of all rows of the result files of a folder.
 
     Raises:
         UserError: a file that does not keep to the layout.
@@ -91,7 +91,7 @@ def make_table(folder: Path) -> str:
     results = [(file, read_result(file)) for file in sorted(folder.glob("*.json"))]
     results.sort(key=lambda pair: pair[1]["date"], reverse=True)
     results.sort(key=lambda pair: pair[1]["synthetic"])
-    lines = [make_line(file, result) for file, result in results if result["row"] is not None]
+    lines = [line for file, result in results for line in make_lines(file, result)]
     return "\n".join([*HEAD, *lines])
 
 
@@ -108,14 +108,17 @@ def read_result(file: Path) -> dict[str, Any]:
         datetime.date.fromisoformat(result["date"])
     except ValueError:
         raise UserError(f"{file}: date is {result['date']!r}: write it as 2026-01-31") from None
-    if result["row"] is not None and result["row"].keys() != set(_COLUMNS):
-        raise UserError(f"{file}: row must hold {', '.join(_COLUMNS)} and nothing else, or be null")
+    if any(not isinstance(row, dict) or row.keys() != set(_COLUMNS) for row in result["rows"]):
+        raise UserError(f"{file}: a row must hold {', '.join(_COLUMNS)} and nothing else")
     return result
 
 
-def make_line(file: Path, result: dict[str, Any]) -> str:
-    what, steps, text = (fill(result["row"][name], result, file) for name in _COLUMNS)
-    return f"| {result['corpus']} | {what} | {steps} | {text}, `{file.parent.name}/{file.name}` |"
+def make_lines(file: Path, result: dict[str, Any]) -> list[str]:
+    lines = []
+    for row in result["rows"]:
+        what, steps, text = (fill(row[name], result, file) for name in _COLUMNS)
+        lines.append(f"| {result['corpus']} | {what} | {steps} | {text}, `{file.parent.name}/{file.name}` |")
+    return lines
 
 
 def fill(template: str, result: dict[str, Any], file: Path) -> str:

@@ -224,12 +224,12 @@ def write_results(arguments: argparse.Namespace, index: DataIndex, rows: list[di
             "preset": arguments.preset, "noise_bleu": arguments.noise, "compared": len(verdicts), "verdicts": counts,
             "base_steps": rows[0]["steps"], "rows": compared,
         },
-        "row": {
+        "rows": [{
             "what": "the paper's table of variations relative to preset `{figures[preset]}`",
             "steps": "{figures[base_steps]:,}",
             "result": "{figures[verdicts][yes]} of {figures[compared]} rows differ from base in the paper's direction, "
             "{figures[verdicts][no]} in the other, {figures[verdicts][within noise]} within noise",
-        },
+        }],
     }  # fmt: skip
     write_whole(arguments.out / "table3.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     write_whole(arguments.out / "table3.md", table + "\n")

@@ -187,7 +187,7 @@ def result_of(
     seeds: Sequence[int],
     wall_seconds: float,
     figures: dict[str, Any],
-    row: dict[str, str] | None,
+    rows: Sequence[dict[str, str]],
 ) -> dict[str, Any]:
     """A result in the layout of tools/results_table.py.
 
@@ -209,7 +209,7 @@ def result_of(
         "seeds": list(seeds),
         "wall_seconds": wall_seconds,
         "figures": figures,
-        "row": row,
+        "rows": list(rows),
     }
 
 

@@ -134,8 +134,6 @@ def merge(file: Path, parts: dict[str, dict[str, Any]], *, what: str, load: str 
     # A part without text says nothing of the corpus.
     texts = [part for part in figures.values() if part["corpus"] != NO_CORPUS]
     loads = sorted({part["load"] for part in figures.values() if part["load"]})
-    shared = ", on a machine shared with other work" if loads else ""
-    rows = [part["row"] for part in figures.values() if part["row"]]
     result = {
         "what": what,
         "corpus": "; ".join(dict.fromkeys(part["corpus"] for part in texts)) or NO_CORPUS,
@@ -146,7 +144,7 @@ def merge(file: Path, parts: dict[str, dict[str, Any]], *, what: str, load: str 
         "seeds": sorted({seed for part in figures.values() for seed in part["seeds"]}),
         "wall_seconds": round(sum(part["wall_seconds"] for part in figures.values()), 1),
         "figures": figures,
-        "row": {"what": what + shared, "steps": "—", "result": "; ".join(rows)} if rows else None,
+        "rows": [row for part in figures.values() for row in part["rows"]],
     }
     write_result(file, result)
     if groups := bar_groups(figures):
@@ -158,8 +156,11 @@ def merge(file: Path, parts: dict[str, dict[str, Any]], *, what: str, load: str 
 
 
 def _as_part(name: str, result: dict[str, Any], load: str | None) -> dict[str, Any]:
-    """A result without what all parts share; its row is one text, whose names hold in the merged file."""
-    row = result["row"]
-    text = f"{row['what']}: {row['result']}".replace("{figures[", f"{{figures[{name}][") if row else None
+    """A result without what all parts share; what its rows name is in the merged file, and they tell of other work."""
+
+    def moved(row: dict[str, str]) -> dict[str, str]:
+        texts = {column: text.replace("{figures[", f"{{figures[{name}][") for column, text in row.items()}
+        return {**texts, "what": texts["what"] + (", on a machine shared with other work" if load else "")}
+
     shared = {field: result[field] for field in _SHARED}
-    return {**result["figures"], **shared, "load": load, "row": text}
+    return {**result["figures"], **shared, "load": load, "rows": [moved(row) for row in result["rows"]]}

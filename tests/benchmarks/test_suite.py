@@ -24,7 +24,7 @@ from dist_transformer.benchmarks.suite import (
 from dist_transformer.errors import UserError
 from tests.conftest import run_command
 from tools import bench, benchmark, gpu_check
-from tools.results_table import make_line, read_result
+from tools.results_table import make_lines, read_result
 
 
 def rate(*values: float) -> dict[str, Any]:
@@ -40,12 +40,12 @@ def training(ours: float, *, machine: str = "4 cores", date: str = "2026-01-31")
         "what": "training", "corpus": "mix (en-de)", "synthetic": False, "date": date, "machine": machine,
         "commands": ["python tools/benchmark.py train"], "seeds": [1], "wall_seconds": 2.5,
         "figures": {"preset": "tiny", "precision": "bf16", "unit": "tokens a CPU second", "contenders": contenders},
-        "row": {"what": "training", "steps": "—", "result": "{figures[contenders][ours][rates][median]:,.0f}"},
+        "rows": [{"what": "training", "steps": "—", "result": "{figures[contenders][ours][rates][median]:,.0f}"}],
     }  # fmt: skip
 
 
 def test_parts_are_merged_into_one_file(tmp_path: Path) -> None:
-    """A part that is measured again replaces its figures; the row names figures of all parts; a picture lies beside."""
+    """A part that is measured again replaces its figures; each has its rows; a picture lies beside."""
     file = tmp_path / "bench-cpu.json"
     merge(file, {"train-tiny": training(1000)}, what="both")
     merge(file, {"train-big": training(50, date="2026-02-01")}, what="both", load="shared with other work")
@@ -55,10 +55,9 @@ def test_parts_are_merged_into_one_file(tmp_path: Path) -> None:
     assert (result["date"], result["wall_seconds"], result["seeds"]) == ("2026-02-01", 5.0, [1])
     assert result["machine"] == "4 cores; shared with other work"
     assert len(result["commands"]) == 2
-    line = make_line(file, result)
-    assert line.startswith(
-        "| mix (en-de) | both, on a machine shared with other work | — | training: 1,200; training: 50, `"
-    )
+    lines = [line.rpartition(", `")[0] for line in make_lines(file, result)]
+    shared = "training, on a machine shared with other work"
+    assert lines == ["| mix (en-de) | training | — | 1,200", f"| mix (en-de) | {shared} | — | 50"]
     width, height = struct.unpack(">II", file.with_suffix(".png").read_bytes()[16:24])
     assert width > 500
     assert height > 200

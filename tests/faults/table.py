@@ -90,12 +90,14 @@ class Table:
             seeds=[],
             wall_seconds=round(self._seconds, 1),
             figures={**totals, "campaigns": self.parts},
-            row={
-                "what": "faults on purpose: kills; slow, lost, stuck ranks; damaged, hostile files; failing disks",
-                "steps": "—",
-                "result": "{figures[passed]:,} of {figures[faults]:,} faults came out as they must "
-                "({figures[full]:,} are planned: `make faults`)",
-            },
+            rows=[
+                {
+                    "what": "faults on purpose: kills; slow, lost, stuck ranks; damaged, hostile files; failing disks",
+                    "steps": "—",
+                    "result": "{figures[passed]:,} of {figures[faults]:,} faults came out as they must "
+                    "({figures[full]:,} are planned: `make faults`)",
+                }
+            ],
         )
 
 

@@ -8,7 +8,7 @@ from dist_transformer.data.folder import DataFolder
 from tests.faults.__main__ import CAMPAIGNS, examine
 from tests.faults.campaign import Campaign, Case, Found, Lab
 from tests.faults.table import Table
-from tools.results_table import make_line, read_result
+from tools.results_table import make_lines, read_result
 
 
 def whole(case: Case, lab: Lab) -> Found:
@@ -49,7 +49,8 @@ def test_campaigns_go_on_where_they_were_stopped(tmp_path: Path, lab: Lab) -> No
         "full": 5, "faults": 6, "passed": 6, "cases": 3, "counts": {"saves": 9}, "highest": {"steps_lost": 2.0},
         "failed": [],
     }  # fmt: skip
-    assert "8 of 8 faults came out as they must (7 are planned" in make_line(file, result)
+    (line,) = make_lines(file, result)
+    assert "8 of 8 faults came out as they must (7 are planned" in line
 
 
 def test_two_processes_may_fill_a_table_together(tmp_path: Path, lab: Lab) -> None:
