@@ -75,7 +75,8 @@ def run_tests(seconds: float) -> Results:
     """
     from dist_transformer.benchmarks.measure import result_of
 
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/model"]
+    places = ["tests/model", "tests/inference"]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *places]
     started = time.monotonic()
     if importlib.util.find_spec("pytest") is None or importlib.util.find_spec("hypothesis") is None:
         raise UserError("the tests need pytest and hypothesis: install them, or leave out PART=tests")
@@ -85,7 +86,7 @@ def run_tests(seconds: float) -> Results:
     if done.returncode != 0:
         raise UserError(f"a test fails on this GPU ({outcome}): the output above says which")
     result = result_of(
-        None, what="tests marked gpu", command="python -m pytest -q -m gpu tests/model", seeds=[],
+        None, what="tests marked gpu", command=f"python -m pytest -q -m gpu {' '.join(places)}", seeds=[],
         wall_seconds=round(time.monotonic() - started, 1), figures={"outcome": outcome}, rows=[],
     )  # fmt: skip
     yield "tests", result

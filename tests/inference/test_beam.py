@@ -131,6 +131,19 @@ def test_rare_looks_change_nothing(steps: int, monkeypatch: pytest.MonkeyPatch) 
     assert_same(beam_search(model, sources, settings=settings), expected)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_on_a_gpu_the_search_is_the_same(norm: str) -> None:
+    model, sources = make_model(norm=norm), make_sources(30, seed=3)
+    settings = BeamSettings(nbest=4, max_extra_tokens=10)
+    expected = beam_search(model, sources, settings=settings)
+    found = beam_search(model.to("cuda"), sources, settings=settings)
+    assert [[h.tokens for h in row] for row in found] == [[h.tokens for h in row] for row in expected]
+    scores, wanted = ([h.score for row in rows for h in row] for rows in (found, expected))
+    assert scores == pytest.approx(wanted, abs=1e-4)
+
+
 def test_first_of_nbest_is_the_best() -> None:
     model, sources = make_model(), make_sources(30, seed=4)
     settings = BeamSettings(max_extra_tokens=10)

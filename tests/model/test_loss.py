@@ -223,3 +223,19 @@ def test_softmax_of_bf16_logits_is_in_fp32() -> None:
     logits = functional.linear(*half).double()
     expected = functional.cross_entropy(logits, labels_T, reduction="sum", ignore_index=IGNORED)
     assert smoothed_cross_entropy(*half, labels_T, 0.1).nll.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_on_a_gpu_loss_and_gradient_are_the_same(compiled: bool) -> None:
+    hidden_TD, weight_VD, labels_T = make_case()
+    expected = smoothed_cross_entropy(hidden_TD, weight_VD, labels_T, 0.1)
+    on_gpu = [x.detach().cuda().requires_grad_() for x in (hidden_TD, weight_VD)]
+    found = smoothed_cross_entropy(*on_gpu, labels_T.cuda(), 0.1, compiled=compiled)
+    assert found.tokens.item() == expected.tokens.item()
+    for one, other in ((found.loss, expected.loss), (found.nll, expected.nll)):
+        assert one.item() == pytest.approx(other.item(), rel=1e-5)
+    wanted = gradients(expected.loss, hidden_TD, weight_VD)
+    for one, other in zip(gradients(found.loss, *on_gpu), wanted, strict=True):
+        assert relative(one.cpu(), other) < 1e-5
