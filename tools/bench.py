@@ -29,8 +29,9 @@ from dist_transformer.errors import exit_on_user_error
 PARTS = ("data", "train-tiny", "train-base", "ranks", "decode-tiny", "decode-base", "cost")
 # Of training before decoding is measured: enough to end its sentences, and to be given a score.
 _MINUTES = {"tiny": 5, "base": 30}
-# One step of base as large as the peer that computes it at once has memory for.
-_CPU_STEP: list[object] = ["--batch.packs-per-step", 1, "--batch.max-target-tokens", 4096]
+# One pack a step. For the peer that pads most, to six times the tokens, twice as large a one does not fit 24 GiB.
+_CPU_STEP: list[object] = ["--batch.packs-per-step", 1, "--batch.max-target-tokens", 2048]
+_CPU_LEARNING: list[object] = ["--batch.packs-per-step", 1, "--batch.max-target-tokens", 4096]
 # All but DeepSpeed's own defaults, which `tiny` shows.
 _CPU_PEERS = ("plain", "torch", "trainer", "compiled")
 
@@ -56,13 +57,13 @@ def main() -> None:
 
 
 def command_of(part: str, suite: Suite, *, on_cpu: bool) -> list[object]:
-    """Flags of tools/benchmark.py. A CPU measures few steps of base, of which torch.nn.Transformer takes 100 s each."""
+    """Flags of tools/benchmark.py. A CPU measures few steps of base: torch.nn.Transformer takes a minute each."""
     name, _, preset = part.partition("-")
     if name == "cost":
         return ["cost"]
     if name == "decode":
         # Small steps, of which its minutes hold hundreds.
-        small = [*_CPU_STEP, *brief_schedule(peak_lr=5e-4, warmup_steps=400)]
+        small = [*_CPU_LEARNING, *brief_schedule(peak_lr=5e-4, warmup_steps=400)]
         flags = small if on_cpu and preset == "base" else brief_schedule()
         model = suite.model(preset, minutes=_MINUTES[preset], flags=flags)
         return ["decode", "--model", model, *suite.test_set("test_2016_flickr"), "--sentences", 200]
