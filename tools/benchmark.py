@@ -28,7 +28,6 @@ from dist_transformer.benchmarks.ranks import RanksBenchmark, ranks_table, run_r
 from dist_transformer.benchmarks.training import (
     LABELS,
     TrainBenchmark,
-    peak_memory,
     run_training_benchmark,
     train_table,
 )
@@ -166,10 +165,6 @@ def measure_training(arguments: argparse.Namespace) -> Measured | None:
         figures = {"preset": arguments.preset, **run_training_benchmark(settings, world, device, report)}
     if not world.is_main:
         return None
-    if world.size == 1:
-        for name, found in figures["contenders"].items():
-            report(f"memory of {name}")
-            found["peak_gib"] = peak_memory(config, name)
     first, *peers = figures["contenders"]
     beside = ", ".join(f"{{figures[contenders][{name}][ours_to_this][median]:.2f}}× {LABELS[name]}" for name in peers)
     counts = [f"--{name}={getattr(settings, name)}" for name in ("steps", "rounds")]

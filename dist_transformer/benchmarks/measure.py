@@ -133,7 +133,8 @@ def measure_apart(
         outputs = list(readers.map(subprocess.Popen.communicate, started))
     for process, (_, errors) in zip(started, outputs, strict=True):
         if process.returncode != 0:
-            last = (errors.strip().splitlines() or ["it said nothing"])[-1]
+            killed = "it was killed, as one is that needs more memory than there is"
+            last = killed if process.returncode < 0 else (errors.strip().splitlines() or ["it said nothing"])[-1]
             raise UserError(f"{failure}: {last.removeprefix('error: ')}: {remedy}")
     # Libraries may print before.
     found: dict[str, float] = json.loads(outputs[0][0].splitlines()[-1])

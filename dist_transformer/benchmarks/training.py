@@ -113,6 +113,8 @@ def run_training_benchmark(
     first = names[0]
     if world.size > 1 and (alone := [name for name in names if name not in SHARED]):
         raise UserError(f"--peers {' '.join(alone)} train on one process: start it without a launcher")
+    # First, each alone: who does not fit the memory ends it before anything is timed.
+    memory = peak_memories(settings.config, names, report) if world.size == 1 else {}
     started = time.monotonic()
     contenders = field.pick(names)
     curves = {name: [contender.nll(field.valid)] for name, contender in contenders.items()}
@@ -133,6 +135,8 @@ def run_training_benchmark(
     figures = {name: summary(stretches[name], field, products) for name in names}
     for name, found in figures.items():
         found["nll"] = curves[name]
+        if name in memory:
+            found["peak_gib"] = memory[name]
         pairs = zip(figures[first]["rates"]["values"], found["rates"]["values"], strict=True)
         found["ours_to_this"] = Measure(tuple(ours / theirs for ours, theirs in pairs)).to_json()
     return {
@@ -237,14 +241,18 @@ def graphs_compiled() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def peak_memory(config: TrainConfig, name: str, *, steps: int = 2) -> float:
-    """GiB that a process needs to train `name`, beyond what it had before the model was made; in a process of its own.
+def peak_memories(config: TrainConfig, names: Sequence[str], report: Report) -> dict[str, float]:
+    """GiB that a process needs to train each, beyond what it had before the model was made; in processes of their own.
 
     Resident memory on a CPU, allocated memory on a GPU.
     """
-    request = {"config": to_plain(config), "name": name, "steps": steps}
-    failure = f"{LABELS[name]} could not be measured alone"
-    return measure_apart(__name__, request, failure=failure, remedy="leave it out of --peers")["peak_gib"]
+    memory = {}
+    for name in names:
+        report(f"memory of {LABELS[name]}")
+        request = {"config": to_plain(config), "name": name, "steps": 2}
+        failure = f"{LABELS[name]} could not be measured alone"
+        memory[name] = measure_apart(__name__, request, failure=failure, remedy="leave it out of --peers")["peak_gib"]
+    return memory
 
 
 def _train_alone(request: dict[str, Any]) -> dict[str, float]:

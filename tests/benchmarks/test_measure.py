@@ -102,3 +102,12 @@ def test_a_result_is_written_whole(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     with pytest.raises(UserError, match=r"a\.json cannot be written .* choose another --json"):
         write_result(tmp_path / "none" / "a.json", {})
+
+
+def test_a_process_that_is_killed_is_said_to_have_had_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "killed.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(UserError, match="it was killed, as one is that needs more memory than there is: leave"):
+        measure.measure_apart("killed", {}, failure="P1 failed", remedy="leave it out")
