@@ -68,7 +68,7 @@ RANKS_ROW = {
 }
 DECODE_ROW = {
     "what": "decoding by a model of {figures[parameters]:,} parameters after {figures[trained_steps]:,} steps, beam "
-    "{figures[beam_size]}, {figures[precision]}; {figures[unit]}, beside peers in the same run",
+    "{figures[beam_size]}, `{figures[precision]}`; {figures[unit]}, beside peers in the same run",
     "steps": "—",
     "result": "{figures[contenders][ours][sentences_per_second][median]:,.1f}, which is",
 }
@@ -338,7 +338,7 @@ def add_ranks_parser(parts: Any) -> None:
     )
     several.add_argument("--ranks", type=int, default=2, metavar="N", help="ranks (default: %(default)s)")
     several.add_argument("--steps", type=int, default=20, metavar="N", help="optimizer steps of each in each round")
-    several.add_argument("--rounds", type=int, default=4, metavar="N", help="rounds; medians are reported")
+    several.add_argument("--rounds", type=int, default=8, metavar="N", help="rounds; medians are reported")
 
 
 def add_learn_parser(parts: Any) -> None:

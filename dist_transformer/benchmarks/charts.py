@@ -69,7 +69,8 @@ def _contenders(part: dict[str, Any]) -> BarGroup:
     """Of training or of decoding."""
     trains = "preset" in part
     labels, rate = (TRAINING, "rates") if trains else (DECODING, "sentences_per_second")
-    title = f"training, {part['preset']}" if trains else f"decoding, beam {part['beam_size']}"
+    decoding = "decoding, {parameters:,} parameters, beam {beam_size}"
+    title = f"training, {part['preset']}" if trains else decoding.format_map(part)
     if part.get("world_size", 1) > 1:
         title += f" on {part['world_size']} processes"
     found = part["contenders"]

@@ -79,6 +79,15 @@ def test_bars_are_the_rates_with_their_spread() -> None:
     ]  # fmt: skip
 
 
+def test_bars_of_decoding_name_the_model() -> None:
+    part = {
+        "parameters": 1_686_528, "beam_size": 4, "precision": "float32", "unit": "sentences a CPU second",
+        "contenders": {"ours": {"sentences_per_second": rate(2.0)}},
+    }  # fmt: skip
+    (group,) = bar_groups({"decode-tiny": part})
+    assert group.title == "decoding, 1,686,528 parameters, beam 4, float32"
+
+
 def test_who_lacks_a_package_is_left_out_by_name() -> None:
     told: list[str] = []
     able = who_can_run({"a": (), "b": ("json", "no_such_package"), "c": ("json",)}, told.append)
