@@ -21,7 +21,7 @@ from dist_transformer.data.folder import DataFolder
 from dist_transformer.data.plan import Budgets
 from dist_transformer.errors import UserError
 from tests.conftest import run_command
-from tools.results_table import make_line, read_result
+from tools.results_table import make_lines, read_result
 
 BUDGETS = Budgets(max_source_tokens=512, max_target_tokens=512, max_sentences=64)
 
@@ -140,7 +140,8 @@ def test_the_tool_prints_a_table_and_writes_a_result(toy_data: DataFolder, tmp_p
     table = output[output.index("target tokens a CPU second") :].splitlines()
     assert max(map(len, table)) <= 80
     result = read_result(file)
-    assert make_line(file, result).startswith(
+    (line,) = make_lines(file, result)
+    assert line.startswith(
         "| toy grammar (en-de) | data pipeline, one process and one thread, tokens a CPU second | — |"
     )
     assert result["synthetic"] is True
