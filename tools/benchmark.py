@@ -64,7 +64,8 @@ RANKS_ROW = {
     "what": "a training step, preset `{figures[preset]}`, {figures[precision]}, on {figures[ranks]} one-thread ranks",
     "steps": "—",
     "result": "{figures[several_ranks][median]:.3f} s against {figures[one_rank][median]:.3f} s: "
-    "{figures[overhead_percent][median]:.1f}% of it beyond its share of the work",
+    "{figures[overhead_percent][median]:.1f}% of it beyond its share of the work, {figures[communication_percent]"
+    "[median]:.1f}% beyond what as many processes take for their shares that do not communicate",
 }
 DECODE_ROW = {
     "what": "decoding by a model of {figures[parameters]:,} parameters after {figures[trained_steps]:,} steps, beam "
@@ -333,12 +334,13 @@ def add_ranks_parser(parts: Any) -> None:
         measure_ranks,
         trains=True,
         help="training steps on several ranks, beside the same steps on one",
-        description="The same training steps on one rank and on several of this machine, one thread each, in turns: "
-        "seconds of a step by the wall's clock, and the share of it that is not work but communication and waiting.",
+        description="The same training steps on one rank, on several of this machine, and shared out to processes that "
+        "do not communicate, one thread each, in turns: seconds of a step by the wall's clock, the share of it that is "
+        "not work, and the share that is communication and waiting.",
     )
     several.add_argument("--ranks", type=int, default=2, metavar="N", help="ranks (default: %(default)s)")
     several.add_argument("--steps", type=int, default=20, metavar="N", help="optimizer steps of each in each round")
-    several.add_argument("--rounds", type=int, default=8, metavar="N", help="rounds; medians are reported")
+    several.add_argument("--rounds", type=int, default=6, metavar="N", help="rounds; medians are reported")
 
 
 def add_learn_parser(parts: Any) -> None:

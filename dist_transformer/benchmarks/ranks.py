@@ -2,11 +2,13 @@
 
 Each measure is a launch of its own, one thread a rank, so that one rank has as much of the machine as each of several.
 What a step of several ranks takes beyond its share of the step of one is communication, waiting for the slowest, and
-memory that all use at once: an upper bound of what communication costs.
+memory that all use at once. Of these the last also slows processes that know nothing of each other.
 """
 
 import dataclasses
+import statistics
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -41,27 +43,44 @@ class RanksBenchmark:
 
 
 def run_ranks_benchmark(settings: RanksBenchmark, report: Callable[[str], None]) -> dict[str, Any]:
-    """Seconds of a step on one rank and on several, by the wall's clock, and the share of it that is not work."""
-    seconds: dict[int, list[float]] = {1: [], settings.ranks: []}
+    """Seconds of a step by the wall's clock, and what part of it is not work, or is communication and waiting.
+
+    `apart` are as many processes as there are ranks, each of which takes a rank's share of the step, at the same time
+    and alone.
+    """
+    ranks, batch = settings.ranks, settings.config.batch
+    share = dataclasses.replace(batch, packs_per_step=batch.packs_per_step // ranks)
+    apart = dataclasses.replace(settings.config, batch=share)
+    measures: dict[str, Callable[[], float]] = {
+        "one_rank": lambda: step_seconds(settings.config, ranks=1, steps=settings.steps),
+        "apart": lambda: seconds_side_by_side(apart, processes=ranks, steps=settings.steps),
+        "several_ranks": lambda: step_seconds(settings.config, ranks=ranks, steps=settings.steps),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in measures}
     for number in range(settings.rounds):
         # There and back: a machine that slows down favours nobody.
-        for ranks in (1, settings.ranks) if number % 2 == 0 else (settings.ranks, 1):
-            seconds[ranks].append(step_seconds(settings.config, ranks=ranks, steps=settings.steps))
+        for name in measures if number % 2 == 0 else reversed(measures):
+            seconds[name].append(measures[name]())
         report(f"round {number + 1} of {settings.rounds}")
-    pairs = zip(seconds[1], seconds[settings.ranks], strict=True)
-    overhead = Measure(tuple(1 - one / (settings.ranks * several) for one, several in pairs))
-    batch = settings.config.batch
+    rounds = list(zip(*seconds.values(), strict=True))
     return {
         "unit": "seconds of a step",
         "precision": settings.config.precision,
-        "ranks": settings.ranks,
+        "ranks": ranks,
         "steps": settings.steps,
         "packs_per_step": batch.packs_per_step,
         "max_target_tokens": batch.max_target_tokens,
-        "one_rank": Measure(tuple(seconds[1])).to_json(),
-        "several_ranks": Measure(tuple(seconds[settings.ranks])).to_json(),
-        "overhead_percent": Measure(tuple(100 * share for share in overhead.values)).to_json(),
+        **{name: Measure(tuple(values)).to_json() for name, values in seconds.items()},
+        "overhead_percent": Measure(tuple(100 * (1 - one / ranks / several) for one, _, several in rounds)).to_json(),
+        "communication_percent": Measure(tuple(100 * (1 - apart / several) for _, apart, several in rounds)).to_json(),
     }
+
+
+def seconds_side_by_side(config: TrainConfig, *, processes: int, steps: int) -> float:
+    """Of a step, the mean of processes of one rank that train at the same time."""
+    with ThreadPoolExecutor(processes) as pool:
+        started = [pool.submit(step_seconds, config, ranks=1, steps=steps) for _ in range(processes)]
+        return statistics.mean(future.result() for future in started)
 
 
 def step_seconds(config: TrainConfig, *, ranks: int, steps: int) -> float:
@@ -74,14 +93,18 @@ def step_seconds(config: TrainConfig, *, ranks: int, steps: int) -> float:
 
 
 def ranks_table(figures: dict[str, Any]) -> str:
-    one, several, overhead = (figures[name] for name in ("one_rank", "several_ranks", "overhead_percent"))
-    step = f"{figures['packs_per_step']} packs of {figures['max_target_tokens']:,} tokens"
+    def spread(name: str, form: str) -> str:
+        found = figures[name]
+        return f"{found['median']:{form}} ({found['lowest']:.3g}–{found['highest']:.3g})"
+
+    ranks, step = figures["ranks"], f"{figures['packs_per_step']} packs of {figures['max_target_tokens']:,} tokens"
     return "\n".join([
         f"seconds of a step, {step}; medians (lowest to highest)",
-        f"1 rank   {one['median']:8.3f} ({one['lowest']:.3f}–{one['highest']:.3f})",
-        f"{figures['ranks']} ranks  {several['median']:8.3f} ({several['lowest']:.3f}–{several['highest']:.3f})",
-        f"of which beyond their share of the work: {overhead['median']:.1f}% "
-        f"({overhead['lowest']:.1f}–{overhead['highest']:.1f}%)",
+        f"1 rank                        {spread('one_rank', '8.3f')}",
+        f"its share, {ranks} processes apart   {spread('apart', '8.3f')}",
+        f"{ranks} ranks                       {spread('several_ranks', '8.3f')}",
+        f"beyond their share of the work {spread('overhead_percent', '6.1f')}%",
+        f"of it communication            {spread('communication_percent', '6.1f')}%",
     ])  # fmt: skip
 
 

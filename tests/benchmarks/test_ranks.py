@@ -17,17 +17,28 @@ from tests.conftest import run_command
 CONFIG = TrainConfig(data=("unused",), run_dir=Path("unused"), batch=BatchConfig(packs_per_step=4))
 
 
-def test_the_share_beyond_the_work_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """8 s on one rank are 2 s of work for each of four: of 2.5 s a fifth is something else, of 2 s nothing."""
-    seconds = {1: iter((8.0, 8.0)), 4: iter((2.5, 2.0))}
-    asked = []
-    monkeypatch.setattr(
-        module, "step_seconds", lambda config, *, ranks, steps: asked.append(ranks) or next(seconds[ranks])
-    )
+def test_the_shares_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 s on one rank are 2 s of work for each of four: of 2.5 s a fifth is something else, and of 2 s nothing.
+
+    Processes apart took 2.25 s and 1.5 s for that work, all four alike.
+    """
+    alone = {4: iter((8.0, 8.0)), 1: iter((2.25, 2.25, 2.25, 2.25, 1.5, 1.5, 1.5, 1.5))}
+    several, asked = iter((2.5, 2.0)), []
+
+    def step_seconds(config: TrainConfig, *, ranks: int, steps: int) -> float:
+        assert steps == 3
+        asked.append((ranks, config.batch.packs_per_step))
+        return next(several) if ranks == 4 else next(alone[config.batch.packs_per_step])
+
+    monkeypatch.setattr(module, "step_seconds", step_seconds)
     figures = run_ranks_benchmark(RanksBenchmark(config=CONFIG, ranks=4, steps=3, rounds=2), lambda _: None)
-    assert asked == [1, 4, 4, 1]
+    there = [(1, 4), *[(1, 1)] * 4, (4, 4)]
+    assert asked == [*there, *reversed(there)]
     assert figures["overhead_percent"]["values"] == pytest.approx([20.0, 0.0])
-    assert "beyond their share of the work: 10.0% (0.0–20.0%)" in ranks_table(figures)
+    assert figures["communication_percent"]["values"] == pytest.approx([10.0, 25.0])
+    table = ranks_table(figures)
+    assert "beyond their share of the work   10.0 (0–20)%" in table
+    assert "of it communication              17.5 (10–25)%" in table
 
 
 def test_settings_that_cannot_be_measured() -> None:
