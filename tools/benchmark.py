@@ -340,7 +340,7 @@ def add_ranks_parser(parts: Any) -> None:
     )
     several.add_argument("--ranks", type=int, default=2, metavar="N", help="ranks (default: %(default)s)")
     several.add_argument("--steps", type=int, default=20, metavar="N", help="optimizer steps of each in each round")
-    several.add_argument("--rounds", type=int, default=6, metavar="N", help="rounds; medians are reported")
+    several.add_argument("--rounds", type=int, default=4, metavar="N", help="rounds; medians are reported")
 
 
 def add_learn_parser(parts: Any) -> None:
