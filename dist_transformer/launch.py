@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -46,6 +47,9 @@ def run_printed(command: Sequence[object], *, output: TextIO = sys.stdout, secon
         status = subprocess.run(words, check=False, env=environment, stdout=output, timeout=seconds).returncode
     except subprocess.TimeoutExpired:
         raise UserError(f"the command above took more than {seconds:.0f} s: give it more time, or less to do") from None
+    if status < 0:
+        name = signal.Signals(-status).name
+        raise UserError(f"the command above was ended by {name}: SIGKILL mostly comes where memory does not suffice")
     if status != 0:
         raise UserError(f"the command above ended with status {status}: mend what it says and run this one again")
     return typed
