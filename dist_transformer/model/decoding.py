@@ -2,7 +2,7 @@
 
 The keys and values of a token stay where they were computed: at their position, and at the place that its hypothesis
 had in the beam then. Search changes places in every step; what changes then is which entries each hypothesis may see,
-a mask that is thousands of times smaller than the caches. All entries of a sentence are the keys of all its hypotheses
+a mask that is hundreds of times smaller than the caches. All entries of a sentence are the keys of all its hypotheses
 at once, so they are read once for all of them.
 """
 
