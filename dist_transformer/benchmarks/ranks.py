@@ -46,7 +46,8 @@ def run_ranks_benchmark(settings: RanksBenchmark, report: Callable[[str], None])
     """Seconds of a step by the wall's clock, and what part of it is not work, or is communication and waiting.
 
     `apart` are as many processes as there are ranks, each of which takes a rank's share of the step, at the same time
-    and alone.
+    and alone. Each of them updates all weights, where a rank of ZeRO updates its part: what they say of communication
+    is too little by that difference, and the part that is not work bounds it from above.
     """
     ranks, batch = settings.ranks, settings.config.batch
     share = dataclasses.replace(batch, packs_per_step=batch.packs_per_step // ranks)
