@@ -8,12 +8,12 @@ end, so k always remain. Equal numbers are ordered by place in the beam, then by
 """
 
 import itertools
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from dist_transformer.errors import UserError
@@ -23,6 +23,12 @@ from dist_transformer.packed import pack_side
 
 # Steps between looks at which sentences are done: on CUDA a look makes the host wait for the device.
 _STEPS_BETWEEN_LOOKS = {"cpu": 1, "cuda": 8}
+# Sizes where slots are refilled are multiples of this: a GPU's kernels read masks in such pieces.
+_MULTIPLE = 8
+# Steps before one is recorded as a CUDA graph, in which libraries set themselves up.
+_WARM_UP_STEPS = 3
+# Marks a slot without a sentence.
+_IDLE = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +69,7 @@ class Hypothesis:
 
 
 def beam_search(
-    model: Transformer, sources: Sequence[Sequence[int]], *, settings: BeamSettings
+    model: Transformer, sources: Sequence[Sequence[int]], *, settings: BeamSettings, slots: int | None = None
 ) -> list[list[Hypothesis]]:
     """The `nbest` best hypotheses of each source, best first.
 
@@ -74,8 +80,11 @@ def beam_search(
     others stay the model's.
 
     Args:
-        sources: token ids without special tokens, each shorter than the model's `max_positions`; they are decoded as
-            one batch, so they should be of similar length.
+        sources: token ids without special tokens, each shorter than the model's `max_positions`; they should be of
+            similar length.
+        slots: search in so many sentences at a time, in their order; the next begins where one is done. Every step is
+            then the same work, on CUDA a graph. When not given, all begin together, and steps get smaller as sentences
+            are done.
 
     Returns:
         a list for each source, in order; fewer than `nbest` hypotheses only where there are no more so short ones.
@@ -86,142 +95,219 @@ def beam_search(
     model.eval()
     try:
         with torch.inference_mode():
-            return _Search(model, sources, settings).run()
+            return _Search(model, sources, settings, slots).run()
     finally:
         model.train(was_training)
 
 
-class _Search:
-    """N sentences in search, k hypotheses each; N shrinks as sentences are done.
+@dataclass(slots=True)
+class _Beams:
+    """Hypotheses of N slots: k that live, k that ended, best first; c = 2k candidates, room for C tokens.
 
-    Further shape letters: k living or finished hypotheses, c = 2k candidates, T tokens so far, `<s>` included.
+    An idle slot's live at a probability of 0, as those of a sentence of which all have ended.
     """
 
-    def __init__(self, model: Transformer, sources: Sequence[Sequence[int]], settings: BeamSettings) -> None:
-        self.model, self.settings = model, settings
-        self.device = model.embedding.device
-        longest = model.config.max_positions - 1
-        self.limits = np.array([min(len(source) + settings.max_extra_tokens, longest) for source in sources])
-        self.sentences = np.arange(len(sources))
-        self.results: list[list[Hypothesis]] = [[] for _ in sources]
+    last_Nk: torch.Tensor
+    """The token that each living hypothesis takes next as input, `<s>` at first."""
+    alive_NkC: torch.Tensor
+    alive_logp_Nk: torch.Tensor
+    ended_NkC: torch.Tensor
+    ended_length_Nk: torch.Tensor
+    """With the `</s>`, which is not stored."""
+    ended_logp_Nk: torch.Tensor
+    ended_score_Nk: torch.Tensor
+    limit_N: torch.Tensor
+    """Tokens of an output without `</s>`, at most."""
 
-        self.never_chosen = torch.tensor([PAD_ID, UNK_ID, BOS_ID], device=self.device)
-        self.state = model.start_decoding(*_encode(model, sources), beam_size=settings.beam_size)
-        # lp(n) at place n.
-        lengths = torch.arange(int(self.limits.max()) + 2, device=self.device)
-        self.penalties = ((5 + lengths.float()) / 6) ** settings.length_penalty
-        self.last_penalty_N1 = self.penalties[torch.from_numpy(self.limits + 1).to(self.device)].unsqueeze(1)
+    @classmethod
+    def idle(cls, slots: int, beam_size: int, room: int, device: torch.device) -> "_Beams":
+        def full(value: float, *more: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.full((slots, *more), value, dtype=dtype, device=device)
 
-        shape = (len(sources), settings.beam_size)
-        self.alive_NkT = torch.full((*shape, 1), BOS_ID, device=self.device)
+        return cls(
+            last_Nk=full(BOS_ID, beam_size),
+            alive_NkC=full(PAD_ID, beam_size, room),
+            alive_logp_Nk=full(-torch.inf, beam_size, dtype=torch.float32),
+            ended_NkC=full(PAD_ID, beam_size, room),
+            ended_length_Nk=full(0, beam_size),
+            ended_logp_Nk=full(-torch.inf, beam_size, dtype=torch.float32),
+            ended_score_Nk=full(-torch.inf, beam_size, dtype=torch.float32),
+            limit_N=full(0),
+        )
+
+    def begin(self, slots_n: torch.Tensor, limit_n: torch.Tensor) -> None:
+        self.last_Nk.index_fill_(0, slots_n, BOS_ID)
         # All k hypotheses are `<s>`: only the first may be extended.
-        self.alive_logp_Nk = torch.full(shape, -torch.inf, device=self.device)
-        self.alive_logp_Nk[:, 0] = 0.0
-        self.ended_NkT = self.alive_NkT
-        self.ended_logp_Nk = torch.full(shape, -torch.inf, device=self.device)
-        self.ended_score_Nk = self.ended_logp_Nk
-        self.ended_length_Nk = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        self.alive_logp_Nk.index_fill_(0, slots_n, -torch.inf)[:, 0].index_fill_(0, slots_n, 0.0)
+        self.ended_score_Nk.index_fill_(0, slots_n, -torch.inf)
+        self.limit_N.index_copy_(0, slots_n, limit_n)
+
+    def keep(self, order_N: torch.Tensor) -> None:
+        for name in _Beams.__dataclass_fields__:
+            setattr(self, name, getattr(self, name)[order_N])
+
+
+class _Search:
+    """N slots, in each a sentence in search, with k hypotheses."""
+
+    def __init__(
+        self, model: Transformer, sources: Sequence[Sequence[int]], settings: BeamSettings, slots: int | None
+    ) -> None:
+        self.model, self.sources, self.settings = model, sources, settings
+        self.device = model.embedding.device
+        self.results: list[list[Hypothesis]] = [[] for _ in sources]
+        self.waiting = deque(range(len(sources)))
+        self.refills = slots is not None
+        count = min(slots or len(sources), len(sources))
+        self.sentence_of_slot = np.full(count, _IDLE)
+
+        positions = model.config.max_positions
+        self.limits = np.array([min(len(source) + settings.max_extra_tokens, positions - 1) for source in sources])
+        longest_source, longest = max(map(len, sources)) + 1, int(self.limits.max()) + 1
+        if self.refills:
+            longest_source, longest = _rounded(longest_source), min(_rounded(longest), positions)
+        self.source_room = longest_source
+        self.state = model.new_decoder_state(
+            slots=count, beam_size=settings.beam_size, source_room=longest_source, longest=longest,
+            fixed_shapes=self.refills,
+        )  # fmt: skip
+        self.beams = _Beams.idle(count, settings.beam_size, longest, self.device)
+        self.never_chosen = torch.tensor([PAD_ID, UNK_ID, BOS_ID], device=self.device)
+        # lp(n) at place n.
+        self.penalties = ((5 + torch.arange(longest + 1, device=self.device).float()) / 6) ** settings.length_penalty
 
     def run(self) -> list[list[Hypothesis]]:
-        every = _STEPS_BETWEEN_LOOKS[self.device.type]
-        for position in itertools.count():
-            self._step(position)
-            done_N = self.limits <= position
-            if (position + 1) % every == 0:
-                done_N |= self._done().cpu().numpy()
-            self._collect(np.flatnonzero(done_N))
-            if done_N.all():
-                return self.results
+        step = _recorded(self._step, self.device) if self.refills and self.device.type == "cuda" else self._step
+        self._begin(np.arange(len(self.sentence_of_slot)))
+        while (busy_N := self.sentence_of_slot != _IDLE).any():
+            for _ in range(_STEPS_BETWEEN_LOOKS[self.device.type]):
+                step()
+            done_N = busy_N & self._done().cpu().numpy()
             if done_N.any():
-                self._keep(~done_N)
-        raise AssertionError
+                self._collect(np.flatnonzero(done_N))
+                if self.refills:
+                    self._begin(np.flatnonzero(done_N))
+                else:
+                    self._keep(~done_N)
+        return self.results
 
-    def _step(self, position: int) -> None:
+    def _begin(self, slots: np.ndarray) -> None:
+        """The next sentences take these slots; where there are no more, a slot stays idle."""
+        slots = slots[: len(self.waiting)]
+        if not len(slots):
+            return
+        sentences = [self.waiting.popleft() for _ in slots]
+        self.sentence_of_slot[slots] = sentences
+        memory_nSD, mask_n1S = _encode(self.model, [self.sources[i] for i in sentences], self.source_room)
+        slots_n = torch.from_numpy(slots).to(self.device)
+        self.model.begin_sentences(self.state, slots_n, memory_nSD, mask_n1S)
+        self.beams.begin(slots_n, torch.from_numpy(self.limits[sentences]).to(self.device))
+
+    def _step(self) -> None:
         """Extend every living hypothesis by a token."""
-        beam = self.settings.beam_size
-        hidden_BD = self.model.decode_step(self.alive_NkT[:, :, -1].flatten(), self.state)
-        at_limit_N = self.limits <= position
+        beams, beam = self.beams, self.settings.beam_size
+        positions_N = self.state.positions_N
+        hidden_BD = self.model.decode_step(beams.last_Nk.flatten(), self.state)
         logp_Nc, parent_Nc, token_Nc = best_extensions(
-            self.model, hidden_BD, self.alive_logp_Nk, count=2 * beam, never=self.never_chosen, ends_only=at_limit_N
-        )
+            self.model, hidden_BD, beams.alive_logp_Nk, count=2 * beam, never=self.never_chosen,
+            ends_only_N=positions_N >= beams.limit_N,
+        )  # fmt: skip
         is_end_Nc = token_Nc == EOS_ID
-        self._add_ended(logp_Nc, parent_Nc, is_end_Nc, position + 1)
+        self._add_ended(logp_Nc, parent_Nc, is_end_Nc)
 
         # A stable sort by "ends" leaves the others in front, in their order.
         order_Nk = is_end_Nc.byte().sort(dim=1, stable=True).indices[:, :beam]
-        self.alive_logp_Nk = logp_Nc.gather(1, order_Nk)
         parent_Nk = parent_Nc.gather(1, order_Nk)
-        grown = (_rows(self.alive_NkT, parent_Nk), token_Nc.gather(1, order_Nk).unsqueeze(2))
-        self.alive_NkT = torch.cat(grown, dim=2)
-        self.state.reorder(parent_Nk)
+        beams.alive_logp_Nk.copy_(logp_Nc.gather(1, order_Nk))
+        beams.last_Nk.copy_(token_Nc.gather(1, order_Nk))
+        place_Nk1 = positions_N[:, None, None].expand(-1, beam, 1)
+        alive_NkT = beams.alive_NkC[:, :, : self.state.end]
+        alive_NkT.copy_(_rows(alive_NkT, parent_Nk)).scatter_(2, place_Nk1, beams.last_Nk.unsqueeze(2))
+        self.state.end_step(parent_Nk)
 
-    def _add_ended(self, logp_Nc: torch.Tensor, parent_Nc: torch.Tensor, is_end_Nc: torch.Tensor, length: int) -> None:
-        """Candidates that end, `length` tokens long with `</s>`, compete with those that ended before."""
-        score_Nc = torch.where(is_end_Nc, logp_Nc / self.penalties[length : length + 1], -torch.inf)
-        scores = torch.cat([self.ended_score_Nk, score_Nc], dim=1)
+    def _add_ended(self, logp_Nc: torch.Tensor, parent_Nc: torch.Tensor, is_end_Nc: torch.Tensor) -> None:
+        """Candidates that end compete with those that ended before."""
+        beams = self.beams
+        length_N1 = (self.state.positions_N + 1).unsqueeze(1)
+        score_Nc = torch.where(is_end_Nc, logp_Nc / self.penalties[length_N1], -torch.inf)
+        scores = torch.cat([beams.ended_score_Nk, score_Nc], dim=1)
         order_Nk = scores.sort(dim=1, descending=True, stable=True).indices[:, : self.settings.beam_size]
-        self.ended_score_Nk = scores.gather(1, order_Nk)
-        self.ended_logp_Nk = torch.cat([self.ended_logp_Nk, logp_Nc], dim=1).gather(1, order_Nk)
-        lengths = torch.cat([self.ended_length_Nk, torch.full_like(parent_Nc, length)], dim=1)
-        self.ended_length_Nk = lengths.gather(1, order_Nk)
-        tokens = torch.cat([self.ended_NkT, _rows(self.alive_NkT, parent_Nc)], dim=1)
-        self.ended_NkT = functional.pad(_rows(tokens, order_Nk), (0, 1), value=PAD_ID)
+        beams.ended_score_Nk.copy_(scores.gather(1, order_Nk))
+        beams.ended_logp_Nk.copy_(torch.cat([beams.ended_logp_Nk, logp_Nc], dim=1).gather(1, order_Nk))
+        lengths = torch.cat([beams.ended_length_Nk, length_N1.expand_as(parent_Nc)], dim=1)
+        beams.ended_length_Nk.copy_(lengths.gather(1, order_Nk))
+        alive_NkT, ended_NkT = (tokens_NkC[:, :, : self.state.end] for tokens_NkC in (beams.alive_NkC, beams.ended_NkC))
+        ended_NkT.copy_(_rows(torch.cat([ended_NkT, _rows(alive_NkT, parent_Nc)], dim=1), order_Nk))
 
     def _done(self) -> torch.Tensor:
-        """Sentences whose results can no longer change, shape (N,).
+        """Slots with results that can no longer change, shape (N,).
 
         log P only falls and lp only grows, so no descendant of the best living hypothesis scores more than its
         log P / lp(longest).
         """
-        bound_N1 = self.alive_logp_Nk[:, :1] / self.last_penalty_N1
-        return (self.ended_score_Nk[:, self.settings.nbest - 1].unsqueeze(1) >= bound_N1).squeeze(1)
+        beams = self.beams
+        bound_N = beams.alive_logp_Nk[:, 0] / self.penalties[beams.limit_N + 1]
+        return beams.ended_score_Nk[:, self.settings.nbest - 1] >= bound_N
 
-    def _collect(self, done: np.ndarray) -> None:
-        if not len(done):
-            return
-        rows = torch.from_numpy(done).to(self.device)
-        columns = (self.ended_NkT, self.ended_length_Nk, self.ended_score_Nk, self.ended_logp_Nk)
+    def _collect(self, slots: np.ndarray) -> None:
+        rows, beams = torch.from_numpy(slots).to(self.device), self.beams
+        columns = (beams.ended_NkC, beams.ended_length_Nk, beams.ended_score_Nk, beams.ended_logp_Nk)
         tokens, lengths, scores, logps = (column[rows, : self.settings.nbest].tolist() for column in columns)
-        for i, sentence in enumerate(self.sentences[done]):
+        for i, sentence in enumerate(self.sentence_of_slot[slots]):
             self.results[sentence] = [
-                # `<s>` comes first; the length counts the `</s>`, which is not stored.
-                Hypothesis(tokens=row[1:length], score=score, log_probability=logp)
+                Hypothesis(tokens=row[: length - 1], score=score, log_probability=logp)
                 for row, length, score, logp in zip(tokens[i], lengths[i], scores[i], logps[i], strict=True)
                 if score > -torch.inf
             ]
+        self.sentence_of_slot[slots] = _IDLE
 
     def _keep(self, kept_N: np.ndarray) -> None:
-        """Drop the other sentences. The last ones move to the places that become free, so that little is copied."""
+        """Drop the other slots. The last ones move to the places that become free, so that little is copied."""
         count = kept_N.sum()
         order = np.arange(count)
         moved = np.flatnonzero(~kept_N[:count])
         order[moved] = count + np.flatnonzero(kept_N[count:])
-        self.limits, self.sentences = self.limits[order], self.sentences[order]
+        self.sentence_of_slot = self.sentence_of_slot[order]
         rows = torch.from_numpy(order).to(self.device)
         self.state.keep(rows, torch.from_numpy(moved).to(self.device))
-        self.alive_NkT, self.alive_logp_Nk = self.alive_NkT[rows], self.alive_logp_Nk[rows]
-        self.ended_NkT, self.ended_length_Nk = self.ended_NkT[rows], self.ended_length_Nk[rows]
-        self.ended_score_Nk, self.ended_logp_Nk = self.ended_score_Nk[rows], self.ended_logp_Nk[rows]
-        self.last_penalty_N1 = self.last_penalty_N1[rows]
+        self.beams.keep(rows)
 
 
-def _encode(model: Transformer, sources: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory of the sources, padded, shape (B, S, D), and its additive mask, shape (B, 1, S)."""
+def _recorded(step: Callable[[], None], device: torch.device) -> Callable[[], object]:
+    """The step as a CUDA graph, which the host launches in one go. All slots are idle while it is recorded."""
+    with torch.cuda.device(device):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP_STEPS):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # Threads that pin memory or watch collectives go on.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            step()
+    return graph.replay
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _MULTIPLE) * _MULTIPLE
+
+
+def _encode(model: Transformer, sources: Sequence[Sequence[int]], room: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory of the sources, padded to `room` tokens, shape (n, S, D), and its additive mask, shape (n, 1, S)."""
     lengths = np.array([len(source) + 1 for source in sources])
     tokens = np.fromiter(itertools.chain.from_iterable((*source, EOS_ID) for source in sources), dtype=np.int64)
-    longest = int(lengths.max())
-    packed = pack_side(tokens, lengths, size=len(tokens), offset_count=len(sources) + 1, max_length=longest)
+    packed = pack_side(tokens, lengths, size=len(tokens), offset_count=len(sources) + 1, max_length=int(lengths.max()))
     packed = packed.to(model.embedding.device)
     memory_TD = model.encode(packed)
-    starts = torch.from_numpy(np.repeat(np.arange(len(sources)) * longest, lengths)).to(memory_TD.device)
-    memory_BSD = memory_TD.new_zeros(len(sources) * longest, memory_TD.shape[1])
-    memory_BSD[starts + packed.positions_T] = memory_TD
-    mask_BS = torch.zeros(len(sources), longest).masked_fill_(
-        torch.from_numpy(np.arange(longest) >= lengths[:, None]), -torch.inf
-    )
-    return memory_BSD.unflatten(0, (-1, longest)), mask_BS.unsqueeze(1).to(memory_TD)
+    starts = torch.from_numpy(np.repeat(np.arange(len(sources)) * room, lengths)).to(memory_TD.device)
+    memory_nSD = memory_TD.new_zeros(len(sources) * room, memory_TD.shape[1])
+    memory_nSD[starts + packed.positions_T] = memory_TD
+    padded = torch.from_numpy(np.arange(room) >= lengths[:, None])
+    mask_nS = torch.zeros(padded.shape).masked_fill_(padded, -torch.inf)
+    return memory_nSD.unflatten(0, (-1, room)), mask_nS.unsqueeze(1).to(memory_TD)
 
 
-def _rows(tokens_NjT: torch.Tensor, index_Nk: torch.Tensor) -> torch.Tensor:
-    """Histories `index` of each sentence, shape (N, k, T)."""
-    return tokens_NjT.gather(1, index_Nk.unsqueeze(2).expand(-1, -1, tokens_NjT.shape[2]))
+def _rows(tokens_NjC: torch.Tensor, index_Nk: torch.Tensor) -> torch.Tensor:
+    """Histories `index` of each sentence, shape (N, k, C)."""
+    return tokens_NjC.gather(1, index_Nk.unsqueeze(2).expand(-1, -1, tokens_NjC.shape[2]))

@@ -81,12 +81,14 @@ class DecoderLayer(nn.Module):
         x_TD = self.cross_residual(x_TD, lambda x: self.cross_attention(x, memory_SD, cross_layout))
         return self.ffn_residual(x_TD, self.feed_forward)
 
-    def start(self, memory_NSD: torch.Tensor, *, beam_size: int) -> LayerCache:
-        """Project the memory of N sentences once."""
-        k_NHSK, v_NHSK = self.cross_attention.project_memory(memory_NSD)
-        sentences, heads, _, head_width = k_NHSK.shape
-        empty_NHCkK = k_NHSK.new_empty(sentences, heads, 0, beam_size, head_width)
-        return LayerCache(empty_NHCkK, empty_NHCkK, k_NHSK.contiguous(), v_NHSK.contiguous())
+    def new_cache(self, *, slots: int, beam_size: int, source_room: int) -> LayerCache:
+        """For a `DecoderState`."""
+        attention = self.self_attention
+        sizes, width = (slots, attention.heads), attention.head_width
+        like = attention.qkv_weight
+        keys_NHCkK, values_NHCkK = like.new_empty(2, *sizes, 0, beam_size, width)
+        memory_keys_NHSK, memory_values_NHSK = like.new_zeros(2, *sizes, source_room, width)
+        return LayerCache(keys_NHCkK, values_NHCkK, memory_keys_NHSK, memory_values_NHSK)
 
     def step(
         self, x_BD: torch.Tensor, cache: LayerCache, state: DecoderState, history_NkX: torch.Tensor
@@ -101,8 +103,8 @@ class DecoderLayer(nn.Module):
 
         def attend_self(x: torch.Tensor) -> torch.Tensor:
             q_NHkK, k_NHkK, v_NHkK = (by_sentence(y, state.beam_size) for y in self.self_attention.project_one(x))
-            cache.add(state.position, k_NHkK, v_NHkK)
-            return self.self_attention.attend_beams(q_NHkK, *cache.until(state.position + 1), history_NkX)
+            cache.add(state.place, k_NHkK, v_NHkK)
+            return self.self_attention.attend_beams(q_NHkK, *cache.until(state.end), history_NkX)
 
         def attend_memory(x: torch.Tensor) -> torch.Tensor:
             q_NHkK = by_sentence(self.cross_attention.project_query(x), state.beam_size)

@@ -109,30 +109,47 @@ class Transformer(nn.Module):
         """Shape (…, D) to (…, V), in fp32."""
         return functional.linear(hidden, self._output_weight()).float()
 
-    def start_decoding(
-        self, memory_NSD: torch.Tensor, memory_mask_N1S: torch.Tensor, *, beam_size: int
+    def new_decoder_state(
+        self, *, slots: int, beam_size: int, source_room: int, longest: int, fixed_shapes: bool
     ) -> DecoderState:
-        """For `beam_size` hypotheses of each of N sentences.
+        """For `beam_size` hypotheses each of as many sentences at a time as there are slots; all are idle.
 
         Args:
-            memory_mask_N1S: additive mask of padded source tokens.
+            source_room: source tokens of a sentence, at most.
+            longest: target tokens of a sentence, at most, `<s>` included.
+            fixed_shapes: whether all steps are the same work, as CUDA graphs want it.
         """
-        layers = cast(Iterable[DecoderLayer], self.decoder)
-        caches = [layer.start(memory_NSD, beam_size=beam_size) for layer in layers]
-        return DecoderState(caches, memory_mask_N1S, beam_size=beam_size)
+        caches = [
+            layer.new_cache(slots=slots, beam_size=beam_size, source_room=source_room)
+            for layer in cast(Iterable[DecoderLayer], self.decoder)
+        ]
+        return DecoderState(caches, beam_size=beam_size, longest=longest, fixed_shapes=fixed_shapes)
+
+    def begin_sentences(
+        self, state: DecoderState, slots_n: torch.Tensor, memory_nSD: torch.Tensor, memory_mask_n1S: torch.Tensor
+    ) -> None:
+        """Sentences to be decoded in these slots; their memory is projected once.
+
+        Args:
+            memory_nSD: as long as the state's room for sources.
+            memory_mask_n1S: additive mask of padded source tokens.
+        """
+        for layer, cache in zip(cast(Iterable[DecoderLayer], self.decoder), state.layers, strict=True):
+            cache.remember(slots_n, *layer.cross_attention.project_memory(memory_nSD))
+        state.begin_sentences(slots_n, memory_mask_n1S)
 
     def decode_step(self, tokens_B: torch.Tensor, state: DecoderState) -> torch.Tensor:
         """Hidden states before the output projection, one for the next token of each hypothesis, shape (B, D).
 
         Args:
-            tokens_B: the next token of each hypothesis, sentence-major: (sentences · beam_size,).
-            state: gets the token, too.
+            tokens_B: the next token of each hypothesis, sentence-major: (slots · beam_size,).
+            state: gets the token, too; its `end_step` comes next.
         """
-        x_BD = self._embed(self._target_embedding(), tokens_B, torch.full_like(tokens_B, state.position))
+        positions_B = state.positions_N.unsqueeze(1).expand(-1, state.beam_size).flatten()
+        x_BD = self._embed(self._target_embedding(), tokens_B, positions_B)
         history_NkX = state.begin_step()
         for layer, cache in zip(cast(Iterable[DecoderLayer], self.decoder), state.layers, strict=True):
             x_BD = layer.step(x_BD, cache, state, history_NkX)
-        state.end_step()
         return self.decoder_norm(x_BD)
 
     def _embed(self, weight_VD: torch.Tensor, tokens_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:

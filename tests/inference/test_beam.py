@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ import torch
 
 from dist_transformer.config import ModelConfig
 from dist_transformer.errors import UserError
-from dist_transformer.inference import beam, candidates
+from dist_transformer.inference import beam
 from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
+from dist_transformer.model.decoding import LayerCache
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedTokens, pack_side
+from tests.fake_cuda import fake_cuda
 
 PAD, UNK, BOS, EOS = range(4)
 
@@ -127,18 +130,68 @@ def test_rare_looks_change_nothing(steps: int, monkeypatch: pytest.MonkeyPatch) 
     settings = BeamSettings(nbest=2, max_extra_tokens=10)
     expected = beam_search(model, sources, settings=settings)
     monkeypatch.setattr(beam, "_STEPS_BETWEEN_LOOKS", {"cpu": steps})
-    monkeypatch.setattr(candidates, "best", candidates.best_by_key)
     assert_same(beam_search(model, sources, settings=settings), expected)
+
+
+@pytest.mark.parametrize("slots", [1, 3, 7, 30, 100])
+@pytest.mark.parametrize("looks", [1, 5])
+def test_slots_that_are_refilled_change_nothing(slots: int, looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sentences begin and end at any step, their room is gone round many times, and the shortest source comes last."""
+    model = make_model()
+    sources = sorted(make_sources(60, seed=3), key=len, reverse=True)
+    settings = BeamSettings(nbest=3, max_extra_tokens=10)
+    expected = beam_search(model, sources, settings=settings)
+    monkeypatch.setattr(beam, "_STEPS_BETWEEN_LOOKS", {"cpu": looks})
+    assert_same(beam_search(model, sources, settings=settings, slots=slots), expected)
+
+
+def test_a_step_of_slots_writes_the_same_memory() -> None:
+    """As a CUDA graph needs it: from the step that is recorded on, nothing lies elsewhere."""
+    search = beam._Search(make_model(), make_sources(20, seed=3), BeamSettings(), 5)
+    caches = [getattr(cache, name) for cache in search.state.layers for name in LayerCache.__slots__]
+    with torch.inference_mode():
+        search._begin(np.arange(5))
+        before = [tensor.data_ptr() for tensor in (*tensors_of(search.state), *tensors_of(search.beams), *caches)]
+        assert len(before) > 12
+        for _ in range(100):
+            search._step()
+    after = [getattr(cache, name) for cache in search.state.layers for name in LayerCache.__slots__]
+    after = [tensor.data_ptr() for tensor in (*tensors_of(search.state), *tensors_of(search.beams), *after)]
+    assert after == before
+
+
+def tensors_of(holder: object) -> list[torch.Tensor]:
+    names = getattr(holder, "__slots__", None) or vars(holder)
+    return [value for name in names if isinstance(value := getattr(holder, name), torch.Tensor)]
+
+
+@pytest.mark.parametrize("slots", [None, 5])
+def test_a_step_on_a_gpu_neither_mixes_devices_nor_waits(
+    slots: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_cuda(tmp_path, monkeypatch) as device:
+        with device:
+            model = make_model().cast_parameters(torch.bfloat16)
+        with torch.no_grad():
+            search = beam._Search(model, make_sources(5, seed=3), BeamSettings(), slots)
+            search._step()
+            search._begin(np.arange(5))
+            for _ in range(3):
+                search._step()
+            done_N = search._done()
+    assert done_N.device == device
+    assert done_N.shape == (5,)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("slots", [None, 7])
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_on_a_gpu_the_search_is_the_same(norm: str) -> None:
+def test_on_a_gpu_the_search_is_the_same(norm: str, slots: int | None) -> None:
     model, sources = make_model(norm=norm), make_sources(30, seed=3)
     settings = BeamSettings(nbest=4, max_extra_tokens=10)
     expected = beam_search(model, sources, settings=settings)
-    found = beam_search(model.to("cuda"), sources, settings=settings)
+    found = beam_search(model.to("cuda"), sources, settings=settings, slots=slots)
     assert [[h.tokens for h in row] for row in found] == [[h.tokens for h in row] for row in expected]
     scores, wanted = ([h.score for row in rows for h in row] for rows in (found, expected))
     assert scores == pytest.approx(wanted, abs=1e-4)
@@ -179,8 +232,9 @@ def test_equal_probabilities_at_the_cut_follow_the_order() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("fixed_shapes", [False, True])
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_cached_logits_equal_the_packed_decoders(norm: str) -> None:
+def test_cached_logits_equal_the_packed_decoders(norm: str, fixed_shapes: bool) -> None:
     model, beam = make_model(5, norm=norm), 2
     sources = [[*source, EOS] for source in make_sources(4, seed=5)]
     rng = np.random.default_rng(1)
@@ -191,8 +245,15 @@ def test_cached_logits_equal_the_packed_decoders(norm: str) -> None:
     for i, rows in enumerate(memory_SD.split([len(source) for source in sources])):
         memory_BSD[i, : len(rows)] = rows
         mask_B1S[i, :, : len(rows)] = 0
-    state = model.start_decoding(memory_BSD, mask_B1S, beam_size=beam)
-    found = [model.logits(model.decode_step(tokens, state)) for tokens in targets.unbind(1)]
+    state = model.new_decoder_state(
+        slots=4, beam_size=beam, source_room=longest, longest=40, fixed_shapes=fixed_shapes
+    )  # fmt: skip
+    model.begin_sentences(state, torch.arange(4), memory_BSD, mask_B1S)
+    stay = torch.arange(beam).expand(4, beam)
+    found = []
+    for tokens in targets.unbind(1):
+        found.append(model.logits(model.decode_step(tokens, state)))
+        state.end_step(stay)
     repeated = packed([source for source in sources for _ in range(beam)])
     memory_SD = model.encode(repeated)
     expected = model.logits(model.decode(packed(targets.tolist()), memory_SD, repeated)).view(4 * beam, 40, -1)

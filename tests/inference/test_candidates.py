@@ -1,20 +1,17 @@
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 
 from dist_transformer.config import ModelConfig
 from dist_transformer.inference import candidates
-from dist_transformer.inference.candidates import best, best_by_key, best_extensions
+from dist_transformer.inference.candidates import best_extensions, largest
 from dist_transformer.model.transformer import Transformer
 
 EOS = 3
 
 
-@pytest.mark.parametrize("choose", [best, best_by_key])
 @pytest.mark.parametrize("width", [8, 40, 64 * 40, 64 * 40 + 23])
-def test_equal_values_go_by_place(choose: Callable, width: int) -> None:
+def test_equal_values_go_by_place(width: int) -> None:
     """Against a stable sort: few distinct values, none equal, and some of -inf; rows of whole blocks and of a rest."""
     rng = np.random.default_rng(0)
     values = torch.from_numpy(rng.integers(-3, 3, (200, width)).astype(np.float32))
@@ -22,7 +19,7 @@ def test_equal_values_go_by_place(choose: Callable, width: int) -> None:
     values[::5, ::7] = -torch.inf
     expected = values.sort(dim=1, descending=True, stable=True)
     for rows in (slice(None), slice(0, None, 3)):
-        found_values, found_places = choose(values[rows], 8)
+        found_values, found_places = largest(values[rows], 8)
         assert torch.equal(found_values, expected.values[rows, :8])
         assert torch.equal(found_places, expected.indices[rows, :8])
 
@@ -32,7 +29,7 @@ def test_the_largest_may_share_a_block_or_lie_in_the_rest() -> None:
     values[0, 70:78] = torch.arange(1.0, 9.0)
     values[1, -5:-1] = torch.arange(1.0, 5.0)
     values[2, ::400] = 1.0 + torch.arange(7.0)
-    found_values, found_places = best(values, 6)
+    found_values, found_places = largest(values, 6)
     expected = values.sort(dim=1, descending=True, stable=True)
     assert torch.equal(found_values, expected.values[:, :6])
     assert torch.equal(found_places, expected.indices[:, :6])
@@ -51,7 +48,7 @@ def test_extensions_against_the_whole_softmax(elements: int, monkeypatch: pytest
     never = torch.tensor([0, 1, 2])
     with torch.no_grad():
         value, hypothesis, token = best_extensions(
-            model, hidden_BD, alive_logp_Nk, count=4, never=never, ends_only=np.array([False, True, False])
+            model, hidden_BD, alive_logp_Nk, count=4, never=never, ends_only_N=torch.tensor([False, True, False])
         )  # fmt: skip
         total = torch.log_softmax(hidden_BD @ model.embedding.T, dim=-1).view(3, 3, 23) + alive_logp_Nk.unsqueeze(2)
     total[:, :, :3] = -torch.inf

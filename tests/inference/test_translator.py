@@ -15,8 +15,13 @@ from dist_transformer.model.transformer import Transformer
 Lines = tuple[list[str], list[str]]
 
 
-@pytest.fixture
-def make(random_model: Transformer, toy_tokenizer: Tokenizer):
+@pytest.fixture(params=["cpu", "cuda"])
+def make(
+    random_model: Transformer, toy_tokenizer: Tokenizer, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+):
+    """With the batches of a CPU, which begin together, and with those of a GPU, slots that are refilled."""
+    monkeypatch.setattr(module, "_REFILLS", {"cpu": module._REFILLS[request.param]})
+
     def build(**settings: int) -> Translator:
         search = {name: settings.pop(name) for name in ("nbest", "max_extra_tokens") if name in settings}
         return Translator(random_model, toy_tokenizer, torch.device("cpu"), BeamSettings(**search), **settings)
@@ -43,38 +48,12 @@ def test_input_order_does_not_matter(make, toy_lines: Lines) -> None:
     assert [t.text for t in mixed] == [straight[i].text for i in shuffled]
 
 
-def test_batches_fit_the_budget_and_hold_each_line_once(make, toy_lines: Lines) -> None:
-    lines = toy_lines[0]
-    translator = make(max_batch_tokens=600)
-    sources = translator.tokenizer.encode_batch(lines)
-    batches = translator.batches(lines, sources)
-    assert sorted(i for batch in batches for i in batch) == list(range(len(lines)))
-    padded = [max(len(sources[i]) + 1 for i in batch) * len(batch) * 4 for batch in batches]
-    assert 300 < max(padded) <= 600
-    # As few as if each took all that fits.
-    left, fewest = sorted((len(source) + 1 for source in sources), reverse=True), 0
-    while left:
-        left, fewest = left[600 // (4 * left[0]) :], fewest + 1
-    assert len(batches) == fewest
-    lengths = [len(sources[i]) for batch in batches for i in batch]
-    assert lengths == sorted(lengths, reverse=True)
-    assert all(len(batch) == 1 for batch in make(max_batch_tokens=1).batches(lines, sources))
-
-
-def test_no_batch_is_left_with_a_few_lines(make) -> None:  # type: ignore[no-untyped-def]
-    """Four beams of 10 tokens and `</s>` are 44: six lines fit 300, and eight are 4 and 4, not 6 and 2."""
-    translator = make(max_batch_tokens=300)
-    assert [len(batch) for batch in translator.batches(["a line"] * 8, [[7] * 10] * 8)] == [4, 4]
-    assert [len(batch) for batch in translator.batches(["a line"] * 6, [[7] * 10] * 6)] == [6]
-    assert translator.batches(["", " "], [[], []]) == []
-
-
 def test_blank_lines_stay_blank_and_are_not_decoded(make, toy_lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[int] = []
 
-    def counting(model, sources, *, settings):  # type: ignore[no-untyped-def]
+    def counting(model, sources, **settings):  # type: ignore[no-untyped-def]
         decoded.extend(len(source) for source in sources)
-        return beam_search(model, sources, settings=settings)
+        return beam_search(model, sources, **settings)
 
     monkeypatch.setattr(module, "beam_search", counting)
     lines = ["", toy_lines[0][0], "   ", "\t", toy_lines[0][1], "\u3000"]

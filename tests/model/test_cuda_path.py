@@ -1,0 +1,65 @@
+"""What runs on CUDA alone, as far as it can be run without: shapes, devices, and that the host waits for nothing."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dist_transformer.config import ModelConfig
+from dist_transformer.model import attention
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.packed import PackedBatch, pack_side
+from tests.fake_cuda import fake_cuda
+
+
+def make_batch(device: torch.device) -> PackedBatch:
+    def side(size: int) -> dict[str, object]:
+        return {"size": size, "offset_count": 9, "max_length": 10}
+
+    lengths, tokens = np.array([5, 7]), np.arange(4, 16)
+    return PackedBatch(
+        source=pack_side(tokens, lengths, **side(24)),  # type: ignore[arg-type]
+        target=pack_side(tokens, lengths, **side(30)),  # type: ignore[arg-type]
+        labels_T=torch.full((30,), 7),
+    ).to(device)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "attention_dropout", "kernel"),
+    [(torch.bfloat16, 0.0, "varlen"), (torch.bfloat16, 0.1, "groups"), (torch.float32, 0.0, "groups")],
+)
+def test_the_training_loss(
+    dtype: torch.dtype, attention_dropout: float, kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[str] = []
+    for name in ("varlen", "groups"):
+        real = getattr(attention.MultiHeadAttention, f"_attend_{name}")
+
+        def noted(self, *inputs, name=name, real=real):  # type: ignore[no-untyped-def]
+            used.append(name)
+            return real(self, *inputs)
+
+        monkeypatch.setattr(attention.MultiHeadAttention, f"_attend_{name}", noted)
+    config = ModelConfig(
+        width=128, heads=2, ffn_width=32, encoder_layers=2, decoder_layers=2, vocab_size=8000,
+        attention_dropout=attention_dropout,
+    )  # fmt: skip
+    with fake_cuda(tmp_path, monkeypatch) as device:
+        with device:
+            model = Transformer(config).cast_parameters(dtype)
+        sums = model(make_batch(device), 0.1)
+    assert sums.loss.device == device
+    assert sums.loss.requires_grad
+    assert sums.loss.dtype == torch.float32
+    # Two of the encoder's layers, two of the decoder's with two each.
+    assert used == [kernel] * 6
+
+
+def test_an_operation_that_waits_or_mixes_devices_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_cuda(tmp_path, monkeypatch) as device:
+        found = torch.zeros(3, device=device)
+        with pytest.raises(Exception, match="local_scalar"):
+            found.sum().item()
+        with pytest.raises(Exception, match="same device"):
+            found + torch.zeros(3)
