@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
+from dist_transformer.allocator import keep_freed_memory
 from dist_transformer.errors import UserError
 from dist_transformer.launch import RANK_VARIABLES, free_port
 
@@ -272,6 +273,7 @@ def _claim_device(world: World) -> torch.device:
     if "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0))
         torch.set_num_threads(max(1, cores // world.local_size))
+    keep_freed_memory()
     return torch.device("cpu")
 
 

@@ -21,7 +21,7 @@ TOOLS = sorted((ROOT / "tools").glob("*.py"))
 # What imports only from lines above its own. `model_folder` is the format between training and inference: it holds a
 # model and a tokenizer.
 LAYERS = [
-    {"errors", "files"},
+    {"allocator", "errors", "files"},
     {"launch"},
     {"config", "distributed", "environment", "packed"},
     {"data", "model", "variants"},

@@ -26,6 +26,9 @@ _OURS = {
     "optimizer": "--optimizer.*",
     "scheduler": "--optimizer.schedule",
     "gradient_clipping": "--optimizer.max-grad-norm",
+    "gradient_allreduce_op": "the trainer, which sums gradients",
+    "prescale_gradients": "the trainer, which sums gradients",
+    "gradient_predivide_factor": "the trainer, which sums gradients",
     "bf16": "--precision",
     "fp16": "--precision",
     "amp": "--precision",
@@ -37,8 +40,6 @@ _OURS = {
 _ALLOWED = {
     "zero_optimization",
     "communication_data_type",
-    "prescale_gradients",
-    "gradient_predivide_factor",
     "comms_logger",
     "wall_clock_breakdown",
     "memory_breakdown",
@@ -116,6 +117,8 @@ def complete_ds_config(user: dict[str, Any], config: TrainConfig, world_size: in
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": config.optimizer.max_grad_norm,
+        # The loss is divided by the tokens of all ranks. Stage 3 knows the mean alone, which `Engine` undoes.
+        "gradient_allreduce_op": "mean" if user.get("zero_optimization", {}).get("stage") == 3 else "sum",
         "bf16": {"enabled": config.precision == "bf16"},
         "steps_per_print": None,
     }

@@ -81,7 +81,9 @@ class Engine:
         if checks_itself:
             # _CheckedAdam clips: the engine's own clipping would hide the norm.
             ds_config["gradient_clipping"] = 0.0
-        self.loss_factor = world_size * ds_config["gradient_accumulation_steps"]
+        self.loss_factor = ds_config["gradient_accumulation_steps"]
+        if ds_config["gradient_allreduce_op"] == "mean":
+            self.loss_factor *= world_size
         # DeepSpeed rounds the model to bf16, and would make the fp32 weights of that. The first small updates of a
         # warm-up would then be lost: a weight in the middle between two roundings does not move until they add up.
         weights = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
@@ -94,6 +96,9 @@ class Engine:
             lr_scheduler=scheduler_hook(config.optimizer, width=config.model.width),
             dist_init_required=False,
         )
+        if self.stage > 0:
+            # A value that is not finite makes the norm so, and the norm is looked at next.
+            self.ds.optimizer.check_overflow = lambda **_: None
         self.scheduler = self.ds.lr_scheduler
         self._kept = (*MOMENTS, EMA) if config.ema_decay > 0 else MOMENTS
         self._create_moments()
@@ -123,7 +128,7 @@ class Engine:
     def forward_backward(self, batch: PackedBatch, *, step_tokens: int) -> LossSums:
         """Add a micro-batch's part to the gradient of (sum of token losses) ÷ `step_tokens`.
 
-        DeepSpeed divides the loss by the accumulation and averages over ranks; both are undone here.
+        DeepSpeed divides the loss by the accumulation, and stage 3 averages over ranks: both are undone here.
         """
         sums = self.ds(batch, self.config.optimizer.label_smoothing)
         self.ds.backward(sums.loss * (self.loss_factor / step_tokens))

@@ -20,6 +20,9 @@ OURS = {
     "optimizer": ({"type": "Adam"}, "--optimizer."),
     "scheduler": ({"type": "WarmupLR"}, "--optimizer.schedule"),
     "gradient_clipping": (1.0, "--optimizer.max-grad-norm"),
+    "gradient_allreduce_op": ("mean", "the trainer"),
+    "prescale_gradients": (True, "the trainer"),
+    "gradient_predivide_factor": (2.0, "the trainer"),
     "bf16": ({"enabled": True}, "--precision"),
     "fp16": ({"enabled": True}, "--precision"),
     "amp": ({"enabled": True}, "--precision"),
@@ -89,7 +92,7 @@ def test_an_unknown_key_of_zero_is_refused_by_name(key: str, file: Path) -> None
             {"zero_optimization": {"stage": 3, "offload_param": {"device": "auto"}}},
             r"zero_optimization\.offload_param\.device",
         ),
-        ({"prescale_gradients": "auto"}, "prescale_gradients"),
+        ({"communication_data_type": "auto"}, "communication_data_type"),
         ({"comms_logger": {"enabled": True, "prof_ops": ["all_reduce", "auto"]}}, r"comms_logger\.prof_ops"),
     ],
 )
@@ -149,10 +152,16 @@ def test_our_keys_are_added_by_hand() -> None:
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 2,
         "gradient_clipping": 0.0,
+        "gradient_allreduce_op": "sum",
         "bf16": {"enabled": True},
         "steps_per_print": None,
     }
     assert user == {"zero_optimization": {"stage": 2}, "wall_clock_breakdown": True}
+
+
+def test_stage_3_averages_for_it_does_not_sum() -> None:
+    completed = complete_ds_config({"zero_optimization": {"stage": 3}}, PRESETS["tiny"], 1)
+    assert completed["gradient_allreduce_op"] == "mean"
 
 
 @pytest.mark.parametrize("preset", PRESETS)
