@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import socket
 import time
@@ -257,10 +258,9 @@ def write_settings(run_dir: Path, described: dict[str, Any], tokenizer: Path) ->
 def next_command(run_dir: Path) -> str:
     """What a user does with a run that has ended, as two lines."""
     weights = min(5, len(list((run_dir / "weights").glob("step-*.safetensors"))))
-    return (
-        f"weights: {run_dir / 'weights'}\n"
-        f"next:    python tools/average_checkpoints.py --run-dir {run_dir} --last {weights} --out {run_dir / 'model'}"
-    )
+    tool = ["python", "tools/average_checkpoints.py"]
+    flags = ["--run-dir", str(run_dir), "--last", str(weights), "--out", str(run_dir / "model")]
+    return f"weights: {run_dir / 'weights'}\nnext:    {shlex.join([*tool, *flags])}"
 
 
 def remove_newer(run_dir: Path, step: int) -> None:

@@ -3,6 +3,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import shlex
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from dist_transformer.training.run_folder import (
     average_notes,
     check_settings,
     describe_run,
+    next_command,
     open_run,
     remove_newer,
     run_identity,
@@ -285,3 +287,13 @@ def test_a_data_or_model_folder_is_not_written_over(name: str, config: TrainConf
     with ExitStack() as held, pytest.raises(UserError, match=rf"folder \(it has {name}\): choose another"):
         opened(config, held)
     assert [file.name for file in config.run_dir.iterdir()] == [name]
+
+
+def test_the_next_command_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    run_dir = tmp_path / "it's a run"
+    (run_dir / "weights").mkdir(parents=True)
+    for step in (10, 20):
+        (run_dir / "weights" / f"step-{step}.safetensors").touch()
+    _, command = next_command(run_dir).splitlines()
+    words = shlex.split(command.removeprefix("next:"))
+    assert words[2:] == ["--run-dir", str(run_dir), "--last", "2", "--out", str(run_dir / "model")]
