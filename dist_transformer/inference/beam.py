@@ -247,7 +247,8 @@ class _Search:
         """
         beams = self.beams
         bound_N = beams.alive_logp_Nk[:, 0] / self.penalties[beams.limit_N + 1]
-        return beams.ended_score_Nk[:, self.settings.nbest - 1] >= bound_N
+        # Not "≥": a model whose numbers are not finite must come to an end, too.
+        return ~(beams.ended_score_Nk[:, self.settings.nbest - 1] < bound_N)
 
     def _collect(self, slots: np.ndarray) -> None:
         rows, beams = torch.from_numpy(slots).to(self.device), self.beams

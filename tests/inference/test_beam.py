@@ -299,6 +299,15 @@ def test_wrong_settings_are_named(name: str, value: float) -> None:
         BeamSettings(**{name: value})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("slots", [None, 2])
+def test_a_model_whose_numbers_are_not_finite_finds_nothing(slots: int | None) -> None:
+    model = make_model()
+    with torch.no_grad():
+        model.embedding.fill_(math.nan)
+    found = beam_search(model, make_sources(5), settings=BeamSettings(), slots=slots)
+    assert found == [[]] * 5
+
+
 def test_bf16_decodes() -> None:
     model = make_model(1).to(torch.bfloat16)
     sources = make_sources(10)
