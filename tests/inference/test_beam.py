@@ -145,6 +145,21 @@ def test_slots_that_are_refilled_change_nothing(slots: int, looks: int, monkeypa
     assert_same(beam_search(model, sources, settings=settings, slots=slots), expected)
 
 
+def test_a_slot_is_refilled_as_soon_as_its_sentence_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six outputs of 9 tokens and `</s>` in two slots are three times 10 steps."""
+    model = make_model()
+    with torch.no_grad():
+        model.output_projection[EOS] = 0
+        model.decoder[-1].ffn_residual.norm.bias[0] = 100
+        model.output_projection[7, 0] = 10
+    steps: list[None] = []
+    real = beam._Search._step
+    monkeypatch.setattr(beam._Search, "_step", lambda search: (steps.append(None), real(search)))
+    found = beam_search(model, [[5] * 4] * 6, settings=BeamSettings(max_extra_tokens=5), slots=2)
+    assert [row[0].tokens for row in found] == [[7] * 9] * 6
+    assert len(steps) == 30
+
+
 def test_a_step_of_slots_writes_the_same_memory() -> None:
     """As a CUDA graph needs it: from the step that is recorded on, nothing lies elsewhere."""
     search = beam._Search(make_model(), make_sources(20, seed=3), BeamSettings(), 5)
@@ -171,7 +186,8 @@ def test_a_step_on_a_gpu_neither_mixes_devices_nor_waits(
 ) -> None:
     with fake_cuda(tmp_path, monkeypatch) as device:
         with device:
-            model = make_model().cast_parameters(torch.bfloat16)
+            # As many words as make blocks of the vocabulary.
+            model = make_model(vocab_size=64 * 40 + 5).cast_parameters(torch.bfloat16)
         with torch.no_grad():
             search = beam._Search(model, make_sources(5, seed=3), BeamSettings(), slots)
             search._step()
