@@ -25,10 +25,12 @@ def test_equal_values_go_by_place(width: int) -> None:
 
 
 def test_the_largest_may_share_a_block_or_lie_in_the_rest() -> None:
-    values = torch.zeros(3, 64 * 40 + 5) - torch.rand(3, 64 * 40 + 5)
+    values = torch.zeros(4, 64 * 40 + 5) - torch.rand(4, 64 * 40 + 5)
     values[0, 70:78] = torch.arange(1.0, 9.0)
     values[1, -5:-1] = torch.arange(1.0, 5.0)
     values[2, ::400] = 1.0 + torch.arange(7.0)
+    # A later block has the larger maximum, an earlier one the first of equal values.
+    values[3, [130, 140, 330, 340]] = torch.tensor([8.0, 3.0, 9.0, 3.0])
     found_values, found_places = largest(values, 6)
     expected = values.sort(dim=1, descending=True, stable=True)
     assert torch.equal(found_values, expected.values[:, :6])
