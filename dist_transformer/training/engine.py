@@ -96,8 +96,8 @@ class Engine:
             lr_scheduler=scheduler_hook(config.optimizer, width=config.model.width),
             dist_init_required=False,
         )
-        if self.stage > 0:
-            # A value that is not finite makes the norm so, and the norm is looked at next.
+        if self.stage > 0 and not offloads:
+            # A gradient that is not finite makes the norm so, and the norm is looked at next.
             self.ds.optimizer.check_overflow = lambda **_: None
         self.scheduler = self.ds.lr_scheduler
         self._kept = (*MOMENTS, EMA) if config.ema_decay > 0 else MOMENTS
