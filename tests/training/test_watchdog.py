@@ -181,3 +181,11 @@ def test_a_launcher_killed_before_its_ranks_began_is_noticed(
         [sys.executable, "-c", outer, *arguments], capture_output=True, text=True, check=True, timeout=120
     ).stdout
     assert found.startswith("the launcher of process ") if is_gone else found == "None\n"
+
+
+def test_a_launcher_with_a_living_parent_is_not_an_orphan(tmp_path: Path) -> None:
+    """As one that a shell or a script of the user's own started."""
+    launcher = tmp_path / "deepspeed.launcher.launch"
+    launcher.write_text(ORPHAN.replace("while os.getppid() != 1", "while os.getppid() == 1"))
+    found = subprocess.run([sys.executable, str(launcher)], capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout == "None\n"
