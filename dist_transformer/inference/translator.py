@@ -14,7 +14,7 @@ from dist_transformer.model.transformer import Transformer
 
 # Padded source tokens times beam size. CPU: `base` in fp32 decodes 5.5, 5.6 and 5.9 sentences a CPU second at 4,096,
 # 8,192 and 16,384, where outputs as long as their sources take 0.4 GB. CUDA, by calculation: 2,048 hypotheses of
-# sentences of up to 31 tokens, for which `base` in bf16 keeps 2.1 GB, and 0.8 GB for the probabilities of 37k words.
+# sentences of up to 31 tokens, for which `base` in bf16 keeps 2.3 GB, and 0.8 GB for the probabilities of 37k words.
 BATCH_TOKENS = {"cpu": 16384, "cuda": 65536}
 # Whether the next sentence begins where one is done. On a CPU that took 1.5 times as long as steps that get smaller:
 # all of them attend to the room of the longest.
