@@ -27,6 +27,8 @@ _STEPS_BETWEEN_LOOKS = {"cpu": 1, "cuda": 8}
 _MULTIPLE = 8
 # Steps before one is recorded as a CUDA graph, in which libraries set themselves up.
 _WARM_UP_STEPS = 3
+# What hypotheses see of each other's tokens grows with its square: 0.4 GB for a sentence of 100 tokens.
+_LARGEST_BEAM = 1000
 # Marks a slot without a sentence.
 _IDLE = -1
 
@@ -45,8 +47,8 @@ class BeamSettings:
     """Hypotheses returned for a sentence, best first."""
 
     def __post_init__(self) -> None:
-        if self.beam_size < 1:
-            raise UserError(f"beam_size is {self.beam_size}: give 1 (greedy) or more, 4 is usual")
+        if not 1 <= self.beam_size <= _LARGEST_BEAM:
+            raise UserError(f"beam_size is {self.beam_size}: give 1 (greedy) to {_LARGEST_BEAM:,}, 4 is usual")
         # Below 0 a longer hypothesis could gain by losing probability, and the stopping rule would be wrong.
         if not 0 <= self.length_penalty < float("inf"):
             raise UserError(f"length_penalty is {self.length_penalty}: give 0 (off) or more, 0.6 is usual")

@@ -24,6 +24,7 @@ from dist_transformer.data.shards import INDEX_FILE, TOKENIZER_FILE
 from dist_transformer.data.training_data import open_folders
 from dist_transformer.errors import UserError
 from dist_transformer.files import is_pickle, sha256_of
+from dist_transformer.model_folder import WEIGHTS_FILE
 from dist_transformer.training.checkpoint import (
     WEIGHT_HASHES,
     CheckpointReader,
@@ -78,6 +79,11 @@ def verify_run(
     """
     if not os.path.lexists(run_dir / SETTINGS_FILE):
         raise UserError(f"{run_dir} is not a run folder (it has no {SETTINGS_FILE}): give the --run-dir of a training")
+    if os.path.lexists(run_dir / WEIGHTS_FILE):
+        raise UserError(
+            f"{run_dir} is not a run folder but a model folder (it has {WEIGHTS_FILE}): "
+            "give the --run-dir of a training"
+        )
     verification = _Verification(run_dir)
     verification.check("settings", verification.settings)
     verification.check("files", verification.files)

@@ -36,7 +36,10 @@ def test_a_sound_run(run: Path) -> None:
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-def test_what_is_no_run_folder(tmp_path: Path) -> None:
+def test_what_is_no_run_folder(tmp_path: Path, run: Path) -> None:
+    (run / "model.safetensors").touch()
+    with pytest.raises(UserError, match=r"is not a run folder but a model folder .* give the --run-dir of a training"):
+        verify_run(run)
     for path in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(UserError, match=r"is not a run folder .* give the --run-dir of a training"):
             verify_run(path)
