@@ -4,6 +4,7 @@ On a CPU a batch begins and ends together, and its steps get smaller as sentence
 as a graph, of fixed shapes, so a batch is many sentences for a number of slots, and the next begins where one is done.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,13 +40,10 @@ def make_batches(
         costs = [max(lengths[i], _LEAST_COST) * beam_size for i in places]
         return [Batch(places=places[cut]) for cut in _even_cuts(costs, max_tokens)]
     batches = []
-    rooms = [max(_LEAST_ROOM, 1 << (lengths[i] - 1).bit_length()) for i in places]
-    start = 0
-    while start < len(places):
-        slots = max(1, max_tokens // (rooms[start] * beam_size))
-        stop = min(start + _SENTENCES_OF_A_SLOT * slots, start + rooms[start:].count(rooms[start]))
-        batches.append(Batch(places=places[start:stop], slots=slots))
-        start = stop
+    for room, alike in itertools.groupby(places, key=lambda i: max(_LEAST_ROOM, 1 << (lengths[i] - 1).bit_length())):
+        slots, members = max(1, max_tokens // (room * beam_size)), list(alike)
+        size = _SENTENCES_OF_A_SLOT * slots
+        batches += [Batch(places=members[i : i + size], slots=slots) for i in range(0, len(members), size)]
     return batches
 
 

@@ -159,6 +159,13 @@ def test_our_keys_are_added_by_hand() -> None:
     assert user == {"zero_optimization": {"stage": 2}, "wall_clock_breakdown": True}
 
 
+@pytest.mark.parametrize(("name", "value"), [("compute_grad_norm", False), ("zenflow", {"topk_ratio": 0.1})])
+def test_zero_without_a_norm_or_a_sum_is_refused(name: str, value: object, file: Path) -> None:
+    """Without the norm, a step that is not finite would be taken."""
+    with pytest.raises(UserError, match=rf"ds.json: zero_optimization\.{name} .*: remove it"):
+        load(file, {"zero_optimization": {"stage": 1, name: value}})
+
+
 def test_stage_3_averages_for_it_does_not_sum() -> None:
     completed = complete_ds_config({"zero_optimization": {"stage": 3}}, PRESETS["tiny"], 1)
     assert completed["gradient_allreduce_op"] == "mean"
