@@ -92,7 +92,8 @@ def _check_zero(zero: Any, path: Path) -> None:
         raise UserError(f"{path}: unknown key 'zero_optimization.{unknown[0]}': see DeepSpeed's ZeRO options")
     if zero.get("compute_grad_norm") is False:
         raise UserError(
-            f"{path}: zero_optimization.compute_grad_norm is false, but the norm tells whether a step is finite: remove it"
+            f"{path}: zero_optimization.compute_grad_norm is false, "
+            "but the norm tells whether a step is finite: remove it"
         )
     if zero.get("zenflow"):
         raise UserError(f"{path}: zero_optimization.zenflow does not sum gradients, as the trainer does: remove it")
