@@ -1,19 +1,21 @@
 """Memory of a rank, by ZeRO stage: what DeepSpeed 0.19 allocates for this engine, term by term.
 
-P parameters, N ranks, b bytes an element of the training precision (bf16: 2, fp32: 4). Terms that DeepSpeed shares are
-P / N; its padding is left out.
+P parameters, N ranks, b bytes per element of the training precision (bf16: 2, fp32: 4). Terms that DeepSpeed shares are
+P / N; its padding is left out. Gradients are summed in fp32 in both precisions.
 
-| | weights | fp32 copy | moments | gradients | during the update: gradients in fp32 |
+| | weights | fp32 copy | moments | gradients | besides, during the update |
 |---|---|---|---|---|---|
-| 0 | bP | 4P (fp32: none) | 8P | bP | 4P (fp32: none), or bP that is sent |
-| 1 | bP | 4P/N | 8P/N | bP/N, and bP while micro-batches accumulate | 4P/N |
-| 2 | bP | 4P/N | 8P/N | bP/N | 4P/N |
-| 3 | bP/N | 4P/N | 8P/N | bP/N, always | 4P/N |
+| 0 | bP | 4P (fp32: none) | 8P | 4P | 4P that is sent, on several ranks |
+| 1, bf16 | 2P | 4P/N | 8P/N | 4P, always | none |
+| 1, fp32 | 4P | 4P/N | 8P/N | 4P/N, and 4P while micro-batches accumulate | 4P/N |
+| 2 | bP | 4P/N | 8P/N | 4P/N | none (fp32: 4P/N) |
+| 3 | bP/N | 4P/N | 8P/N | 4P/N, always | 4P/N |
 
 A moving average of the weights (`ema_decay`) is kept as the moments are: 4P or 4P/N more.
 
-Sources: stage 0 `runtime/fp16/unfused_optimizer.py`, stages 1 and 2 `runtime/zero/stage_1_and_2.py`, stage 3
-`runtime/zero/stage3.py` of DeepSpeed. `tests/planning` compares with the tensors of a real engine.
+Sources: stage 0 `training/plain_adam.py`; of DeepSpeed, stage 1 in bf16 `runtime/bf16_optimizer.py`, stages 1 and 2
+`runtime/zero/stage_1_and_2.py`, stage 3 `runtime/zero/stage3.py`. `tests/distributed/test_memory.py` compares with the
+tensors of real engines.
 """
 
 import dataclasses
@@ -105,9 +107,10 @@ class Memory:
     loss: int
     """At its most, when all activations are kept."""
     update: int
-    """fp32 gradients during the update."""
+    """Copies of the gradients during the update."""
     resident: int
-    """Stays between steps: weights, their fp32 copy, moments, constants; in stage 3 gradients and a bucket."""
+    """Bytes that stay between steps: weights, their fp32 copy, moments and constants; the gradients in stage 3, and in
+    stage 1 in bf16; a bucket in stage 3."""
     host: int = 0
     """States that offload puts there."""
 
@@ -154,20 +157,25 @@ def predict_memory(
     share = -(-sizes.parameters // (world_size if zero.stage else 1))
     weights = element * (share if zero.stage == 3 else sizes.parameters)
     masters = 0 if zero.stage == 0 and precision == "fp32" else 4 * share
-    gradients = element * share
-    if zero.stage == 1 and accumulation > 1:
-        gradients += element * sizes.parameters
-    update = masters
-    if zero.stage == 0 and world_size > 1:
-        update = max(update, element * min(sizes.parameters, _STAGE_0_BUCKET))
-    bucket = element * zero.reduce_bucket_size
-    buffers, resident_extra = 0, 0
-    if zero.stage in (1, 2):
-        buffers = bucket * (2 if zero.overlap_comm else 1)
+    gradients = 4 * share
+    update = 0 if precision == "bf16" and zero.stage < 3 else 4 * share
+    gradients_stay = zero.stage == 3
+    if zero.stage == 0:
+        update = 4 * min(sizes.parameters, _STAGE_0_BUCKET) if world_size > 1 else 0
+    if zero.stage == 1 and precision == "bf16":
+        gradients, gradients_stay = 4 * sizes.parameters, True
+    elif zero.stage == 1 and accumulation > 1:
+        gradients += 4 * sizes.parameters
+    buffers, resident_extra = 0, gradients if gradients_stay else 0
+    if zero.stage == 2 or (zero.stage == 1 and precision == "fp32"):
+        buffers = element * zero.reduce_bucket_size * (2 if zero.overlap_comm else 1)
+    if zero.stage == 2 and precision == "bf16":
+        # The bucket that is being sent is in fp32.
+        buffers += 4 * zero.reduce_bucket_size
     if zero.stage == 3:
-        gathered = element * min(sizes.parameters, zero.stage3_max_live_parameters)
-        buffers = bucket + gathered
-        resident_extra = bucket + gradients
+        bucket = 4 * zero.reduce_bucket_size
+        buffers = bucket + element * min(sizes.parameters, zero.stage3_max_live_parameters)
+        resident_extra += bucket
     moments = (12 if keeps_average else 8) * share
     states = weights + masters + moments
     host, on_host = 0, {"weights": weights, "masters": masters, "moments": moments, "gradients": gradients}

@@ -82,15 +82,18 @@ def communication_seconds(
     the whole network of a node."""
     world = nodes * gpus_per_node
     link = link_gb_per_second if nodes == 1 else min(link_gb_per_second, network_gbit / 8)
-    passes = _passes(zero.stage, accumulation) * (world - 1) / world
-    return passes * BYTES[precision] * parameters / (link * 1e9)
+    sent = bytes_per_parameter(zero.stage, accumulation, precision) * (world - 1) / world
+    return sent * parameters / (link * 1e9)
 
 
-def _passes(stage: int, accumulation: int) -> int:
-    """How often all parameters go round the ring: to reduce gradients, and to gather what was updated.
+def bytes_per_parameter(stage: int, accumulation: int, precision: str) -> int:
+    """Bytes of one step that go round the ring, per parameter: gradients in fp32, weights in the training precision.
 
-    Stages 0 and 1 do it once a step, 2 reduces and 3 does all of it for each micro-batch (gathering twice).
+    DeepSpeed 0.19 all-reduces gradients below stage 3, which is two passes: once per step at stages 0 and 1, for each
+    micro-batch at stage 2. Stages 1 and 2 then gather the updated weights. Stage 3 scatters the sums of gradients and
+    gathers the weights twice for each micro-batch.
     """
+    weights = BYTES[precision]
     if stage == 3:
-        return 3 * accumulation
-    return (accumulation if stage == 2 else 1) + 1
+        return accumulation * (4 + 2 * weights)
+    return 8 * (accumulation if stage == 2 else 1) + (weights if stage else 0)

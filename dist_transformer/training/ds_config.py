@@ -34,12 +34,12 @@ _OURS = {
     "amp": "--precision",
     "torch_autocast": "--precision",
     "data_types": "--precision",
+    "communication_data_type": "the trainer, which sums gradients in fp32",
     "steps_per_print": "--log-every",
     "tensorboard": "the run folder's tensorboard/, which is always written",
 }
 _ALLOWED = {
     "zero_optimization",
-    "communication_data_type",
     "comms_logger",
     "wall_clock_breakdown",
     "memory_breakdown",
@@ -118,14 +118,21 @@ def complete_ds_config(user: dict[str, Any], config: TrainConfig, world_size: in
             'offload_optimizer.device to "cpu", or ema_decay to 0'
         )
     accumulation = config.batch.accumulation_steps(world_size)
+    stage = user.get("zero_optimization", {}).get("stage", 0)
+    # At stage 0 bf16 and clipping are `PlainAdam`'s: DeepSpeed sees a plain fp32 optimizer.
+    bf16 = config.precision == "bf16" and stage > 0
     return {
         **user,
         "train_batch_size": world_size * accumulation,
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": accumulation,
-        "gradient_clipping": config.optimizer.max_grad_norm,
+        "gradient_clipping": config.optimizer.max_grad_norm if stage > 0 else 0.0,
         # The loss is divided by the tokens of all ranks. Stage 3 knows the mean alone, which `Engine` undoes.
-        "gradient_allreduce_op": "mean" if user.get("zero_optimization", {}).get("stage") == 3 else "sum",
-        "bf16": {"enabled": config.precision == "bf16"},
+        "gradient_allreduce_op": "mean" if stage == 3 else "sum",
+        # Stage 1 adds each gradient to its fp32 sum as soon as it is there, so that no second copy of all stays.
+        "bf16": {"enabled": bf16, "immediate_grad_update": True},
+        # Without these DeepSpeed sums over micro-batches and ranks in bf16: 0.4% off at 16 micro-batches, 1.6% at 128.
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": "fp32",
         "steps_per_print": None,
     }

@@ -5,7 +5,6 @@ a step whose gradient is not finite is skipped by all ranks, and state is read a
 """
 
 import logging
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedBatch
 from dist_transformer.training.ds_config import complete_ds_config
 from dist_transformer.training.kernel_lock import builds_survive_kills
+from dist_transformer.training.plain_adam import PlainAdam
 from dist_transformer.training.schedule import average_decay, scheduler_hook
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -39,32 +39,6 @@ class ParameterState:
     """Adam's, and under EMA the moving average of the weight, where the run keeps one."""
 
 
-class _CheckedAdam(torch.optim.AdamW):
-    """Adam for stage 0 in fp32, where DeepSpeed calls it directly and looks at neither norm nor overflow.
-
-    `overflow` and `_global_grad_norm` are the names that DeepSpeed's engine reads after a step.
-    """
-
-    def __init__(self, groups: list[dict[str, Any]], *, max_grad_norm: float, **settings: Any) -> None:
-        super().__init__(groups, **settings)
-        self.max_grad_norm = max_grad_norm
-        self.overflow = False
-        self._global_grad_norm = 0.0
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
-        # The one read from the device in a step.
-        self._global_grad_norm = float(norm)
-        self.overflow = not math.isfinite(self._global_grad_norm)
-        if self.overflow:
-            return
-        if self.max_grad_norm > 0:
-            torch._foreach_mul_(gradients, min(1.0, self.max_grad_norm / (self._global_grad_norm + 1e-6)))
-        super().step(closure)
-
-
 class Engine:
     """A model under DeepSpeed."""
 
@@ -77,10 +51,6 @@ class Engine:
         self.config = config
         self.stage = int(user_ds_config["zero_optimization"].get("stage", 0))
         ds_config = complete_ds_config(user_ds_config, config, world_size)
-        checks_itself = self.stage == 0 and config.precision == "fp32"
-        if checks_itself:
-            # _CheckedAdam clips: the engine's own clipping would hide the norm.
-            ds_config["gradient_clipping"] = 0.0
         self.loss_factor = ds_config["gradient_accumulation_steps"]
         if ds_config["gradient_allreduce_op"] == "mean":
             self.loss_factor *= world_size
@@ -88,7 +58,7 @@ class Engine:
         # warm-up would then be lost: a weight in the middle between two roundings does not move until they add up.
         weights = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
         offloads = ds_config["zero_optimization"].get("offload_optimizer", {}).get("device", "none") != "none"
-        self.optimizer = _make_optimizer(model, config, offloads=offloads, checks_itself=checks_itself)
+        self.optimizer = _make_optimizer(model, config, stage=self.stage, offloads=offloads)
         self.ds, *_ = deepspeed.initialize(
             model=model,
             optimizer=self.optimizer,
@@ -96,6 +66,8 @@ class Engine:
             lr_scheduler=scheduler_hook(config.optimizer, width=config.model.width),
             dist_init_required=False,
         )
+        if isinstance(self.optimizer, PlainAdam) and config.precision == "bf16":
+            self.optimizer.keep_masters()
         if self.stage > 0 and not offloads:
             # A gradient that is not finite makes the norm so, and the norm is looked at next.
             self.ds.optimizer.check_overflow = lambda **_: None
@@ -210,8 +182,8 @@ class Engine:
     def _create_moments(self) -> None:
         """Make Adam's state exist and be zero, whatever DeepSpeed's constructor did to it.
 
-        Stage 0 in bf16 and stage 3 run a step on zero gradients to allocate it, which advances Adam's counter; the
-        others allocate at the first step, too late for a restore.
+        Stage 3 runs a step on zero gradients to allocate it, which advances Adam's counter; the others allocate at
+        the first step, too late for a restore.
         """
         missing = [p for p in self._updated_tensors() if not self.optimizer.state[p]]
         if missing:
@@ -252,11 +224,8 @@ class Engine:
 
     def _masters(self) -> dict[int, torch.Tensor]:
         """Stage 0: the fp32 tensor that Adam updates, by the identity of the module's parameter."""
-        if self.config.precision == "fp32":
-            return {id(p): p for p in self.module.parameters()}
-        wrapped = self.ds.optimizer
-        pairs = zip(wrapped.fp16_groups, wrapped.fp32_groups, strict=True)
-        return {id(low): high for lows, highs in pairs for low, high in zip(lows, highs, strict=True)}
+        assert isinstance(self.optimizer, PlainAdam)
+        return {id(p): master for p, master in zip(self.optimizer.parameters, self.optimizer.masters, strict=True)}
 
     def _readers(self) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
         if self.stage == 0:
@@ -283,17 +252,15 @@ def _full_shape(parameter: nn.Parameter) -> torch.Size:
     return getattr(parameter, "ds_shape", parameter.shape)
 
 
-def _make_optimizer(
-    model: Transformer, config: TrainConfig, *, offloads: bool, checks_itself: bool
-) -> torch.optim.Optimizer:
+def _make_optimizer(model: Transformer, config: TrainConfig, *, stage: int, offloads: bool) -> torch.optim.Optimizer:
     settings = config.optimizer
     groups = _parameter_groups(model, settings.weight_decay)
     # The scheduler sets the rate; with zero, DeepSpeed's allocating step on zero gradients changes nothing.
     common: dict[str, Any] = {"lr": 0.0, "betas": (settings.beta1, settings.beta2), "eps": settings.epsilon}
     if offloads:
         return _compiled_cpu_adam(groups, common)
-    if checks_itself:
-        return _CheckedAdam(groups, max_grad_norm=settings.max_grad_norm, fused=True, **common)
+    if stage == 0:
+        return PlainAdam(groups, max_grad_norm=settings.max_grad_norm, fused=True, **common)
     return torch.optim.AdamW(groups, fused=True, **common)
 
 
@@ -327,6 +294,8 @@ def _prepare_deepspeed() -> None:
     # On CPU DeepSpeed would compile an all-reduce that only its inference calls, and leave 69 MB a rank in /dev/shm.
     # By name: `deepspeed.comm.torch` as an attribute is PyTorch itself.
     import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
+    # Stage 1 in bf16 prints the machine's memory six times while it is built.
+    import_module("deepspeed.runtime.bf16_optimizer").see_memory_usage = lambda *_, **__: None  # type: ignore[attr-defined]
     logger.setLevel(logging.WARNING)
     # The wheel imports names of torch.distributed that newer torch renames.
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated.*")

@@ -39,9 +39,12 @@ def test_states_are_predicted_to_a_tenth(
         accumulation=1, micro=MicroBatch(source_tokens=16, target_tokens=16),
     )  # fmt: skip
     assert memory.resident == pytest.approx(found["between"], rel=0.1)
-    # Below stage 3 gradients come and go.
-    gradients = memory.gradients if stage < 3 else 0
-    assert memory.resident + gradients == pytest.approx(found["at_update"], rel=0.1)
+    stay = stage == 3 or (stage == 1 and precision == "bf16")
+    gradients = 0 if stay else memory.gradients
+    assert memory.resident + gradients == pytest.approx(found["before_update"], rel=0.1)
+    # Below stage 3 the copies are gone before Adam runs: stage 0 has sent them, the others keep one of the two.
+    update = memory.update if stage == 3 else 0
+    assert memory.resident + gradients + update == pytest.approx(found["during_update"], rel=0.1)
 
 
 @pytest.mark.parametrize(("world", "preset", "precision", "stage"), CASES)

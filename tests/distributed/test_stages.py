@@ -35,7 +35,8 @@ def averaged(run_dir: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradient_is_that_of_one_big_batch(results: dict[str, Any], case: str) -> None:
-    limit = 1e-6 if case.endswith("fp32") else 1e-2
+    # In bf16 accumulation and reduction alone are measured; a loss that is scaled otherwise may round otherwise.
+    limit = 1e-6 if case.endswith("fp32") else 1e-4
     errors = results[case]["gradient_errors"]
     worst = max(errors, key=errors.__getitem__)
     assert errors[worst] <= limit, f"{worst}: {errors[worst]:.2e}"

@@ -68,8 +68,17 @@ def measure(preset: str, precision: str, stage: int, world_size: int) -> dict[st
     between = state_bytes(engine)
     everything = bytes_of_all_tensors() - before
     engine.forward_backward(small_batch(), step_tokens=16)
-    at_update = state_bytes(engine)
-    return {"parameters": parameters, "between": between, "everything": everything, "at_update": at_update}
+    before_update = state_bytes(engine)
+    update, during = engine.optimizer.step, [0]
+
+    def measured_update(*arguments: Any, **settings: Any) -> Any:
+        during[0] = max(during[0], state_bytes(engine))
+        return update(*arguments, **settings)
+
+    engine.optimizer.step = measured_update
+    engine.end_micro_batch()
+    found = {"between": between, "everything": everything, "before_update": before_update, "during_update": during[0]}
+    return {"parameters": parameters, **found}
 
 
 def main() -> None:

@@ -74,7 +74,7 @@ def last_step_of_epoch(plan: Plan, packs_per_step: int) -> Step:
 
 
 def reference_gradient(
-    model: Transformer, step: Step, streams: tuple[Stream, Stream], precision: str
+    model: Transformer, step: Step, streams: tuple[Stream, Stream], config: TrainConfig
 ) -> dict[str, Any]:
     """The step's gradient without DeepSpeed, summed in fp32.
 
@@ -84,10 +84,14 @@ def reference_gradient(
     single, whole = streams
     reference = Transformer(model.config)
     reference.load_state_dict(model.state_dict())
-    if precision == "fp32":
+    if config.precision == "fp32":
         (reference(whole.build(step.packs), 0.1).loss / step.target_tokens).backward()
         return {name: p.grad for name, p in reference.named_parameters()}
     reference.cast_parameters(torch.bfloat16)
+    if config.deepspeed_config == ds_config_path("zero0"):
+        # The gradients of the shared embedding's uses are added in fp32 at stage 0, in bf16 at the others.
+        for p in reference.parameters():
+            p.grad_dtype = torch.float32
     total = {name: torch.zeros(p.shape) for name, p in reference.named_parameters()}
     for pack in step.packs:
         reference.zero_grad()
@@ -115,7 +119,7 @@ def gradient_errors(config: TrainConfig, world: World, device: torch.device) -> 
     for step in (next(plan.steps(Position(), packs)), last_step_of_epoch(plan, packs)):
         torch.manual_seed(3)
         model = Transformer(config.model)
-        wanted = reference_gradient(model, step, (stream, whole), config.precision)
+        wanted = reference_gradient(model, step, (stream, whole), config)
         engine = Engine(model, config, load_ds_config(config.deepspeed_config), world_size=world.size)
         for micro in stream.micro_batches(step, rank=world.rank, world_size=world.size):
             engine.forward_backward(micro.batch.to(device), step_tokens=step.target_tokens)

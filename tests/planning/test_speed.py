@@ -40,18 +40,23 @@ def test_the_update_moves_thirty_bytes_a_parameter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "accumulation", "passes"), [(0, 1, 2), (0, 8, 2), (1, 8, 2), (2, 1, 2), (2, 8, 9), (3, 1, 3), (3, 8, 24)]
-)
-def test_bytes_that_go_round(stage: int, accumulation: int, passes: int) -> None:
-    """400 MB of bf16, of which three quarters pass each of 4 GPUs."""
-    found = step(stage, accumulation=accumulation).communication
-    assert found == pytest.approx(passes * 0.75 * 400e6 / 100e9)
+    ("stage", "accumulation", "precision", "sent"),
+    [
+        # An all-reduce of fp32 gradients is 8 bytes per parameter on a ring, a gathered bf16 weight 2.
+        (0, 1, "bf16", 8), (0, 8, "bf16", 8), (1, 1, "bf16", 10), (1, 8, "bf16", 10), (1, 8, "fp32", 12),
+        (2, 1, "bf16", 10), (2, 8, "bf16", 66), (3, 1, "bf16", 8), (3, 8, "bf16", 64), (3, 1, "fp32", 12),
+    ],
+)  # fmt: skip
+def test_bytes_that_go_round(stage: int, accumulation: int, precision: str, sent: int) -> None:
+    """Of 200 million parameters, three quarters of which pass each of 4 GPUs."""
+    found = step(stage, accumulation=accumulation, precision=precision).communication
+    assert found == pytest.approx(sent * 0.75 * 200e6 / 100e9)
 
 
 def test_between_nodes_the_slower_of_both_links_counts() -> None:
     two = step(1, nodes=2, network_gbit=400).communication
-    assert two == pytest.approx(2 * 7 / 8 * 400e6 / 50e9)
-    assert step(1, nodes=2, network_gbit=8000).communication == pytest.approx(2 * 7 / 8 * 400e6 / 100e9)
+    assert two == pytest.approx(10 * 7 / 8 * 200e6 / 50e9)
+    assert step(1, nodes=2, network_gbit=8000).communication == pytest.approx(10 * 7 / 8 * 200e6 / 100e9)
 
 
 def test_alone_nothing_is_sent() -> None:

@@ -28,6 +28,7 @@ OURS = {
     "amp": ({"enabled": True}, "--precision"),
     "torch_autocast": ({"enabled": True}, "--precision"),
     "data_types": ({"grad_accum_dtype": "fp32"}, "--precision"),
+    "communication_data_type": ("bf16", "the trainer"),
     "steps_per_print": (10, "--log-every"),
     "tensorboard": ({"enabled": True}, "the run folder's tensorboard/"),
 }
@@ -92,7 +93,7 @@ def test_an_unknown_key_of_zero_is_refused_by_name(key: str, file: Path) -> None
             {"zero_optimization": {"stage": 3, "offload_param": {"device": "auto"}}},
             r"zero_optimization\.offload_param\.device",
         ),
-        ({"communication_data_type": "auto"}, "communication_data_type"),
+        ({"memory_breakdown": "auto"}, "memory_breakdown"),
         ({"comms_logger": {"enabled": True, "prof_ops": ["all_reduce", "auto"]}}, r"comms_logger\.prof_ops"),
     ],
 )
@@ -153,7 +154,9 @@ def test_our_keys_are_added_by_hand() -> None:
         "gradient_accumulation_steps": 2,
         "gradient_clipping": 0.0,
         "gradient_allreduce_op": "sum",
-        "bf16": {"enabled": True},
+        "bf16": {"enabled": True, "immediate_grad_update": True},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": "fp32",
         "steps_per_print": None,
     }
     assert user == {"zero_optimization": {"stage": 2}, "wall_clock_breakdown": True}
@@ -178,11 +181,17 @@ def test_clipping_is_always_written(preset: str) -> None:
     assert completed["gradient_clipping"] == 0.0
     clipped = dataclasses.replace(PRESETS[preset], optimizer=OptimizerConfig(max_grad_norm=0.5))
     assert complete_ds_config(load_ds_config(None), clipped, 1)["gradient_clipping"] == 0.5
+    # `PlainAdam` clips at stage 0: DeepSpeed's own clipping would hide the norm.
+    assert complete_ds_config({"zero_optimization": {"stage": 0}}, clipped, 1)["gradient_clipping"] == 0.0
 
 
 def test_precision_is_written() -> None:
     fp32 = dataclasses.replace(PRESETS["tiny"], precision="fp32")
-    assert complete_ds_config({}, fp32, 1)["bf16"] == {"enabled": False}
+    for stage in range(4):
+        user = {"zero_optimization": {"stage": stage}}
+        assert not complete_ds_config(user, fp32, 1)["bf16"]["enabled"]
+        # At stage 0 DeepSpeed would sum in bf16: the trainer's own optimizer rounds the weights.
+        assert complete_ds_config(user, PRESETS["tiny"], 1)["bf16"]["enabled"] == (stage > 0)
 
 
 def test_every_key_of_ours_is_refused_in_a_users_file(file: Path) -> None:

@@ -1,0 +1,62 @@
+"""Adam for ZeRO stage 0, where every rank updates every parameter and DeepSpeed only sums the gradients."""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class PlainAdam(torch.optim.AdamW):
+    """AdamW in fp32 that skips a step whose gradient is not finite, and clips the others.
+
+    DeepSpeed's own wrapper for bf16 at stage 0 sums gradients in bf16 and refuses fp32 sums. DeepSpeed takes this one
+    for a plain fp32 optimizer, also where `keep_masters` has rounded the model.
+
+    `overflow` and `_global_grad_norm` are the names that DeepSpeed's engine reads after a step.
+
+    Args:
+        groups: parameter groups of a model in fp32.
+        max_grad_norm: norm to which longer gradients are clipped; 0 clips none.
+        settings: keyword arguments of `torch.optim.AdamW`.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], *, max_grad_norm: float, **settings: Any) -> None:
+        super().__init__(groups, **settings)
+        self.parameters: list[torch.Tensor] = [p for group in self.param_groups for p in group["params"]]
+        self.masters = self.parameters
+        """Tensors that Adam updates, in the order of `parameters`."""
+        self.max_grad_norm = max_grad_norm
+        self.overflow = False
+        self._global_grad_norm = 0.0
+
+    def keep_masters(self) -> None:
+        """Round the model's parameters to bf16 and update fp32 copies of them; gradients are accumulated in fp32.
+
+        Call it before the first step, with the model on its device.
+        """
+        for group in self.param_groups:
+            group["params"] = [p.detach().clone() for p in group["params"]]
+        self.masters = [p for group in self.param_groups for p in group["params"]]
+        for parameter in self.parameters:
+            parameter.data = parameter.data.bfloat16()
+            parameter.grad_dtype = torch.float32
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        rounded = self.masters is not self.parameters
+        if rounded:
+            for master, parameter in zip(self.masters, self.parameters, strict=True):
+                master.grad = parameter.grad if parameter.grad is not None else master.grad
+        gradients = [master.grad for master in self.masters if master.grad is not None]
+        # The one read from the device in a step.
+        self._global_grad_norm = float(nn.utils.get_total_norm(gradients))
+        self.overflow = not math.isfinite(self._global_grad_norm)
+        if not self.overflow:
+            if self.max_grad_norm > 0:
+                torch._foreach_mul_(gradients, min(1.0, self.max_grad_norm / (self._global_grad_norm + 1e-6)))
+            super().step(closure)
+        if rounded:
+            torch._foreach_copy_(self.parameters, self.masters)
+            for master in self.masters:
+                master.grad = None
