@@ -17,7 +17,7 @@ RESULT: dict[str, Any] = {
     "corpus": "Multi30k en→de",
     "synthetic": False,
     "date": "2026-01-31",
-    "machine": "2 cores",
+    "machine": "2 cores of an AMD EPYC with avx512_bf16, 24 GiB; torch 2.13.0",
     "commands": ["make"],
     "seeds": [1],
     "wall_seconds": None,
@@ -58,7 +58,7 @@ def require_numbers_of(result: dict[str, Any], line: str) -> None:
     names = re.compile(r"\w+_\w+|`[^`]*`|13a|bf16")
     shown = [
         text.replace(",", "")
-        for text in re.findall(r"\d[\d,]*(?:\.\d+)?", names.sub("", line.replace(result["corpus"], "")))
+        for text in re.findall(r"\d[\d,]*(?:\.\d+)?", names.sub("", " | ".join(line.split(" | ")[1:-2])))
     ]
     values = list(numbers_in(result["figures"])) + result["seeds"]
     assert shown
@@ -77,7 +77,8 @@ def numbers_in(value: Any) -> list[float]:
 def test_a_line_by_hand(tmp_path: Path) -> None:
     file = write(tmp_path / "results", "run.json")
     assert make_lines(file, read_result(file)) == [
-        "| Multi30k en→de | preset `multi30k`, ZeRO-2 | 1,500 | 35.1 BLEU (test_2016, 13a), `results/run.json` |"
+        "| Multi30k en→de | preset `multi30k`, ZeRO-2 | 1,500 | 35.1 BLEU (test_2016, 13a), `results/run.json` "
+        "| AMD EPYC with avx512_bf16 | 2026-01-31 |"
     ]
 
 
@@ -87,7 +88,7 @@ def test_real_text_first_then_the_newest_and_no_line_without_a_row(tmp_path: Pat
     write(tmp_path, "c.json", date="2026-02-01", corpus="new")
     write(tmp_path, "d.json", rows=[], corpus="none")
     lines = make_table(tmp_path).splitlines()
-    assert lines[0] == "| corpus | what | steps | result |"
+    assert lines[0] == "| corpus | what | steps | result | processor | date |"
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| new", "| old", "| toy"]
 
 
@@ -133,6 +134,7 @@ def test_a_figure_that_is_not_there_is_refused(text: str) -> None:
         ({"date": "31.1.2026"}, "date is '31.1.2026'"),
         ({"rows": [{"what": "w", "steps": "s"}]}, "a row must hold what, steps, result"),
         ({"figures": None}, "figures is None"),
+        ({"machine": "a laptop"}, "machine is 'a laptop': begin it with \"N cores of PROCESSOR,\""),
     ],
 )
 def test_a_file_that_does_not_keep_to_the_layout_is_refused(

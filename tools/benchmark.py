@@ -44,9 +44,8 @@ DATA = ("--data", "DATA")
 DATA_ROW = {
     "what": "data pipeline, one process and one thread, tokens a CPU second",
     "steps": "—",
-    "result": "micro-batches at {figures[target_tokens_per_second][build_micro_batch][median]:,.0f} target tokens "
-    "(`datasets` at random, ids only: {figures[target_tokens_per_second][datasets_random_arrow][median]:,.0f}); "
-    "planning takes {figures[percent_of_training][plan]:.1f}% of training at {figures[training_speed]:,} tokens/s; "
+    "result": "planning takes {figures[percent_of_training][plan]:.1f}% of training at "
+    "{figures[training_speed]:,} tokens/s; "
     "budgets {figures[fill_percent][both]:.1f}% full; first step of {figures[simulated_index][pairs]:,} pairs after "
     "{figures[simulated_index][seconds][median]:.1f} s; preparation at "
     "{figures[target_tokens_per_second][prepare][median]:,.0f} (`tokenizers` alone: "

@@ -8,7 +8,7 @@ figures differ. A result file is one JSON object:
     corpus         the corpus and its languages: the table's first column
     synthetic      true: made by a grammar, says nothing about real text
     date           of the run, YYYY-MM-DD
-    machine        cores or GPUs, memory, versions of torch and DeepSpeed
+    machine        "4 cores of AMD EPYC, …": cores of a processor, then memory, GPUs, versions of torch and DeepSpeed
     commands       what was typed, in order
     seeds          of the runs
     wall_seconds   for all of it, or null where nobody measured it
@@ -35,7 +35,7 @@ _BLOCK = re.compile(
     r"(?P<start><!-- (?P<name>\w+): made by tools/results_table\.py -->\n).*?(?P<end><!-- end of (?P=name) -->)",
     re.DOTALL,
 )
-HEAD = ["| corpus | what | steps | result |", "|---|---|---|---|"]
+HEAD = ["| corpus | what | steps | result | processor | date |", "|---|---|---|---|---|---|"]
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "what": str,
@@ -50,6 +50,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "rows": list,
 }
 _COLUMNS = ("what", "steps", "result")
+_PROCESSOR = re.compile(r"\bcores? of (?:an? )?(?P<name>[^,;]+)")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 # Digits inside a name are no figure: test_2016_flickr, 13a, bf16, ZeRO-1, Multi30k.
 _NUMBER = re.compile(r"(?<![\w-])[0-9][0-9.,]*(?![\w-])")
@@ -108,6 +109,8 @@ def read_result(file: Path) -> dict[str, Any]:
         datetime.date.fromisoformat(result["date"])
     except ValueError:
         raise UserError(f"{file}: date is {result['date']!r}: write it as 2026-01-31") from None
+    if _PROCESSOR.search(result["machine"]) is None:
+        raise UserError(f'{file}: machine is {result["machine"]!r}: begin it with "N cores of PROCESSOR,"')
     if any(not isinstance(row, dict) or row.keys() != set(_COLUMNS) for row in result["rows"]):
         raise UserError(f"{file}: a row must hold {', '.join(_COLUMNS)} and nothing else")
     return result
@@ -117,8 +120,16 @@ def make_lines(file: Path, result: dict[str, Any]) -> list[str]:
     lines = []
     for row in result["rows"]:
         what, steps, text = (fill(row[name], result, file) for name in _COLUMNS)
-        lines.append(f"| {result['corpus']} | {what} | {steps} | {text}, `{file.parent.name}/{file.name}` |")
+        text += f", `{file.parent.name}/{file.name}`"
+        lines.append(f"| {result['corpus']} | {what} | {steps} | {text} | {processor_of(result)} | {result['date']} |")
     return lines
+
+
+def processor_of(result: dict[str, Any]) -> str:
+    """Name the processor of a result's machine."""
+    match = _PROCESSOR.search(result["machine"])
+    assert match is not None
+    return match["name"]
 
 
 def fill(template: str, result: dict[str, Any], file: Path) -> str:
