@@ -117,6 +117,10 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [row.ids for row in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
+    def token_starts(self, text: str) -> list[int]:
+        """Where each token of a normalised text begins, in characters; tokens that begin within one share its place."""
+        return [start for start, _ in self._backend.encode(text, add_special_tokens=False).offsets]
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; special tokens (ids 0 to 3) are left out."""
         return self._backend.decode([i for i in ids if i > EOS_ID], skip_special_tokens=False)
