@@ -116,12 +116,21 @@ def read_model_info(path: Path) -> ModelInfo:
     file = path / CONFIG_FILE
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (path / name).exists():
-            raise UserError(f"{path} is not a model folder (it has no {name}): {_REMEDY}, or check the path")
+            raise UserError(f"{path} is not a model folder (it has no {name}): {_way_to_a_model(path)}")
     values = read_json(file)
     version = values.pop("format_version", None)
     if version != FORMAT_VERSION:
         raise UserError(f"{file} has format {version} and this version reads {FORMAT_VERSION}: update dist_transformer")
     return from_plain(ModelInfo, values, str(file))
+
+
+def _way_to_a_model(path: Path) -> str:
+    inner = path / "model"
+    if all((inner / name).exists() for name in (CONFIG_FILE, WEIGHTS_FILE)):
+        return f"give the model folder in it, {inner}"
+    if (path / "weights").is_dir():
+        return f"make one of this run with tools/average_checkpoints.py --run-dir {path} --last 5 --out {inner}"
+    return f"{_REMEDY}, or check the path"
 
 
 def load_model(

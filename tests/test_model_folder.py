@@ -141,6 +141,20 @@ def test_a_run_folder_is_no_model(tmp_path: Path) -> None:
         read_model_info(tmp_path)
 
 
+def test_a_run_folder_leads_to_its_model(model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"write the folder anew with tools/average_checkpoints.py, or check the path$"):
+        read_model_info(tmp_path)
+    (tmp_path / "weights").mkdir()
+    with pytest.raises(
+        UserError, match=f"tools/average_checkpoints.py --run-dir {tmp_path} --last 5 --out {tmp_path}/model$"
+    ):
+        read_model_info(tmp_path)
+    shutil.copytree(model_folder, tmp_path / "model")
+    with pytest.raises(UserError, match=rf"no model.safetensors\): give the model folder in it, {tmp_path}/model$"):
+        read_model_info(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_a_missing_or_damaged_file_is_named(copy: Path, name: str) -> None:
     (copy / name).write_bytes(b"\x00 no")

@@ -7,6 +7,10 @@ or when the model's tokenizer lowercases (its data was prepared with --lowercase
 
 tools/evaluate_bleu.py --model MODEL --src test.en --ref test.de --json result.json
 
+A line with more tokens than the model has room for is split at the ends of its sentences, or where the limit is
+reached; its parts are translated one by one and joined. Standard error names it, and the JSON counts such lines
+(`split_sentences`).
+
 Runs alone or under a launcher (deepspeed, torchrun, srun, mpirun), which shares the work; the result is the same. With
 --json OUT.json the hypotheses are written to OUT.hypotheses.txt beside it.
 """
@@ -44,8 +48,8 @@ def main() -> None:
 
 
 def print_scores(evaluation: Evaluation) -> None:
-    for refusal in evaluation.refusals:
-        print(f"warning: {refusal}", file=sys.stderr)
+    for split in evaluation.splits:
+        print(f"note: {split}", file=sys.stderr)
     info = evaluation.info
     synthetic = " (SYNTHETIC: the scores say nothing about real text)" if info.synthetic else ""
     print(f"trained on {info.corpus}{synthetic}")

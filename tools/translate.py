@@ -2,14 +2,21 @@
 
 tools/translate.py --model MODEL < input.txt > output.txt
 
-A blank line gives a blank line. A line with more tokens than the model has room for gives a blank line and a warning on
-standard error. With --nbest K every line gives up to K lines `number ||| text ||| score`, best first (Moses' format):
-the number counts input lines from 0, the score is log p / ((5 + length) / 6)^penalty.
+A blank line gives a blank line. A line with more tokens than the model has room for is split at the ends of its
+sentences, or where the limit is reached; its parts are translated one by one and joined, with a space or, next to
+Chinese and Japanese characters, without. Standard error names the line and the number of parts.
+
+With --nbest K every line gives up to K lines `number ||| text ||| score`, best first (Moses' format): the number counts
+input lines from 0, the score is log p / ((5 + length) / 6)^penalty. The k-th of a split line joins the k-th of each
+part, and its score is the mean of theirs.
+
+At a terminal each line is translated when it is typed; Ctrl-D ends.
 """
 
 import argparse
 import itertools
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -28,17 +35,34 @@ def main() -> None:
     arguments = parse_arguments()
     settings = beam_settings(arguments, nbest=1 if arguments.nbest is None else arguments.nbest)
     device = find_device(arguments.device)
-    model, tokenizer, _ = load_model(arguments.model, device, PRECISIONS[arguments.precision])
+    model, tokenizer, info = load_model(arguments.model, device, PRECISIONS[arguments.precision])
     translator = Translator(model, tokenizer, device, settings, max_batch_tokens=arguments.batch_tokens)
-    lines = decode_lines(sys.stdin.buffer, "standard input")
+    at_terminal = sys.stdin.isatty()
+    prompt = f"{info.source_language}-{info.target_language}> " if at_terminal and sys.stderr.isatty() else ""
+    lines = decode_lines(typed_lines(prompt) if at_terminal else sys.stdin.buffer, "standard input")
     first = 0
-    while chunk := list(itertools.islice(lines, _LINES_AT_ONCE)):
+    while chunk := list(itertools.islice(lines, 1 if at_terminal else _LINES_AT_ONCE)):
         for number, translation in enumerate(translator.translate(chunk), first):
-            if translation.refusal is not None:
-                print(f"warning: {replace(translation.refusal, line=number + 1)}", file=sys.stderr, flush=True)
+            if translation.split is not None:
+                print(f"note: {replace(translation.split, line=number + 1)}", file=sys.stderr, flush=True)
             sys.stdout.buffer.write(as_output(number, translation, nbest=arguments.nbest is not None).encode("utf-8"))
         sys.stdout.buffer.flush()
         first += len(chunk)
+
+
+def typed_lines(prompt: str) -> Iterator[bytes]:
+    """Read lines as they are typed, each after a prompt on standard error."""
+    if prompt:
+        print("Type one sentence per line. Ctrl-D ends.", file=sys.stderr)
+    while True:
+        print(prompt, end="", file=sys.stderr, flush=True)
+        line = sys.stdin.buffer.readline()
+        if not line:
+            break
+        yield line
+    if prompt:
+        # The shell's own prompt begins a line.
+        print(file=sys.stderr)
 
 
 def as_output(number: int, translation: Translation, *, nbest: bool) -> str:

@@ -121,7 +121,7 @@ class Sweep:
                     # JSON has no NaN.
                     "nll": candidate.nll if math.isfinite(candidate.nll) else None,
                     **candidate.evaluation.scores.report(),
-                    "refused_sentences": len(candidate.evaluation.refusals),
+                    "split_sentences": len(candidate.evaluation.splits),
                     "seconds": candidate.evaluation.seconds,
                 }
                 for candidate in self.candidates

@@ -1,20 +1,21 @@
 """One joint byte-level BPE for both languages.
 
-Text is normalised (NFKC or NFC, and lowercase when asked), cut into words as GPT-2 does, and each word's UTF-8 bytes
-are merged into pieces. All 256 bytes are in the vocabulary, so `<unk>` never occurs and decoding gives the normalised
-text back exactly. What the normalisation is, `tokenizer.json` says, and nothing else.
+Text is normalised (NFKC or NFC, and lowercase when asked) and cut into words, and each word's UTF-8 bytes are merged
+into pieces. All 256 bytes are in the vocabulary, so `<unk>` never occurs and decoding gives the normalised text back
+exactly. `tokenizer.json` alone states the normalisation and the rule for words.
 """
 
 import functools
 import hashlib
+import itertools
 import json
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from dist_transformer.errors import UserError
 from dist_transformer.files import write_synced
@@ -28,6 +29,40 @@ Normalization = Literal["nfkc", "nfc"]
 """nfkc turns variants of a character into the plain one, a full-width comma into `,` and ½ into 1⁄2; nfc keeps them."""
 DEFAULT_NORMALIZATION: Normalization = "nfkc"
 _FORMS: dict[Normalization, type[normalizers.Normalizer]] = {"nfkc": normalizers.NFKC, "nfc": normalizers.NFC}
+
+# A combining mark, or the zero-width (non-)joiner that many scripts write inside words: part of what it follows.
+_MARK = r"\p{M}\u200c\u200d"
+# Learning the vocabulary takes time in proportion to text times longest word, and the library caches words of less than
+# 256 bytes. 64 characters of 3 bytes are below that, and the longest run of 24,000 Chinese captions has 44.
+_LONGEST_RUN = 64
+# Unicode's stream-safe format (UAX #15) allows 30 marks in succession, more than any language writes.
+_LONGEST_MARKS = 30
+# GPT-2's rule (English contractions; runs of letters, digits and other signs, each with the space before it; white
+# space), except that marks and joiners do not end a run, and that runs have a longest length. No run is cut before a
+# mark, unless more than 30 follow each other there.
+_WORD = "|".join(
+    (
+        rf"'(?:[sdmt]|ll|ve|re)(?![{_MARK}])",
+        *(
+            rf" ?{first}{more}{{0,{_LONGEST_RUN - 1}}}[{_MARK}]{{0,{_LONGEST_MARKS}}}"
+            for first, more in (
+                (rf"[\p{{L}}{_MARK}]", rf"[\p{{L}}{_MARK}]"),
+                (r"\p{N}", rf"[\p{{N}}{_MARK}]"),
+                (rf"[^\s\p{{L}}\p{{N}}{_MARK}]", r"[^\s\p{L}\p{N}]"),
+            )
+        ),
+        rf"\s{{1,{_LONGEST_RUN}}}(?!\S)",
+        rf"\s{{1,{_LONGEST_RUN}}}",
+    )
+)
+_WORDS = pre_tokenizers.Sequence(
+    [
+        pre_tokenizers.Split(Regex(_WORD), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+)
+# GPT-2's own rule, of tokenizers that earlier versions made. They keep it: their ids depend on it.
+_FORMER_WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
 
 class Tokenizer:
@@ -81,6 +116,10 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [row.ids for row in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def token_starts(self, text: str) -> list[int]:
+        """Where each token of a normalised text begins, in characters; tokens that begin within one share its place."""
+        return [start for start, _ in self._backend.encode(text, add_special_tokens=False).offsets]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; special tokens (ids 0 to 3) are left out."""
@@ -136,7 +175,7 @@ def train_tokenizer(
             f"vocab_size {vocab_size} is too small: the special tokens and the 256 bytes take {SMALLEST_VOCABULARY}, "
             "and 8,000 to 40,000 is usual"
         )
-    backend = _pipeline(normalization, lowercase=lowercase)
+    backend = _pipeline(normalization, _WORDS, lowercase=lowercase)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
@@ -148,23 +187,22 @@ def train_tokenizer(
     return Tokenizer(backend.to_str(pretty=True).encode("utf-8"), backend, normalization, lowercase=lowercase)
 
 
-def _pipeline(normalization: Normalization, *, lowercase: bool) -> Backend:
+def _pipeline(normalization: Normalization, words: pre_tokenizers.PreTokenizer, *, lowercase: bool) -> Backend:
     backend = Backend(models.BPE())
     form = _FORMS[normalization]()
     backend.normalizer = normalizers.Sequence([form, normalizers.Lowercase()] if lowercase else [form])
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    backend.pre_tokenizer = words
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(list(SPECIALS))
     return backend
 
 
 def _settings_of(backend: Backend) -> tuple[Normalization, bool] | None:
-    """Normalisation and lowercase of a tokenizer that `train_tokenizer` made; None for any other."""
+    """Normalisation and lowercase of a tokenizer that this or an earlier version trained; None for any other."""
     frame = _frame(backend)
-    for normalization in _FORMS:
-        for lowercase in (False, True):
-            if frame == _frame(_pipeline(normalization, lowercase=lowercase)):
-                return normalization, lowercase
+    for normalization, lowercase, words in itertools.product(_FORMS, (False, True), (_WORDS, _FORMER_WORDS)):
+        if frame == _frame(_pipeline(normalization, words, lowercase=lowercase)):
+            return normalization, lowercase
     return None
 
 

@@ -16,7 +16,7 @@ from dist_transformer.distributed import broadcast_object, on_all_ranks, rank, w
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.bleu import Scores, score
 from dist_transformer.inference.beam import BeamSettings
-from dist_transformer.inference.translator import Refusal, Translator
+from dist_transformer.inference.translator import Split, Translator
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, load_model
 
@@ -30,7 +30,8 @@ class Evaluation:
     notes: tuple[str, ...]
     """What a reader of the scores must know, a sentence each."""
     hypotheses: list[str]
-    refusals: list[Refusal]
+    splits: list[Split]
+    """Source lines that were too long to translate whole."""
     seconds: float
     """Decoding, without loading and scoring."""
     world_size: int
@@ -41,7 +42,7 @@ class Evaluation:
             **self.scores.report(),
             "notes": list(self.notes),
             "sentences": len(self.hypotheses),
-            "refused_sentences": len(self.refusals),
+            "split_sentences": len(self.splits),
             "hypotheses": str(hypotheses_file),
             "steps": list(self.info.steps),
             "corpus": self.info.corpus,
@@ -121,13 +122,12 @@ def evaluate_model(
     )
     scores = broadcast_object(scores)
     assert scores is not None
-    refusals = [translation.refusal for translation in translations if translation.refusal is not None]
     return Evaluation(
         scores=scores,
         info=info,
         notes=_notes(tokenizer, references),
         hypotheses=hypotheses,
-        refusals=refusals,
+        splits=[translation.split for translation in translations if translation.split is not None],
         seconds=seconds,
         world_size=world_size(),
     )

@@ -22,6 +22,8 @@ SAMPLES_FOLDER = "samples"
 # Longer sentences have no maps: their pictures could not be read, and a map of 1,024 by 1,024 is 6 MB of text.
 LONGEST_MAP = 60
 _END = SPECIALS[-1]
+# Zero-width (non-)joiners: parts of words in Persian, Sinhala and others, though not printable to Python.
+_JOINERS = "\u200c\u200d"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +125,7 @@ def readable_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def _readable(text: str) -> str:
-    visible = "".join("▁" if c.isspace() else c if c.isprintable() else "�" for c in text)
+    visible = "".join("▁" if c.isspace() else c if c.isprintable() or c in _JOINERS else "�" for c in text)
     # A part of a character, bytes of it, is one mark however many bytes.
     return re.sub("�+", "�", visible)
 

@@ -10,6 +10,7 @@ from dist_transformer.distributed import gather_objects, on_all_ranks, rank, wor
 from dist_transformer.errors import UserError
 from dist_transformer.inference.batches import Batch, make_batches
 from dist_transformer.inference.beam import BeamSettings, beam_search
+from dist_transformer.inference.splitting import LEAST_LIMIT, join_texts, split_text
 from dist_transformer.model.transformer import Transformer
 
 # Padded source tokens times beam size. CPU: `base` in fp32 decodes 5.5, 5.6 and 5.9 sentences a CPU second at 4,096,
@@ -29,29 +30,27 @@ class ScoredText:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Refusal:
-    """A line that was too long to translate."""
+class Split:
+    """A line that was too long to translate whole."""
 
     line: int
-    """Counted from 1."""
-    tokens: int
+    """Number of the line, from 1."""
     limit: int
-    """Longest source that is translated, in tokens."""
+    """Tokens of the longest source that is translated whole."""
+    parts: int
+    """Parts that were translated one by one, and joined."""
 
     def __str__(self) -> str:
-        return (
-            f"line {self.line} has {self.tokens} tokens and the limit is {self.limit}: "
-            "its translation is empty, split the line"
-        )
+        return f"line {self.line} has more than {self.limit} tokens: its {self.parts} parts were translated one by one"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Translation:
-    """Of one line; a blank or refused line has one empty hypothesis."""
+    """Translation of one line; a blank line has one empty hypothesis."""
 
     hypotheses: tuple[ScoredText, ...]
-    """Best first, at least one."""
-    refusal: Refusal | None = None
+    """Best first, at least one. Of a split line, the k-th joins the k-th of each part; its score is their mean."""
+    split: Split | None = None
 
     @property
     def text(self) -> str:
@@ -70,8 +69,8 @@ class Translator:
     Args:
         max_batch_tokens: padded source tokens of the sentences in search at a time, times beam size; a default for the
             device when not given.
-        max_source_tokens: longer lines are refused; when not given, what leaves positions for an output of
-            max_extra_tokens more, and half of the positions at least.
+        max_source_tokens: longer lines are split (`split_text`), their parts translated one by one and joined; when
+            not given, what leaves positions for an output of max_extra_tokens more, and half of the positions at least.
     """
 
     def __init__(
@@ -93,16 +92,16 @@ class Translator:
         self.max_source_tokens = default if max_source_tokens is None else max_source_tokens
         if self.max_batch_tokens < 1:
             raise UserError(f"max_batch_tokens is {self.max_batch_tokens}: give a number above 0")
-        if not 1 <= self.max_source_tokens <= positions:
+        if not LEAST_LIMIT <= self.max_source_tokens <= positions:
             raise UserError(
                 f"max_source_tokens is {self.max_source_tokens}: "
-                f"give 1 to {positions:,}, for the model has {positions + 1:,} positions"
+                f"give {LEAST_LIMIT} to {positions:,}, for the model has {positions + 1:,} positions"
             )
 
     def translate(self, lines: Sequence[str]) -> list[Translation]:
         """A translation for each line, in order."""
-        sources = self.tokenizer.encode_batch(list(lines))
-        return self._assemble(lines, sources, self._decode(self.batches(lines, sources), sources))
+        sources, places = self._sources(lines)
+        return self._assemble(places, self._decode(self._batches(sources), sources))
 
     def translate_distributed(self, lines: Sequence[str]) -> list[Translation]:
         """The same on every rank, from the same lines on every rank; each rank decodes its share of the batches.
@@ -110,19 +109,30 @@ class Translator:
         Raises:
             UserError: on every rank, when decoding failed on one.
         """
-        sources = self.tokenizer.encode_batch(list(lines))
-        share = self.batches(lines, sources)[rank() :: world_size()]
+        sources, places = self._sources(lines)
+        share = self._batches(sources)[rank() :: world_size()]
         decoded = on_all_ranks(lambda: self._decode(share, sources))
         everything: dict[int, tuple[ScoredText, ...]] = {}
         for part in gather_objects(decoded):
             everything.update(part)
-        return self._assemble(lines, sources, everything)
+        return self._assemble(places, everything)
 
-    def batches(self, lines: Sequence[str], sources: Sequence[Sequence[int]]) -> list[Batch]:
-        """Of the lines to decode."""
-        places = [i for i in range(len(lines)) if not _is_blank(lines[i]) and len(sources[i]) <= self.max_source_tokens]
+    def _sources(self, lines: Sequence[str]) -> tuple[list[list[int]], list[range]]:
+        """Tokens of everything to decode, and which of these each line has: none, itself, or its parts."""
+        sources: list[list[int]] = []
+        places = []
+        for line, ids in zip(lines, self.tokenizer.encode_batch(list(lines)), strict=True):
+            first = len(sources)
+            if len(ids) > self.max_source_tokens and not _is_blank(line):
+                sources += self.tokenizer.encode_batch(split_text(line, self.tokenizer, self.max_source_tokens))
+            elif not _is_blank(line):
+                sources.append(ids)
+            places.append(range(first, len(sources)))
+        return sources, places
+
+    def _batches(self, sources: Sequence[Sequence[int]]) -> list[Batch]:
         return make_batches(
-            places, [len(source) + 1 for source in sources], beam_size=self.settings.beam_size,
+            range(len(sources)), [len(source) + 1 for source in sources], beam_size=self.settings.beam_size,
             max_tokens=self.max_batch_tokens, refills=self.refills,
         )  # fmt: skip
 
@@ -145,16 +155,23 @@ class Translator:
                 )
         return decoded
 
-    def _assemble(
-        self, lines: Sequence[str], sources: Sequence[list[int]], decoded: dict[int, tuple[ScoredText, ...]]
-    ) -> list[Translation]:
+    def _assemble(self, places: Sequence[range], decoded: dict[int, tuple[ScoredText, ...]]) -> list[Translation]:
         translations = []
-        for i, source in enumerate(sources):
-            refusal = None
-            if len(source) > self.max_source_tokens and not _is_blank(lines[i]):
-                refusal = Refusal(line=i + 1, tokens=len(source), limit=self.max_source_tokens)
-            translations.append(Translation(hypotheses=decoded.get(i) or _EMPTY, refusal=refusal))
+        for number, parts in enumerate(places, 1):
+            if len(parts) < 2:
+                translations.append(Translation(hypotheses=decoded[parts[0]] if parts else _EMPTY))
+                continue
+            split = Split(line=number, limit=self.max_source_tokens, parts=len(parts))
+            translations.append(Translation(hypotheses=_joined([decoded[i] for i in parts]), split=split))
         return translations
+
+
+def _joined(parts: Sequence[tuple[ScoredText, ...]]) -> tuple[ScoredText, ...]:
+    """The best of all parts, the second best, and so on; as many as the part with the fewest has."""
+    return tuple(
+        ScoredText(text=join_texts([one.text for one in alike]), score=sum(one.score for one in alike) / len(alike))
+        for alike in zip(*parts, strict=False)
+    )
 
 
 def _is_blank(line: str) -> bool:

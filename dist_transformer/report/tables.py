@@ -45,12 +45,12 @@ def scores(run: Run) -> Html:
 
 def _score_file(file: ScoreFile) -> Html:
     values = file.values
-    sentences, refused = number(values, "sentences"), number(values, "refused_sentences")
+    sentences, split = number(values, "sentences"), number(values, "split_sentences")
     notes = values.get("notes")
     seconds, ranks = number(values, "seconds"), number(values, "world_size")
     facts = [
         f"{sentences:,.0f} sentences" if sentences is not None else "",
-        f"{refused:,.0f} of them refused" if refused else "",
+        f"{split:,.0f} of them split" if split else "",
         f"decoded in {seconds:,.1f} s" if seconds is not None else "",
         f"on {ranks:,.0f} rank(s)" if ranks else "",
         f"hypotheses in {_path_name(values['hypotheses'])}" if isinstance(values.get("hypotheses"), str) else "",

@@ -1,9 +1,14 @@
 import itertools
 import json
 import os
+import random
+import re
 import subprocess
 import sys
+import time
 import unicodedata
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +16,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
-from tokenizers import models
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer, first_folded, train_tokenizer
+from dist_transformer.data.tokenizer import (
+    BOS_ID,
+    EOS_ID,
+    PAD_ID,
+    SPECIALS,
+    UNK_ID,
+    Tokenizer,
+    first_folded,
+    train_tokenizer,
+)
 from dist_transformer.errors import UserError
 
 TEXTS = [
@@ -32,6 +46,32 @@ AWKWARD = [
     "</s> <s> <pad> <unk></s></s><pad>",
     "Ġ Ċ ▁ ##ing @@",
     "\x00\x01\x7f\ufeff\ufffd\U0010ffff",
+    "❤️ 1️⃣ \u0301 \u200d \u200c'\u0323s m\u200d'\u0300",
+    "a" + "\u0323" * 300 + "b" * 300 + "\u200d" * 100,
+]
+SENTENCES = {
+    "Hindi": "मेरी बहन हर सुबह पाँच बजे उठकर खेत में पानी देती है।",
+    "Bengali": "আমার ছোট ভাই প্রতিদিন বিকেলে নদীর ধারে বন্ধুদের সঙ্গে খেলে।",
+    "Tamil": "என் தம்பி தினமும் காலையில் பள்ளிக்குச் செல்லும் முன் பால் குடிப்பான்.",
+    "Telugu": "మా అమ్మ రోజూ ఉదయం తోటలో పూలు కోసి దేవుడికి పెడుతుంది.",
+    "Malayalam": "എന്റെ സഹോദരി എല്ലാ ദിവസവും രാവിലെ തോട്ടത്തിൽ വെള്ളം ഒഴിക്കുന്നു.",
+    "Sinhala": "ශ්\u200dරී ලංකාවේ ප්\u200dරධාන නගරයේ මගේ මිත්\u200dරයා අලුත් පොත් විකුණයි.",
+    "Persian": "من هر روز صبح کتاب\u200cهای تازه را می\u200cخوانم و یادداشت می\u200cنویسم.",
+    "vowelled Arabic": "ذَهَبَ الوَلَدُ إِلَى المَدْرَسَةِ مَعَ أَخِيهِ الصَّغِيرِ فِي الصَّبَاحِ.",
+    "pointed Hebrew": "הַיֶּלֶד הַקָּטָן הָלַךְ עִם אִמּוֹ לַשּׁוּק וְקָנָה תַּפּוּחִים.",
+    "Yoruba": "Ọmọ náà ń lọ sí ọjà pẹ̀lú ìyá rẹ̀ ní òwúrọ̀.",
+    "Vietnamese": "Mỗi buổi sáng em gái tôi tưới hoa trong vườn.",
+    "Burmese": "ကျွန်တော် မနက်တိုင်း စာအုပ် အသစ်များ ဖတ်ပြီး သူငယ်ချင်း များနှင့် စကားပြောသည်။",
+    "Khmer": "បងស្រី ខ្ញុំ ទៅ ផ្សារ ជាមួយ ម្តាយ រៀងរាល់ ព្រឹក។",
+    "Thai": "เด็ก ๆ เล่น อยู่ ที่ ริม แม่น้ำ กับ เพื่อน ทุก วัน",
+}
+# GPT-2's rule, as the library has it.
+GPT2_WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+ENGLISH = [
+    "I'm sure they'll say we've, you're, he'd, it's, don't: THEY'LL SAY O'REILLY'S.",
+    "In 1999, 3.5% of £1,200 (or $1,500.00) went to R2D2 at 10:30pm -- see http://example.org/?a=1&b=2#c!",
+    "  indented,\ttabbed \t\t and   spaced  \n\n  over\r\n lines   ",
+    "'single' \"double\" “curly” ‘quotes’ … — –! naïve café ½ m² \U0001f600\U0001f600 \x00\xa0\xa0x",
 ]
 
 
@@ -68,7 +108,11 @@ def test_awkward_text_comes_back_exactly(tokenizer: Tokenizer, keeping: Tokenize
 
 
 @settings(max_examples=300, deadline=None)
-@given(text=st.text() | st.text(alphabet="<>/spadunk \t\n", max_size=30))
+@given(
+    text=st.text()
+    | st.text(alphabet="<>/spadunk \t\n", max_size=30)
+    | st.text(alphabet="aक我1-' \u0301\u093f\u0323\u200c\u200d\ufe0f👩", max_size=200)
+)
 def test_any_text_comes_back_exactly(
     tokenizer: Tokenizer, lowercasing: Tokenizer, keeping: Tokenizer, text: str
 ) -> None:
@@ -76,6 +120,120 @@ def test_any_text_comes_back_exactly(
         ids = either.encode(text)
         assert either.decode(ids) == either.normalize(text)
         assert all(i > EOS_ID for i in ids)
+
+
+def words_of(tokenizer: Tokenizer, text: str) -> list[str]:
+    """What a text is cut into before pieces are merged."""
+    text = tokenizer.normalize(text)
+    cut = tokenizer._backend.pre_tokenizer.pre_tokenize_str(text)
+    words = [text[start:end] for _, (start, end) in cut]
+    assert "".join(words) == text
+    return words
+
+
+@pytest.mark.parametrize("language", SENTENCES)
+def test_letters_keep_their_marks_and_joiners(tokenizer: Tokenizer, keeping: Tokenizer, language: str) -> None:
+    text = SENTENCES[language]
+    for either in (tokenizer, keeping):
+        assert either.decode(either.encode(text)) == either.normalize(text)
+        words = words_of(either, text)
+        assert len(words) <= 1.2 * len(text.split())
+        # Whole words, and the sign at the end apart.
+        sign = words.pop() if words[-1] in (".", "।", "။", "។") else ""
+        assert words == re.findall(r" ?[^ ]+", either.normalize(text).removesuffix(sign))
+
+
+def test_marks_stay_with_digits_and_signs_too(tokenizer: Tokenizer) -> None:
+    assert words_of(tokenizer, "👩\u200d👩\u200d👧 ❤\ufe0f 1\ufe0f\u20e3, 'm\u0300") == [
+        "👩\u200d👩\u200d👧", " ❤\ufe0f", " 1\ufe0f\u20e3", ",", " '", "m\u0300"
+    ]  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(st.characters(max_codepoint=127), max_size=60))
+def test_english_is_cut_as_gpt2_does(tokenizer: Tokenizer, text: str) -> None:
+    for line in map(tokenizer.normalize, (*ENGLISH, text)):
+        assert tokenizer._backend.pre_tokenizer.pre_tokenize_str(line) == GPT2_WORDS.pre_tokenize_str(line)
+
+
+@pytest.mark.parametrize("name", ["newstest/newstest2014.en", "multi30k/val.en", "mix_en_de/train.en"])
+def test_real_english_is_cut_as_gpt2_does(tokenizer: Tokenizer, corpora: Path, name: str) -> None:
+    file = corpora / name
+    if not file.exists():
+        pytest.skip(f"{file} is absent")
+    lines = file.read_text(encoding="utf-8").split("\n")[:20_000]
+    words = tokenizer._backend.pre_tokenizer
+    assert [words.pre_tokenize_str(line) for line in lines] == [GPT2_WORDS.pre_tokenize_str(line) for line in lines]
+
+
+MARKS = "\u0301\u0323\u093e\u200c\u200d"
+
+
+RUNS = st.tuples(st.sampled_from([*"a1-. \n我क", *MARKS, "ab", "a\u0323", "我。"]), st.integers(1, 200))
+
+
+@settings(max_examples=200, deadline=None)
+@given(runs=st.lists(RUNS, max_size=6))
+def test_no_word_is_long_and_none_begins_with_a_mark(keeping: Tokenizer, runs: list[tuple[str, int]]) -> None:
+    words = words_of(keeping, "".join(text * count for text, count in runs))
+    # A space, 64 characters, 30 marks.
+    assert max(map(len, words), default=0) <= 95
+    for before, word in pairwise(words):
+        if word[0] in MARKS:
+            # After white space, or where so many marks follow each other that there is no other place.
+            assert before[-1].isspace() or set(before[-30:]) <= set(MARKS)
+
+
+DRAWS: dict[str, Callable[[random.Random], str]] = {
+    "letters": lambda chance: chance.choice("abcdefghijklmnopqrstuvwxyz"),
+    "Chinese": lambda chance: chr(0x4E00 + int(3000 * chance.random() ** 3)),
+    "Thai": lambda chance: chr(chance.randrange(0xE01, 0xE2F)) + chance.choice(("", "", "\u0e34", "\u0e48")),
+    "one letter": lambda _: "a",
+    "one mark": lambda _: "\u0323",
+}
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_a_vocabulary_is_learned_in_linear_time(kind: str) -> None:
+    def seconds(text: str) -> float:
+        start = time.process_time()
+        train_tokenizer([text], vocab_size=500)
+        return time.process_time() - start
+
+    chance = random.Random(1)
+    text = "".join(itertools.islice(iter(lambda: DRAWS[kind](chance), None), 1_000_000))
+    text = text.encode()[:1_000_000].decode(errors="ignore")
+    # Quadratic time would be 16 times as long; a few milliseconds say nothing.
+    assert seconds(text) < 8 * max(0.1, seconds(text[: len(text) // 4]))
+
+
+def former_file(path: Path, *, normalization: str, lowercase: bool) -> Backend:
+    """A tokenizer.json as versions before the present rule wrote it."""
+    backend = Backend(models.BPE())
+    form = {"nfkc": normalizers.NFKC(), "nfc": normalizers.NFC()}[normalization]
+    backend.normalizer = normalizers.Sequence([form, normalizers.Lowercase()] if lowercase else [form])
+    backend.pre_tokenizer = GPT2_WORDS
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(list(SPECIALS))
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, min_frequency=2, special_tokens=list(SPECIALS), show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )  # fmt: skip
+    backend.train_from_iterator([*TEXTS, *SENTENCES.values()], trainer)
+    backend.save(str(path), pretty=True)
+    return backend
+
+
+@pytest.mark.parametrize(("normalization", "lowercase"), itertools.product(("nfkc", "nfc"), (False, True)))
+def test_a_former_tokenizer_keeps_its_rule_and_ids(normalization: str, lowercase: bool, tmp_path: Path) -> None:
+    former = former_file(tmp_path / "t.json", normalization=normalization, lowercase=lowercase)
+    loaded = Tokenizer.load(tmp_path / "t.json")
+    assert (loaded.normalization, loaded.lowercase) == (normalization, lowercase)
+    lines = [*SENTENCES.values(), *ENGLISH, "a" * 300]
+    assert loaded.encode_batch(lines) == [former.encode(line).ids for line in lines]
+    assert words_of(loaded, "हिन्दी")[:3] == ["ह", "ि", "न"]
+    loaded.save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "t.json").read_bytes()
 
 
 # Characters of Unicode 3.2, so that tokenizers' tables (Unicode 12) and Python's agree.
@@ -163,6 +321,10 @@ def test_the_file_is_believed_and_nothing_else(keeping: Tokenizer, tmp_path: Pat
         (tmp_path / "t.json").write_text(text.replace('"NFC"', other))
         with pytest.raises(UserError, match=r"t\.json is a tokenizer of another kind"):
             Tokenizer.load(tmp_path / "t.json")
+    assert "{0,63}" in text
+    (tmp_path / "t.json").write_text(text.replace("{0,63}", "{0,64}"))
+    with pytest.raises(UserError, match=r"t\.json is a tokenizer of another kind"):
+        Tokenizer.load(tmp_path / "t.json")
 
 
 def test_small_text_gives_a_smaller_vocabulary() -> None:

@@ -53,13 +53,16 @@ def test_the_same_scores_on_one_rank_and_on_two(model_folder: Path, files: tuple
         assert reports[-1].pop("seconds") > 0
         hypotheses.append(Path(reports[-1].pop("hypotheses")).read_bytes())
         screens.append(done.stdout)
-        assert done.stderr.count("warning: line 27 has 160 tokens") == 1
+        notes = [line for line in done.stderr.splitlines() if line.startswith("note: ")]
+        assert notes == ["note: line 27 has more than 154 tokens: its 2 parts were translated one by one"]
     assert reports[0] == reports[1]
     assert hypotheses[0] == hypotheses[1]
     assert screens[0] == screens[1]
 
     report = reports[0]
     assert report["sentences"] == 27
+    assert report["split_sentences"] == 1
+    assert [bool(line) for line in hypotheses[0].decode().split("\n")[-4:]] == [True, False, True, False]
     assert report["synthetic"] is True
     assert report["corpus"] == "toy grammar"
     assert report["steps"] == [100, 200]

@@ -58,6 +58,12 @@ def test_a_part_of_a_character_is_one_mark(multilingual: Tokenizer) -> None:
     assert pieces(ends, "鸀") == ["�", "�", "</s>"]
 
 
+def test_a_joiner_within_a_word_is_shown() -> None:
+    for word in ("می\u200cخواهم", "ක්\u200dෂ"):
+        whole = train_tokenizer([word] * 5, vocab_size=330)
+        assert pieces(whole, word) == [word, "</s>"]
+
+
 def test_no_piece_breaks_a_line(multilingual: Tokenizer) -> None:
     shown = pieces(multilingual, "a\tb\nc\u0007")
     assert all(piece.isprintable() and not any(c.isspace() for c in piece) for piece in shown)

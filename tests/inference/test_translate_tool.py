@@ -1,7 +1,12 @@
 """tools/translate.py as a user runs it."""
 
+import os
+import re
+import select
+import shutil
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -10,9 +15,12 @@ ROOT = Path(__file__).parents[2]
 Lines = tuple[list[str], list[str]]
 
 
+def command(model: Path) -> list[str]:
+    return [sys.executable, str(ROOT / "tools/translate.py"), "--model", str(model), "--max-extra-tokens", "5"]
+
+
 def translate(model: Path, text: bytes, *options: str) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, str(ROOT / "tools/translate.py"), "--model", str(model), "--max-extra-tokens", "5"]
-    return subprocess.run([*command, *options], input=text, capture_output=True, check=False)
+    return subprocess.run([*command(model), *options], input=text, capture_output=True, check=False)
 
 
 def test_one_line_for_each_line(model_folder: Path, toy_lines: Lines) -> None:
@@ -22,10 +30,66 @@ def test_one_line_for_each_line(model_folder: Path, toy_lines: Lines) -> None:
     out = done.stdout.decode("utf-8").split("\n")
     assert len(out) == 7
     assert out[-1] == ""
-    assert [bool(line) for line in out[:6]] == [True, False, False, True, False, True]
-    (warning,) = done.stderr.decode().splitlines()
-    assert warning.startswith("warning: line 3 has ")
-    assert "the limit is 154" in warning
+    assert [bool(line) for line in out[:6]] == [True, False, True, True, False, True]
+    (note,) = done.stderr.decode().splitlines()
+    match = re.fullmatch(r"note: line 3 has more than 154 tokens: its (\d+) parts were translated one by one", note)
+    assert match
+    assert int(match[1]) >= 5000 / 154
+
+
+def test_lines_are_answered_as_they_are_typed(model_folder: Path, toy_lines: Lines) -> None:
+    lines = [toy_lines[0][0], "", " ".join(toy_lines[0][:20])]
+    piped = translate(model_folder, "".join(f"{line}\n" for line in lines).encode())
+    expected = piped.stdout.decode().splitlines()
+    terminal, inner = os.openpty()
+    settings = termios.tcgetattr(inner)
+    settings[3] &= ~termios.ECHO
+    termios.tcsetattr(inner, termios.TCSANOW, settings)
+    command = [
+        sys.executable,
+        str(ROOT / "tools/translate.py"),
+        "--model",
+        str(model_folder),
+        "--max-extra-tokens",
+        "5",
+    ]
+    with subprocess.Popen(command, stdin=inner, stdout=subprocess.PIPE, stderr=inner) as process:
+        os.close(inner)
+        assert process.stdout is not None
+        try:
+            screen = read_until(terminal, "en-de> ")
+            assert screen == "Type one sentence per line. Ctrl-D ends.\r\nen-de> "
+            for line, translation in zip(lines, expected, strict=True):
+                os.write(terminal, f"{line}\n".encode())
+                # It arrives although standard input stays open.
+                assert process.stdout.readline().decode() == f"{translation}\n"
+                screen = read_until(terminal, "en-de> ")
+                assert screen.startswith("note: line 3 has more than 154 tokens" if line == lines[2] else "en-de> ")
+            os.write(terminal, b"\x04")
+            assert process.wait(timeout=60) == 0
+            assert process.stdout.read() == b""
+            assert os.read(terminal, 100) == b"\r\n"
+        finally:
+            process.kill()
+            os.close(terminal)
+
+
+def read_until(terminal: int, end: str) -> str:
+    text = ""
+    while not text.endswith(end):
+        assert select.select([terminal], [], [], 60)[0], f"after {text!r} nothing came for a minute"
+        text += os.read(terminal, 10_000).decode()
+    return text
+
+
+def test_a_run_folder_in_place_of_its_model(model_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(model_folder, run / "model")
+    done = translate(run, b"good\n")
+    assert done.returncode == 1
+    assert done.stderr.decode() == (
+        f"error: {run} is not a model folder (it has no config.json): give the model folder in it, {run / 'model'}\n"
+    )
 
 
 def test_nbest(model_folder: Path, toy_lines: Lines) -> None:

@@ -8,8 +8,8 @@ from dist_transformer.data.sources import decode_lines
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.inference import translator as module
-from dist_transformer.inference.beam import BeamSettings, beam_search
-from dist_transformer.inference.translator import Refusal, Translator
+from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
+from dist_transformer.inference.translator import Split, Translator
 from dist_transformer.model.transformer import Transformer
 
 Lines = tuple[list[str], list[str]]
@@ -61,29 +61,61 @@ def test_blank_lines_stay_blank_and_are_not_decoded(make, toy_lines: Lines, monk
     assert len(decoded) == 2
     assert [bool(t.text) for t in translations] == [False, True, False, False, True, False]
     assert [len(t.hypotheses) for t in translations] == [1, 2, 1, 1, 2, 1]
-    assert all(t.refusal is None for t in translations)
+    assert all(t.split is None for t in translations)
     assert make().translate([]) == []
 
 
-def test_an_overlong_line_is_refused_by_number(make, toy_lines: Lines) -> None:
-    translator = make()
+def test_an_overlong_line_is_translated_sentence_by_sentence(make, toy_lines: Lines) -> None:
+    translator = make(nbest=3)
     assert translator.max_source_tokens == 160 - 1 - 50
+    sentences = [line for line in toy_lines[0][:40] if line.endswith(".")][:12]
+    assert len(translator.tokenizer.encode(" ".join(sentences))) > 109
+    first, whole, last = translator.translate([sentences[0], " ".join(sentences), sentences[1]])
+    assert whole.split == Split(line=2, limit=109, parts=12)
+    assert str(whole.split) == "line 2 has more than 109 tokens: its 12 parts were translated one by one"
+    alone = translator.translate(sentences)
+    assert (first, last) == (alone[0], alone[1])
+    for k in range(3):
+        assert whole.hypotheses[k].text == " ".join(one.hypotheses[k].text for one in alone if one.hypotheses[k].text)
+        assert whole.hypotheses[k].score == pytest.approx(sum(one.hypotheses[k].score for one in alone) / 12, abs=1e-5)
+    scores = [one.score for one in whole.hypotheses]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_a_line_of_the_limit_is_translated_whole(make) -> None:
+    translator = make()
     longest = "§" * 54 + "x"  # a sign that the toy text lacks: two bytes, two tokens
     assert len(translator.tokenizer.encode(longest)) == 109
-    translations = translator.translate([toy_lines[0][0], longest + "x", longest])
-    assert [t.refusal for t in translations] == [None, Refusal(line=2, tokens=110, limit=109), None]
-    assert [bool(t.text) for t in translations] == [True, False, True]
-    message = str(translations[1].refusal)
-    assert "line 2" in message
-    assert "109" in message
+    # White space at the ends is no reason to split a line that is otherwise within the limit.
+    whole, spaced, longer = translator.translate([longest, f"{longest}  ", f"{longest}x"])
+    assert (whole.split, spaced.split) == (None, None)
+    assert spaced.text == whole.text
+    assert longer.split == Split(line=3, limit=109, parts=2)
+    assert longer.text.startswith(whole.text[:10])
+
+
+def test_a_text_of_100_000_characters_without_a_space(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    translator, decoded = make(), list[list[int]]()
+
+    def fake(_, sources, *, settings, slots):  # type: ignore[no-untyped-def]
+        decoded.extend(sources)
+        return [[Hypothesis(tokens=source, score=-1.0, log_probability=-1.0)] for source in sources]
+
+    monkeypatch.setattr(module, "beam_search", fake)
+    text = "".join(random.Random(1).choices("abcdefghij§猫", k=100_000))
+    (translation,) = translator.translate([text])
+    assert max(map(len, decoded)) == 109
+    assert translation.split is not None
+    assert translation.split.parts == len(decoded)
+    assert translation.text.replace(" ", "") == text
 
 
 def test_every_allowed_source_has_positions_for_its_output(make) -> None:
     translator = make(max_extra_tokens=100)
     assert translator.max_source_tokens == 80
     longest = "§" * 79 + "x"
-    assert make(max_source_tokens=159).translate([longest])[0].refusal is None
-    with pytest.raises(UserError, match="max_source_tokens is 160: give 1 to 159"):
+    assert make(max_source_tokens=159).translate([longest])[0].split is None
+    with pytest.raises(UserError, match="max_source_tokens is 160: give 4 to 159"):
         make(max_source_tokens=160)
     with pytest.raises(UserError, match="max_batch_tokens is 0"):
         make(max_batch_tokens=0)
@@ -93,18 +125,21 @@ def test_every_allowed_source_has_positions_for_its_output(make) -> None:
 def test_ranks_share_the_batches_of_one_process(
     make, toy_lines: Lines, monkeypatch: pytest.MonkeyPatch, world: int
 ) -> None:
-    lines = [*toy_lines[0][:30], "", "§" * 90]
+    lines = [*toy_lines[0][:30], "", "§" * 90, " ".join(toy_lines[0][:20])]
     translator = make(max_batch_tokens=600, nbest=2)
     expected = translator.translate(lines)
     assert translator.translate_distributed(lines) == expected
+    decoded = 30 + sum(one.split.parts for one in expected if one.split is not None)
+    assert decoded > 30 + 2 + 2
     monkeypatch.setattr(module, "world_size", lambda: world)
     monkeypatch.setattr(module, "on_all_ranks", lambda work: work())
     shares: list[dict[int, object]] = []
-    monkeypatch.setattr(module, "gather_objects", lambda value: shares.append(value) or [value])
+    others = dict.fromkeys(range(decoded), module._EMPTY)
+    monkeypatch.setattr(module, "gather_objects", lambda value: shares.append(value) or [others, value])
     for rank in range(world):
         monkeypatch.setattr(module, "rank", lambda rank=rank: rank)
         translator.translate_distributed(lines)
-    assert sum(len(share) for share in shares) == 30
+    assert sum(len(share) for share in shares) == decoded
     monkeypatch.setattr(module, "gather_objects", lambda _: shares)
     assert translator.translate_distributed(lines) == expected
 

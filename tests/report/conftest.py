@@ -61,7 +61,7 @@ def write_scores(file: Path, bleu: float) -> None:
     signatures = {"bleu": SIGNATURE, "chrf": "nrefs:1|case:mixed|nc:6", "ter": "nrefs:1|case:lc|tok:tercom"}
     values = {
         "bleu": bleu, "chrf": 61.5, "ter": 44.25, "signature": SIGNATURE, "signatures": signatures, "sentences": 1000,
-        "refused_sentences": 2, "hypotheses": "/home/someone/bleu.hypotheses.txt", "seconds": 12.34, "world_size": 2,
+        "split_sentences": 2, "hypotheses": "/home/someone/bleu.hypotheses.txt", "seconds": 12.34, "world_size": 2,
     }  # fmt: skip
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(values), encoding="utf-8")

@@ -186,7 +186,7 @@ def test_scores(run_dir: Path, read_page: ReadPage) -> None:
         ["TER (lower is better)", "44.25", "nrefs:1|case:lc|tok:tercom"],
     ]
     assert words(found.xpath("./p")[place]) == (
-        "1,000 sentences, 2 of them refused, decoded in 12.3 s, on 2 rank(s), hypotheses in …/bleu.hypotheses.txt"
+        "1,000 sentences, 2 of them split, decoded in 12.3 s, on 2 rank(s), hypotheses in …/bleu.hypotheses.txt"
     )
 
 

@@ -1,0 +1,104 @@
+"""Texts that are longer than a model translates at once: cut into parts, and their translations joined."""
+
+import itertools
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+
+from dist_transformer.data.tokenizer import Tokenizer
+
+LEAST_LIMIT = 4
+"""Tokens of a part that any character fits: the bytes of the longest one in UTF-8."""
+
+# Han, kana, and the signs written with them: no space stands between sentences of these.
+_UNSPACED = "\u3000-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff"
+_UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED}]")
+# Signs that end a sentence, closing quotes and brackets after them, white space. Linear: it matches wherever it begins.
+_STOP = re.compile(r"""[.!?…。｡！？।॥؟۔።။។]+["'”’»›」』）)\]]*(?P<space>\s*)""")
+# Without white space after them, these end a sentence too; a full stop may be within a number.
+_SURE_STOPS = frozenset("。｡！？।॥؟۔።။។")
+_JOINERS = "\u200c\u200d"
+# Characters per token that a first look at a long sentence allows for; it doubles until it is enough.
+_LOOK_AHEAD = 2
+
+
+def split_text(text: str, tokenizer: Tokenizer, limit: int) -> list[str]:
+    """Cut a text at the ends of its sentences, and sentences of more than `limit` tokens where the limit is reached.
+
+    The parts hold all of the text in order, except white space between them. A long sentence is cut at the last white
+    space within the limit. Without one, it is cut between two characters, and before no combining mark if possible.
+
+    Args:
+        limit: Tokens of a part, at least `LEAST_LIMIT`.
+
+    Returns:
+        Parts of at most `limit` tokens, none of them blank; a part of a long sentence is normalised.
+    """
+    sentences = [sentence.strip() for sentence in _sentences(text) if not sentence.isspace()]
+    parts: list[str] = []
+    for sentence, ids in zip(sentences, tokenizer.encode_batch(sentences), strict=True):
+        parts += [sentence] if len(ids) <= limit else _cut(tokenizer.normalize(sentence), tokenizer, limit)
+    return parts
+
+
+def join_texts(texts: Sequence[str]) -> str:
+    """Join translations with a space, or without one next to a Chinese or Japanese character."""
+    texts = [text for text in texts if text]
+    joined = texts[:1]
+    for before, after in itertools.pairwise(texts):
+        unspaced = _UNSPACED_CHARACTER.match(before[-1]) or _UNSPACED_CHARACTER.match(after[0])
+        joined += ["" if unspaced else " ", after]
+    return "".join(joined)
+
+
+def _sentences(text: str) -> list[str]:
+    ends = [0]
+    for stop in _STOP.finditer(text):
+        following = text[stop.end() : stop.end() + 1]
+        if stop["space"] or not _SURE_STOPS.isdisjoint(stop.group()) or _UNSPACED_CHARACTER.match(following):
+            # Dots in a row, ". . .", belong to the sentence before them.
+            if len(ends) > 1 and stop.start() == ends[-1]:
+                ends.pop()
+            ends.append(stop.end())
+    return [text[start:end] for start, end in itertools.pairwise([*ends, len(text)]) if end > start]
+
+
+def _cut(text: str, tokenizer: Tokenizer, limit: int) -> Iterator[str]:
+    """Cut a normalised sentence from its beginning, each part as long as possible."""
+    start = 0
+    while (start := _next_visible(text, start)) < len(text):
+        end = start + _part_length(text, start, tokenizer, limit)
+        yield text[start:end].rstrip()
+        start = end
+
+
+def _next_visible(text: str, start: int) -> int:
+    while start < len(text) and text[start].isspace():
+        start += 1
+    return start
+
+
+def _part_length(text: str, start: int, tokenizer: Tokenizer, limit: int) -> int:
+    """Characters of the part that begins at `start`."""
+    size = _LOOK_AHEAD * limit
+    # Not the whole rest of the text: a long one would be encoded once per part.
+    while len(token_starts := tokenizer.token_starts(text[start : start + size])) <= limit:
+        if start + size >= len(text):
+            return len(text) - start
+        size *= 2
+    ahead = text[start : start + size]
+    length = _best_place(ahead, token_starts[limit])
+    # A word that is cut has other pieces at times, and may have more of them.
+    for tokens in range(limit - 1, 0, -1):
+        if len(tokenizer.encode(ahead[:length].rstrip())) <= limit:
+            break
+        length = _best_place(ahead, token_starts[tokens])
+    return length
+
+
+def _best_place(text: str, longest: int) -> int:
+    """The last white space up to `longest`; otherwise the last character there that is no mark; at least 1."""
+    places = range(longest, 0, -1)
+    spaces = (place for place in places if text[place].isspace())
+    others = (place for place in places if not (unicodedata.category(text[place])[0] == "M" or text[place] in _JOINERS))
+    return next(itertools.chain(spaces, others), max(1, longest))
