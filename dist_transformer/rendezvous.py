@@ -13,7 +13,7 @@ from dist_transformer.launch import command_of, parent_of, port_remedy, slurm_ta
 
 _NODE_LAUNCHER = "deepspeed.launcher.launch"
 # A rank 0 that finds its port taken ends its launch meanwhile: one message, not one per rank.
-_RANK_0_FIRST_SECONDS = 30.0
+_RANK_0_FIRST_SECONDS = 10.0
 
 
 def meet(rank: int, size: int, patience: timedelta) -> dist.Store:

@@ -46,8 +46,8 @@ class Team:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
             raise UserError(
-                f"MPI cannot be loaded ({str(error).strip()}): install one (pip install mpich), or start "
-                "one process, without mpirun and srun"
+                f"MPI cannot be loaded ({str(error).strip()}): install one (pip install mpich), or "
+                "start one process, without mpirun and srun"
             ) from None
         team = cls(MPI.COMM_WORLD)
         if team.size < started:
