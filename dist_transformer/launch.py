@@ -31,14 +31,14 @@ def free_port() -> int:
 
 
 def port_remedy() -> str:
-    """How to start again on a port that is free, as the launcher of this process wants it."""
+    """Say how to start again on a port that is free, as the launcher of this process takes it."""
     # Only DeepSpeed's launcher sets CROSS_SIZE. torchrun holds the port itself, or chooses it.
     flag = "deepspeed --master_port " if "CROSS_SIZE" in os.environ else "MASTER_PORT="
     return f"give another one, such as {flag}{free_port()}"
 
 
 def number_in(name: str) -> int | None:
-    """The number that a launcher put into a variable of the environment.
+    """Read the number that a launcher put into a variable of the environment.
 
     Raises:
         UserError: it holds something else.
@@ -50,19 +50,19 @@ def number_in(name: str) -> int | None:
 
 
 def slurm_tasks() -> int:
-    """Tasks of the step that this process belongs to; 1 outside of steps, as in a job script."""
+    """Count the tasks of the step that this process belongs to; 1 outside of steps, as in a job script."""
     if "SLURM_STEP_ID" not in os.environ:
         return 1
     return number_in("SLURM_STEP_NUM_TASKS") or number_in("SLURM_NTASKS") or 1
 
 
 def mpi_tasks() -> int:
-    """Tasks that an MPI launcher started, as far as its variables state it; 1 without one."""
+    """Count the tasks that an MPI launcher started, as far as its variables state it; 1 without one."""
     return number_in("OMPI_COMM_WORLD_SIZE") or number_in("PMI_SIZE") or 1
 
 
 def needs_mpi() -> bool:
-    """Whether only MPI can tell this process its peers: a single one needs no MPI library."""
+    """Decide whether only MPI knows the peers of this process: a single one needs no MPI library."""
     if {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"} & os.environ.keys():
         return mpi_tasks() > 1
     # PMIx puts no size into the environment; of a step of srun, SLURM states it.
@@ -70,7 +70,7 @@ def needs_mpi() -> bool:
 
 
 def parent_of(process: int) -> int | None:
-    """The parent of a process of this machine; None if the process is gone."""
+    """Find the parent of a process of this machine; None if the process is gone."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
@@ -79,7 +79,7 @@ def parent_of(process: int) -> int | None:
 
 
 def command_of(process: int) -> list[str]:
-    """The words that a process of this machine was started with."""
+    """Read the words that a process of this machine was started with."""
     try:
         return Path(f"/proc/{process}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
     except OSError:

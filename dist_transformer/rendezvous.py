@@ -56,7 +56,7 @@ def meet(rank: int, size: int, patience: timedelta) -> dist.Store:
 
 
 def _is_of_another_launch(store: dist.Store, rank: int, size: int) -> bool:
-    """Whether the rank 0 that answers is not ours: where our port is taken, another training's may answer there."""
+    """Decide whether the rank 0 that answers is not ours: where our port is taken, another training's may answer."""
     ours = _launch_name(size)
     if rank == 0:
         store.set("launch", json.dumps([size, ours]))
@@ -71,7 +71,7 @@ def _is_of_another_launch(store: dist.Store, rank: int, size: int) -> bool:
 
 
 def _launch_name(size: int) -> str:
-    """A name that all ranks of this launch share, and no other launch; "" where its launcher gives none."""
+    """Name this launch, the same on all its ranks and on no other's; "" where the launcher gives nothing to go by."""
     process: int | None = os.getpid() if os.environ.get("CROSS_SIZE") == "1" else None
     while process and _NODE_LAUNCHER not in command_of(process):
         process = parent_of(process)
