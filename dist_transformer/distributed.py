@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from dist_transformer.allocator import keep_freed_memory
 from dist_transformer.errors import UserError
-from dist_transformer.launch import RANK_VARIABLES, free_port, mpi_tasks, needs_mpi, number_in, slurm_tasks
+from dist_transformer.launch import RANK_VARIABLES, free_port, load_mpi, mpi_tasks, needs_mpi, number_in, slurm_tasks
 from dist_transformer.rendezvous import meet
 
 T = TypeVar("T")
@@ -146,14 +146,7 @@ def _set_master_from_slurm() -> None:
 
 
 def _world_from_mpi() -> World:
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise UserError(
-            f"mpirun started this process, and MPI cannot be loaded ({str(error).strip()}): install one "
-            "(pip install mpich), or start with torchrun or deepspeed"
-        ) from None
-
+    MPI = load_mpi()
     everyone = MPI.COMM_WORLD
     node = everyone.Split_type(MPI.COMM_TYPE_SHARED)
     master = everyone.bcast((socket.gethostname(), free_port()) if everyone.rank == 0 else None)

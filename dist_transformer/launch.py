@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TextIO
 
 from dist_transformer.errors import UserError
@@ -67,6 +68,24 @@ def needs_mpi() -> bool:
         return mpi_tasks() > 1
     # PMIx puts no size into the environment; of a step of srun, SLURM states it.
     return "PMIX_RANK" in os.environ and "SLURM_STEP_ID" not in os.environ
+
+
+def load_mpi() -> ModuleType:
+    """Import mpi4py's MPI module, which loads the MPI library and joins the ranks of the launch.
+
+    Raises:
+        UserError: there is no MPI library.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        # The other lines list the places where it was looked for.
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        raise UserError(
+            f"MPI cannot be loaded ({reason}): install one (pip install mpich), or start one process, without mpirun "
+            "and srun"
+        ) from None
+    return MPI
 
 
 def parent_of(process: int) -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from dist_transformer.errors import UserError
-from dist_transformer.launch import needs_mpi, slurm_tasks
+from dist_transformer.launch import load_mpi, needs_mpi, slurm_tasks
 
 T = TypeVar("T")
 
@@ -42,14 +42,7 @@ class Team:
         started = slurm_tasks()
         if started == 1 and not needs_mpi():
             return cls()
-        try:
-            from mpi4py import MPI
-        except (ImportError, RuntimeError) as error:
-            raise UserError(
-                f"MPI cannot be loaded ({str(error).strip()}): install one (pip install mpich), or "
-                "start one process, without mpirun and srun"
-            ) from None
-        team = cls(MPI.COMM_WORLD)
+        team = cls(load_mpi().COMM_WORLD)
         if team.size < started:
             raise UserError(
                 f"srun started {started} tasks but MPI sees {team.size}: choose one that it knows with srun --mpi=pmi2 "
