@@ -19,7 +19,8 @@ import torch.distributed as dist
 
 from dist_transformer.allocator import keep_freed_memory
 from dist_transformer.errors import UserError
-from dist_transformer.launch import RANK_VARIABLES, free_port
+from dist_transformer.launch import RANK_VARIABLES, free_port, load_mpi, mpi_tasks, needs_mpi, number_in, slurm_tasks
+from dist_transformer.rendezvous import meet
 
 T = TypeVar("T")
 
@@ -57,16 +58,14 @@ def read_world() -> World:
         if world.size > 1:
             _need_all("MASTER_ADDR", "MASTER_PORT")
         return world
-    tasks = _slurm_tasks()
+    tasks = slurm_tasks()
     if tasks > 1 and not _mpirun_differs():
         per_node = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get("SLURM_TASKS_PER_NODE", "1")
         os.environ.update(SLURM_LOCAL_SIZE=str(_most_tasks(per_node)), SLURM_NTASKS=str(tasks))
         world = _numbered("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_LOCAL_SIZE")
         _set_master_from_slurm()
         return world
-    if any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")):
-        return _world_from_mpi()
-    return World()
+    return _world_from_mpi() if needs_mpi() else World()
 
 
 def _need_all(*names: str) -> None:
@@ -78,39 +77,24 @@ def _need_all(*names: str) -> None:
         raise UserError(f"{instead}: start the job by its launcher, or unset what an earlier one left")
 
 
-def _slurm_tasks() -> int:
-    """Tasks of the step that this process belongs to; 1 outside of steps, as in a job script."""
-    if "SLURM_STEP_ID" not in os.environ:
-        return 1
-    return _number("SLURM_STEP_NUM_TASKS") or _number("SLURM_NTASKS") or 1
-
-
-def _number(name: str) -> int | None:
-    text = os.environ.get(name)
-    if text is not None and not text.isdecimal():
-        raise UserError(f"{name} is {text!r}, which is not a number: start the job by its launcher")
-    return int(text) if text else None
-
-
 def _mpirun_differs() -> bool:
     """Whether an mpirun inside a SLURM job started this process: the tasks of the step are its helpers then."""
     if "OMPI_COMM_WORLD_SIZE" in os.environ:
-        mpi = (_number("OMPI_COMM_WORLD_RANK"), _number("OMPI_COMM_WORLD_SIZE"))
+        mpi = (number_in("OMPI_COMM_WORLD_RANK"), number_in("OMPI_COMM_WORLD_SIZE"))
     elif "PMI_SIZE" in os.environ:
-        mpi = (_number("PMI_RANK"), _number("PMI_SIZE"))
+        mpi = (number_in("PMI_RANK"), number_in("PMI_SIZE"))
     else:
         return False
-    return mpi != (_number("SLURM_PROCID"), _slurm_tasks())
+    return mpi != (number_in("SLURM_PROCID"), slurm_tasks())
 
 
 def _check_outer_launchers() -> None:
     """RANK and WORLD_SIZE must come from the innermost launcher: what a shell left would make many worlds of one."""
     # A launcher that runs once a node says how many of its kind there are: torchrun and DeepSpeed's.
     parts = next((name for name in ("GROUP_WORLD_SIZE", "CROSS_SIZE") if name in os.environ), "WORLD_SIZE")
-    outer = {"srun": _slurm_tasks()}
-    outer["mpirun"] = _number("OMPI_COMM_WORLD_SIZE") or _number("PMI_SIZE") or 1
+    outer = {"srun": slurm_tasks(), "mpirun": mpi_tasks()}
     for launcher, tasks in outer.items():
-        if tasks > 1 and _number(parts) != tasks:
+        if tasks > 1 and number_in(parts) != tasks:
             raise UserError(
                 f"{parts} is {os.environ[parts]} but {launcher} started {tasks} tasks: unset RANK and WORLD_SIZE "
                 f"before {launcher}, or start one torchrun or deepspeed a node that know of each other"
@@ -141,7 +125,7 @@ def _numbered(rank: str, size: str, local_rank: str, local_size: str) -> World:
 
 def _set_master_from_slurm() -> None:
     address = os.environ.get("MASTER_ADDR")
-    if _number("SLURM_NODEID") and address in (socket.gethostname(), "localhost", "127.0.0.1", "::1"):
+    if number_in("SLURM_NODEID") and address in (socket.gethostname(), "localhost", "127.0.0.1", "::1"):
         raise UserError(
             f"MASTER_ADDR is {address} on {socket.gethostname()}, but rank 0 runs on another node: set it once before "
             "srun, to the first host of the job, or not at all"
@@ -162,8 +146,7 @@ def _set_master_from_slurm() -> None:
 
 
 def _world_from_mpi() -> World:
-    from mpi4py import MPI
-
+    MPI = load_mpi()
     everyone = MPI.COMM_WORLD
     node = everyone.Split_type(MPI.COMM_TYPE_SHARED)
     master = everyone.bcast((socket.gethostname(), free_port()) if everyone.rank == 0 else None)
@@ -185,7 +168,7 @@ def process_group(
         single: make a group for a world of one too; DeepSpeed asks for it.
 
     Raises:
-        UserError: some ranks do not join; it names them.
+        UserError: some ranks do not join, which it names; or the port of the group is taken.
     """
     device = _claim_device(world)
     with _restored(RANK_VARIABLES):
@@ -226,38 +209,11 @@ def _join(world: World, device: torch.device, patience: timedelta, timeout: time
         os.environ.setdefault("MASTER_PORT", str(free_port()))
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=_meet(world, patience),
+        store=meet(world.rank, world.size, patience),
         rank=world.rank,
         world_size=world.size,
         timeout=timeout,
     )
-
-
-def _meet(world: World, patience: timedelta) -> dist.Store:
-    """The store of the process group, once all ranks have come to it."""
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    # torchrun's agent may hold the store itself.
-    hosts = world.is_main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    minutes = f"{patience / timedelta(minutes=1):g} minutes"
-    try:
-        store = dist.TCPStore(address, port, world.size, hosts, timeout=patience, wait_for_workers=False)
-    except dist.DistError as error:
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(
-            f"rank {world.rank} finds no rank 0 at {address}:{port} in {minutes} ({reason:.200}): see whether it has "
-            "begun, and whether MASTER_ADDR and MASTER_PORT are the same on all ranks"
-        ) from None
-    keys = [f"joined/{rank}" for rank in range(world.size)]
-    store.set(keys[world.rank], socket.gethostname())
-    try:
-        store.wait(keys, patience)
-    except dist.DistError:
-        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-        raise UserError(
-            f"rank(s) {', '.join(map(str, missing))} of {world.size} did not join in {minutes}: see in the logs why "
-            "they have not begun"
-        ) from None
-    return store
 
 
 def _claim_device(world: World) -> torch.device:

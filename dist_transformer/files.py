@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import stat
 import uuid
 import zipfile
 from collections.abc import Iterator
@@ -44,6 +45,27 @@ def whole_file(path: Path) -> Iterator[Path]:
         partial.rename(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def with_default_rights(path: Path) -> Iterator[None]:
+    """Give the file that the block writes to `path` the rights that the umask leaves to a new file.
+
+    For libraries that write beside `path` and rename: such a file is its owner's alone. The process's umask, which all
+    threads share, is not touched.
+    """
+    path.unlink(missing_ok=True)
+    path.touch()
+    rights = stat.S_IMODE(path.stat().st_mode)
+    yield
+    path.chmod(rights)
+
+
+def make_folder_beside(path: Path) -> Path:
+    """Make a hidden folder beside `path`, to become `path` when it is whole; no other process gets the same one."""
+    folder = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    folder.mkdir()
+    return folder
 
 
 def sha256_of(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Commands that start other commands of this project: what is typed is printed before it runs."""
+"""Launchers: the commands that start this project's commands, and what a launcher tells the processes it starts."""
 
 import os
 import shlex
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TextIO
 
 from dist_transformer.errors import UserError
@@ -28,6 +29,80 @@ def free_port() -> int:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+def port_remedy() -> str:
+    """Say how to start again on a port that is free, as the launcher of this process takes it."""
+    # Only DeepSpeed's launcher sets CROSS_SIZE. torchrun holds the port itself, or chooses it.
+    flag = "deepspeed --master_port " if "CROSS_SIZE" in os.environ else "MASTER_PORT="
+    return f"give another one, such as {flag}{free_port()}"
+
+
+def number_in(name: str) -> int | None:
+    """Read the number that a launcher put into a variable of the environment.
+
+    Raises:
+        UserError: it holds something else.
+    """
+    text = os.environ.get(name)
+    if text is not None and not text.isdecimal():
+        raise UserError(f"{name} is {text!r}, which is not a number: start the job by its launcher")
+    return int(text) if text else None
+
+
+def slurm_tasks() -> int:
+    """Count the tasks of the step that this process belongs to; 1 outside of steps, as in a job script."""
+    if "SLURM_STEP_ID" not in os.environ:
+        return 1
+    return number_in("SLURM_STEP_NUM_TASKS") or number_in("SLURM_NTASKS") or 1
+
+
+def mpi_tasks() -> int:
+    """Count the tasks that an MPI launcher started, as far as its variables state it; 1 without one."""
+    return number_in("OMPI_COMM_WORLD_SIZE") or number_in("PMI_SIZE") or 1
+
+
+def needs_mpi() -> bool:
+    """Decide whether only MPI knows the peers of this process: a single one needs no MPI library."""
+    if {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"} & os.environ.keys():
+        return mpi_tasks() > 1
+    # PMIx puts no size into the environment; of a step of srun, SLURM states it.
+    return "PMIX_RANK" in os.environ and "SLURM_STEP_ID" not in os.environ
+
+
+def load_mpi() -> ModuleType:
+    """Import mpi4py's MPI module, which loads the MPI library and joins the ranks of the launch.
+
+    Raises:
+        UserError: there is no MPI library.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        # The other lines list the places where it was looked for.
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        raise UserError(
+            f"MPI cannot be loaded ({reason}): install one (pip install mpich), or start one process, without mpirun "
+            "and srun"
+        ) from None
+    return MPI
+
+
+def parent_of(process: int) -> int | None:
+    """Find the parent of a process of this machine; None if the process is gone."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[1])
+
+
+def command_of(process: int) -> list[str]:
+    """Read the words that a process of this machine was started with."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
+    except OSError:
+        return []
 
 
 def run_printed(command: Sequence[object], *, output: TextIO = sys.stdout, seconds: float | None = None) -> str:

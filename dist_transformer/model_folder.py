@@ -8,9 +8,7 @@ README.md           the model card
 
 import glob
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from dist_transformer.config import ModelConfig, from_plain, read_json, to_plain
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
-from dist_transformer.files import sync
+from dist_transformer.files import make_folder_beside, sync, with_default_rights
 from dist_transformer.model.transformer import Transformer
 
 FORMAT_VERSION = 1
@@ -76,14 +74,13 @@ def write_model_folder(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _put_back(path)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        temporary = make_folder_beside(path)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): choose another folder") from None
     try:
-        # mkdtemp gives a folder that only its owner may read.
-        temporary.chmod(0o777 & ~_umask())
         fp32 = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in weights.items()}
-        safetensors.torch.save_file(fp32, temporary / WEIGHTS_FILE)
+        with with_default_rights(temporary / WEIGHTS_FILE):
+            safetensors.torch.save_file(fp32, temporary / WEIGHTS_FILE)
         config = json.dumps({"format_version": FORMAT_VERSION, **to_plain(info)}, indent=2, ensure_ascii=False)
         (temporary / CONFIG_FILE).write_text(config + "\n", encoding="utf-8")
         (temporary / TOKENIZER_FILE).write_bytes(tokenizer_json)
@@ -206,12 +203,6 @@ def _put_back(path: Path) -> None:
             aside.rename(path)
             shutil.rmtree(aside.with_suffix(""), ignore_errors=True)
             return
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def _model_card(name: str, info: ModelInfo, parameters: int, notes: Sequence[str]) -> str:

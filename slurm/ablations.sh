@@ -50,7 +50,7 @@ train_row() {
     "${PYTHON[@]}" tools/table3.py "${settings[@]}" --flags-of "$row" "$@" >"$state/flags" ||
         fail "tools/table3.py refuses its flags, see the message above"
     mapfile -t flags <"$state/flags"
-    run_step none "$(tasks_per_node)" "${PYTHON[@]}" -m dist_transformer.train "${flags[@]}"
+    run_step none "$SLURM_JOB_NUM_NODES" "$(tasks_per_node)" "${PYTHON[@]}" -m dist_transformer.train "${flags[@]}"
     : >"$RUN_DIR/trained"
 }
 

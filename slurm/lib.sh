@@ -58,10 +58,11 @@ free_port() {
     echo "$port"
 }
 
-# run_step MPI TASKS COMMAND...: COMMAND as TASKS tasks on each node. Returns when it is done; otherwise the job ends.
+# run_step MPI NODES TASKS COMMAND...: COMMAND as TASKS tasks on each of NODES nodes. Returns when it is done; otherwise
+# the job ends.
 run_step() {
-    local mpi=$1 tasks=$2 nodes=$SLURM_JOB_NUM_NODES step status=0 cpus
-    shift 2
+    local mpi=$1 nodes=$2 tasks=$3 step status=0 cpus
+    shift 3
     cpus=$((SLURM_CPUS_ON_NODE > tasks ? SLURM_CPUS_ON_NODE / tasks : 1))
     rm -rf "$state/ended"
     mkdir "$state/ended"
@@ -139,12 +140,28 @@ count_start() {
         fail "started $((idle + 1)) times without a new checkpoint (newest: ${latest:-none}): look for the cause in the log above, then give the same sbatch command again"
 }
 
+# Whether Python can load an MPI library on every node.
+loads_mpi() {
+    srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+        --cpus-per-task=1 --kill-on-bad-exit=1 "${SRUN_OPTIONS[@]}" \
+        "${PYTHON[@]}" -c 'import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI' &>/dev/null
+}
+
 # prepare_data FLAGS: text to data folder, and the test set, unless they are there.
 prepare_data() {
     need DATA TEST_SRC TEST_REF
     if [[ ! -e $DATA/index.json ]]; then
         (($# > 0)) || fail "PREPARE is empty: say in slurm/cluster.env what $DATA is made from"
-        run_step "$MPI" 1 "${PYTHON[@]}" tools/prepare_data.py "$@" --out "$DATA"
+        # Tasks on several nodes find each other by MPI; one task needs none.
+        local mpi=none nodes=1
+        if ((SLURM_JOB_NUM_NODES > 1)); then
+            if loads_mpi; then
+                mpi=$MPI nodes=$SLURM_JOB_NUM_NODES
+            else
+                say "one node of $SLURM_JOB_NUM_NODES prepares the data, because Python finds no MPI library: install the extra [mpi] as the README says, or load the cluster's MPI in slurm/cluster.env"
+            fi
+        fi
+        run_step "$mpi" "$nodes" 1 "${PYTHON[@]}" tools/prepare_data.py "$@" --out "$DATA"
     fi
     fetch_test_set src "$TEST_SRC"
     fetch_test_set ref "$TEST_REF"
@@ -161,7 +178,7 @@ fetch_test_set() {
 
 # train FLAGS: to the last step.
 train() {
-    run_step none "$(tasks_per_node)" "${PYTHON[@]}" -m dist_transformer.train --data "$DATA" --run-dir "$RUN_DIR" "$@"
+    run_step none "$SLURM_JOB_NUM_NODES" "$(tasks_per_node)" "${PYTHON[@]}" -m dist_transformer.train --data "$DATA" --run-dir "$RUN_DIR" "$@"
 }
 
 # check_flags FLAGS: of the training, before hours of preparation.
@@ -182,7 +199,7 @@ evaluate() {
     ((${#weights[@]} > 0)) || fail "$RUN_DIR has no weights: train first, or correct RUN_DIR"
     "${PYTHON[@]}" tools/average_checkpoints.py --run-dir "$RUN_DIR" --out "$RUN_DIR/model" \
         --last $((count < ${#weights[@]} ? count : ${#weights[@]}))
-    run_step none "$(tasks_per_node)" "${PYTHON[@]}" tools/evaluate_bleu.py --model "$RUN_DIR/model" \
+    run_step none "$SLURM_JOB_NUM_NODES" "$(tasks_per_node)" "${PYTHON[@]}" tools/evaluate_bleu.py --model "$RUN_DIR/model" \
         --src "$TEST_SRC" --ref "$TEST_REF" --json "$RUN_DIR/bleu.json" "$@"
 }
 

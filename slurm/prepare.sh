@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Text to data folder, by MPI on all nodes of the job, each with all its cores; and the test set.
+# Text to data folder, on all nodes of the job by MPI (on one without it), with all cores; and the test set.
 #
 #     sbatch slurm/prepare.sh
 #     sbatch --nodes=4 slurm/prepare.sh --vocab-size 32000    # any flag of tools/prepare_data.py

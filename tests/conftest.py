@@ -13,9 +13,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from dist_transformer.data.folder import DataFolder
 from dist_transformer.launch import RANK_VARIABLES, deepspeed_command
+from tests.rights import umask
 from tests.small_model import model_folder, model_info, random_model, toy_lines, toy_tokenizer
 
-__all__ = ["deepspeed_command", "model_folder", "model_info", "random_model", "toy_lines", "toy_tokenizer"]
+__all__ = ["deepspeed_command", "model_folder", "model_info", "random_model", "toy_lines", "toy_tokenizer", "umask"]
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -53,8 +53,9 @@ class Job:
                 self._start([sys.executable, WORKER], {**{key: str(value) for key, value in named.items()}, **master})
         return self
 
-    def start_deepspeed(self, world: int = 2) -> "Job":
-        self._start([*deepspeed_command(world), WORKER], {})
+    def start_deepspeed(self, world: int = 2, *, port: int | None = None) -> "Job":
+        command = deepspeed_command(world)
+        self._start([*command[:-1], port or command[-1], WORKER], {})
         return self
 
     def _start(self, command: Sequence[object], named: dict[str, str]) -> None:
@@ -72,9 +73,10 @@ class Job:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"does not end:\n{self.output}") from None
 
-    def wait_for_training(self) -> None:
+    def wait_for_training(self, records: int = 1) -> None:
+        """Wait until so many records are in the metrics."""
         metrics, deadline = self.run_dir / "metrics.jsonl", time.monotonic() + PATIENCE
-        while not (metrics.exists() and metrics.read_text()):
+        while not (metrics.exists() and metrics.read_text().count("\n") >= records):
             assert time.monotonic() < deadline, self.output
             assert self.processes[0].poll() is None, self.output
             time.sleep(0.05)

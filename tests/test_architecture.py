@@ -23,6 +23,7 @@ TOOLS = sorted((ROOT / "tools").glob("*.py"))
 LAYERS = [
     {"allocator", "errors", "files"},
     {"launch"},
+    {"rendezvous"},
     {"config", "distributed", "environment", "packed"},
     {"data", "model", "variants"},
     {"costs", "ctranslate2_model", "marian", "model_folder"},

@@ -2,19 +2,24 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed import TCPStore as Store
 
-from dist_transformer import distributed
+from dist_transformer import distributed, rendezvous
 from dist_transformer.distributed import World, process_group, read_world
 from dist_transformer.errors import UserError
 from dist_transformer.launch import RANK_VARIABLES, free_port
+from dist_transformer.rendezvous import meet
 
 WORKER = Path(__file__).parent / "distributed" / "worker_world.py"
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_", "PMI", "CROSS_", "GROUP_")
@@ -101,8 +106,21 @@ class TestReadWorld:
         world = launched({**SRUN, "PMI_RANK": 3, "PMI_SIZE": 4, "MASTER_ADDR": "n1"})
         assert world == World(rank=3, size=4, local_rank=1, local_size=2)
 
-    def test_one_task_is_a_world_of_one(self) -> None:
-        assert launched({**SRUN, "SLURM_NTASKS": 1, "SLURM_PROCID": 0}) == World()
+    @pytest.mark.parametrize(
+        "mpi", [{}, {"PMI_RANK": 0, "PMI_SIZE": 1}, {"OMPI_COMM_WORLD_SIZE": 1, "PMIX_RANK": 0}, {"PMIX_RANK": 0}]
+    )
+    def test_one_task_is_a_world_of_one(self, mpi: dict[str, object], environment: pytest.MonkeyPatch) -> None:
+        """Without MPI: `srun --mpi=pmi2` sets PMI_SIZE for one task too."""
+        environment.setitem(sys.modules, "mpi4py", None)
+        assert launched({**SRUN, "SLURM_NTASKS": 1, "SLURM_PROCID": 0, **mpi}) == World()
+
+    @pytest.mark.parametrize("mpi", [{"PMI_SIZE": 2}, {"OMPI_COMM_WORLD_SIZE": 2}, {"PMIX_RANK": 0}])
+    def test_several_tasks_of_mpirun_need_mpi(self, mpi: dict[str, object], environment: pytest.MonkeyPatch) -> None:
+        environment.setitem(sys.modules, "mpi4py", None)
+        with pytest.raises(
+            UserError, match=r"MPI cannot be loaded \(.*\): install one \(pip install mpich\), or start"
+        ):
+            launched(mpi)
 
     @pytest.mark.parametrize(
         ("values", "message"),
@@ -192,10 +210,65 @@ def test_ranks_that_do_not_join_are_named(environment: pytest.MonkeyPatch) -> No
         with process_group(World(rank=rank, size=3, local_rank=rank, local_size=3), join_minutes=0.01):
             pass
 
-    with pytest.raises(UserError, match=r"^rank\(s\) 1, 2 of 3 did not join in 0\.01 minutes: "):
+    with pytest.raises(UserError, match=r"^rank\(s\) 1, 2 of 3 did not join in \d s: "):
         join(0)
-    with pytest.raises(UserError, match=rf"^rank 1 finds no rank 0 at 127\.0\.0\.1:{port} in 0\.01 minutes "):
+    with pytest.raises(UserError, match=rf"^rank 1 finds no rank 0 at 127\.0\.0\.1:{port} in \d s "):
         join(1)
+
+
+def meet_as(rank: int, size: int = 2) -> Store:
+    return meet(rank, size, timedelta(seconds=20))
+
+
+@pytest.fixture
+def port(environment: pytest.MonkeyPatch) -> int:
+    """A port of a launch whose ranks this process plays."""
+    environment.setattr(rendezvous, "_RANK_0_FIRST_SECONDS", 0.0)
+    port = free_port()
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    return port
+
+
+@pytest.mark.parametrize(
+    ("launcher", "remedy"), [({}, r"MASTER_PORT="), ({"CROSS_SIZE": "1"}, r"deepspeed --master_port ")]
+)
+def test_a_port_that_is_taken_is_named_with_a_free_one(launcher: dict[str, str], remedy: str, port: int) -> None:
+    os.environ.update(launcher)
+    with socket.create_server(("", port)):
+        said = (
+            rf"^port {port} of this machine is taken, perhaps by another training: give another one, such as {remedy}"
+        )
+        with pytest.raises(UserError, match=rf"{said}\d+$") as error:
+            meet_as(0)
+    with socket.create_server(("", int(re.findall(r"\d+$", str(error.value))[0]))):
+        pass
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_whose_place_is_taken_is_of_another_launch(size: int, port: int) -> None:
+    """Its own rank 0 finds the port taken; nothing of the other launch is written over."""
+    with ThreadPoolExecutor() as ranks:
+        store, _ = ranks.map(meet_as, range(2))
+    keys = store.num_keys()
+    with pytest.raises(UserError, match=rf"^port {port} of 127\.0\.0\.1 is taken by another training: give another"):
+        meet_as(1, size)
+    assert store.num_keys() == keys
+    assert store.get("joined/1").decode() == socket.gethostname()
+
+
+def test_a_rank_of_another_launch_takes_nobodys_place(environment: pytest.MonkeyPatch, port: int) -> None:
+    """It comes before the rank whose place it would be; launches with a name know their own."""
+    os.environ.update(SLURM_JOB_ID="1", SLURM_STEP_ID="0", SLURM_STEP_NUM_TASKS="2")
+    with ThreadPoolExecutor() as ranks:
+        rank_0 = ranks.submit(meet_as, 0)
+        watching = Store("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        watching.wait(["joined/0"])
+        os.environ["SLURM_JOB_ID"] = "2"
+        with pytest.raises(UserError, match="taken by another training"):
+            meet_as(1)
+        os.environ["SLURM_JOB_ID"] = "1"
+        meet_as(1)
+        assert rank_0.result().check(["joined/1"])
 
 
 @pytest.mark.parametrize(

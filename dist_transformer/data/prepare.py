@@ -189,7 +189,7 @@ def _finish(
     train = shards.write_split(work.data, _move_shards(work, infos))
     valid, valid_text, too_long = _write_validation(validation.pairs, work.data, tokenizer, settings)
     if settings.keep_text is not None:
-        shutil.copytree(settings.keep_text, work.data / "text", dirs_exist_ok=True)
+        _copy_text(settings.keep_text, work.data / "text")
     source_language, target_language = settings.languages
     index = DataIndex(
         format_version=shards.FORMAT_VERSION,
@@ -215,6 +215,13 @@ def _finish(
     )
     shards.write_index(work.data, index)
     work.complete()
+
+
+def _copy_text(source: Path, target: Path) -> None:
+    """Copy the files of a folder; their rights are those of new ones, because `source` may be a private folder."""
+    target.mkdir(exist_ok=True)
+    for file in source.iterdir():
+        shutil.copyfile(file, target / file.name)
 
 
 def _move_shards(work: Work, infos: Sequence[ShardInfo | None]) -> list[ShardInfo]:

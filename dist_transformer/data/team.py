@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from dist_transformer.errors import UserError
+from dist_transformer.launch import load_mpi, needs_mpi, slurm_tasks
 
 T = TypeVar("T")
 
@@ -38,18 +39,10 @@ class Team:
         Raises:
             UserError: MPI cannot be loaded, or does not see the tasks that srun started.
         """
-        started = 1
-        if "SLURM_STEP_ID" in os.environ:
-            started = int(os.environ.get("SLURM_STEP_NUM_TASKS") or os.environ.get("SLURM_NTASKS") or 1)
-        if started == 1 and not {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"} & os.environ.keys():
+        started = slurm_tasks()
+        if started == 1 and not needs_mpi():
             return cls()
-        try:
-            from mpi4py import MPI
-        except (ImportError, RuntimeError) as error:
-            raise UserError(
-                f"MPI cannot be loaded ({str(error).strip()}): install one, or start without mpirun and srun"
-            ) from None
-        team = cls(MPI.COMM_WORLD)
+        team = cls(load_mpi().COMM_WORLD)
         if team.size < started:
             raise UserError(
                 f"srun started {started} tasks but MPI sees {team.size}: choose one that it knows with srun --mpi=pmi2 "

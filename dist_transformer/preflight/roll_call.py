@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from dist_transformer.distributed import World
 from dist_transformer.errors import UserError
+from dist_transformer.launch import port_remedy
 
 # Rank 0 speaks first; the others wait so long before they do.
 _GRACE_SECONDS = 5.0
@@ -84,8 +85,8 @@ def _connect(world: World, seconds: float, *, serve: bool = True) -> dist.Store:
         reason = str(error).strip().split("\n")[0]
         if serves:
             raise UserError(
-                f"{where} cannot serve at {host}:{port} ({reason:.200}): set MASTER_PORT to a port that is free, and "
-                "MASTER_ADDR to this node"
+                f"{where} cannot serve at {host}:{port} ({reason:.200}): see that MASTER_ADDR is this node; where the "
+                f"port is taken, {port_remedy()}"
             ) from None
         raise UserError(
             f"{where} cannot reach rank 0 at {host}:{port} within {seconds:g} s ({reason:.200}): check that rank 0 "

@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 
 from dist_transformer import distributed
 from dist_transformer.errors import UserError
-from dist_transformer.files import replace_synced, sha256_of, sync, write_synced
+from dist_transformer.files import replace_synced, sha256_of, sync, with_default_rights, write_synced
 from dist_transformer.training.checkpoint import (
     CHECKPOINTS,
     FORMAT_VERSION,
@@ -343,9 +343,8 @@ def _copy(states: Iterable[ParameterState]) -> tuple[Tensors, Tensors, Tensors]:
 
 
 def _write_tensors(path: Path, tensors: Tensors, metadata: dict[str, str] | None = None) -> dict[str, Any]:
-    save_file(tensors, path, metadata=metadata)
-    # Its files are their owner's alone; these are for whom the run folder is.
-    path.chmod(path.parent.stat().st_mode & 0o666)
+    with with_default_rights(path):
+        save_file(tensors, path, metadata=metadata)
     sync(path)
     return _describe(path)
 

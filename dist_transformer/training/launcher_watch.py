@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from dist_transformer.launch import command_of, parent_of
+
 # DeepSpeed has two processes above a rank, torchrun one. SLURM and MPI end the ranks that they started themselves.
 _NODE_LAUNCHER = "deepspeed.launcher.launch"
 _LAUNCHERS = {"deepspeed", _NODE_LAUNCHER, "torchrun", "torch.distributed.run"}
@@ -21,7 +23,7 @@ class LauncherWatch:
     def __init__(self) -> None:
         self._parents: list[tuple[int, int]] = []
         child = os.getpid()
-        while (parent := _parent_of(child)) and _is_launcher(parent):
+        while (parent := parent_of(child)) and _is_launcher(parent):
             self._parents.append((child, parent))
             child = parent
         self._orphan = child if _is_orphan(child, parent) else None
@@ -31,31 +33,16 @@ class LauncherWatch:
         if self._orphan is not None:
             return f"the launcher of process {self._orphan}"
         # A process whose parent has ended gets another one at once, also where nobody collects the dead.
-        ended = next((parent for child, parent in self._parents if _parent_of(child) != parent), None)
+        ended = next((parent for child, parent in self._parents if parent_of(child) != parent), None)
         return None if ended is None else f"its launcher, process {ended},"
 
 
-def _parent_of(process: int) -> int | None:
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return int(fields[1])
-
-
 def _is_launcher(process: int) -> bool:
-    return any(Path(word).name in _LAUNCHERS for word in _command(process)[:_WORDS])
+    return any(Path(word).name in _LAUNCHERS for word in command_of(process)[:_WORDS])
 
 
 def _is_orphan(process: int, parent: int | None) -> bool:
     """A node's launcher whose `deepspeed` ended before this process began; other nodes' are started by ssh or SLURM."""
-    words = _command(process)
+    words = command_of(process)
     is_node_launcher = _NODE_LAUNCHER in {Path(word).name for word in words[:_WORDS]}
     return parent == _INIT and is_node_launcher and not any(word.startswith("--node_rank") for word in words)
-
-
-def _command(process: int) -> list[str]:
-    try:
-        return Path(f"/proc/{process}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
-    except OSError:
-        return []

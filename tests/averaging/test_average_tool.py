@@ -22,6 +22,7 @@ from dist_transformer.model_folder import load_model
 from tests.averaging.conftest import save, validated
 from tests.averaging.test_mean import assert_mean
 from tests.conftest import ROOT
+from tests.rights import wrong_rights
 
 TOOL = ROOT / "tools" / "average_checkpoints.py"
 LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
@@ -64,6 +65,16 @@ def test_averages_of_a_run(run: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert_mean(out, [1, 3])
     assert call(monkeypatch, "--run-dir", run, "--last", 4, "--out", out) == 0
     assert capsys.readouterr().err.startswith("warning: the last 4 weight files lie 1 to 2 steps apart")
+
+
+def test_a_model_folder_is_for_whom_the_umask_lets(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int
+) -> None:
+    """A new one, and one that replaces another."""
+    weights, out = save(run, 1), tmp_path / "new" / "out"
+    for _ in range(2):
+        assert call(monkeypatch, "--checkpoints", weights, "--out", out) == 0
+        assert wrong_rights(tmp_path / "new") == {}
 
 
 def test_averages_of_named_weights(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Screen) -> None:

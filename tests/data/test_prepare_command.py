@@ -8,6 +8,7 @@ import pytest
 
 from dist_transformer.data.folder import DataFolder
 from tests.data.preparing import FULL_WIDTH, command, corpus, names, train_text, write_pairs
+from tests.rights import wrong_rights
 
 
 def test_command_takes_the_normalisation(tmp_path: Path) -> None:
@@ -31,6 +32,13 @@ def test_command_prepares_the_toy_corpus(tmp_path: Path) -> None:
     texts = {f"{split}.{language}" for split in ("train", "valid", "test") for language in ("en", "de")}
     assert names(tmp_path / "toy/text") == texts
     assert (tmp_path / "toy/text/valid.de").read_text().splitlines() == data.valid_text()[1]
+
+
+def test_a_data_folder_is_for_whom_the_umask_lets(tmp_path: Path, umask: int) -> None:
+    result = command("--toy", "200", "--vocab-size", "500", "--out", tmp_path / "new" / "toy")
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "new/toy/text/train.en").exists()
+    assert wrong_rights(tmp_path / "new") == {}
 
 
 def test_command_prints_one_sentence_on_bad_input(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """How a job ends before its run does: signals, time limit, hangs, errors, launchers that die. Real ranks."""
 
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from dist_transformer.data.folder import DataFolder
+from dist_transformer.launch import free_port
 from dist_transformer.training.metrics import read_records
 from dist_transformer.training.signals import INTERRUPTED
 from tests.jobs import PATIENCE, Job
@@ -99,3 +101,27 @@ def test_whatever_happens_to_one_rank_ends_all(toy_data: DataFolder, tmp_path: P
     _, alive = psutil.wait_procs(family, timeout=PATIENCE)
     assert alive == [], orphaned.output
     assert f"its launcher, process {launcher.pid}, is gone" in orphaned.output
+
+
+def test_a_second_launch_on_the_same_port_is_told_so_and_harms_nothing(
+    toy_data: DataFolder, tmp_path: Path, jobs: list[Job]
+) -> None:
+    port = free_port()
+    first = Job(tmp_path, toy_data, tmp_path / "first", *RARELY, "--max-steps", 10**6).start_deepspeed(port=port)
+    jobs.append(first)
+    first.wait_for_training()
+    second = Job(tmp_path, toy_data, tmp_path / "second", "--max-steps", 1).start_deepspeed(port=port)
+    jobs.append(second)
+    assert second.statuses() == [1], second.output
+    (said,) = re.findall("^error: .*", second.output, re.MULTILINE)
+    assert re.fullmatch(
+        rf"error: port {port} of this machine is taken, perhaps by another training: give another one, such as "
+        r"deepspeed --master_port \d+",
+        said,
+    )
+    assert not second.run_dir.exists()
+    # The first one trains, and can still be stopped: its ranks hear each other.
+    first.wait_for_training((first.run_dir / "metrics.jsonl").read_text().count("\n") + 2)
+    rank = next(process for process in first.family() if "--local_rank=1" in process.cmdline())
+    rank.send_signal(signal.SIGUSR1)
+    assert first.statuses() == [INTERRUPTED], first.output

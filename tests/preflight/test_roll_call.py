@@ -1,5 +1,6 @@
 """Names of ranks. What is missing or stuck: tests/distributed/test_doctor.py, with real processes."""
 
+import socket
 import subprocess
 import sys
 
@@ -27,6 +28,14 @@ def test_several_need_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(UserError, match="MASTER_ADDR and MASTER_PORT are not set"), joined(World(size=2), seconds=1):
         pass
+
+
+def test_a_port_that_is_taken_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("", 0)) as other:
+        for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": other.getsockname()[1], "CROSS_SIZE": 1}.items():
+            monkeypatch.setenv(name, str(value))
+        with pytest.raises(UserError, match=r"EADDRINUSE.*such as deepspeed --master_port \d+"):
+            joined(World(size=2), seconds=1).__enter__()
 
 
 STUCK = """

@@ -21,6 +21,7 @@ from dist_transformer.training.checkpoint import (
 )
 from dist_transformer.training.checkpoint_writer import CheckpointWriter, Retention
 from dist_transformer.training.engine import EMA, MOMENTS
+from tests.rights import wrong_rights
 from tests.training.saving import SHAPES, flip, names, pointer, save, save_averaged, states, weight_steps
 
 
@@ -81,11 +82,9 @@ def test_weight_files_have_their_hash_as_sha256sum_checks_it(run: Path) -> None:
     assert weights_problem(file.rename(run / "copied.safetensors")) is None
 
 
-def test_files_are_for_whoever_may_read_the_run_folder(run: Path) -> None:
-    path = save(run, 1)
-    mode = (path / "state.json").stat().st_mode
-    for file in (path / "part-00000.safetensors", run / "weights" / "step-00000001.safetensors"):
-        assert file.stat().st_mode == mode
+def test_files_are_for_whom_the_umask_lets(run: Path, umask: int) -> None:
+    save(run, 1)
+    assert wrong_rights(run) == {}
 
 
 def test_a_snapshot_does_not_see_what_training_does_next(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
