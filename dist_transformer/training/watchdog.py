@@ -63,7 +63,7 @@ class Watchdog:
     """
 
     def __init__(self, world: World, limits: Mapping[Phase, float]) -> None:
-        self.world, self.signals = world, Signals()
+        self.world, self.signals = world, Signals(speaks=world.is_main)
         self.limits = {**limits, Phase.LEAVING: _LEAVING_SECONDS}
         self.longest = dict.fromkeys(Phase, 0.0)
         """Seconds that a phase took at most; the first step, which compiles, does not count."""
