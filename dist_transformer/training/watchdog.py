@@ -27,8 +27,9 @@ from dist_transformer.training.signals import Signals
 _PACKAGE = Path(__file__).parents[1]
 # Between beats at most, at least, and in shares of the shortest limit: what is said of a rank must be news.
 _BEAT_SECONDS, _SHORTEST_BEAT_SECONDS, _BEATS_A_LIMIT = 10.0, 0.2, 20
-# A rank whose beat did not change in so many intervals gives no sign of life; a report may take so many in all.
-_SILENT_BEATS, _REPORT_BEATS = 2.5, 6
+# A rank whose beat did not change in so many intervals gives no sign of life; a report may take so many in all, and on
+# a busy machine at least so many seconds.
+_SILENT_BEATS, _REPORT_BEATS, _REPORT_SECONDS = 2.5, 6, 30.0
 # How long a rank may take to fail by itself after another has, and to leave once it has.
 _ECHO_SECONDS, _LEAVING_SECONDS = 5.0, 120.0
 # Ctrl-C ends DeepSpeed's outer launcher at once, while the inner one lets the ranks save.
@@ -216,7 +217,7 @@ class Watchdog:
         """Do what touches files, but do not wait for it for ever."""
         helper = threading.Thread(target=work, name="report", daemon=True)
         helper.start()
-        helper.join(_REPORT_BEATS * self._interval)
+        helper.join(max(_REPORT_SECONDS, _REPORT_BEATS * self._interval))
 
     def _report(self, failure: Failure) -> None:
         """The stacks of this rank, to stderr and to a file, and the rank that holds up the others."""

@@ -19,6 +19,7 @@ from dist_transformer.training import watchdog as module
 from dist_transformer.training.heartbeats import Beat, Failure, Heartbeats, who_is_behind
 from dist_transformer.training.launcher_watch import LauncherWatch
 from dist_transformer.training.watchdog import Phase, Watchdog
+from tests.jobs import PATIENCE
 
 
 def beat(rank: int, count: int, step: int, *, progress: int = 50, where: str = "a.py:1 f") -> Beat:
@@ -182,9 +183,13 @@ HANG = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
 from dist_transformer.distributed import World
+from dist_transformer.training.heartbeats import Heartbeats
 from dist_transformer.training.launcher_watch import LauncherWatch
 from dist_transformer.training.watchdog import Phase, Watchdog
 
+# Two seconds later than it could, as on a busy machine.
+behind = Heartbeats.who_is_behind
+Heartbeats.who_is_behind = lambda self, *, wait_seconds: behind(self, wait_seconds=wait_seconds + 2)
 limits = {Phase.STEP: 1.5, Phase.EVALUATION: 1000}
 watchdog = Watchdog(World(), limits).start(LauncherWatch())
 watchdog.publish_in(Path(sys.argv[1]))
@@ -207,7 +212,7 @@ time.sleep(1000)
 def test_a_hang_ends_the_process_with_its_stacks(tmp_path: Path) -> None:
     """Neither a long validation, nor steps that go on, nor a job that was suspended."""
     done = subprocess.run(
-        [sys.executable, "-c", HANG, str(tmp_path)], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", HANG, str(tmp_path)], capture_output=True, text=True, check=False, timeout=PATIENCE
     )
     assert (done.returncode, done.stdout) == (1, "healthy\n")
     stacks = (tmp_path / "hangs" / "rank-0.txt").read_text()
