@@ -1,5 +1,6 @@
 """Errors that a user can act on: one sentence that names the file or field and the remedy."""
 
+import select
 import sys
 from collections.abc import Callable
 
@@ -13,7 +14,10 @@ class TransientError(UserError):
 
 
 def exit_on_user_error(main: Callable[[], None]) -> None:
-    """Run a command's `main`; a `UserError` becomes one line on stderr and exit status 1, Ctrl-C status 130."""
+    """Run a command's `main`; a `UserError` becomes one line on stderr and exit status 1, Ctrl-C status 130.
+
+    A command whose result goes to stdout ends with status 0 when its reader has read enough.
+    """
     try:
         main()
     except UserError as error:
@@ -23,6 +27,19 @@ def exit_on_user_error(main: Callable[[], None]) -> None:
         print("interrupted", file=sys.stderr, flush=True)
         raise SystemExit(130) from None
     except BrokenPipeError:
+        if not _reader_is_gone():
+            # A broken connection, and nothing is finished.
+            raise
         # `| head` closed stdout: the reader has what it wanted.
         sys.stderr.close()
         raise SystemExit(0) from None
+
+
+def _reader_is_gone() -> bool:
+    """Find out whether stdout is a pipe that nobody reads. A training's never is: it was replaced (streams.py)."""
+    stdout = sys.__stdout__
+    if stdout is None or sys.stdout is not stdout:
+        return False
+    poll = select.poll()
+    poll.register(stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -7,16 +7,23 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import tyro
 
 from dist_transformer.config import EMBEDDED_CORPUS, PRESETS, TrainConfig
 from dist_transformer.distributed import World, process_group, read_world
+from dist_transformer.environment import describe_environment
 from dist_transformer.errors import UserError, exit_on_user_error
+from dist_transformer.planning.hardware import peak_flops
+from dist_transformer.streams import outlive_streams
 from dist_transformer.training.launcher_watch import LauncherWatch
 from dist_transformer.training.signals import INTERRUPTED
 from dist_transformer.training.watchdog import Phase, Watchdog
 from dist_transformer.variants import VARIANTS, preset_with_variant
+
+if TYPE_CHECKING:
+    import torch
 
 _GRACE_SECONDS = 10
 
@@ -54,6 +61,7 @@ def parse_arguments(arguments: list[str]) -> tuple[TrainConfig, bool]:
 
 def main() -> None:
     launchers = LauncherWatch()
+    outlive_streams(remedy="training goes on without these lines; metrics.jsonl in the run folder has the figures")
     config, test_mode = parse_arguments(sys.argv[1:])
     world = read_world()
     # DeepSpeed looks for an accelerator at import; without a GPU it should not search.
@@ -96,7 +104,7 @@ def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
     )
     with group as device, _failing(watchdog, world):
         watchdog.enter(Phase.SET_UP)
-        trainer = Trainer(config, world, device, watchdog)
+        trainer = Trainer(config, world, device, watchdog, peak_flops=_peak_flops(device, config.precision, world))
         left = seconds_left(config.walltime_minutes, age=watchdog.age) if world.is_main else None
         if left is not None:
             trainer.vote.stop_within(left)
@@ -107,6 +115,14 @@ def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
     if finished and world.is_main:
         print(next_command(config.run_dir))
     return finished
+
+
+def _peak_flops(device: "torch.device", precision: str, world: World) -> float | None:
+    """Of all ranks, whose GPUs are taken to be alike; a CPU's is not known."""
+    if device.type != "cuda":
+        return None
+    peak = peak_flops(describe_environment()["gpus"][device.index], precision)
+    return None if peak is None else peak * world.size
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from dist_transformer.data.folder import DataFolder
-from tests.conftest import ROOT, deepspeed_command
+from tests.conftest import ROOT, deepspeed_command, heed_interrupts
 
 WORKER = ROOT / "tests" / "distributed" / "worker_faults.py"
 SMALL = (
@@ -63,7 +63,7 @@ class Job:
             started = subprocess.Popen(
                 [*(str(word) for word in command), *self.arguments],
                 cwd=ROOT, env={**self.environment, **named}, stdout=log, stderr=subprocess.STDOUT,
-                start_new_session=True,
+                start_new_session=True, preexec_fn=heed_interrupts,  # noqa: PLW1509
             )  # fmt: skip
         self.processes.append(started)
 

@@ -21,7 +21,7 @@ TOOLS = sorted((ROOT / "tools").glob("*.py"))
 # What imports only from lines above its own. `model_folder` is the format between training and inference: it holds a
 # model and a tokenizer.
 LAYERS = [
-    {"allocator", "errors", "files"},
+    {"allocator", "errors", "files", "streams"},
     {"launch"},
     {"rendezvous"},
     {"config", "distributed", "environment", "packed"},

@@ -96,6 +96,15 @@ def gpu_kind(name: str, precision: str) -> GpuKind | None:
     return kind
 
 
+def peak_flops(described: str, precision: str) -> float | None:
+    """Look up the operations per second of a device as torch names it; None where the table lacks it."""
+    name = kind_of_device(described)
+    if name is None:
+        return None
+    tflops = GPUS[name].bf16_tflops if precision == "bf16" else GPUS[name].fp32_tflops
+    return None if tflops is None else tflops * 1e12
+
+
 def kind_of_device(described: str) -> str | None:
     """The name in the table of a device as torch names it: `NVIDIA H100 80GB HBM3, 79 GiB` → `h100`."""
     words = re.findall(r"[a-z0-9]+", described.lower().replace("rtx ", "rtx"))

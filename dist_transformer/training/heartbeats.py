@@ -7,10 +7,10 @@ a checkpoint into this folder anyway.
 import dataclasses
 import json
 import os
-import shutil
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,27 +58,35 @@ class Heartbeats:
     """The folder of a run's launches; a rank that ends well takes its file away.
 
     Args:
-        launch: its name; what went wrong in another, started on the same folder by mistake, does not concern this one.
+        launch: its name, part of every file's. Ranks of the launch before may still be leaving when this one begins:
+            neither disturbs the other, and what went wrong there does not concern this one.
     """
 
     def __init__(self, run_dir: Path, world: World, launch: str) -> None:
         self.run_dir, self.world = run_dir, world
         self.folder = run_dir / "heartbeats"
-        self._file = self.folder / f"rank-{world.rank:05d}.json"
+        self._launch = launch
+        self._file = self.folder / f"rank-{world.rank:05d}-{launch}.json"
+        self._unfinished = self._file.with_suffix(".new")
         self._failure = self.folder / f"failure-{launch}.json"
 
     def start_anew(self) -> None:
-        """Forget earlier launches. For rank 0, while the others wait."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
+        """Forget earlier launches. For rank 0, while the others wait.
+
+        The folder stays, and a file that cannot be removed does no harm: a rank that is still leaving may write here.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for file in self.folder.iterdir():
+            with suppress(OSError):
+                file.unlink()
 
     def publish(self, beat: Beat) -> None:
-        written = self._file.with_suffix(".new")
-        written.write_text(json.dumps(dataclasses.asdict(beat)), encoding="utf-8")
-        written.replace(self._file)
+        self._unfinished.write_text(json.dumps(dataclasses.asdict(beat)), encoding="utf-8")
+        self._unfinished.replace(self._file)
 
     def withdraw(self) -> None:
-        self._file.unlink(missing_ok=True)
+        for file in (self._unfinished, self._file):
+            file.unlink(missing_ok=True)
 
     def who_is_behind(self, *, wait_seconds: float) -> str:
         """One line for each rank that holds up the others; `wait_seconds` are several beats."""
@@ -87,9 +95,14 @@ class Heartbeats:
         return who_is_behind(before, self._read(), self.world.size)
 
     def _read(self) -> dict[int, Beat]:
-        """The last beat of every rank that has published one."""
-        beats = (Beat(**json.loads(path.read_text(encoding="utf-8"))) for path in self.folder.glob("rank-*.json"))
-        return {beat.rank: beat for beat in beats}
+        """The last beat of every rank that has published one and has not ended well."""
+        beats = dict[int, Beat]()
+        for path in self.folder.glob(f"rank-*-{self._launch}.json"):
+            # A rank takes its file away at any moment.
+            with suppress(OSError):
+                beat = Beat(**json.loads(path.read_text(encoding="utf-8")))
+                beats[beat.rank] = beat
+        return beats
 
     def first_failure(self, failure: Failure) -> Failure:
         """Make `failure` known to all ranks, unless one is known already; gives the one that stands."""

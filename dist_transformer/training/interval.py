@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 import torch
 
 from dist_transformer import distributed
+from dist_transformer.config import ModelConfig
 from dist_transformer.data.events import LeftOut
 from dist_transformer.data.packing import Budgets
 from dist_transformer.data.plan import Step
+from dist_transformer.model.transformer import training_flops
 
 
 @dataclass(slots=True)
@@ -72,7 +74,7 @@ class Interval:
         return hashes, loss, nll
 
     def speed(self, budgets: Budgets) -> dict[str, float]:
-        """Target tokens a second, the share of the time that training waited for data, and how full packs were."""
+        """Target tokens per second, the share of the time that training waited for data, and how full packs were."""
         target_tokens = sum(self.tokens)
         room = self.packs * (budgets.max_source_tokens + budgets.max_target_tokens)
         return {
@@ -80,3 +82,14 @@ class Interval:
             "data_stall": self.stall_seconds / self.seconds,
             "fill": (target_tokens + self.source_tokens) / room,
         }
+
+    def utilization(self, model: ModelConfig, peak_flops: float | None) -> dict[str, float]:
+        """Give the MFU: the share of the devices' peak that the model's operations on these tokens are.
+
+        Args:
+            peak_flops: operations per second of all devices; None where that is not known, and then nothing is given.
+        """
+        if peak_flops is None:
+            return {}
+        operations = training_flops(model, source_tokens=self.source_tokens, target_tokens=sum(self.tokens))
+        return {"mfu": operations / (self.seconds * peak_flops)}

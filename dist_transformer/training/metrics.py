@@ -1,24 +1,21 @@
 """What a run reports: the terminal, `metrics.jsonl` and TensorBoard. Only rank 0 writes."""
 
 import dataclasses
-import io
 import json
 import math
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from dist_transformer.data.events import EpochSummary
 from dist_transformer.evaluation.samples import SampleSheet
-from dist_transformer.pictures import as_png, attention_picture, learning_rate_picture, position_picture
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from dist_transformer.pictures import attention_picture, learning_rate_picture, position_picture
+from dist_transformer.training.board import Board
 
 # Of a terminal whose width is not known.
 _COLUMNS = 80
@@ -29,24 +26,28 @@ _MARKDOWN = str.maketrans({character: f"&#{ord(character)};" for character in '&
 
 
 class Reporter:
-    """Writes records, lines and pictures; a no-op on other ranks than 0."""
+    """Writes records, lines and pictures; a no-op on other ranks than 0.
 
-    def __init__(self, run_dir: Path, *, is_main: bool, max_steps: int, first_step: int) -> None:
-        self.is_main = is_main
+    `metrics.jsonl` must be written; what a terminal or TensorBoard does not take is lost.
+
+    Args:
+        quiet: write records only, and nothing to the terminal.
+    """
+
+    def __init__(self, run_dir: Path, *, is_main: bool, max_steps: int, first_step: int, quiet: bool = False) -> None:
+        self.is_main, self.quiet = is_main, quiet
         if not is_main:
             return
-        from torch.utils.tensorboard import SummaryWriter
-
         self.file = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
-        self.board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=first_step + 1)
         self.max_steps, self.first_step = max_steps, first_step
         # A bar where a person looks on; plain lines, without carriage returns, where either stream goes to a file.
         self.bar = None
-        if sys.stderr.isatty() and sys.stdout.isatty():
+        if not quiet and sys.stderr.isatty() and sys.stdout.isatty():
             room = _terminal_room()
             form = _bar_format(max_steps, [], room)
             self.bar = tqdm(total=max_steps, initial=first_step, bar_format=form, ncols=room, smoothing=0.05)
         self.figures: list[str] = []
+        self.board = Board(run_dir / "tensorboard", first_step=first_step, warn=self.say)
 
     def record(self, kind: str, step: int, values: dict[str, Any], *, place: str = "") -> None:
         """Keep `values` of `step`; `kind` is `train`, `valid`, `epoch`, `checkpoint` or `end`.
@@ -59,25 +60,36 @@ class Reporter:
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
         self.file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
         self.file.flush()
-        for name, value in values.items():
-            if isinstance(value, int | float):
-                self.board.add_scalar(f"{kind}/{place}{name}", value, step)
+        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+        self.board.scalars({f"{kind}/{place}{name}": value for name, value in numbers.items()}, step)
+
+    def has_recorded(self, kind: str, step: int) -> bool:
+        """Whether `metrics.jsonl` holds such a record. For rank 0."""
+        begin = json.dumps({"kind": kind, "step": step}).removesuffix("}")
+        with Path(self.file.name).open(encoding="utf-8", errors="replace") as lines:
+            return any(line.startswith(f"{begin},") for line in lines)
 
     def train_line(self, step: int, values: dict[str, Any], seconds_left: float) -> None:
         """The figures of an interval: beside the bar as many as fit, in a log file a line of about 100 characters."""
         if not self.is_main:
             return
-        loss, ppl, norm = f"{values['loss']:.3f}", _short(values["ppl"], 7), _short(values["gradient_norm"], 6)
-        rate, speed = f"{values['learning_rate']:.2e}", f"{values['target_tokens_per_second']:,.0f}"
+        # Name, value, and its width in a log file; the most telling first, because a bar leaves out what does not fit.
+        figures = [
+            ("loss", f"{values['loss']:.3f}", 6),
+            ("ppl", _short(values["ppl"], 7), 7),
+            ("tok/s", f"{values['target_tokens_per_second']:,.0f}", 9),
+            ("fill", f"{values['fill']:.0%}", 4),
+            ("data stall", f"{values['data_stall']:.0%}", 4),
+        ]
+        if "mfu" in values:
+            figures.append(("mfu", f"{values['mfu']:.0%}", 4))
         if self.bar is not None:
-            # The most telling first: what does not fit is left out.
-            self.figures = [f"loss {loss}", f"ppl {ppl}", f"tok/s {speed}", f"lr {rate}", f"norm {norm}"]
+            self.figures = [f"{name} {value}" for name, value, _ in figures]
             self._fit_bar(self.bar)
             return
-        self.say(
-            f"step {step:>{len(str(self.max_steps))}}/{self.max_steps}  loss {loss:>6}  ppl {ppl:>7}  lr {rate}  "
-            f"norm {norm:>6}  tok/s {speed:>7}  left {format_seconds(seconds_left)}"
-        )
+        columns = [f"{name} {value:>{width}}" for name, value, width in figures]
+        place = f"step {step:>{len(str(self.max_steps))}}/{self.max_steps}"
+        self.say("  ".join((place, *columns, f"left {format_seconds(seconds_left)}")))
 
     def epoch(self, step: int, epoch: EpochSummary, *, corpora: Sequence[str]) -> str:
         """Record an epoch that has ended; epochs and corpora count from 0, as in other records.
@@ -86,7 +98,7 @@ class Reporter:
             corpora: the names of all corpora.
 
         Returns:
-            what to say of it, in which they count from 1.
+            one short line about it, in which they count from 1.
         """
         totals, fills = epoch.totals, (epoch.fill, epoch.source_fill, epoch.target_fill)
         values = {
@@ -99,37 +111,23 @@ class Reporter:
         }
         several = len(corpora) > 1
         self.record("epoch", step, values, place=f"corpus_{epoch.corpus + 1}/" if several else "")
-        both, source, target = (f"{fill:.1%}" for fill in fills)
-        return (
-            f"step {step}: epoch {epoch.epoch + 1}{f' of {corpora[epoch.corpus]}' if several else ''} done: "
-            f"{totals.pairs:,} pairs in {totals.packs:,} packs, {totals.source_tokens:,} source and "
-            f"{totals.target_tokens:,} target tokens, budgets {both} full (source {source}, target {target}); without "
-            f"{epoch.unfit_pairs:,} pairs too long for a pack and {epoch.left_out_pairs:,} of shards left out"
-        )
+        return f"epoch {epoch.epoch + 1}{f' of {corpora[epoch.corpus]}' if several else ''} done, {epoch.fill:.0%} full"
 
     def samples(self, sheet: SampleSheet) -> None:
         """Translations of a validation as a table, and what the decoder looked at, for TensorBoard."""
         if not self.is_main:
             return
-        self.board.add_text("samples", samples_table(sheet), sheet.step)
+        self.board.text("samples", samples_table(sheet), sheet.step)
         with_maps = [sample for sample in sheet.samples if sample.attention_LTS is not None]
         for number, sample in enumerate(with_maps, 1):
-            self._add_picture(f"attention/sample_{number}", attention_picture(sample), sheet.step)
-        self.board.flush()
+            self.board.picture(f"attention/sample_{number}", attention_picture(sample), sheet.step)
 
     def pictures(self, steps: Sequence[int], rates: Sequence[float], positions_PD: np.ndarray) -> None:
         """What a run is set to, once at its start, for TensorBoard: learning rates of `steps`, position vectors."""
         if not self.is_main:
             return
-        self._add_picture("schedule/learning_rate", learning_rate_picture(steps, rates), self.first_step)
-        self._add_picture("positions/encodings", position_picture(positions_PD), self.first_step)
-        self.board.flush()
-
-    def _add_picture(self, tag: str, figure: "Figure", step: int) -> None:
-        from PIL import Image
-
-        with Image.open(io.BytesIO(as_png(figure))) as image:
-            self.board.add_image(tag, np.asarray(image.convert("RGB")), step, dataformats="HWC")
+        self.board.picture("schedule/learning_rate", learning_rate_picture(steps, rates), self.first_step)
+        self.board.picture("positions/encodings", position_picture(positions_PD), self.first_step)
 
     def advance(self) -> None:
         if self.is_main and self.bar is not None:
@@ -142,7 +140,7 @@ class Reporter:
         bar.bar_format = _bar_format(self.max_steps, self.figures, bar.ncols)
 
     def say(self, text: str) -> None:
-        if not self.is_main:
+        if not self.is_main or self.quiet:
             return
         if self.bar is not None:
             self.bar.write(text)

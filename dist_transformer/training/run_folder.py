@@ -215,12 +215,27 @@ def check_settings(run_dir: Path, wanted: dict[str, Any]) -> list[str]:
         old, new = before.get(name), now.get(name)
         if old == new:
             continue
+        if name == "data_sha256":
+            raise UserError(_other_data(run_dir, before["data"], now["data"]))
         if name.split(".")[0] in _FIXED:
             raise UserError(
                 f"{run_dir} was trained with {name} = {old!r}, not {new!r}: use the old value, or another --run-dir"
             )
         changed.append(f"{name}: {old!r} -> {new!r}")
     return changed
+
+
+def _other_data(run_dir: Path, old: list[str], new: list[str]) -> str:
+    given = " ".join(new)
+    if old == new:
+        return (
+            f"{run_dir} was trained on other data: --data {given} has changed since: put back what was there, or "
+            "choose another --run-dir"
+        )
+    return (
+        f"{run_dir} was trained on other data ({' '.join(old)}) than --data {given}: give the same data, which may be "
+        "elsewhere by now, or choose another --run-dir"
+    )
 
 
 def average_notes(state: dict[str, Any], ema_decay: float) -> list[str]:

@@ -1,7 +1,10 @@
 """Signals that ask a job to save and end."""
 
+import os
 import signal
+import sys
 import time
+from contextlib import suppress
 from types import FrameType
 
 INTERRUPTED = 75
@@ -10,15 +13,20 @@ INTERRUPTED = 75
 _STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # A terminal and a launcher both deliver one Ctrl-C: only what comes later than this is a second one.
 _SECOND_CTRL_C_SECONDS = 2.0
+_ACKNOWLEDGED = b"stopping after this step; again to end now\n"
 
 
 class Signals:
     """Remembers that this process was told to end.
 
     Until `listen`, signals do what they always do: before the first step nothing would be lost.
+
+    Args:
+        speaks: acknowledge Ctrl-C on stderr; for one rank of a job.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, speaks: bool = True) -> None:
+        self.speaks = speaks
         self.received: signal.Signals | None = None
         self._since = 0.0
 
@@ -38,5 +46,15 @@ class Signals:
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:
             self.received, self._since = signal.Signals(number), time.monotonic()
+            if number == signal.SIGINT and self.speaks:
+                _acknowledge()
         elif number == signal.SIGINT and time.monotonic() - self._since > _SECOND_CTRL_C_SECONDS:
             raise KeyboardInterrupt
+
+
+def _acknowledge() -> None:
+    """Say so in one write past Python's buffers, which the interrupted code may be in the middle of."""
+    with suppress(OSError, AttributeError):
+        stderr = sys.stderr.fileno()
+        # A terminal shows ^C where the cursor was, mostly behind a progress bar.
+        os.write(stderr, b"\n" + _ACKNOWLEDGED if os.isatty(stderr) else _ACKNOWLEDGED)

@@ -71,8 +71,11 @@ def run_test_mode(config: TrainConfig, world: World, device: torch.device) -> No
         if config.data == EMBEDDED_CORPUS:
             config = dataclasses.replace(config, data=(str(_embedded_data(Path(scratch))),))
         small = _small_run(config, Path(scratch))
+        print(f"training on {_PACKS} packs, and saving …", flush=True)
         checks, records = _train(small, world, device)
+        print("resuming and decoding …", flush=True)
         checks += _resume_and_decode(small, world, device)
+        print(f"learning {_HEART_PAIRS} sentences by heart …", flush=True)
         checks.append(_learn_by_heart(small, Path(scratch), world, device))
     _print_measures(config, records, device)
     for check in checks:
@@ -126,7 +129,7 @@ def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
 
 
 def _train(config: TrainConfig, world: World, device: torch.device) -> tuple[list[Check], dict[str, Any]]:
-    trainer = Trainer(config, world, device)
+    trainer = Trainer(config, world, device, quiet=True)
     assert trainer.validator is not None
     before = trainer.validator.run(trainer.engine, step=0).nll
     trainer.train()
@@ -160,7 +163,7 @@ def _resume_and_decode(config: TrainConfig, world: World, device: torch.device) 
     ledger = (run / "ledger.jsonl").read_text(encoding="utf-8")
     shutil.rmtree(run / "checkpoints" / step_name(_STEPS))
     gc.collect()
-    trainer = Trainer(dataclasses.replace(config, resume="required"), world, device)
+    trainer = Trainer(dataclasses.replace(config, resume="required"), world, device, quiet=True)
     trainer.train()
     found = load_file(weights)
     apart = max(float((found[name] - tensor).abs().max()) for name, tensor in expected.items())
@@ -196,7 +199,7 @@ def _learn_by_heart(config: TrainConfig, scratch: Path, world: World, device: to
         batch=batch,
         max_steps=_HEART_STEPS, save_every=_HEART_STEPS, validate_every=_HEART_STEPS, validate_sentences=1,
     )  # fmt: skip
-    trainer = Trainer(heart, world, device)
+    trainer = Trainer(heart, world, device, quiet=True)
     trainer.train()
     nll = read_records(heart.run_dir, "valid")[-1]["nll"]
     entropy = _token_entropy(split)

@@ -52,12 +52,24 @@ def micro_batch_seed(seed: int, epoch: int, step: int, first_pack: int) -> int:
 
 
 class Trainer:
-    """One run: from a data folder to checkpoints and weights."""
+    """One run: from a data folder to checkpoints and weights.
+
+    Args:
+        peak_flops: operations per second that all devices together can do at most; None where that is not known.
+        quiet: report to the run folder only.
+    """
 
     def __init__(
-        self, config: TrainConfig, world: World, device: torch.device, watchdog: Watchdog | None = None
+        self,
+        config: TrainConfig,
+        world: World,
+        device: torch.device,
+        watchdog: Watchdog | None = None,
+        *,
+        peak_flops: float | None = None,
+        quiet: bool = False,
     ) -> None:
-        self.world = world
+        self.world, self.peak_flops = world, peak_flops
         self.watchdog = watchdog or Watchdog(world, {})
         timeout = config.collective_timeout_minutes
         self.gate = ShardGate(skip=config.on_bad_shard == "skip", timeout_minutes=timeout)
@@ -90,7 +102,8 @@ class Trainer:
         )  # fmt: skip
         self.held.callback(self.writer.close)
         self.reporter = Reporter(
-            config.run_dir, is_main=world.is_main, max_steps=config.max_steps, first_step=self.progress.step
+            config.run_dir, is_main=world.is_main, max_steps=config.max_steps, first_step=self.progress.step,
+            quiet=quiet,
         )  # fmt: skip
         self._introduce(notes)
         if world.is_main:
@@ -105,6 +118,9 @@ class Trainer:
         with self.held:
             step = self.progress.step
             if self._is_finished():
+                if self.world.is_main and not self.reporter.has_recorded("end", step):
+                    # Killed between its last checkpoint and this record.
+                    self._finish()
                 self.reporter.say(f"finished before, at step {step}: {self._why_finished()}")
             else:
                 stopped_by = self._train()
@@ -267,6 +283,7 @@ class Trainer:
             "learning_rate": self.engine.learning_rate,
             "gradient_norm": self.engine.gradient_norm,
             **interval.speed(self.budgets),
+            **interval.utilization(self.config.model, self.peak_flops),
             "epoch": self.progress.position.epoch,
             "skipped_steps": self.progress.skipped_steps,
             "left_out_shards": len({(shard["corpus"], shard["shard"]) for shard in self.progress.left_out}),

@@ -27,8 +27,9 @@ from dist_transformer.training.signals import Signals
 _PACKAGE = Path(__file__).parents[1]
 # Between beats at most, at least, and in shares of the shortest limit: what is said of a rank must be news.
 _BEAT_SECONDS, _SHORTEST_BEAT_SECONDS, _BEATS_A_LIMIT = 10.0, 0.2, 20
-# A rank whose beat did not change in so many intervals gives no sign of life; a report may take so many in all.
-_SILENT_BEATS, _REPORT_BEATS = 2.5, 6
+# A rank whose beat did not change in so many intervals gives no sign of life; a report may take so many in all, and on
+# a busy machine at least so many seconds.
+_SILENT_BEATS, _REPORT_BEATS, _REPORT_SECONDS = 2.5, 6, 30.0
 # How long a rank may take to fail by itself after another has, and to leave once it has.
 _ECHO_SECONDS, _LEAVING_SECONDS = 5.0, 120.0
 # Ctrl-C ends DeepSpeed's outer launcher at once, while the inner one lets the ranks save.
@@ -63,7 +64,7 @@ class Watchdog:
     """
 
     def __init__(self, world: World, limits: Mapping[Phase, float]) -> None:
-        self.world, self.signals = world, Signals()
+        self.world, self.signals = world, Signals(speaks=world.is_main)
         self.limits = {**limits, Phase.LEAVING: _LEAVING_SECONDS}
         self.longest = dict.fromkeys(Phase, 0.0)
         """Seconds that a phase took at most; the first step, which compiles, does not count."""
@@ -73,9 +74,10 @@ class Watchdog:
         self._moment = _Moment(Phase.JOINING, 0, self._born, 0)
         self._started = self._stepped = False
         self._heartbeats: Heartbeats | None = None
-        self._publisher: threading.Thread | None = None
         self._failure: Failure | None = None
         self._closed = threading.Event()
+        # Held by every thread that writes to the run folder; set under it, `_closed` ends all writing.
+        self._writing = threading.Lock()
         self._launchers: LauncherWatch | None = None
 
     def start(self, launchers: LauncherWatch) -> "Watchdog":
@@ -116,8 +118,9 @@ class Watchdog:
             describe=lambda error: f"cannot write to the run folder ({error}): mend it, or choose another --run-dir",
         )
         self._heartbeats = heartbeats
-        self._publisher = threading.Thread(target=self._beat, args=(heartbeats,), name="heartbeat", daemon=True)
-        self._publisher.start()
+        # The first beat comes from this thread: a rank that fails at once has been seen.
+        self._publish(heartbeats, 0)
+        threading.Thread(target=self._beat, args=(heartbeats,), name="heartbeat", daemon=True).start()
 
     def fail(self, error: Exception) -> Failure | None:
         """The main thread ends by `error`.
@@ -139,11 +142,17 @@ class Watchdog:
         return None if first.rank == own.rank else first
 
     def close(self) -> None:
-        """This rank has ended well."""
-        self._closed.set()
-        if self._heartbeats is not None and self._publisher is not None:
-            self._publisher.join(_REPORT_BEATS * self._interval)
-            self._heartbeats.withdraw()
+        """End well: afterwards this rank writes nothing to the run folder any more.
+
+        Waits for a write that is under way. The watch goes on meanwhile, so a file system that hangs here ends the
+        process as it does elsewhere.
+        """
+        self.enter(Phase.LEAVING, self._moment.step)
+        with self._writing:
+            if self._heartbeats is not None:
+                with suppress(OSError):
+                    self._heartbeats.withdraw()
+            self._closed.set()
 
     def _watch(self) -> None:
         """Counts time in which this thread could run: a job that was suspended as a whole has not hung."""
@@ -161,30 +170,33 @@ class Watchdog:
                 self._end_hang(moment)
 
     def _beat(self, heartbeats: Heartbeats) -> None:
-        for count in itertools.count():
-            moment = self._moment
-            beat = Beat(
-                rank=self.world.rank,
-                count=count,
-                progress=moment.progress,
-                phase=moment.phase,
-                step=moment.step,
-                where=_where_main_is(),
-            )
-            # A file system that fails now and then ends the job at its checkpoints, not here.
-            with suppress(OSError):
-                heartbeats.publish(beat)
-                self._failure = self._failure or heartbeats.known_failure()
+        for count in itertools.count(1):
             if self._closed.wait(self._interval):
                 break
+            self._publish(heartbeats, count)
+
+    def _publish(self, heartbeats: Heartbeats, count: int) -> None:
+        moment = self._moment
+        beat = Beat(
+            rank=self.world.rank,
+            count=count,
+            progress=moment.progress,
+            phase=moment.phase,
+            step=moment.step,
+            where=_where_main_is(),
+        )
+        # A file system that fails now and then ends the job at its checkpoints, not here.
+        with self._writing, suppress(OSError):
+            if not self._closed.is_set():
+                heartbeats.publish(beat)
+                self._failure = self._failure or heartbeats.known_failure()
 
     def _leave_launcher(self, launcher: str) -> None:
         """Ends at once: who kills a launcher may start the run again now, and two must not write into one folder."""
         self._closed.wait(_HANDLER_SECONDS + self.longest[Phase.STEP])
         if self.signals.received is not None:
             self._closed.wait(_STOPPING_SECONDS)
-        if not self._closed.is_set():
-            self._exit(f"{launcher} is gone; the last checkpoint stands")
+        self._exit(f"{launcher} is gone; the last checkpoint stands")
 
     def _follow(self, failure: Failure) -> None:
         """Another rank has failed: this one does as well, by itself in most cases."""
@@ -192,7 +204,7 @@ class Watchdog:
             self._within_reason(lambda: self._report(failure))
         else:
             self._closed.wait(_ECHO_SECONDS)
-        if not self._closed.is_set() and self._moment.phase != Phase.LEAVING:
+        if self._moment.phase != Phase.LEAVING:
             self._exit(str(failure))
 
     def _end_hang(self, moment: _Moment) -> None:
@@ -205,7 +217,7 @@ class Watchdog:
         """Do what touches files, but do not wait for it for ever."""
         helper = threading.Thread(target=work, name="report", daemon=True)
         helper.start()
-        helper.join(_REPORT_BEATS * self._interval)
+        helper.join(max(_REPORT_SECONDS, _REPORT_BEATS * self._interval))
 
     def _report(self, failure: Failure) -> None:
         """The stacks of this rank, to stderr and to a file, and the rank that holds up the others."""
@@ -214,19 +226,29 @@ class Watchdog:
         faulthandler.dump_traceback(sys.stderr, all_threads=True)
         if self._heartbeats is None:
             return
-        self._heartbeats.first_failure(failure)
         file = self._heartbeats.run_dir / "hangs" / f"rank-{self.world.rank}.txt"
-        file.parent.mkdir(exist_ok=True)
-        with file.open("w", encoding="utf-8") as stacks:
-            print(head, file=stacks, flush=True)
-            faulthandler.dump_traceback(stacks, all_threads=True)
-            verdict = self._heartbeats.who_is_behind(wait_seconds=_SILENT_BEATS * self._interval)
-            print(verdict, file=stacks)
+        with self._writing:
+            if self._closed.is_set():
+                return
+            self._heartbeats.first_failure(failure)
+            file.parent.mkdir(exist_ok=True)
+            with file.open("w", encoding="utf-8") as stacks:
+                print(head, file=stacks, flush=True)
+                faulthandler.dump_traceback(stacks, all_threads=True)
+        # Takes several beats, and this rank's own must go on meanwhile.
+        verdict = self._heartbeats.who_is_behind(wait_seconds=_SILENT_BEATS * self._interval)
+        with self._writing:
+            if self._closed.is_set():
+                return
+            with file.open("a", encoding="utf-8") as stacks:
+                print(verdict, file=stacks)
         _tell(verdict)
 
     def _exit(self, reason: str) -> None:
-        _tell(f"error: rank {self.world.rank} ends: {reason}")
-        os._exit(1)
+        """End the process, unless this rank has ended well meanwhile."""
+        if not self._closed.is_set():
+            _tell(f"error: rank {self.world.rank} ends: {reason}")
+            os._exit(1)
 
 
 def _tell(text: str) -> None:

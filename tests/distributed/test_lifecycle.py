@@ -71,7 +71,18 @@ def test_whatever_happens_to_one_rank_ends_all(toy_data: DataFolder, tmp_path: P
     raised = Job(tmp_path, toy_data, tmp_path / "raised", *RARELY, fault="1:3:raise").start_ranks()
     orphaned = Job(tmp_path, toy_data, tmp_path / "orphaned", *RARELY, "--max-steps", 10**6).start_deepspeed()
     limited = Job(tmp_path, toy_data, tmp_path / "limited", *RARELY, "--walltime-minutes", 0.01).start_ranks()
-    jobs += [frozen, raised, orphaned, limited]
+    interrupted = Job(tmp_path, toy_data, tmp_path / "interrupted", *RARELY, "--max-steps", 10**6).start_ranks()
+    jobs += [frozen, raised, orphaned, limited, interrupted]
+
+    # As a terminal delivers Ctrl-C.
+    interrupted.wait_for_training()
+    for process in interrupted.processes:
+        process.send_signal(signal.SIGINT)
+    assert interrupted.statuses() == [INTERRUPTED] * 2, interrupted.output
+    lines = interrupted.output.splitlines()
+    told = [line for line in lines if line.startswith(("stopping after", "stopped at step"))]
+    assert told[:-1] == ["stopping after this step; again to end now"], interrupted.output
+    assert ", SIGINT on rank " in told[-1]
 
     assert limited.statuses() == [INTERRUPTED] * 2, limited.output
     assert "stopped at step 1, the time limit is near" in limited.output

@@ -315,6 +315,9 @@ def test_mode_checks_a_run_before_it_is_queued(toy_data: DataFolder) -> None:
     ]
     assert [name.strip() for _, name in checks] == names
     assert {verdict for verdict, _ in checks} == {"pass"}
+    # Of the trainings inside nothing is shown.
+    assert not [line for line in output.splitlines() if line.startswith(("step ", "epoch ", "finished ", "resumed "))]
+    assert "tok/s" not in output
     assert "effective batch  4 packs, at most 1,024 target tokens a step" in output
     assert "GiB" in output
     output = run_command(*command, "--data", toy_data.path, "--optimizer.peak-lr", 1e-9, status=1)

@@ -1,7 +1,7 @@
 import pytest
 
 from dist_transformer.errors import UserError
-from dist_transformer.planning.hardware import GPUS, gpu_kind, kind_of_device
+from dist_transformer.planning.hardware import GPUS, gpu_kind, kind_of_device, peak_flops
 
 
 def test_an_unknown_gpu_lists_the_known_ones() -> None:
@@ -37,3 +37,18 @@ def test_a_cpu_has_no_entry() -> None:
 )
 def test_devices_as_torch_names_them(described: str, name: str | None) -> None:
     assert kind_of_device(described) == name
+
+
+@pytest.mark.parametrize(
+    ("described", "precision", "peak"),
+    [
+        # Datasheets: H100 989 TFLOP/s in bf16 and 67 in fp32, A100 19.5 in fp32.
+        ("NVIDIA H100 80GB HBM3, 79 GiB", "bf16", 989e12),
+        ("NVIDIA H100 80GB HBM3, 79 GiB", "fp32", 67e12),
+        ("NVIDIA A100-SXM4-80GB, 79 GiB", "fp32", 19.5e12),
+        ("Tesla V100-SXM2-16GB, 16 GiB", "bf16", None),
+        ("Tesla T4, 15 GiB", "fp32", None),
+    ],
+)
+def test_the_peak_of_a_device(described: str, precision: str, peak: float | None) -> None:
+    assert peak_flops(described, precision) == peak

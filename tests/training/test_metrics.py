@@ -28,7 +28,7 @@ from dist_transformer.training.metrics import Reporter, format_seconds, perplexi
 
 VALUES = {
     "loss": 1.5, "nll": 1.25, "ppl": 3.49, "learning_rate": 3e-4, "gradient_norm": 0.75,
-    "target_tokens_per_second": 12345.6, "skipped_steps": 0,
+    "target_tokens_per_second": 12345.6, "fill": 0.987, "data_stall": 0.004, "skipped_steps": 0,
 }  # fmt: skip
 
 
@@ -95,10 +95,7 @@ def epoch_of(corpus: int) -> EpochSummary:
 def test_an_epoch_by_hand(reporter: Reporter, tmp_path: Path) -> None:
     """900 of 10 · 100 source tokens, 2,940 of 10 · 300 target tokens, 3,840 of 4,000 together."""
     text = reporter.epoch(35, epoch_of(0), corpora=["toy"])
-    assert text == (
-        "step 35: epoch 3 done: 1,234 pairs in 10 packs, 900 source and 2,940 target tokens, budgets 96.0% full "
-        "(source 90.0%, target 98.0%); without 7 pairs too long for a pack and 50 of shards left out"
-    )
+    assert text == "epoch 3 done, 96% full"
     assert lines_of(tmp_path) == [
         {"kind": "epoch", "step": 35, "corpus": 0, "epoch": 2, "packs": 10, "pairs": 1234, "source_tokens": 900,
          "target_tokens": 2940, "fill": 0.96, "source_fill": 0.9, "target_fill": 0.98, "unfit_pairs": 7,
@@ -111,7 +108,7 @@ def test_an_epoch_by_hand(reporter: Reporter, tmp_path: Path) -> None:
 
 def test_epochs_of_several_corpora_are_told_apart(reporter: Reporter, tmp_path: Path) -> None:
     texts = [reporter.epoch(35, epoch_of(corpus), corpora=["news", "talks"]) for corpus in (0, 1)]
-    assert [text[:30] for text in texts] == ["step 35: epoch 3 of news done:", "step 35: epoch 3 of talks done"]
+    assert texts == ["epoch 3 of news done, 96% full", "epoch 3 of talks done, 96% full"]
     assert [record["corpus"] for record in read_records(tmp_path, "epoch")] == [0, 1]
     reporter.close()
     assert {"epoch/corpus_1/fill", "epoch/corpus_2/fill"} <= scalars(tmp_path).keys()
@@ -136,32 +133,33 @@ def test_a_log_file_has_plain_lines_without_carriage_returns(
     output = capsys.readouterr()
     assert output.err == ""
     assert output.out == (
-        "step  50/100  loss  1.500  ppl    3.49  lr 3.00e-04  norm   0.75  tok/s  12,346  left 1:01\nsaved\n"
+        "step  50/100  loss  1.500  ppl    3.49  tok/s    12,346  fill  99%  data stall   0%  left 1:01\nsaved\n"
     )
 
 
 def test_columns_stay_in_place_from_start_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reporter = Reporter(tmp_path, is_main=True, max_steps=300_000, first_step=0)
-    early = {"loss": 11.25, "ppl": 37_000.4, "gradient_norm": 123.4, "target_tokens_per_second": 850.0}
-    late = {"loss": 1.0, "ppl": 4.5, "gradient_norm": 0.05, "target_tokens_per_second": 987_654.0}
+    early = {"loss": 11.25, "ppl": 37_000.4, "target_tokens_per_second": 850.0, "data_stall": 1.0, "mfu": 0.004}
+    late = {"loss": 1.0, "ppl": 4.5, "target_tokens_per_second": 1_987_654.0, "fill": 1.0, "mfu": 0.4151}
     for step, values in ((50, early), (300_000, late)):
         reporter.train_line(step, {**VALUES, **values}, seconds_left=360_000)
     reporter.close()
     first, second = capsys.readouterr().out.splitlines()
-    names = ("loss", "ppl", "lr", "norm", "tok/s", "left")
+    names = ("loss", "ppl", "tok/s", "fill", "data stall", "mfu", "left")
     assert [first.index(name) for name in names] == [second.index(name) for name in names]
     assert "ppl 3.7e+04" in first
-    assert max(len(first), len(second)) <= 102
+    assert second.endswith("tok/s 1,987,654  fill 100%  data stall   0%  mfu  42%  left 100:00:00")
+    assert len(first) == len(second) <= 116
 
 
 def test_numbers_that_are_not_finite_or_huge_are_shown(reporter: Reporter, capsys: pytest.CaptureFixture[str]) -> None:
     for loss, ppl in ((math.nan, math.nan), (690.0, 1e300), (math.inf, math.inf)):
-        reporter.train_line(1, {**VALUES, "loss": loss, "ppl": ppl, "gradient_norm": ppl}, seconds_left=0)
+        reporter.train_line(1, {**VALUES, "loss": loss, "ppl": ppl}, seconds_left=0)
     lines = capsys.readouterr().out.splitlines()
-    assert re.search(r"loss +nan +ppl +nan .* norm +nan", lines[0])
-    assert re.search(r"loss +690.000 +ppl +1.0e\+300 .* norm +1.0e\+300", lines[1])
+    assert re.search(r"loss +nan +ppl +nan ", lines[0])
+    assert re.search(r"loss +690.000 +ppl +1.0e\+300 ", lines[1])
     assert re.search(r"loss +inf +ppl +inf", lines[2])
-    assert max(map(len, lines)) <= 102
+    assert max(map(len, lines)) <= 105
 
 
 # Numbers as wide as they come, resumed far into the run; the reporter is all that it writes.
@@ -169,7 +167,7 @@ IN_A_TERMINAL = """
 import sys, time
 from pathlib import Path
 from dist_transformer.training.metrics import Reporter
-figures = {"loss": 10.138, "nll": 9.0, "ppl": 8737.92, "learning_rate": 1.25e-4, "gradient_norm": 1.08}
+figures = {"loss": 10.138, "nll": 9.0, "ppl": 8737.92, "fill": 0.99, "data_stall": 0.012, "mfu": 0.415}
 reporter = Reporter(Path(sys.argv[1]), is_main=True, max_steps=300_000, first_step=99_990)
 reporter.say("begin")
 for step in range(99_991, 100_000):
@@ -209,7 +207,7 @@ def run_in_terminal(program: list[str], columns: int) -> str:
 @pytest.mark.parametrize(
     ("columns", "figures"),
     [
-        (120, " loss 10.138 ppl 8737.92 tok/s 1,234,568 lr 1.25e-04 norm 1.08"),
+        (120, " loss 10.138 ppl 8737.92 tok/s 1,234,568 fill 99% data stall 1% mfu 42%"),
         (80, " loss 10.138 ppl 8737.92 tok/s 1,234,568"),
         (40, " loss 10.138"),
         # The width is not known: 80 is taken.
@@ -245,7 +243,7 @@ def test_the_bar_follows_a_terminal_that_is_made_narrower(
     # Drawn at each step, however fast they are.
     reporter.bar.mininterval = 0
     reporter.advance()
-    assert screen_lines(capsys.readouterr().err)[-1].endswith("tok/s 12,346 lr 3.00e-04 norm 0.75")
+    assert screen_lines(capsys.readouterr().err)[-1].endswith("tok/s 12,346 fill 99% data stall 0%")
     room[0] = 39
     reporter.advance()
     assert re.fullmatch(r"42/100 \S+ left loss 1.500", screen_lines(capsys.readouterr().err)[-1])
@@ -264,6 +262,24 @@ def test_a_stream_that_goes_to_a_file_gives_plain_lines(tmp_path: Path, stream: 
     assert not re.search(r"[\r\x1b]", "".join(lines))
     # The other stream has nothing to say.
     assert (screen if stream == "stdout" else log.read_text()) == ""
+
+
+def test_a_quiet_reporter_keeps_records_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reporter = Reporter(tmp_path, is_main=True, max_steps=100, first_step=0, quiet=True)
+    reporter.train_line(50, VALUES, seconds_left=61)
+    reporter.advance()
+    reporter.say("saved")
+    reporter.record("train", 50, {"loss": 1.0})
+    reporter.close()
+    assert capsys.readouterr() == ("", "")
+    assert read_records(tmp_path, "train") == [{"kind": "train", "step": 50, "loss": 1.0}]
+
+
+def test_a_record_that_is_there_is_found(reporter: Reporter) -> None:
+    reporter.record("end", 12, {"train_seconds": 1.0})
+    assert reporter.has_recorded("end", 12)
+    assert not reporter.has_recorded("end", 1)
+    assert not reporter.has_recorded("train", 12)
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:

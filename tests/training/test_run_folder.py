@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -112,9 +113,23 @@ def test_what_cannot_be_resumed_is_another_run(config: TrainConfig) -> None:
 
 
 def test_other_data_is_refused(config: TrainConfig, run_dir: Path) -> None:
-    (Path(config.data[0]) / "index.json").write_text('{"corpus": "another"}')
-    with pytest.raises(UserError, match=r"was trained with data_sha256 = "):
+    (data,) = config.data
+    other = Path(data).with_name("other")
+    shutil.copytree(data, other)
+    (other / "index.json").write_text('{"corpus": "another"}')
+    with pytest.raises(UserError) as refused:
+        check_settings(run_dir, described(dataclasses.replace(config, data=(str(other),))))
+    assert str(refused.value) == (
+        f"{run_dir} was trained on other data ({data}) than --data {other}: give the same data, which may be elsewhere "
+        "by now, or choose another --run-dir"
+    )
+    (Path(data) / "index.json").write_text('{"corpus": "another"}')
+    with pytest.raises(UserError) as refused:
         check_settings(run_dir, described(config))
+    assert str(refused.value) == (
+        f"{run_dir} was trained on other data: --data {data} has changed since: put back what was there, or choose "
+        "another --run-dir"
+    )
 
 
 def test_the_same_data_elsewhere_is_accepted(config: TrainConfig, run_dir: Path) -> None:

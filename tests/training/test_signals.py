@@ -1,6 +1,8 @@
 """What signals do to a rank, delivered for real."""
 
+import io
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +21,29 @@ def signals() -> Iterator[Signals]:
     yield Signals()
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+def test_ctrl_c_is_acknowledged_at_once_by_the_rank_that_speaks(
+    signals: Signals, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signals.listen()
+    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+    assert capfd.readouterr() == ("", "stopping after this step; again to end now\n")
+    for silent in (Signals(speaks=False), Signals()):
+        silent.listen()
+        # A request that comes from SLURM is no Ctrl-C.
+        signal.raise_signal(signal.SIGINT if not silent.speaks else signal.SIGTERM)
+        assert silent.received is not None
+    assert capfd.readouterr() == ("", "")
+    # Where nobody can read it, it is lost and nothing else happens.
+    with open("/dev/full", "w") as full:
+        for stderr in (full, None, io.StringIO()):
+            monkeypatch.setattr(sys, "stderr", stderr)
+            deaf = Signals()
+            deaf.listen()
+            signal.raise_signal(signal.SIGINT)
+            assert deaf.received is signal.SIGINT
 
 
 @pytest.mark.parametrize("number", WATCHED)

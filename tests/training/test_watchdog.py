@@ -2,11 +2,14 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from dist_transformer.training import watchdog as module
 from dist_transformer.training.heartbeats import Beat, Failure, Heartbeats, who_is_behind
 from dist_transformer.training.launcher_watch import LauncherWatch
 from dist_transformer.training.watchdog import Phase, Watchdog
+from tests.jobs import PATIENCE
 
 
 def beat(rank: int, count: int, step: int, *, progress: int = 50, where: str = "a.py:1 f") -> Beat:
@@ -88,6 +92,82 @@ def test_a_rank_that_ended_well_leaves_no_file(tmp_path: Path) -> None:
     assert list((tmp_path / "heartbeats").iterdir()) == []
 
 
+def test_nothing_is_written_after_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that takes two seconds for a beat, longer than a beat may take, holds `close` up for as long."""
+    publish, is_slow = Heartbeats.publish, threading.Event()
+
+    def publish_slowly(heartbeats: Heartbeats, beat: Beat) -> None:
+        if beat.count > 0:
+            is_slow.set()
+            time.sleep(2)
+        publish(heartbeats, beat)
+
+    monkeypatch.setattr(Heartbeats, "publish", publish_slowly)
+    watchdog = Watchdog(World(), {Phase.STEP: 4}).start(LauncherWatch())
+    watchdog.publish_in(tmp_path)
+    assert is_slow.wait(60)
+    watchdog.close()
+    assert list((tmp_path / "heartbeats").iterdir()) == []
+    time.sleep(3)
+    assert list((tmp_path / "heartbeats").iterdir()) == []
+
+
+def test_a_report_that_is_under_way_ends_with_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Another rank has found a hang; while this one finds out who is behind, it ends well."""
+    asks, closed, said = threading.Event(), threading.Event(), threading.Event()
+
+    def ask(heartbeats: Heartbeats, *, wait_seconds: float) -> str:
+        asks.set()
+        closed.wait(60)
+        said.set()
+        return "rank 7 is behind"
+
+    monkeypatch.setattr(Heartbeats, "who_is_behind", ask)
+    watchdog = Watchdog(World(), {Phase.STEP: 4}).start(LauncherWatch())
+    watchdog.publish_in(tmp_path)
+    watchdog._heartbeats.first_failure(Failure(rank=7, reason="no progress", is_hang=True))
+    assert asks.wait(60)
+    watchdog.close()
+    stacks = tmp_path / "hangs" / "rank-0.txt"
+    before = stacks.read_text()
+    closed.set()
+    assert said.wait(60)
+    time.sleep(0.5)
+    assert stacks.read_text() == before
+    assert "rank 7 is behind" not in capfd.readouterr().err
+
+
+def test_a_launch_begins_while_ranks_of_the_last_one_leave(tmp_path: Path) -> None:
+    last, here = (Heartbeats(tmp_path, World(), launch) for launch in ("last", "here"))
+    last.start_anew()
+    ended = threading.Event()
+
+    def beat_on() -> None:
+        for count in itertools.count():
+            # What it writes is removed at any moment.
+            with contextlib.suppress(OSError):
+                last.publish(beat(0, count, 99))
+            if ended.is_set():
+                break
+
+    leaving = threading.Thread(target=beat_on)
+    leaving.start()
+    try:
+        for _ in range(300):
+            here.start_anew()
+    finally:
+        ended.set()
+        leaving.join()
+    here.publish(beat(0, 1, 5, where="b.py:2 g"))
+    last.publish(beat(0, 1000, 99))
+    last.withdraw()
+    assert here.who_is_behind(wait_seconds=0) == (
+        "rank 0 (n1, process 100) gives no sign of life; last seen in training, step 5, b.py:2 g"
+    )
+
+
 def test_the_longest_of_each_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first step, which compiles, does not count."""
     clock = iter([0, 5, 105, 107, 110, 111, 131])
@@ -103,9 +183,13 @@ HANG = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
 from dist_transformer.distributed import World
+from dist_transformer.training.heartbeats import Heartbeats
 from dist_transformer.training.launcher_watch import LauncherWatch
 from dist_transformer.training.watchdog import Phase, Watchdog
 
+# Two seconds later than it could, as on a busy machine.
+behind = Heartbeats.who_is_behind
+Heartbeats.who_is_behind = lambda self, *, wait_seconds: behind(self, wait_seconds=wait_seconds + 2)
 limits = {Phase.STEP: 1.5, Phase.EVALUATION: 1000}
 watchdog = Watchdog(World(), limits).start(LauncherWatch())
 watchdog.publish_in(Path(sys.argv[1]))
@@ -128,7 +212,7 @@ time.sleep(1000)
 def test_a_hang_ends_the_process_with_its_stacks(tmp_path: Path) -> None:
     """Neither a long validation, nor steps that go on, nor a job that was suspended."""
     done = subprocess.run(
-        [sys.executable, "-c", HANG, str(tmp_path)], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", HANG, str(tmp_path)], capture_output=True, text=True, check=False, timeout=PATIENCE
     )
     assert (done.returncode, done.stdout) == (1, "healthy\n")
     stacks = (tmp_path / "hangs" / "rank-0.txt").read_text()
