@@ -43,4 +43,4 @@ $(STAMP): pyproject.toml tools/check_machine.sh
 	touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache
