@@ -7,6 +7,9 @@ standard error. With --nbest K every line gives up to K lines `number ||| text |
 the number counts input lines from 0, the score is log p / ((5 + length) / 6)^penalty.
 """
 
+if __name__ == "__main__":
+    import _start  # noqa: F401
+
 import argparse
 import itertools
 import sys
