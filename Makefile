@@ -35,12 +35,12 @@ GIVEN := $(filter command environment,$(origin PYTHON))
 gpu-check: $(if $(GIVEN),,$(STAMP))
 	PYTHONPATH=$(CURDIR) $(if $(GIVEN),$(PYTHON),$(BIN)/python) tools/gpu_check.py --part $(PART)
 
-$(STAMP): pyproject.toml tools/check_machine.sh
+$(STAMP): pyproject.toml constraints.txt tools/check_machine.sh
 	sh tools/check_machine.sh $(PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=24"
-	$(BIN)/python -m pip install --quiet -e ".[test]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache

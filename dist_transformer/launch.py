@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,15 +13,41 @@ from types import ModuleType
 from typing import TextIO
 
 from dist_transformer.errors import UserError
+from dist_transformer.interpreter import typed_path
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What a launcher tells a process of its place, and a process of another job must not believe."""
 
+_TOOLS = Path(__file__).resolve().parents[1] / "tools"
+
 
 def deepspeed_command(ranks: int) -> list[object]:
     """DeepSpeed's launcher beside this interpreter, for `ranks` processes, on a port that is free."""
-    script = Path(sys.executable).with_name("deepspeed")
-    return [script, "--quiet", "--num_gpus", ranks, "--master_port", free_port()]
+    return [installed_program("deepspeed"), "--quiet", "--num_gpus", ranks, "--master_port", free_port()]
+
+
+def tool_command(name: str, *arguments: object) -> list[object]:
+    """A script of tools/ under this interpreter."""
+    return [sys.executable, typed_path(_TOOLS / name), *arguments]
+
+
+def installed_program(name: str) -> Path:
+    """A program that a package brought into the environment of this interpreter."""
+    return Path(sys.executable).with_name(name)
+
+
+def as_typed(command: Sequence[object]) -> str:
+    """Return a command, which begins with a program's path, as one types it in a new shell in this folder.
+
+    A program's name is enough if the shell finds it by that: where the environment of this interpreter is active.
+    """
+    program, *arguments = map(str, command)
+    folder, name = os.path.split(program)
+    found = shutil.which(name)
+    # The folders are compared: python is a link in each environment, and all of them lead to one file.
+    if found and os.path.samefile(os.path.dirname(found), folder):
+        return shlex.join([name, *arguments])
+    return shlex.join([typed_path(program), *arguments])
 
 
 def free_port() -> int:
@@ -106,7 +133,10 @@ def command_of(process: int) -> list[str]:
 
 
 def run_printed(command: Sequence[object], *, output: TextIO = sys.stdout, seconds: float | None = None) -> str:
-    """Print a command to `output`, run it with its output there, and give it as one would type it.
+    """Print a command to `output` and run it with its output there.
+
+    Returns:
+        the command for a record: its program by name, as it is typed where its environment is active.
 
     Raises:
         UserError: it failed, or took longer than `seconds` and was ended.
@@ -114,8 +144,7 @@ def run_printed(command: Sequence[object], *, output: TextIO = sys.stdout, secon
     import torch
 
     words = [str(word) for word in command]
-    typed = shlex.join([Path(words[0]).name, *words[1:]])
-    print(f"$ {typed}", file=output, flush=True)
+    print(f"$ {as_typed(words)}", file=output, flush=True)
     # Without a GPU, DeepSpeed's launcher would warn that it found none.
     environment = os.environ if torch.cuda.is_available() else {**os.environ, "DS_ACCELERATOR": "cpu"}
     try:
@@ -127,4 +156,4 @@ def run_printed(command: Sequence[object], *, output: TextIO = sys.stdout, secon
         raise UserError(f"the command above was ended by {name}: SIGKILL mostly comes where memory does not suffice")
     if status != 0:
         raise UserError(f"the command above ended with status {status}: mend what it says and run this one again")
-    return typed
+    return shlex.join([Path(words[0]).name, *words[1:]])

@@ -1,5 +1,10 @@
 """The entry point of every launcher: `python -m dist_transformer.train --preset P --data DATA --run-dir RUN`."""
 
+if __name__ == "__main__":
+    from dist_transformer.interpreter import check_interpreter
+
+    check_interpreter()
+
 import argparse
 import dataclasses
 import os

@@ -1,6 +1,8 @@
 """The demo's script, shortened; `make demo` runs it in full."""
 
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,9 +11,36 @@ import pytest
 from tests.conftest import run_command
 from tests.rights import wrong_rights
 
+NEW_SHELL = "/usr/local/bin:/usr/bin:/bin"
+
+
+def in_new_shell(*lines: str) -> str:
+    """What a shell prints that knows nothing of an environment and was opened in another folder."""
+    shell = ["env", "-i", f"PATH={NEW_SHELL}", "bash", "--noprofile", "--norc", "-e", "-c", "\n".join(lines)]
+    done = subprocess.run(shell, cwd="/", capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def check_next_commands(output: str, run_dir: Path) -> None:
+    """Each command of the demo's last lines does what it says, and so does one that the demo ran."""
+    printed = dict(re.findall(r"^(Next|  [a-z ]+):? +(.*)$", output[output.index("\nNext") :], flags=re.MULTILINE))
+    folder = printed["Next"].partition("after: ")[2]
+    typed = {what.strip(): command for what, command in printed.items()}
+    (translation,) = in_new_shell(folder, typed["translate"]).splitlines()
+    assert translation
+    assert in_new_shell(folder, typed["report"]).strip() == str(run_dir / "report.html")
+    assert "--logdir" in in_new_shell(folder, typed["curves"].partition("--host")[0] + " --help")
+    assert "--vocab-size" in in_new_shell(folder, typed["your own text"].partition("--src")[0] + " --help")
+    (launch,) = (line.removeprefix("$ ") for line in output.splitlines() if "--module dist_transformer.train" in line)
+    assert "--num_gpus" in in_new_shell(folder, launch.partition("--quiet")[0] + " --help")
+
 
 @pytest.mark.slow
-def test_the_demo_goes_the_whole_way_and_may_be_run_again(tmp_path: Path, umask: int) -> None:
+def test_the_demo_goes_the_whole_way_and_may_be_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int
+) -> None:
+    monkeypatch.setenv("PATH", NEW_SHELL)
     run_dir = tmp_path / "a folder" / "demo"
     demo = [sys.executable, "tools/demo.py", "--run-dir", run_dir, "--train-pairs", 1500, "--max-steps", 100]
     output = run_command(*demo, "--average", 1)
@@ -28,10 +57,10 @@ def test_the_demo_goes_the_whole_way_and_may_be_run_again(tmp_path: Path, umask:
     assert result["world_size"] == 2
     assert result["zero_stage"] == 1
     assert "SYNTHETIC" in output
-    assert "Next" in output
     assert (run_dir / "model" / "model.safetensors").exists()
     # All of it is for whom the umask lets: data, checkpoints, weights, heartbeats, reports, model.
     assert wrong_rights(run_dir.parent) == {}
+    check_next_commands(output, run_dir)
     again = run_command(*demo, "--average", 1)
     assert "resumed from" in again
     assert json.loads((run_dir / "result.json").read_text())["bleu"] == result["bleu"]

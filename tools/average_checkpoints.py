@@ -21,6 +21,9 @@ BLEU, of equal ones the one of the smallest N, to --out. It runs alone or under 
 mpirun), which shares the decoding; the result is the same.
 """
 
+if __name__ == "__main__":
+    import _start  # noqa: F401
+
 import argparse
 import sys
 from functools import partial

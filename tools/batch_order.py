@@ -11,6 +11,9 @@ Writes DIR/batch_order.json (loss and mean pair length of every step) and DIR/ba
 the picture. "Within an epoch" means: after the mean over the surrounding epoch is taken off each step's loss.
 """
 
+if __name__ == "__main__":
+    import _start  # noqa: F401
+
 import argparse
 import dataclasses
 import json

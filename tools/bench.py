@@ -11,6 +11,9 @@ second of CPU time where there is no GPU, which other work on the machine change
 the README's table up to date.
 """
 
+if __name__ == "__main__":
+    import _start  # noqa: F401
+
 import argparse
 import sys
 from pathlib import Path

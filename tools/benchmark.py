@@ -9,6 +9,9 @@ deepspeed --num_gpus 2 tools/benchmark.py train --data data/mine --peers stock p
 Prints a table; --json also writes a result file in the layout of tools/results_table.py.
 """
 
+if __name__ == "__main__":
+    import _start  # noqa: F401
+
 import argparse
 import dataclasses
 import shlex

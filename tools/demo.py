@@ -4,18 +4,18 @@ Prints each command before it runs it, so that they can be typed again on one's 
 goes on where it stopped.
 """
 
+if __name__ == "__main__":
+    import _start  # noqa: F401
+
 import argparse
 import json
-import os
-import sys
+import shlex
 from pathlib import Path
 
 from dist_transformer.config import PRESETS, read_json
 from dist_transformer.errors import exit_on_user_error
-from dist_transformer.launch import deepspeed_command, run_printed
+from dist_transformer.launch import as_typed, deepspeed_command, installed_program, run_printed, tool_command
 from dist_transformer.training.metrics import read_records
-
-_TOOLS = Path(os.path.relpath(Path(__file__).parent))
 
 
 def main() -> None:
@@ -23,22 +23,18 @@ def main() -> None:
     run, ranks = arguments.run_dir, arguments.ranks
     data, model = run / "data", run / "model"
     if not (data / "index.json").exists():
-        size = ["--toy", str(arguments.train_pairs), "--vocab-size", "1000"]
-        call("The corpus: synthetic sentences of a small grammar", tool("prepare_data.py", *size, "--out", data))
+        flags = ["--toy", arguments.train_pairs, "--vocab-size", 1000, "--out", data]
+        call("The corpus: synthetic sentences of a small grammar", tool_command("prepare_data.py", *flags))
     settings = ["--preset", "tiny", "--data", data, "--run-dir", run, "--max-steps", str(arguments.max_steps)]
     train = [*deepspeed_command(ranks), "--module", "dist_transformer.train", *settings]
     call(f"Training: {ranks} ranks, ZeRO-1, bf16", train)
-    average = tool("average_checkpoints.py", "--run-dir", run, "--last", str(arguments.average), "--out", model)
+    average = tool_command("average_checkpoints.py", "--run-dir", run, "--last", str(arguments.average), "--out", model)
     call(f"The mean of the last {arguments.average} weight files", average)
     files = ["--src", data / "text" / "test.en", "--ref", data / "text" / "test.de", "--json", run / "bleu.json"]
-    script = tool("evaluate_bleu.py", "--model", model, *files)[1:]
+    script = tool_command("evaluate_bleu.py", "--model", model, *files)[1:]
     call("Beam search on unseen sentences and BLEU", [*deepspeed_command(ranks), *script])
     result = write_result(run)
     print_summary(run, result)
-
-
-def tool(name: str, *arguments: object) -> list[object]:
-    return [sys.executable, _TOOLS / name, *arguments]
 
 
 def call(title: str, command: list[object]) -> None:
@@ -67,16 +63,19 @@ def print_summary(run: Path, result: dict[str, object]) -> None:
     print("\n== Three unseen sentences")
     for source, hypothesis in list(zip(sources, hypotheses, strict=False))[:3]:
         print(f"  {source}\n    -> {hypothesis}")
+    translate = as_typed(tool_command("translate.py", "--model", run / "model"))
+    curves = as_typed([installed_program("tensorboard"), "--host", "localhost", "--logdir", run / "tensorboard"])
+    flags = ["--src", "F", "--tgt", "F", "--vocab-size", 10_000, "--out", "DATA"]
     print(
         f"\n== Done\n"
         f"BLEU {result['bleu']:.1f} on the synthetic corpus (it shows that all parts work, no more)\n"
         f"trained {result['train_seconds']:.0f} s at {result['target_tokens_per_second']:,.0f} target tokens/s on "
         f"{result['world_size']} ranks; all figures: {run / 'result.json'}\n\n"
-        f"Next\n"
-        f"  translate:     echo 'The old man sees the small dog.' | python tools/translate.py --model {run / 'model'}\n"
-        f"  report:        python tools/report.py {run}\n"
-        f"  curves:        tensorboard --host localhost --logdir {run / 'tensorboard'}\n"
-        f"  your own text: python tools/prepare_data.py --src F --tgt F --vocab-size 10000 --out DATA"
+        f"Next, in a new shell after: cd {shlex.quote(str(Path.cwd()))}\n"
+        f"  translate:     echo 'The old man sees the small dog.' | {translate}\n"
+        f"  report:        {as_typed(tool_command('report.py', run))}\n"
+        f"  curves:        {curves}\n"
+        f"  your own text: {as_typed(tool_command('prepare_data.py', *flags))}"
     )
 
 

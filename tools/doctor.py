@@ -9,6 +9,9 @@ sums are checked and timed. Prints one table, and a remedy for each problem; the
 stop training. Nothing stays on disk. Nothing waits longer than --timeout: ranks that are missing or stuck are named.
 """
 
+if __name__ == "__main__":
+    import _start  # noqa: F401
+
 import argparse
 import shutil
 import textwrap

@@ -15,6 +15,9 @@ Runs alone or under a launcher (deepspeed, torchrun, srun, mpirun), which shares
 --json OUT.json the hypotheses are written to OUT.hypotheses.txt beside it.
 """
 
+if __name__ == "__main__":
+    import _start  # noqa: F401
+
 import argparse
 import sys
 from pathlib import Path

@@ -11,6 +11,9 @@ or --data names, as in tools/bench.py. Without a GPU it says so and exits 0. too
 table up to date.
 """
 
+if __name__ == "__main__":
+    import _start  # noqa: F401
+
 import argparse
 import importlib.util
 import subprocess

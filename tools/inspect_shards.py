@@ -6,6 +6,9 @@ tools/inspect_shards.py data/mine --max-target-tokens 8192 --examples 10 --png l
 Tokens count the one special token of each side. Fill is the share of the packs' budgets that is text, over one epoch.
 """
 
+if __name__ == "__main__":
+    import _start  # noqa: F401
+
 import argparse
 import dataclasses
 from pathlib import Path

@@ -8,6 +8,9 @@ share of the GPU's peak (--mfu). For a CPU no speed is claimed. --against puts w
 predicted for its settings and machine. The exit status is 1 when the run would not fit.
 """
 
+if __name__ == "__main__":
+    import _start  # noqa: F401
+
 import argparse
 import dataclasses
 import json

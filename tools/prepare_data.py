@@ -3,6 +3,9 @@
 tools/prepare_data.py --src train.en --tgt train.de --valid-src val.en --valid-tgt val.de --vocab-size 10000 --out data
 """
 
+if __name__ == "__main__":
+    import _start  # noqa: F401
+
 import argparse
 import os
 import signal

@@ -5,6 +5,9 @@ tools/report.py runs/mine
 The page needs no network and no other file. It can be written while the run trains.
 """
 
+if __name__ == "__main__":
+    import _start  # noqa: F401
+
 import argparse
 from pathlib import Path
 

@@ -19,6 +19,9 @@ The three texts of a row name figures by their place in the file, with Python's 
 their own: "{figures[test][bleu]:.1f} BLEU". Real text comes first, then the newest.
 """
 
+if __name__ == "__main__":
+    import _start  # noqa: F401
+
 import argparse
 import datetime
 import re

@@ -11,11 +11,13 @@ DIR/table3.md and DIR/table3.json (in the layout of tools/results_table.py) afte
 last weights, BLEU that of the mean of the last --average weight files (the paper averages none: 1).
 """
 
+if __name__ == "__main__":
+    import _start  # noqa: F401
+
 import argparse
 import dataclasses
 import datetime
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -30,12 +32,10 @@ from dist_transformer.data.shards import VALID_FOLDER, VALID_SOURCE_FILE, VALID_
 from dist_transformer.environment import describe_environment
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.files import sha256_of
-from dist_transformer.launch import deepspeed_command, run_printed
+from dist_transformer.launch import deepspeed_command, run_printed, tool_command
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.training.metrics import perplexity, read_records
 from dist_transformer.variants import VARIANTS, apply_variant, changes, find_variant
-
-_TOOLS = Path(os.path.relpath(Path(__file__).parent))
 
 
 def main() -> None:
@@ -115,8 +115,8 @@ def finish_row(row: str, config: TrainConfig, index: DataIndex, arguments: argpa
     commands = [run_printed(train_command(row, arguments), output=sys.stderr)]
     end = read_records(run, "end")[-1]
     weights = len(list((run / "weights").glob("step-*.safetensors")))
-    average = [sys.executable, _TOOLS / "average_checkpoints.py", "--run-dir", run, "--out", run / "model"]
-    commands.append(run_printed([*average, "--last", min(arguments.average, weights)], output=sys.stderr))
+    flags = ["--run-dir", run, "--out", run / "model", "--last", min(arguments.average, weights)]
+    commands.append(run_printed(tool_command("average_checkpoints.py", *flags), output=sys.stderr))
     commands.append(run_printed(evaluate_command(run, index, arguments), output=sys.stderr))
     scores, valid = read_json(run / "bleu.json"), read_records(run, "valid")[-1]
     values = {
@@ -152,7 +152,8 @@ def evaluate_command(run: Path, index: DataIndex, arguments: argparse.Namespace)
     valid = arguments.data / VALID_FOLDER
     files = ["--src", valid / VALID_SOURCE_FILE, "--ref", valid / VALID_TARGET_FILE, "--json", run / "bleu.json"]
     case = ["--lowercase"] if index.lowercase else []
-    return [*deepspeed_command(arguments.ranks), _TOOLS / "evaluate_bleu.py", "--model", run / "model", *files, *case]
+    script = tool_command("evaluate_bleu.py", "--model", run / "model", *files, *case)[1:]
+    return [*deepspeed_command(arguments.ranks), *script]
 
 
 def count_parameters(config: TrainConfig, vocab_size: int) -> int:

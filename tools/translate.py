@@ -13,6 +13,9 @@ part, and its score is the mean of theirs.
 At a terminal each line is translated when it is typed; Ctrl-D ends.
 """
 
+if __name__ == "__main__":
+    import _start  # noqa: F401
+
 import argparse
 import itertools
 import sys

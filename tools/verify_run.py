@@ -9,6 +9,9 @@ named. Prints a table; the exit status is 1 when anything is wrong. No link is f
 cache of shards behind URLs.
 """
 
+if __name__ == "__main__":
+    import _start  # noqa: F401
+
 import argparse
 from pathlib import Path
 

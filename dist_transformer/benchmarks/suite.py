@@ -16,7 +16,7 @@ from dist_transformer.benchmarks.charts import bar_groups, curves
 from dist_transformer.benchmarks.measure import NO_CORPUS, write_result
 from dist_transformer.config import read_json
 from dist_transformer.errors import UserError
-from dist_transformer.launch import run_printed
+from dist_transformer.launch import run_printed, tool_command
 from dist_transformer.pictures import as_png, bar_picture, cost_picture
 from dist_transformer.planning.hardware import kind_of_device
 
@@ -82,9 +82,8 @@ class Suite:
 
     def run(self, tool: str, *arguments: object) -> None:
         """A command of tools/, printed."""
-        tools = Path(os.path.relpath(Path(__file__).parents[2] / "tools"))
         left = None if self.deadline is None else max(1.0, self.deadline - time.monotonic())
-        run_printed([sys.executable, tools / tool, *arguments], output=sys.stderr, seconds=left)
+        run_printed(tool_command(tool, *arguments), output=sys.stderr, seconds=left)
 
 
 def brief_schedule(*, peak_lr: float = 7e-4, warmup_steps: int = 1000) -> list[object]:

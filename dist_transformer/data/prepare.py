@@ -9,8 +9,8 @@ function of the text and the settings: neither the chunk size nor the number of 
 import contextlib
 import dataclasses
 import hashlib
-import shlex
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -35,6 +35,7 @@ from dist_transformer.data.tokenizer import DEFAULT_NORMALIZATION, Tokenizer
 from dist_transformer.data.workers import Crew
 from dist_transformer.errors import UserError
 from dist_transformer.files import sync, write_synced
+from dist_transformer.launch import as_typed
 
 # Pairs read, encoded and filtered at a time: about 20 MB of text.
 CHUNK_PAIRS = 50_000
@@ -291,5 +292,5 @@ def _report_result(index: DataIndex, out: Path, seconds: float, report: Report) 
     report(f"validation shards: {valid.pairs:,} of {index.valid_text.pairs:,} pairs fit; the raw text is kept in full")
     report(f"wrote: {out}, {len(train.shards)} training shard{'s' * (len(train.shards) > 1)}, in {seconds:.1f} s")
     preset = "tiny" if index.synthetic else "multi30k" if train.pairs < 200_000 else "base"
-    data = shlex.quote(str(out))
-    report(f"next: python -m dist_transformer.train --preset {preset} --data {data} --run-dir runs/first")
+    flags = ["--preset", preset, "--data", out, "--run-dir", "runs/first"]
+    report(f"next: {as_typed([sys.executable, '-m', 'dist_transformer.train', *flags])}")

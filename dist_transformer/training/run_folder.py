@@ -4,7 +4,6 @@ import errno
 import hashlib
 import json
 import os
-import shlex
 import shutil
 import socket
 import time
@@ -20,6 +19,7 @@ from dist_transformer.data.folder import DataFolder
 from dist_transformer.data.shards import INDEX_FILE, TOKENIZER_FILE
 from dist_transformer.errors import UserError
 from dist_transformer.files import exclusive, sha256_of
+from dist_transformer.launch import as_typed, tool_command
 from dist_transformer.model_folder import WEIGHTS_FILE
 from dist_transformer.training.checkpoint import CHECKPOINTS, POINTER, CheckpointReader, newest_checkpoint
 from dist_transformer.training.checkpoint_writer import move_pointer
@@ -273,9 +273,9 @@ def write_settings(run_dir: Path, described: dict[str, Any], tokenizer: Path) ->
 def next_command(run_dir: Path) -> str:
     """What a user does with a run that has ended, as two lines."""
     weights = min(5, len(list((run_dir / "weights").glob("step-*.safetensors"))))
-    tool = ["python", "tools/average_checkpoints.py"]
-    flags = ["--run-dir", str(run_dir), "--last", str(weights), "--out", str(run_dir / "model")]
-    return f"weights: {run_dir / 'weights'}\nnext:    {shlex.join([*tool, *flags])}"
+    flags = ["--run-dir", run_dir, "--last", weights, "--out", run_dir / "model"]
+    command = as_typed(tool_command("average_checkpoints.py", *flags))
+    return f"weights: {run_dir / 'weights'}\nnext:    {command}"
 
 
 def remove_newer(run_dir: Path, step: int) -> None:

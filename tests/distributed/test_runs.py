@@ -20,6 +20,7 @@ from dist_transformer.averaging.sources import weight_file_metadata
 from dist_transformer.data.folder import DataFolder
 from dist_transformer.evaluation.samples import read_sheets
 from dist_transformer.files import sha256_of
+from dist_transformer.launch import as_typed, tool_command
 from dist_transformer.training.checkpoint import checkpoint_problem
 from dist_transformer.training.ledger import read_ledger
 from dist_transformer.training.metrics import read_records
@@ -264,7 +265,8 @@ def test_a_copy_task_is_learned(copy_run: Path) -> None:
 
 def test_the_end_names_the_weights_and_the_next_command(worlds: dict[int, Path], toy_data: DataFolder) -> None:
     output = train(1, toy_data.path, worlds[1], "--max-steps", 20, *FP32, "--save-every", 10)
-    assert f"next:    python tools/average_checkpoints.py --run-dir {worlds[1]}" in output
+    average = as_typed(tool_command("average_checkpoints.py", "--run-dir", worlds[1]))
+    assert f"next:    {average}" in output
 
 
 def test_the_best_weights_stay_and_validation_changes_nothing(toy_data: DataFolder, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ import torch
 
 from dist_transformer.config import PRESETS, BatchConfig, ModelConfig, OptimizerConfig, TrainConfig, from_plain
 from dist_transformer.errors import UserError
+from dist_transformer.interpreter import typed_path
+from dist_transformer.launch import as_typed
 from dist_transformer.training.checkpoint import CheckpointReader
 from dist_transformer.training.checkpoint_writer import Retention
 from dist_transformer.training.engine import MOMENTS, ParameterState
@@ -33,6 +35,7 @@ from dist_transformer.training.run_folder import (
     sole_writer,
     write_settings,
 )
+from tests.conftest import ROOT
 from tests.training.saving import save_checkpoint
 
 DS_CONFIG = {"zero_optimization": {"stage": 1, "overlap_comm": True}}
@@ -310,5 +313,8 @@ def test_the_next_command_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
     for step in (10, 20):
         (run_dir / "weights" / f"step-{step}.safetensors").touch()
     _, command = next_command(run_dir).splitlines()
-    words = shlex.split(command.removeprefix("next:"))
+    typed = command.removeprefix("next:").strip()
+    words = shlex.split(typed)
+    assert typed == as_typed([sys.executable, *words[1:]])
+    assert words[1] == typed_path(ROOT / "tools" / "average_checkpoints.py")
     assert words[2:] == ["--run-dir", str(run_dir), "--last", "2", "--out", str(run_dir / "model")]

@@ -1,0 +1,48 @@
+"""A program that the wrong Python runs ends with one sentence, which says what environment to activate.
+
+Old Pythons must be able to read this file, so its syntax is plain and its functions have no types.
+"""
+
+import importlib.util
+import os
+import shlex
+import sys
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def check_interpreter():  # type: ignore[no-untyped-def]
+    """End the program if this Python is too old, and explain the first import that finds no package.
+
+    A program calls it before it imports anything else.
+    """
+    if sys.version_info < (3, 11):  # noqa: UP036
+        version = "{}.{}.{}".format(*sys.version_info[:3])
+        sys.exit(f"error: {sys.executable} is Python {version}, and 3.11 or newer is needed: {_remedy()}")
+    sys.excepthook = _explain
+
+
+def typed_path(path):  # type: ignore[no-untyped-def]
+    """Return a path as one types it here, not quoted: relative in the folders below, otherwise absolute."""
+    relative = os.path.relpath(path)
+    return os.path.abspath(path) if relative.startswith("..") or "/" not in relative else relative
+
+
+def _explain(kind, error, trace):  # type: ignore[no-untyped-def]
+    package = (getattr(error, "name", None) or "").partition(".")[0] if kind is ModuleNotFoundError else ""
+    if package and package not in sys.modules and importlib.util.find_spec(package) is None:
+        print(f"error: {sys.executable} has no {package}: {_remedy()}", file=sys.stderr, flush=True)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+def _remedy():  # type: ignore[no-untyped-def]
+    environment = os.path.join(_ROOT, ".venv")
+    if os.path.realpath(sys.prefix) == os.path.realpath(environment):
+        install = [typed_path(sys.executable), "-m", "pip", "install", "-e", _ROOT + "[bench]"]
+        return "install what is missing: " + " ".join(map(shlex.quote, install))
+    activate = os.path.join(environment, "bin", "activate")
+    if os.path.exists(activate):
+        return "activate the project's environment: source " + shlex.quote(typed_path(activate))
+    folder = shlex.quote(typed_path(_ROOT))
+    return f"activate the environment that has the project installed, or make one: make -C {folder} .venv/.installed"

@@ -1,0 +1,116 @@
+"""What pyproject.toml and constraints.txt say: what is installed, how, and in which versions."""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.conftest import ROOT
+from tests.test_architecture import MODULES, TOOLS, foreign_imports, part_of
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+NAME = PROJECT["name"]
+# The parts that compare with peers, whose packages are extras.
+PEERS = {"benchmarks", "ctranslate2_model", "marian"}
+OWN = {NAME, "_start", "tests", "tools"}
+
+
+def clone_and_environment(folder: Path) -> tuple[Path, Path]:
+    """A clone in a folder of the package's name, and an environment's Python with the libraries of this one."""
+    clone, environment = folder / NAME, folder / "environment"
+    (clone / "data").mkdir(parents=True)
+    shutil.copytree(ROOT / NAME, clone / NAME, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, clone)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    python = environment / "bin" / "python"
+    where = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    packages = Path(subprocess.run(where, check=True, capture_output=True, text=True).stdout.strip())
+    (packages / "libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
+    return clone, python
+
+
+def test_the_package_is_found_beside_a_clone_of_its_name(tmp_path: Path) -> None:
+    """The clone's folder is no package, but it looks like one: it has the name, and `data/` as the package has."""
+    clone, python = clone_and_environment(tmp_path)
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run([*pip, "--no-build-isolation", "-e", clone], check=True, cwd=tmp_path, timeout=120)
+    program = "import dist_transformer.data.tokenizer as module; print(module.__file__)"
+    done = subprocess.run(
+        [python, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(clone / NAME / "data" / "tokenizer.py")
+
+
+def imported_packages(*paths: Path) -> set[str]:
+    """Distributions, by their canonical names, whose modules these files import."""
+    names = {name for path in paths for name in foreign_imports(path)} - sys.stdlib_module_names - OWN
+    distributions = packages_distributions()
+    # A module of a package that is not installed goes by its own name.
+    return {canonicalize_name(distributions.get(name, [name])[0]) for name in names}
+
+
+def declared(*extras: str) -> dict[str, Requirement]:
+    lines = [*PROJECT["dependencies"], *(line for extra in extras for line in PROJECT["optional-dependencies"][extra])]
+    requirements = [Requirement(line) for line in lines]
+    return {canonicalize_name(each.name): each for each in requirements if each.name != NAME}
+
+
+def test_every_import_of_the_library_is_declared_and_no_more() -> None:
+    library = [path for module, path in MODULES.items() if part_of(module) not in PEERS]
+    # torch.utils.tensorboard imports it.
+    assert imported_packages(*library, *TOOLS) | {"tensorboard"} == declared().keys()
+
+
+def test_every_import_of_peers_and_tests_is_declared() -> None:
+    peers = [path for module, path in MODULES.items() if part_of(module) in PEERS]
+    assert imported_packages(*peers) <= declared("export", "bench").keys()
+    tests = (ROOT / "tests").rglob("*.py")
+    assert imported_packages(*tests) <= declared("export", "bench", "test").keys()
+
+
+@pytest.mark.parametrize(
+    ("version", "accepted"),
+    [
+        ("2.10.0", False),
+        ("2.11.0", True),
+        ("2.13.0+cpu", True),
+        ("2.15.0+cu132", True),
+        # As in NVIDIA's images: pip must not put another in its place.
+        ("2.12.0a0+6a1bc3f.nv26.03", True),
+        ("2.16.0a0+1234567.nv26.11", True),
+        ("3.0.0", False),
+    ],
+)
+def test_which_torch_is_left_in_place(version: str, accepted: bool) -> None:
+    # pip asks this of what is installed; it would fetch no pre-release.
+    assert declared()["torch"].specifier.contains(version, prereleases=True) == accepted
+
+
+@pytest.mark.parametrize("name", ["transformers", "accelerate", "ctranslate2"])
+def test_peers_are_capped_by_their_major_version(name: str) -> None:
+    specifier = declared("export", "bench")[name].specifier
+    (lowest,) = (each.version for each in specifier if each.operator == ">=")
+    assert not specifier.contains(f"{int(lowest.partition('.')[0]) + 1}.0")
+
+
+def test_make_installs_pinned_versions_that_the_project_allows() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    pinned = {canonicalize_name(name): version for name, version in pins.items()}
+    for name, requirement in declared("export", "bench", "test").items():
+        assert requirement.specifier.contains(pinned[name]), name
+    # The wheel for CPUs is a version of its own, which this one includes.
+    assert pinned["torch"] == "2.13.0"
+    plan = subprocess.run(
+        ["make", "--dry-run", "--always-make", ".venv/.installed"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert 'pip install --quiet -c constraints.txt -e ".[test]"' in plan.stdout
