@@ -1,7 +1,6 @@
 """The demo's script, shortened; `make demo` runs it in full."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,11 +23,10 @@ def in_new_shell(*lines: str) -> str:
 
 def check_next_commands(output: str, run_dir: Path) -> None:
     """Each command of the demo's last lines does what it says, and so does one that the demo ran."""
-    printed = dict(re.findall(r"^(Next|  [a-z ]+):? +(.*)$", output[output.index("\nNext") :], flags=re.MULTILINE))
-    folder = printed["Next"].partition("after: ")[2]
-    typed = {what.strip(): command for what, command in printed.items()}
-    (translation,) = in_new_shell(folder, typed["translate"]).splitlines()
-    assert translation
+    lines = output[output.index("\nNext, ") :].splitlines()
+    typed = {what.strip(): command.strip() for what, _, command in (line.partition(":") for line in lines)}
+    folder = typed["Next, in a new shell after"]
+    assert len(in_new_shell(folder, typed["translate"]).splitlines()) == 1
     assert in_new_shell(folder, typed["report"]).strip() == str(run_dir / "report.html")
     assert "--logdir" in in_new_shell(folder, typed["curves"].partition("--host")[0] + " --help")
     assert "--vocab-size" in in_new_shell(folder, typed["your own text"].partition("--src")[0] + " --help")

@@ -1,14 +1,13 @@
 """Builds of DeepSpeed's kernels that a killed job does not block.
 
-PyTorch lets one process build an extension at a time by creating a file named `lock`, and removes it afterwards. A
-process that is killed in between leaves it, and every later run on that machine, of any job, waits for it forever.
+Before 2.15, PyTorch lets one process build an extension at a time by creating a file named `lock`, and removes it
+afterwards. A process that is killed in between leaves it, and every later run on that machine, of any job, waits for it
+forever. Later versions take a lock of the kernel's themselves.
 """
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-
-from torch.utils import cpp_extension
 
 from dist_transformer.files import exclusive
 
@@ -35,8 +34,14 @@ class KernelLock:
 
 @contextmanager
 def builds_survive_kills() -> Iterator[None]:
-    """PyTorch's extension builds inside it use `KernelLock`."""
-    usual = cpp_extension.FileBaton
+    """PyTorch's extension builds inside it use `KernelLock`, where they would leave a file."""
+    # Its import looks for CUDA, and warns where the GPUs are missing.
+    from torch.utils import cpp_extension
+
+    usual = getattr(cpp_extension, "FileBaton", None)
+    if usual is None:
+        yield
+        return
     cpp_extension.FileBaton = KernelLock  # type: ignore[misc, assignment]
     try:
         yield

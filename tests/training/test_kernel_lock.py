@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.utils import cpp_extension
 
-from dist_transformer.training.kernel_lock import KernelLock
+from dist_transformer.training.kernel_lock import KernelLock, builds_survive_kills
 
 BUILD = """
 import sys
@@ -18,10 +19,10 @@ from dist_transformer.training.kernel_lock import builds_survive_kills
 folder = Path(sys.argv[1])
 (folder / "one.cpp").write_text('extern "C" int one() { return 1; }')
 (folder / "lock").touch()  # as a killed build leaves it
-usual = cpp_extension.FileBaton
+usual = getattr(cpp_extension, "FileBaton", None)  # newer versions of PyTorch have none
 with builds_survive_kills():
     cpp_extension.load("one", [str(folder / "one.cpp")], build_directory=str(folder), is_python_module=False)
-assert cpp_extension.FileBaton is usual
+assert getattr(cpp_extension, "FileBaton", None) is usual
 """
 
 
@@ -59,3 +60,11 @@ assert KernelLock({str(tmp_path / "lock")!r}).try_acquire()
     lock = KernelLock(str(tmp_path / "lock"))
     assert lock.try_acquire()
     lock.release()
+
+
+def test_a_pytorch_that_leaves_no_file_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from 2.15 on."""
+    monkeypatch.delattr(cpp_extension, "FileBaton", raising=False)
+    with builds_survive_kills():
+        assert not hasattr(cpp_extension, "FileBaton")
+    assert not hasattr(cpp_extension, "FileBaton")
