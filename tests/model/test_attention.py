@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from dist_transformer.model import attention
 from dist_transformer.model.attention import Layout, MultiHeadAttention
 from dist_transformer.packed import PackedTokens, pack_side
 
@@ -271,3 +272,10 @@ def test_fused_kernel_equals_groups(kind: str) -> None:
     for name, fused, grouped in zip(["output", *names], *results, strict=True):
         difference = ((fused - grouped).norm() / grouped.norm()).item()
         assert difference < 0.02, f"{name}: {difference:.3f}"
+
+
+def test_sentences_of_at_least_half_the_longest_share_a_group() -> None:
+    """By hand, target and source together: 80 takes those of 40 and more, 30 is alone, 14 takes 10."""
+    queries = np.array([5, 20, 40, 15, 7, 30])
+    groups = [members.tolist() for members in attention._similar_lengths(queries, queries)]
+    assert groups == [[2, 5, 1], [3], [4, 0]]
