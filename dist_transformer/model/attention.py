@@ -20,8 +20,8 @@ from dist_transformer.model.dropout import dropout
 from dist_transformer.packed import PackedTokens
 
 # A group's sentences are at least this share of its longest. A pack of 4,096 tokens of mixed text then has 5 groups; at
-# 0.8 it has 12, and calls on small matrices cost more than padding. Target tokens per CPU second of `tiny` at 0.4, 0.5, 0.6,
-# 0.7, 0.8: 5,598, 6,062, 5,948, 6,061, 5,776 (medians of six rounds in turns on a busy AMD EPYC, 2026-11-22).
+# 0.8 it has 12, and calls on small matrices cost more than padding. Target tokens per CPU second of `tiny` at 0.4, 0.5,
+# 0.6, 0.7, 0.8: 5,598, 6,062, 5,948, 6,061, 5,776 (medians of six rounds in turns on a busy AMD EPYC, 2026-11-22).
 _GROUP_FILL = 0.5
 # Keys of a group are padded to a multiple of this: softmax on a CPU takes 10 times as long on rows of fewer than 16.
 _KEY_MULTIPLE = 16

@@ -9,8 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from dist_transformer.model import attention
-from dist_transformer.model.attention import Layout, MultiHeadAttention
+from dist_transformer.model.attention import Layout, MultiHeadAttention, _similar_lengths
 from dist_transformer.packed import PackedTokens, pack_side
 
 CAP, WIDTH, HEADS = 40, 16, 2
@@ -277,5 +276,5 @@ def test_fused_kernel_equals_groups(kind: str) -> None:
 def test_sentences_of_at_least_half_the_longest_share_a_group() -> None:
     """By hand, target and source together: 80 takes those of 40 and more, 30 is alone, 14 takes 10."""
     queries = np.array([5, 20, 40, 15, 7, 30])
-    groups = [members.tolist() for members in attention._similar_lengths(queries, queries)]
+    groups = [members.tolist() for members in _similar_lengths(queries, queries)]
     assert groups == [[2, 5, 1], [3], [4, 0]]
