@@ -28,7 +28,7 @@ def test_a_command_is_printed_as_one_would_type_it(tmp_path: Path, monkeypatch: 
         log.seek(0)
         typed, output = log.read().splitlines()
     program = """-c 'print('"'"'two words'"'"')'"""
-    assert typed == f"$ {shlex.quote(sys.executable)} {program}"
+    assert typed == f"$ {shlex.quote(os.path.abspath(sys.executable))} {program}"
     assert record == f"{Path(sys.executable).name} {program}"
     assert output == "two words"
 

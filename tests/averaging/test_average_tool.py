@@ -32,6 +32,9 @@ Screen = pytest.CaptureFixture[str]
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     """Exit status, in this process: a launch costs seconds."""
     monkeypatch.setattr(sys, "argv", [str(TOOL), *map(str, arguments)])
+    # A program finds what lies beside it, and may say what becomes of its errors.
+    monkeypatch.syspath_prepend(TOOL.parent)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     try:
         runpy.run_path(str(TOOL), run_name="__main__")
     except SystemExit as ended:
