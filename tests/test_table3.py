@@ -12,7 +12,7 @@ from dist_transformer.data.folder import DataFolder
 from dist_transformer.errors import UserError
 from dist_transformer.variants import VARIANTS
 from tests.conftest import run_command
-from tools.results_table import make_lines, read_result
+from tools.results_table import make_lines, processor_of, read_result
 from tools.table3 import check_steps, compare, direction, main, make_table, write_results
 
 
@@ -80,7 +80,8 @@ def test_the_result_file_keeps_to_the_layout(toy_data: DataFolder, tmp_path: Pat
     result = read_result(file)
     assert make_lines(file, result) == [
         "| toy grammar (en-de) | the paper's table of variations relative to preset `tiny` | 40 | 2 of 4 rows differ "
-        "from base in the paper's direction, 1 in the other, 1 within noise, `results/table3.json` |"
+        "from base in the paper's direction, 1 in the other, 1 within noise, `results/table3.json` "
+        f"| {processor_of(result)} | {result['date']} |"
     ]
     assert (result["seeds"], result["wall_seconds"], result["synthetic"]) == ([7], 7.5, True)
     assert [row["paper"]["bleu"] for row in result["figures"]["rows"]] == [25.8, 24.9, 25.8, 26.0, 26.2]

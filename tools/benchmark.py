@@ -4,6 +4,7 @@ tools/benchmark.py data --data data/mine --json results/data.json
 tools/benchmark.py train --data data/mine --preset tiny --json results/bench-cpu-tiny.json
 tools/benchmark.py decode --model runs/mine/model --src test.en --ref test.de
 tools/benchmark.py ranks --data data/mine --preset multi30k --ranks 2
+tools/benchmark.py stages --data data/mine --preset multi30k --json results/stages.json
 deepspeed --num_gpus 2 tools/benchmark.py train --data data/mine --peers stock plain
 
 Prints a table; --json also writes a result file in the layout of tools/results_table.py.
@@ -28,6 +29,7 @@ from dist_transformer.benchmarks.decoding import DecodeBenchmark, decode_table, 
 from dist_transformer.benchmarks.learning import learn
 from dist_transformer.benchmarks.measure import result_of, write_result
 from dist_transformer.benchmarks.ranks import RanksBenchmark, ranks_table, run_ranks_benchmark
+from dist_transformer.benchmarks.stages import StagesBenchmark, run_stages_benchmark, stages_table
 from dist_transformer.benchmarks.training import (
     LABELS,
     TrainBenchmark,
@@ -202,6 +204,24 @@ def measure_ranks(arguments: argparse.Namespace) -> Measured:
     )
 
 
+def measure_stages(arguments: argparse.Namespace) -> Measured:
+    config = config_of(arguments)
+    settings = StagesBenchmark(
+        config=config, ds_configs=Path(__file__).resolve().parents[1] / "ds_configs", ranks=arguments.ranks,
+        micro_batches=arguments.micro_batches, steps=arguments.steps, rounds=arguments.rounds,
+    )  # fmt: skip
+    figures = {"preset": arguments.preset, **run_stages_benchmark(settings, say)}
+    counts = [f"--{name}={getattr(settings, name)}" for name in ("ranks", "steps", "rounds")]
+    return Measured(
+        what="ZeRO stages on several ranks of one machine: CPU time, bytes sent and memory; medians of rounds",
+        figures=figures,
+        given=[*DATA, "--preset", arguments.preset, *counts, "--micro-batches", *settings.micro_batches],
+        table=stages_table(figures),
+        text=DataFolder.open(arguments.data).index,
+        seeds=[config.seed],
+    )
+
+
 def measure_decoding(arguments: argparse.Namespace) -> Measured:
     sources, references = (list(read_lines(file)) for file in (arguments.src, arguments.ref))
     settings = DecodeBenchmark(
@@ -293,6 +313,7 @@ def parse_arguments() -> argparse.Namespace:
         data.add_argument(flag, type=kind, default=defaults[name], metavar="N", help=f"{meaning} (default %(default)s)")
     add_train_parser(parts)
     add_ranks_parser(parts)
+    add_stages_parser(parts)
     add_decode_parser(parts)
     add_learn_parser(parts)
     add_cost_parser(parts)
@@ -343,6 +364,25 @@ def add_ranks_parser(parts: Any) -> None:
     several.add_argument("--ranks", type=int, default=2, metavar="N", help="ranks (default: %(default)s)")
     several.add_argument("--steps", type=int, default=20, metavar="N", help="optimizer steps of each in each round")
     several.add_argument("--rounds", type=int, default=4, metavar="N", help="rounds; medians are reported")
+
+
+def add_stages_parser(parts: Any) -> None:
+    stages = add_part(
+        parts,
+        "stages",
+        measure_stages,
+        trains=True,
+        help="training steps under each ZeRO stage: CPU time, bytes sent, memory",
+        description="The same training steps under ZeRO 0 to 3 on several ranks of this machine, one thread each: CPU "
+        "seconds of a step, bytes that its collectives send around a ring, and bytes of the states, of one rank.",
+    )
+    stages.add_argument("--ranks", type=int, default=2, metavar="N", help="ranks (default: %(default)s)")
+    stages.add_argument(
+        "--micro-batches", type=int, nargs="+", default=[1, 4, 16], metavar="N",
+        help="micro-batches of each rank per step (default: 1 4 16)",
+    )  # fmt: skip
+    stages.add_argument("--steps", type=int, default=2, metavar="N", help="optimizer steps of each (default: 2)")
+    stages.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds; medians are reported")
 
 
 def add_learn_parser(parts: Any) -> None:

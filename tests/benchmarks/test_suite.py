@@ -31,7 +31,7 @@ def rate(*values: float) -> dict[str, Any]:
     return {"median": sorted(values)[len(values) // 2], "lowest": min(values), "highest": max(values)}
 
 
-def training(ours: float, *, machine: str = "4 cores", date: str = "2026-01-31") -> dict[str, Any]:
+def training(ours: float, *, machine: str = "4 cores of AMD EPYC", date: str = "2026-01-31") -> dict[str, Any]:
     contenders = {
         "ours": {"rates": rate(ours - 10, ours, ours + 20), "ours_to_this": rate(1.0)},
         "torch": {"rates": rate(ours / 4), "ours_to_this": rate(4.0)},
@@ -53,7 +53,7 @@ def test_parts_are_merged_into_one_file(tmp_path: Path) -> None:
     result = read_result(file)
     assert list(result["figures"]) == ["train-tiny", "train-big"]
     assert (result["date"], result["wall_seconds"], result["seeds"]) == ("2026-02-01", 5.0, [1])
-    assert result["machine"] == "4 cores; shared with other work"
+    assert result["machine"] == "4 cores of AMD EPYC; shared with other work"
     assert len(result["commands"]) == 2
     lines = [line.rpartition(", `")[0] for line in make_lines(file, result)]
     shared = "training, on a machine shared with other work"
@@ -67,7 +67,7 @@ def test_parts_are_merged_into_one_file(tmp_path: Path) -> None:
 def test_another_machine_begins_anew(tmp_path: Path) -> None:
     file = tmp_path / "bench-cpu.json"
     merge(file, {"train-tiny": training(1000)}, what="both")
-    merge(file, {"train-big": training(50, machine="8 cores")}, what="both")
+    merge(file, {"train-big": training(50, machine="8 cores of AMD EPYC")}, what="both")
     assert list(read_result(file)["figures"]) == ["train-big"]
 
 
