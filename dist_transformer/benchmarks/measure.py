@@ -153,6 +153,18 @@ def _environments(ranks: int) -> list[dict[str, str]]:
     return [{**alone, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
+def check_counts(settings: object, **least: int) -> None:
+    """Compare numbers of a benchmark's settings with the least that can be measured, by the name of each field.
+
+    Raises:
+        UserError: one is smaller; it names the flag.
+    """
+    for name, smallest in least.items():
+        if getattr(settings, name) < smallest:
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag} is {getattr(settings, name)}: give {smallest} or more")
+
+
 def answer(measure: Callable[[dict[str, Any]], dict[str, float]]) -> None:
     """What such a module does when it is run."""
     exit_on_user_error(lambda: print(json.dumps(measure(json.loads(sys.argv[1])))))

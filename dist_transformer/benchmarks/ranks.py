@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dist_transformer.benchmarks.measure import Measure, answer, measure_apart
+from dist_transformer.benchmarks.measure import Measure, answer, check_counts, measure_apart
 from dist_transformer.benchmarks.training import open_field
 from dist_transformer.config import TrainConfig, from_plain, to_plain
 from dist_transformer.distributed import process_group, read_world
@@ -32,9 +32,7 @@ class RanksBenchmark:
     rounds: int
 
     def __post_init__(self) -> None:
-        for name, least in (("ranks", 2), ("steps", 1), ("rounds", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"--{name} is {getattr(self, name)}: give {least} or more")
+        check_counts(self, ranks=2, steps=1, rounds=1)
         packs = self.config.batch.packs_per_step
         if packs % (self.ranks * self.config.batch.packs_per_micro_batch):
             raise UserError(

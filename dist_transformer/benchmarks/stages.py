@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from dist_transformer.benchmarks.contenders import copy_of
-from dist_transformer.benchmarks.measure import Measure, answer, measure_apart
+from dist_transformer.benchmarks.measure import Measure, answer, check_counts, measure_apart
 from dist_transformer.config import TrainConfig, from_plain, to_plain
 from dist_transformer.data.plan import Step
 from dist_transformer.data.training_data import TrainingData, open_training_data
@@ -43,9 +43,7 @@ class StagesBenchmark:
     rounds: int
 
     def __post_init__(self) -> None:
-        for name, least in (("ranks", 2), ("steps", 1), ("rounds", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"--{name} is {getattr(self, name)}: give {least} or more")
+        check_counts(self, ranks=2, steps=1, rounds=1)
         if min(self.micro_batches) < 1:
             raise UserError(f"--micro-batches has {min(self.micro_batches)}: give numbers above 0")
 

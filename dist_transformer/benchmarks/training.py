@@ -13,7 +13,15 @@ from typing import Any
 import torch
 
 from dist_transformer.benchmarks.contenders import Contender, Stretch, own_contenders
-from dist_transformer.benchmarks.measure import Measure, answer, measure_apart, now, resident_mib, who_can_run
+from dist_transformer.benchmarks.measure import (
+    Measure,
+    answer,
+    check_counts,
+    measure_apart,
+    now,
+    resident_mib,
+    who_can_run,
+)
 from dist_transformer.benchmarks.peers import peer_contenders
 from dist_transformer.benchmarks.text import TextSample
 from dist_transformer.config import TrainConfig, from_plain, to_plain
@@ -68,9 +76,7 @@ class TrainBenchmark:
     """Steps that are not counted."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "rounds", "warm_up"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}: give 1 or more")
+        check_counts(self, steps=1, rounds=1, warm_up=1)
         for peer in self.peers:
             if peer not in LABELS:
                 raise UserError(f"--peers {peer} is unknown: choose among {', '.join(LABELS)}")
