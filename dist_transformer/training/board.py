@@ -62,7 +62,7 @@ class Board:
 
         folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads files in the order of their names.
-        name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}"
+        name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.0"
         self._file = (folder / name).open("ab")
         self._write(file_version="brain.Event:2")
         self._write(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
