@@ -22,6 +22,7 @@ from dist_transformer.config import ModelConfig, from_plain, read_json, to_plain
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.files import make_folder_beside, sync, with_default_rights
+from dist_transformer.launch import as_typed, tool_command
 from dist_transformer.model.transformer import Transformer
 
 FORMAT_VERSION = 1
@@ -126,7 +127,8 @@ def _way_to_a_model(path: Path) -> str:
     if all((inner / name).exists() for name in (CONFIG_FILE, WEIGHTS_FILE)):
         return f"give the model folder in it, {inner}"
     if (path / "weights").is_dir():
-        return f"make one of this run with tools/average_checkpoints.py --run-dir {path} --last 5 --out {inner}"
+        average = tool_command("average_checkpoints.py", "--run-dir", path, "--last", 5, "--out", inner)
+        return f"make one of this run by {as_typed(average)}"
     return f"{_REMEDY}, or check the path"
 
 
