@@ -145,11 +145,13 @@ def test_a_run_folder_leads_to_its_model(model_folder: Path, tmp_path: Path) -> 
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"write the folder anew with tools/average_checkpoints.py, or check the path$"):
         read_model_info(tmp_path)
-    (tmp_path / "weights").mkdir()
-    with pytest.raises(
-        UserError, match=f"tools/average_checkpoints.py --run-dir {tmp_path} --last 5 --out {tmp_path}/model$"
-    ):
-        read_model_info(tmp_path)
+    run = tmp_path / "my run"
+    (run / "weights").mkdir(parents=True)
+    (run / "config.json").write_text("{}")
+    # As a shell takes it, with the interpreter.
+    typed = f"python[0-9.]* tools/average_checkpoints.py --run-dir '{run}' --last 5 --out '{run}/model'$"
+    with pytest.raises(UserError, match=typed):
+        read_model_info(run)
     shutil.copytree(model_folder, tmp_path / "model")
     with pytest.raises(UserError, match=rf"no model.safetensors\): give the model folder in it, {tmp_path}/model$"):
         read_model_info(tmp_path)
