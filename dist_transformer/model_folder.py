@@ -18,12 +18,12 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dist_transformer.config import ModelConfig, from_plain, read_json, to_plain
+from dist_transformer.config.settings import ModelConfig, from_plain, read_json, to_plain
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.files import make_folder_beside, sync, with_default_rights
-from dist_transformer.launch import as_typed, tool_command
 from dist_transformer.model.transformer import Transformer
+from dist_transformer.runtime.launch import as_typed, tool_command
 
 FORMAT_VERSION = 1
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, CARD_FILE = "config.json", "model.safetensors", "tokenizer.json", "README.md"

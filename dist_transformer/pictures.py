@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dist_transformer.data.statistics import Lengths
+from dist_transformer.data.loading.statistics import Lengths
 from dist_transformer.evaluation.samples import Sample
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """The entry point of every launcher: `python -m dist_transformer.train --preset P --data DATA --run-dir RUN`."""
 
 if __name__ == "__main__":
-    from dist_transformer.interpreter import check_interpreter
+    from dist_transformer.runtime.interpreter import check_interpreter
 
     check_interpreter()
 
@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from dist_transformer.config import EMBEDDED_CORPUS, PRESETS, TrainConfig
-from dist_transformer.distributed import World, process_group, read_world
+from dist_transformer.config.settings import EMBEDDED_CORPUS, PRESETS, TrainConfig
+from dist_transformer.config.table3 import VARIANTS, preset_with_variant
 from dist_transformer.environment import describe_environment
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.planning.hardware import peak_flops
-from dist_transformer.streams import outlive_streams
+from dist_transformer.runtime.distributed import World, process_group, read_world
+from dist_transformer.runtime.streams import outlive_streams
 from dist_transformer.training.launcher_watch import LauncherWatch
 from dist_transformer.training.signals import INTERRUPTED
 from dist_transformer.training.watchdog import Phase, Watchdog
-from dist_transformer.variants import VARIANTS, preset_with_variant
 
 if TYPE_CHECKING:
     import torch

@@ -42,7 +42,7 @@ submit_all() {
 # train_row FLAGS: the row of this job's number, to its last step.
 train_row() {
     local rows row flags
-    read -ra rows < <("${PYTHON[@]}" -c 'from dist_transformer.variants import VARIANTS; print(*VARIANTS)')
+    read -ra rows < <("${PYTHON[@]}" -c 'from dist_transformer.config.table3 import VARIANTS; print(*VARIANTS)')
     ((SLURM_ARRAY_TASK_ID < ${#rows[@]})) || fail "--array goes to $SLURM_ARRAY_TASK_ID: the rows are 0 to $((${#rows[@]} - 1))"
     row=${rows[SLURM_ARRAY_TASK_ID]}
     RUN_DIR=$out/$row

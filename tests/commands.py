@@ -17,7 +17,7 @@ _SERVER = """
 import json, os, runpy, sys, traceback
 import deepspeed, sacrebleu, tyro
 import dist_transformer.training.trainer, dist_transformer.training.test_mode, dist_transformer.averaging.sweep
-import dist_transformer.report.page, dist_transformer.preflight.check, dist_transformer.data.prepare
+import dist_transformer.report.page, dist_transformer.preflight.check, dist_transformer.data.prepare.pipeline
 
 for line in sys.stdin:
     job = json.loads(line)

@@ -11,8 +11,8 @@ import pytest
 # Many small tensors on few cores: threads would wait for each other longer than they compute. Before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from dist_transformer.data.folder import DataFolder
-from dist_transformer.launch import RANK_VARIABLES, deepspeed_command
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.runtime.launch import RANK_VARIABLES, deepspeed_command
 from tests.rights import umask
 from tests.small_model import model_folder, model_info, random_model, toy_lines, toy_tokenizer
 

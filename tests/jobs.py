@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from dist_transformer.data.folder import DataFolder
+from dist_transformer.data.folder.reader import DataFolder
 from tests.conftest import ROOT, deepspeed_command, heed_interrupts
 
 WORKER = ROOT / "tests" / "distributed" / "worker_faults.py"

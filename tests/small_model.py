@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dist_transformer.config import ModelConfig
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.data.text.toy_corpus import make_toy_corpus
 from dist_transformer.data.tokenizer import EOS_ID, Tokenizer, train_tokenizer
-from dist_transformer.data.toy_corpus import make_toy_corpus
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
 

@@ -38,7 +38,7 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 
 def part_of(module: str) -> str:
-    """`dist_transformer.data.plan` → `data`; the package itself, which holds the version only → ``."""
+    """`dist_transformer.data.loading.plan` → `data`; the package itself, which holds the version only → ``."""
     return module.removeprefix("dist_transformer").removeprefix(".").partition(".")[0]
 
 

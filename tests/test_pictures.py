@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
-from dist_transformer.data.statistics import Lengths
+from dist_transformer.data.loading.statistics import Lengths
 from dist_transformer.evaluation.samples import Sample
 from dist_transformer.model.positions import sinusoidal_positions
 from dist_transformer.pictures import (

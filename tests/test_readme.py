@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.data.toy_corpus import make_toy_corpus, write_toy_corpus
+from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.data.folder import DataFolder
+from dist_transformer.config.table3 import VARIANTS
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
-from dist_transformer.variants import VARIANTS
 from tests.conftest import run_command
 from tools.results_table import make_lines, processor_of, read_result
 from tools.table3 import check_steps, compare, direction, main, make_table, write_results

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.config import PRESETS, TrainConfig
+from dist_transformer.config.settings import PRESETS, TrainConfig
 from dist_transformer.errors import UserError
 from dist_transformer.train import parse_arguments
 

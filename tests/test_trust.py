@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from dist_transformer.data.folder import DataFolder
+from dist_transformer.data.folder.reader import DataFolder
 from tests.commands import Commands
 from tests.training.sound_run import seal
 

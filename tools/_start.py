@@ -6,6 +6,6 @@ from pathlib import Path
 # An installed package comes before it.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from dist_transformer.interpreter import check_interpreter
+from dist_transformer.runtime.interpreter import check_interpreter
 
 check_interpreter()

@@ -32,10 +32,10 @@ from pathlib import Path
 from dist_transformer.averaging.choice import ChosenWeights, best_weights, newest_weights, spaced_weights
 from dist_transformer.averaging.mean import average
 from dist_transformer.averaging.sweep import Candidate, DevSet, Sweep, sweep, validation_text, write_sweep
-from dist_transformer.distributed import World, error_of_all, on_all_ranks, process_group, rank, read_world
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.inference.options import PRECISIONS, add_decoding_options, beam_settings
 from dist_transformer.model_folder import refuse_other_content
+from dist_transformer.runtime.distributed import World, error_of_all, on_all_ranks, process_group, rank, read_world
 
 # `--best` without a number, which then comes from --sweep.
 _NO_NUMBER = "N"

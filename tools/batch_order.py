@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from dist_transformer.config import PRESETS, TrainConfig
-from dist_transformer.data.folder import DataFolder, Split
-from dist_transformer.data.packing import Budgets
-from dist_transformer.data.plan import Pack, Plan, Position, Step, resolve_budgets
-from dist_transformer.data.stream import Stream
+from dist_transformer.config.settings import PRESETS, TrainConfig
+from dist_transformer.data.folder.reader import DataFolder, Split
+from dist_transformer.data.loading.collate import Stream
+from dist_transformer.data.loading.packing import Budgets
+from dist_transformer.data.loading.plan import Pack, Plan, Position, Step, resolve_budgets
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.training.schedule import learning_rate

@@ -36,14 +36,14 @@ from dist_transformer.benchmarks.training import (
     run_training_benchmark,
     train_table,
 )
-from dist_transformer.config import PRESETS, TrainConfig
-from dist_transformer.data.folder import DataFolder
-from dist_transformer.data.shards import DataIndex
-from dist_transformer.data.sources import read_lines
-from dist_transformer.distributed import World, process_group, read_world
+from dist_transformer.config.settings import PRESETS, TrainConfig
+from dist_transformer.data.folder.format import DataIndex
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.text.files import read_lines
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.inference.options import PRECISIONS
 from dist_transformer.model_folder import ModelInfo, read_model_info
+from dist_transformer.runtime.distributed import World, process_group, read_world
 
 DATA = ("--data", "DATA")
 DATA_ROW = {

@@ -22,10 +22,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from dist_transformer.distributed import error_of_all, process_group, read_world
 from dist_transformer.errors import exit_on_user_error
 from dist_transformer.evaluation.evaluate import Evaluation, evaluate, require_writable, write_report
 from dist_transformer.inference.options import PRECISIONS, add_decoding_options, add_model_option, beam_settings
+from dist_transformer.runtime.distributed import error_of_all, process_group, read_world
 
 
 def main() -> None:

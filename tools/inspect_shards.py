@@ -13,12 +13,12 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from dist_transformer.config import BatchConfig
-from dist_transformer.data.events import EpochSummary
-from dist_transformer.data.folder import DataFolder
-from dist_transformer.data.plan import resolve_budgets
-from dist_transformer.data.shards import SplitInfo
-from dist_transformer.data.statistics import count_lengths, first_epoch, length_histograms, random_examples
+from dist_transformer.config.settings import BatchConfig
+from dist_transformer.data.folder.format import SplitInfo
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.loading.events import EpochSummary
+from dist_transformer.data.loading.plan import resolve_budgets
+from dist_transformer.data.loading.statistics import count_lengths, first_epoch, length_histograms, random_examples
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.pictures import as_png, length_picture
 

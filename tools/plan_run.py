@@ -22,13 +22,13 @@ from typing import Annotated, Any
 
 import tyro
 
-from dist_transformer.config import EMBEDDED_CORPUS, TrainConfig
+from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
+from dist_transformer.config.table3 import preset_with_variant
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.planning.measured import Comparison, compare, read_run
 from dist_transformer.planning.plan import Cluster, RunPlan, plan_run, what_would_fit
 from dist_transformer.planning.speed import MFU
 from dist_transformer.training.ds_config import load_ds_config
-from dist_transformer.variants import preset_with_variant
 
 _GIB = 2**30
 

@@ -14,12 +14,12 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from dist_transformer.data.prepare import prepare
-from dist_transformer.data.prepare_settings import PrepareSettings
-from dist_transformer.data.sources import JsonlFile, PairSource, TsvFile, expand, line_files
-from dist_transformer.data.tables import HubDataset, ParquetFile
-from dist_transformer.data.team import Team
-from dist_transformer.data.toy_corpus import make_toy_corpus, write_toy_corpus
+from dist_transformer.data.prepare.mpi_ranks import Team
+from dist_transformer.data.prepare.pipeline import prepare
+from dist_transformer.data.prepare.settings import PrepareSettings
+from dist_transformer.data.text.files import JsonlFile, PairSource, TsvFile, expand, line_files
+from dist_transformer.data.text.tables import HubDataset, ParquetFile
+from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
 from dist_transformer.errors import UserError, exit_on_user_error
 
 

@@ -29,7 +29,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dist_transformer.config import read_json
+from dist_transformer.config.settings import read_json
 from dist_transformer.costs import cost_table
 from dist_transformer.errors import UserError, exit_on_user_error
 

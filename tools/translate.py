@@ -24,7 +24,7 @@ from dataclasses import replace
 
 import torch
 
-from dist_transformer.data.sources import decode_lines
+from dist_transformer.data.text.files import decode_lines
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.inference.options import PRECISIONS, add_decoding_options, add_model_option, beam_settings
 from dist_transformer.inference.translator import Translation, Translator

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dist_transformer.averaging.sources import weight_file_metadata
-from dist_transformer.config import read_json
+from dist_transformer.config.settings import read_json
 from dist_transformer.errors import UserError
 from dist_transformer.training.metrics import read_records
 

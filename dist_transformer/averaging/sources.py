@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dist_transformer.config import ModelConfig, from_plain, read_json
+from dist_transformer.config.settings import ModelConfig, from_plain, read_json
 from dist_transformer.errors import UserError
 from dist_transformer.files import is_pickle
 from dist_transformer.model_folder import TOKENIZER_FILE, WEIGHTS_FILE, ModelInfo, read_model_info

@@ -15,11 +15,10 @@ import torch
 
 from dist_transformer.averaging.choice import ChosenWeights
 from dist_transformer.averaging.mean import mean_weights
-from dist_transformer.config import read_json
-from dist_transformer.data.folder import DataFolder
-from dist_transformer.data.shard_files import is_url
-from dist_transformer.data.shards import INDEX_FILE, VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE
-from dist_transformer.distributed import broadcast_object, on_all_ranks, rank
+from dist_transformer.config.settings import read_json
+from dist_transformer.data.folder.format import INDEX_FILE, VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.folder.storage import is_url
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.evaluate import Evaluation, evaluate_model, read_test_set
 from dist_transformer.evaluation.reference_nll import reference_nll
@@ -27,6 +26,7 @@ from dist_transformer.files import sha256_of, sync, whole_file, write_synced
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import for_decoding
+from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks, rank
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,14 +17,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dist_transformer.benchmarks.measure import now
 from dist_transformer.benchmarks.text import TextSample
-from dist_transformer.config import OptimizerConfig, TrainConfig
-from dist_transformer.data.plan import Step
+from dist_transformer.config.settings import OptimizerConfig, TrainConfig
+from dist_transformer.data.loading.loader import TrainingData
+from dist_transformer.data.loading.plan import Step
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
-from dist_transformer.data.training_data import TrainingData
-from dist_transformer.distributed import World
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedBatch, pack_side
+from dist_transformer.runtime.distributed import World
 from dist_transformer.training.engine import Engine
 from dist_transformer.training.schedule import RateScheduler, learning_rate
 

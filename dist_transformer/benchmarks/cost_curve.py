@@ -16,14 +16,14 @@ import torch
 
 from dist_transformer.benchmarks.contenders import PlainDriver
 from dist_transformer.benchmarks.measure import Measure, answer, measure_apart, now, resident_mib
-from dist_transformer.config import BatchConfig, ModelConfig, TrainConfig, from_plain, to_plain
+from dist_transformer.config.settings import BatchConfig, ModelConfig, TrainConfig, from_plain, to_plain
 from dist_transformer.data.tokenizer import EOS_ID
-from dist_transformer.distributed import World, process_group
 from dist_transformer.model.transformer import Transformer, training_flops
 from dist_transformer.packed import PackedBatch, pack_side
 from dist_transformer.planning.hardware import GPUS, kind_of_device
 from dist_transformer.planning.memory import ZeroSettings
 from dist_transformer.planning.speed import communication_seconds
+from dist_transformer.runtime.distributed import World, process_group
 
 NODES, GPUS_PER_NODE = (1, 2, 4, 8, 16), 8
 # Where the device is in no table: gigabytes a second in a node, gigabits between nodes.

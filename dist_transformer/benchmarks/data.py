@@ -18,17 +18,17 @@ from tokenizers import Tokenizer as Backend
 from dist_transformer.benchmarks.first_step import measure_first_step, simulate_lengths
 from dist_transformer.benchmarks.measure import Measure, measure_rates, one_thread
 from dist_transformer.benchmarks.preparation_memory import measure_preparation_memory
-from dist_transformer.config import BatchConfig
-from dist_transformer.data.feeder import BLOCK
-from dist_transformer.data.folder import DataFolder, Split
-from dist_transformer.data.packing import Budgets
-from dist_transformer.data.plan import Pack, Plan, Position, resolve_budgets
-from dist_transformer.data.prepare import prepare
-from dist_transformer.data.prepare_settings import PrepareSettings
-from dist_transformer.data.shards import TOKENIZER_FILE
-from dist_transformer.data.sources import LineFiles
-from dist_transformer.data.statistics import first_epoch
-from dist_transformer.data.stream import Stream
+from dist_transformer.config.settings import BatchConfig
+from dist_transformer.data.folder.format import TOKENIZER_FILE
+from dist_transformer.data.folder.reader import DataFolder, Split
+from dist_transformer.data.loading.collate import Stream
+from dist_transformer.data.loading.packing import Budgets
+from dist_transformer.data.loading.plan import Pack, Plan, Position, resolve_budgets
+from dist_transformer.data.loading.prefetch import BLOCK
+from dist_transformer.data.loading.statistics import first_epoch
+from dist_transformer.data.prepare.pipeline import prepare
+from dist_transformer.data.prepare.settings import PrepareSettings
+from dist_transformer.data.text.files import LineFiles
 from dist_transformer.errors import UserError
 
 # A fast GPU's training speed, target tokens a second: what the data must keep up with.

@@ -13,11 +13,11 @@ import torch
 from dist_transformer.benchmarks.contenders import PackedContender
 from dist_transformer.benchmarks.measure import who_can_run
 from dist_transformer.benchmarks.training import LABELS, NEEDS, Report, open_field
-from dist_transformer.config import TrainConfig
-from dist_transformer.data.folder import DataFolder
-from dist_transformer.data.shards import TOKENIZER_FILE
-from dist_transformer.distributed import World
+from dist_transformer.config.settings import TrainConfig
+from dist_transformer.data.folder.format import TOKENIZER_FILE
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.model_folder import ModelInfo, refuse_other_content, write_model_folder
+from dist_transformer.runtime.distributed import World
 
 # Steps between two looks at the clock.
 _STEPS = 5

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from dist_transformer.benchmarks.contenders import Contender, Stretch, adam_settings, make_scheduler
 from dist_transformer.benchmarks.text import IGNORED_LABEL, PaddedBatch, TextSample
-from dist_transformer.config import TrainConfig
+from dist_transformer.config.settings import TrainConfig
 from dist_transformer.marian import marian_model
 from dist_transformer.model.positions import sinusoidal_positions
 from dist_transformer.model.transformer import Transformer

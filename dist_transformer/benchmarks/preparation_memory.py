@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from dist_transformer.benchmarks.measure import answer, measure_apart, resident_mib
-from dist_transformer.data.prepare import prepare
-from dist_transformer.data.prepare_settings import PrepareSettings
-from dist_transformer.data.sources import LineFiles
+from dist_transformer.data.prepare.pipeline import prepare
+from dist_transformer.data.prepare.settings import PrepareSettings
+from dist_transformer.data.text.files import LineFiles
 
 TIMES = 10
 

@@ -15,9 +15,9 @@ import torch
 
 from dist_transformer.benchmarks.measure import Measure, answer, check_counts, measure_apart
 from dist_transformer.benchmarks.training import open_field
-from dist_transformer.config import TrainConfig, from_plain, to_plain
-from dist_transformer.distributed import process_group, read_world
+from dist_transformer.config.settings import TrainConfig, from_plain, to_plain
 from dist_transformer.errors import UserError
+from dist_transformer.runtime.distributed import process_group, read_world
 
 _WARM_UP_STEPS = 2
 

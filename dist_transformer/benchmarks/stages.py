@@ -15,12 +15,12 @@ import torch.distributed as dist
 
 from dist_transformer.benchmarks.contenders import copy_of
 from dist_transformer.benchmarks.measure import Measure, answer, check_counts, measure_apart
-from dist_transformer.config import TrainConfig, from_plain, to_plain
-from dist_transformer.data.plan import Step
-from dist_transformer.data.training_data import TrainingData, open_training_data
-from dist_transformer.distributed import World, process_group, read_world
+from dist_transformer.config.settings import TrainConfig, from_plain, to_plain
+from dist_transformer.data.loading.loader import TrainingData, open_training_data
+from dist_transformer.data.loading.plan import Step
 from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
+from dist_transformer.runtime.distributed import World, process_group, read_world
 from dist_transformer.training.ds_config import load_ds_config
 from dist_transformer.training.engine import Engine
 from dist_transformer.training.memory import state_bytes

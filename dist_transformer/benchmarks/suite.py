@@ -14,11 +14,11 @@ from typing import Any
 
 from dist_transformer.benchmarks.charts import bar_groups, curves
 from dist_transformer.benchmarks.measure import NO_CORPUS, write_result
-from dist_transformer.config import read_json
+from dist_transformer.config.settings import read_json
 from dist_transformer.errors import UserError
-from dist_transformer.launch import run_printed, tool_command
 from dist_transformer.pictures import as_png, bar_picture, cost_picture
 from dist_transformer.planning.hardware import kind_of_device
+from dist_transformer.runtime.launch import run_printed, tool_command
 
 CORPORA = "DIST_TRANSFORMER_DATA"
 """The environment variable that names the folder of corpora."""

@@ -24,11 +24,11 @@ from dist_transformer.benchmarks.measure import (
 )
 from dist_transformer.benchmarks.peers import peer_contenders
 from dist_transformer.benchmarks.text import TextSample
-from dist_transformer.config import TrainConfig, from_plain, to_plain
-from dist_transformer.data.training_data import TrainingData, open_training_data
-from dist_transformer.distributed import World, process_group
+from dist_transformer.config.settings import TrainConfig, from_plain, to_plain
+from dist_transformer.data.loading.loader import TrainingData, open_training_data
 from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer, training_flops
+from dist_transformer.runtime.distributed import World, process_group
 from dist_transformer.training.ds_config import DEFAULT_ZERO
 
 LABELS = {

@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from dist_transformer.data.sources import LineFiles
+from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.tokenizer import Tokenizer
-from dist_transformer.distributed import broadcast_object, on_all_ranks, rank, world_size
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.bleu import Scores, score
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Split, Translator
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, load_model
+from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks, rank, world_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

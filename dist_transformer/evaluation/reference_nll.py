@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, Tokenizer
-from dist_transformer.distributed import gather_objects, rank, world_size
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedBatch, PackedTokens, pack_side
+from dist_transformer.runtime.distributed import gather_objects, rank, world_size
 
 # Target tokens that are computed at a time.
 _BATCH_TOKENS = 4096

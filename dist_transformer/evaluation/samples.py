@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_transformer.config import read_json
+from dist_transformer.config.settings import read_json
 from dist_transformer.data.tokenizer import SPECIALS, Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.files import sync, write_synced

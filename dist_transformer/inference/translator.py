@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 
 from dist_transformer.data.tokenizer import Tokenizer
-from dist_transformer.distributed import gather_objects, on_all_ranks, rank, world_size
 from dist_transformer.errors import UserError
 from dist_transformer.inference.batches import Batch, make_batches
 from dist_transformer.inference.beam import BeamSettings, beam_search
 from dist_transformer.inference.splitting import LEAST_LIMIT, join_texts, split_text
 from dist_transformer.model.transformer import Transformer
+from dist_transformer.runtime.distributed import gather_objects, on_all_ranks, rank, world_size
 
 # Padded source tokens times beam size. CPU: `base` in fp32 decodes 5.5, 5.6 and 5.9 sentences a CPU second at 4,096,
 # 8,192 and 16,384, where outputs as long as their sources take 0.4 GB. CUDA, by calculation: 2,048 hypotheses of

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dist_transformer.config import ModelConfig
+from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model.attention import Layout, MultiHeadAttention, by_sentence
 from dist_transformer.model.decoding import DecoderState, LayerCache
 from dist_transformer.model.dropout import dropout

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dist_transformer.config import TrainConfig, from_plain, read_json
+from dist_transformer.config.settings import TrainConfig, from_plain, read_json
 from dist_transformer.environment import read_environments
 from dist_transformer.errors import UserError
 from dist_transformer.planning.hardware import CPU, kind_of_device

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from dist_transformer.config import ModelConfig
+from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model.transformer import Transformer
 
 BYTES = {"bf16": 2, "fp32": 4}

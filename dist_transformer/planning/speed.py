@@ -6,7 +6,7 @@ No part is taken to overlap with another.
 
 from dataclasses import dataclass
 
-from dist_transformer.config import ModelConfig
+from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model.transformer import training_flops
 from dist_transformer.planning.hardware import GpuKind
 from dist_transformer.planning.memory import BYTES, ZeroSettings

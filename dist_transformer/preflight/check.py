@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from dist_transformer import distributed
-from dist_transformer.distributed import World
 from dist_transformer.preflight import probes
 from dist_transformer.preflight.facts import Facts, gather
 from dist_transformer.preflight.roll_call import Watch, joined
 from dist_transformer.preflight.verdicts import Verdict, judge
+from dist_transformer.runtime import distributed
+from dist_transformer.runtime.distributed import World
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

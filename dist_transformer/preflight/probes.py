@@ -14,14 +14,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from dist_transformer import distributed
-from dist_transformer.data.folder import DataFolder
-from dist_transformer.data.shard_files import check_file, is_url, refuse_password
-from dist_transformer.data.shards import INDEX_FILE
-from dist_transformer.distributed import World
+from dist_transformer.data.folder.format import INDEX_FILE
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.folder.storage import check_file, is_url, refuse_password
 from dist_transformer.errors import UserError
 from dist_transformer.preflight.facts import DataFacts, Facts, Reduction, SharedFolder
 from dist_transformer.preflight.roll_call import Watch
+from dist_transformer.runtime import distributed
+from dist_transformer.runtime.distributed import World
 
 # A network file system may show a new file to other nodes a little later.
 _VISIBLE_WITHIN_SECONDS = 3.0

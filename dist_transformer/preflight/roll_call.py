@@ -11,9 +11,9 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from dist_transformer.distributed import World
 from dist_transformer.errors import UserError
-from dist_transformer.launch import port_remedy
+from dist_transformer.runtime.distributed import World
+from dist_transformer.runtime.launch import port_remedy
 
 # Rank 0 speaks first; the others wait so long before they do.
 _GRACE_SECONDS = 5.0

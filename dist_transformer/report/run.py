@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from dist_transformer.config import read_json
+from dist_transformer.config.settings import read_json
 from dist_transformer.environment import read_environments
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.samples import SampleSheet, read_sheets

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from dist_transformer.config import PRESETS, to_plain
+from dist_transformer.config.settings import PRESETS, to_plain
 from dist_transformer.report.run import Run, number
 
 

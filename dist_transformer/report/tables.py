@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dist_transformer.config import TrainConfig, to_plain
+from dist_transformer.config.settings import TrainConfig, to_plain
 from dist_transformer.report.markup import Html, element, join
 from dist_transformer.report.run import Run, ScoreFile, number
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dist_transformer import distributed
-from dist_transformer.config import read_json
+from dist_transformer.config.settings import read_json
 from dist_transformer.errors import UserError
 from dist_transformer.files import sha256_of
+from dist_transformer.runtime import distributed
 from dist_transformer.training.engine import EMA, MOMENTS, ParameterState
 
 FORMAT_VERSION = 2

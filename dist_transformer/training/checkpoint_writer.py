@@ -24,9 +24,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from dist_transformer import distributed
 from dist_transformer.errors import UserError
 from dist_transformer.files import replace_synced, sha256_of, sync, with_default_rights, write_synced
+from dist_transformer.runtime import distributed
 from dist_transformer.training.checkpoint import (
     CHECKPOINTS,
     FORMAT_VERSION,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dist_transformer.config import TrainConfig
+from dist_transformer.config.settings import TrainConfig
 from dist_transformer.errors import UserError
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dist_transformer.distributed import World
+from dist_transformer.runtime.distributed import World
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from dist_transformer import distributed
-from dist_transformer.config import ModelConfig
-from dist_transformer.data.events import LeftOut
-from dist_transformer.data.packing import Budgets
-from dist_transformer.data.plan import Step
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.data.loading.events import LeftOut
+from dist_transformer.data.loading.packing import Budgets
+from dist_transformer.data.loading.plan import Step
 from dist_transformer.model.transformer import training_flops
+from dist_transformer.runtime import distributed
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from dist_transformer.launch import command_of, parent_of
+from dist_transformer.runtime.launch import command_of, parent_of
 
 # DeepSpeed has two processes above a rank, torchrun one. SLURM and MPI end the ranks that they started themselves.
 _NODE_LAUNCHER = "deepspeed.launcher.launch"

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dist_transformer.data.events import LeftOut
+from dist_transformer.data.loading.events import LeftOut
 from dist_transformer.errors import UserError
 from dist_transformer.packed import PackedBatch, PackedTokens
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from dist_transformer.data.events import EpochSummary
+from dist_transformer.data.loading.events import EpochSummary
 from dist_transformer.evaluation.samples import SampleSheet
 from dist_transformer.pictures import attention_picture, learning_rate_picture, position_picture
 from dist_transformer.training.board import Board

@@ -4,8 +4,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dist_transformer.data.mixing import MixturePosition, position_from_json
-from dist_transformer.data.plan import Position
+from dist_transformer.data.loading.mixture import MixturePosition, position_from_json
+from dist_transformer.data.loading.plan import Position
 from dist_transformer.training.ledger import GENESIS
 
 

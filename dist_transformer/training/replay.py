@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dist_transformer.config import TrainConfig
-from dist_transformer.data.events import LeftOut
-from dist_transformer.data.folder import Split
-from dist_transformer.data.plan import Step, Window
-from dist_transformer.data.training_data import open_training_data
+from dist_transformer.config.settings import TrainConfig
+from dist_transformer.data.folder.reader import Split
+from dist_transformer.data.loading.events import LeftOut
+from dist_transformer.data.loading.loader import open_training_data
+from dist_transformer.data.loading.plan import Step, Window
 from dist_transformer.errors import UserError
 from dist_transformer.training.ledger import batch_hash
 

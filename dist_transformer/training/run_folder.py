@@ -13,14 +13,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from dist_transformer import distributed
-from dist_transformer.config import TrainConfig, read_json, to_plain
-from dist_transformer.data.folder import DataFolder
-from dist_transformer.data.shards import INDEX_FILE, TOKENIZER_FILE
+from dist_transformer.config.settings import TrainConfig, read_json, to_plain
+from dist_transformer.data.folder.format import INDEX_FILE, TOKENIZER_FILE
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
 from dist_transformer.files import exclusive, sha256_of
-from dist_transformer.launch import as_typed, tool_command
 from dist_transformer.model_folder import WEIGHTS_FILE
+from dist_transformer.runtime import distributed
+from dist_transformer.runtime.launch import as_typed, tool_command
 from dist_transformer.training.checkpoint import CHECKPOINTS, POINTER, CheckpointReader, newest_checkpoint
 from dist_transformer.training.checkpoint_writer import move_pointer
 from dist_transformer.training.ledger import truncate_jsonl

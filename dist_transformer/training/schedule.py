@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from dist_transformer.config import OptimizerConfig
+from dist_transformer.config.settings import OptimizerConfig
 
 
 def noam_rate(step: int, *, width: int, warmup_steps: int, scale: float = 1.0) -> float:

@@ -10,8 +10,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from dist_transformer import distributed
-from dist_transformer.distributed import World
+from dist_transformer.runtime import distributed
+from dist_transformer.runtime.distributed import World
 from dist_transformer.training.watchdog import Phase, Watchdog
 
 # On a ballot: above every signal's number.

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dist_transformer.config import ModelConfig
+from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.training.checkpoint import CheckpointReader
 from dist_transformer.training.engine import EMA, MOMENTS

@@ -18,18 +18,18 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from dist_transformer.config import EMBEDDED_CORPUS, TrainConfig
-from dist_transformer.data.excerpt import write_excerpt
-from dist_transformer.data.folder import DataFolder, Split
-from dist_transformer.data.prepare import PrepareSettings, prepare
-from dist_transformer.data.sources import line_files
+from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
+from dist_transformer.data.folder.reader import DataFolder, Split
+from dist_transformer.data.folder.subset import write_excerpt
+from dist_transformer.data.loading.loader import open_training_data
+from dist_transformer.data.prepare.pipeline import PrepareSettings, prepare
+from dist_transformer.data.text.files import line_files
+from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
-from dist_transformer.data.toy_corpus import make_toy_corpus, write_toy_corpus
-from dist_transformer.data.training_data import open_training_data
-from dist_transformer.distributed import World
 from dist_transformer.errors import UserError
 from dist_transformer.inference.beam import BeamSettings, beam_search
 from dist_transformer.packed import PackedBatch, PackedTokens, pack_side
+from dist_transformer.runtime.distributed import World
 from dist_transformer.training.checkpoint import checkpoint_problem, step_name
 from dist_transformer.training.memory import peak_memory_bytes
 from dist_transformer.training.metrics import read_records

@@ -12,18 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from dist_transformer import distributed
-from dist_transformer.config import TrainConfig, to_plain
-from dist_transformer.data.feeder import Feeder
-from dist_transformer.data.plan import Step
-from dist_transformer.data.stream import MicroBatch
-from dist_transformer.data.training_data import open_training_data
-from dist_transformer.distributed import World
+from dist_transformer.config.settings import TrainConfig, to_plain
+from dist_transformer.data.loading.collate import MicroBatch
+from dist_transformer.data.loading.loader import open_training_data
+from dist_transformer.data.loading.plan import Step
+from dist_transformer.data.loading.prefetch import Feeder
+from dist_transformer.data.loading.shard_agreement import ShardGate
 from dist_transformer.environment import describe_environment, record_environment
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.samples import write_sheet
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer, training_flops
+from dist_transformer.runtime import distributed
+from dist_transformer.runtime.distributed import World
 from dist_transformer.training.checkpoint import CheckpointReader
 from dist_transformer.training.checkpoint_writer import CheckpointWriter, Retention, Saved
 from dist_transformer.training.ds_config import load_ds_config
@@ -35,7 +36,6 @@ from dist_transformer.training.metrics import Reporter, perplexity
 from dist_transformer.training.progress import Progress
 from dist_transformer.training.run_folder import describe_run, open_run, run_identity
 from dist_transformer.training.schedule import learning_rate
-from dist_transformer.training.shard_gate import ShardGate
 from dist_transformer.training.stop import StopVote
 from dist_transformer.training.validation import Validator
 from dist_transformer.training.warm_start import InitialWeights

@@ -5,18 +5,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dist_transformer import distributed
-from dist_transformer.config import BatchConfig
-from dist_transformer.data.folder import DataFolder
-from dist_transformer.data.packing import Budgets
-from dist_transformer.data.plan import Plan
-from dist_transformer.data.stream import Stream, epoch_steps
+from dist_transformer.config.settings import BatchConfig
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.loading.collate import Stream, epoch_steps
+from dist_transformer.data.loading.packing import Budgets
+from dist_transformer.data.loading.plan import Plan
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.bleu import corpus_bleu
 from dist_transformer.evaluation.samples import SampleSheet, make_samples
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
+from dist_transformer.runtime import distributed
 from dist_transformer.training.engine import Engine
 
 # Shown of each validation, and those of them with cross-attention maps.

@@ -16,12 +16,12 @@ from typing import Any
 
 from safetensors import safe_open
 
-from dist_transformer.config import TrainConfig, from_plain, read_json
-from dist_transformer.data.events import LeftOut
-from dist_transformer.data.folder import DataFolder
-from dist_transformer.data.mixing import position_from_json
-from dist_transformer.data.shards import INDEX_FILE, TOKENIZER_FILE
-from dist_transformer.data.training_data import open_folders
+from dist_transformer.config.settings import TrainConfig, from_plain, read_json
+from dist_transformer.data.folder.format import INDEX_FILE, TOKENIZER_FILE
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.loading.events import LeftOut
+from dist_transformer.data.loading.loader import open_folders
+from dist_transformer.data.loading.mixture import position_from_json
 from dist_transformer.errors import UserError
 from dist_transformer.files import is_pickle, sha256_of
 from dist_transformer.model_folder import WEIGHTS_FILE

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from dist_transformer.config import ModelConfig
+from dist_transformer.config.settings import ModelConfig
 from dist_transformer.errors import UserError
 from dist_transformer.files import sha256_of
 from dist_transformer.model_folder import TOKENIZER_FILE, WEIGHTS_FILE, ModelInfo, load_model, read_model_info

@@ -18,8 +18,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from dist_transformer import distributed
-from dist_transformer.distributed import World
+from dist_transformer.runtime import distributed
+from dist_transformer.runtime.distributed import World
 from dist_transformer.training.heartbeats import Beat, Failure, Heartbeats
 from dist_transformer.training.launcher_watch import LauncherWatch
 from dist_transformer.training.signals import Signals

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dist_transformer.config import ModelConfig, to_plain
+from dist_transformer.config.settings import ModelConfig, to_plain
 from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.averaging.sweep import describe_steps, validation_text
-from dist_transformer.data.folder import DataFolder
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.evaluate import read_test_set
 from dist_transformer.files import sha256_of

@@ -16,9 +16,9 @@ from dist_transformer.benchmarks.data import (
     write_text,
 )
 from dist_transformer.benchmarks.first_step import measure_first_step, simulate_lengths
-from dist_transformer.config import BatchConfig
-from dist_transformer.data.folder import DataFolder
-from dist_transformer.data.plan import Budgets
+from dist_transformer.config.settings import BatchConfig
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.loading.plan import Budgets
 from dist_transformer.errors import UserError
 from tests.conftest import run_command
 from tools.results_table import make_lines, read_result

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dist_transformer.benchmarks.decoding import DecodeBenchmark, decode_table, make_work
-from dist_transformer.config import ModelConfig
+from dist_transformer.config.settings import ModelConfig
 from dist_transformer.ctranslate2_model import save_for_ctranslate2, translate_ids, word
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError

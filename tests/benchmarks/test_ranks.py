@@ -9,8 +9,8 @@ import pytest
 
 from dist_transformer.benchmarks import ranks as module
 from dist_transformer.benchmarks.ranks import RanksBenchmark, ranks_table, run_ranks_benchmark
-from dist_transformer.config import BatchConfig, TrainConfig
-from dist_transformer.data.folder import DataFolder
+from dist_transformer.config.settings import BatchConfig, TrainConfig
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
 from tests.conftest import run_command
 

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 
 from dist_transformer.benchmarks.stages import StagesBenchmark, counted_collectives, stages_table
-from dist_transformer.config import TrainConfig
-from dist_transformer.data.folder import DataFolder
-from dist_transformer.distributed import World, process_group
+from dist_transformer.config.settings import TrainConfig
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
 from dist_transformer.planning.speed import bytes_per_parameter
+from dist_transformer.runtime.distributed import World, process_group
 from tests.conftest import ROOT, run_command
 
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from dist_transformer.benchmarks.text import IGNORED_LABEL, TextSample
-from dist_transformer.data.folder import DataFolder
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dist_transformer.data.folder import DataFolder
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.training.ledger import read_ledger
 from dist_transformer.training.metrics import read_records
 from tests.conftest import run_command

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.data.folder import DataFolder
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
 from dist_transformer.training.checkpoint import checkpoint_problem, checkpoints_of
 from dist_transformer.training.metrics import read_records

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.data.folder import DataFolder
+from dist_transformer.data.folder.reader import DataFolder
 from tests.conftest import ROOT, deepspeed_command, run_command
 
 pytestmark = pytest.mark.slow

@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 
 from dist_transformer.averaging.mean import average
 from dist_transformer.averaging.sources import weight_file_metadata
-from dist_transformer.data.folder import DataFolder
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.evaluation.samples import read_sheets
 from dist_transformer.files import sha256_of
-from dist_transformer.launch import as_typed, tool_command
+from dist_transformer.runtime.launch import as_typed, tool_command
 from dist_transformer.training.checkpoint import checkpoint_problem
 from dist_transformer.training.ledger import read_ledger
 from dist_transformer.training.metrics import read_records

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dist_transformer.data.folder import DataFolder
+from dist_transformer.data.folder.reader import DataFolder
 from tests.conftest import deepspeed_command, run_command
 
 pytestmark = pytest.mark.slow

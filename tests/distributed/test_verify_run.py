@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.data.folder import DataFolder
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.training.checkpoint import manifest_content
 from dist_transformer.training.ledger import Ledger, read_ledger
 from dist_transformer.training.verification import verify_run

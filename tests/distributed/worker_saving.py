@@ -15,10 +15,10 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from dist_transformer import distributed
-from dist_transformer.distributed import World, process_group, read_world
 from dist_transformer.errors import UserError
 from dist_transformer.files import sha256_of
+from dist_transformer.runtime import distributed
+from dist_transformer.runtime.distributed import World, process_group, read_world
 from dist_transformer.training import checkpoint, checkpoint_writer
 from dist_transformer.training.checkpoint import CheckpointReader, newest_checkpoint, step_name
 from dist_transformer.training.checkpoint_writer import CheckpointWriter, Retention

@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from dist_transformer.config import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
-from dist_transformer.data.folder import DataFolder
-from dist_transformer.data.plan import Plan, Position, Step, resolve_budgets
-from dist_transformer.data.stream import Stream
-from dist_transformer.distributed import World, process_group, read_world
+from dist_transformer.config.settings import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.loading.collate import Stream
+from dist_transformer.data.loading.plan import Plan, Position, Step, resolve_budgets
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.samples import read_sheets
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer
+from dist_transformer.runtime.distributed import World, process_group, read_world
 from dist_transformer.training.ds_config import load_ds_config
 from dist_transformer.training.engine import Engine
 from dist_transformer.training.interval import Interval

@@ -13,10 +13,10 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import numpy as np
 import torch
 
-from dist_transformer.config import BatchConfig, ModelConfig, TrainConfig
-from dist_transformer.distributed import process_group, read_world
+from dist_transformer.config.settings import BatchConfig, ModelConfig, TrainConfig
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedBatch, pack_side
+from dist_transformer.runtime.distributed import process_group, read_world
 from dist_transformer.training.ds_config import load_ds_config
 from dist_transformer.training.engine import Engine
 

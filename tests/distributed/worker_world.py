@@ -1,4 +1,4 @@
-"""One rank of tests/test_distributed.py: finds its world, all-reduces over gloo, and prints what it saw."""
+"""One rank of tests/runtime/test_distributed.py: finds its world, all-reduces over gloo, and prints what it saw."""
 
 import json
 import sys
@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from dist_transformer import distributed
-from dist_transformer.distributed import process_group, read_world
 from dist_transformer.errors import UserError
+from dist_transformer.runtime import distributed
+from dist_transformer.runtime.distributed import process_group, read_world
 
 
 def fail_on(rank: int, own: int) -> None:

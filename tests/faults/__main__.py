@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from dist_transformer.data.folder import DataFolder
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError, exit_on_user_error
 from tests.conftest import ROOT
 from tests.faults import damage, disks, elastic, hostile, kills, lost_ranks, not_finite, slow_saves

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dist_transformer.data.folder import DataFolder
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
 from tests.faults.__main__ import CAMPAIGNS
 from tests.faults.campaign import Campaign, Case, Lab

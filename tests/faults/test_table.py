@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.data.folder import DataFolder
+from dist_transformer.data.folder.reader import DataFolder
 from tests.faults.__main__ import CAMPAIGNS, examine
 from tests.faults.campaign import Campaign, Case, Found, Lab
 from tests.faults.table import Table

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dist_transformer.config import ModelConfig
+from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.inference.attention_maps import cross_attention_maps
 from dist_transformer.model.attention import MultiHeadAttention

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from dist_transformer.config import ModelConfig
+from dist_transformer.config.settings import ModelConfig
 from dist_transformer.inference import candidates
 from dist_transformer.inference.candidates import best_extensions, largest
 from dist_transformer.model.transformer import Transformer

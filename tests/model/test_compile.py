@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from dist_transformer.config import ModelConfig
+from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import IGNORED, PackedBatch, pack_side
 from dist_transformer.training.ledger import batch_hash

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dist_transformer.config import ModelConfig
+from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model import attention
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedBatch, pack_side

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 from transformers import MarianMTModel
 
-from dist_transformer.config import ModelConfig
+from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import BOS_ID as BOS
 from dist_transformer.data.tokenizer import EOS_ID as EOS
 from dist_transformer.data.tokenizer import PAD_ID as PAD

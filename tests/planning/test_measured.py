@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.config import PRESETS, to_plain
-from dist_transformer.data.folder import DataFolder
+from dist_transformer.config.settings import PRESETS, to_plain
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
 from dist_transformer.planning.measured import Comparison, compare, read_run
 from dist_transformer.planning.plan import Cluster, plan_run

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dist_transformer.config import PRESETS, ModelConfig
+from dist_transformer.config.settings import PRESETS, ModelConfig
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedBatch, PackedTokens, pack_side
 from dist_transformer.planning.memory import (

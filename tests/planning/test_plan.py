@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.config import EMBEDDED_CORPUS, PRESETS, TrainConfig
-from dist_transformer.data.folder import DataFolder
+from dist_transformer.config.settings import EMBEDDED_CORPUS, PRESETS, TrainConfig
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import training_flops
 from dist_transformer.planning.plan import Cluster, RunPlan, look_at_work, plan_run, what_would_fit

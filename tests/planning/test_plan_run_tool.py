@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.config import EMBEDDED_CORPUS
+from dist_transformer.config.settings import EMBEDDED_CORPUS
 from dist_transformer.errors import UserError
 from tools.plan_run import main, parse_arguments
 

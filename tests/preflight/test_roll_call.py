@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from dist_transformer.distributed import World
 from dist_transformer.errors import UserError
 from dist_transformer.preflight.roll_call import as_ranges, joined
+from dist_transformer.runtime.distributed import World
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_port_that_is_taken_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> N
 
 STUCK = """
 import time
-from dist_transformer.distributed import World
+from dist_transformer.runtime.distributed import World
 from dist_transformer.preflight.roll_call import joined
 with joined(World(), seconds=0.5) as watch:
     with watch.stage("first"):

@@ -9,7 +9,7 @@ from typing import Any
 import lxml.html
 import pytest
 
-from dist_transformer.config import PRESETS, to_plain
+from dist_transformer.config.settings import PRESETS, to_plain
 from dist_transformer.evaluation.samples import Sample, SampleSheet, write_sheet
 from dist_transformer.report.page import write_report
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.config import PRESETS, to_plain
+from dist_transformer.config.settings import PRESETS, to_plain
 from dist_transformer.report.run import load_run
 from dist_transformer.report.summary import (
     Spread,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.data.toy_corpus import make_toy_corpus, write_toy_corpus
+from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
 from tests.conftest import ROOT
 from tests.slurm.cluster import Cluster, ClusterError, running_cluster, wait_until
 

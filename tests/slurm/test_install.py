@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.data.toy_corpus import make_toy_corpus, write_toy_corpus
+from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
 from tests.conftest import ROOT
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import SMALL, TWO_NODES, Site

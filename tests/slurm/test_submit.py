@@ -97,7 +97,7 @@ def test_rows_of_table_3_are_a_job_array_and_its_table(site: Site, finished: Fin
 
 
 def test_the_array_is_the_table() -> None:
-    from dist_transformer.variants import VARIANTS
+    from dist_transformer.config.table3 import VARIANTS
 
     script = (ROOT / "slurm" / "ablations.sh").read_text(encoding="utf-8")
     assert f"array=--array=0-{len(VARIANTS) - 1} " in script

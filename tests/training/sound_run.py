@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from dist_transformer.config import PRESETS, ModelConfig, to_plain
-from dist_transformer.data.events import LeftOut
+from dist_transformer.config.settings import PRESETS, ModelConfig, to_plain
+from dist_transformer.data.loading.events import LeftOut
 from dist_transformer.files import sha256_of
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.training.checkpoint import manifest_content

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dist_transformer.data.events import LeftOut
+from dist_transformer.data.loading.events import LeftOut
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.errors import UserError
 from dist_transformer.packed import IGNORED, PackedBatch, pack_side

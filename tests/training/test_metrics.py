@@ -20,8 +20,8 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugin_util import markdown_to_safe_html
 
-from dist_transformer.data.events import EpochSummary, Totals
-from dist_transformer.data.packing import Budgets
+from dist_transformer.data.loading.events import EpochSummary, Totals
+from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.evaluation.samples import Sample, SampleSheet
 from dist_transformer.model.positions import sinusoidal_positions
 from dist_transformer.training.metrics import Reporter, format_seconds, perplexity, read_records, samples_table

@@ -1,6 +1,6 @@
 import json
 
-from dist_transformer.data.plan import Position
+from dist_transformer.data.loading.plan import Position
 from dist_transformer.training.progress import Progress
 
 

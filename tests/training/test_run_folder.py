@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from dist_transformer.config import PRESETS, BatchConfig, ModelConfig, OptimizerConfig, TrainConfig, from_plain
+from dist_transformer.config.settings import PRESETS, BatchConfig, ModelConfig, OptimizerConfig, TrainConfig, from_plain
 from dist_transformer.errors import UserError
-from dist_transformer.interpreter import typed_path
-from dist_transformer.launch import as_typed
+from dist_transformer.runtime.interpreter import typed_path
+from dist_transformer.runtime.launch import as_typed
 from dist_transformer.training.checkpoint import CheckpointReader
 from dist_transformer.training.checkpoint_writer import Retention
 from dist_transformer.training.engine import MOMENTS, ParameterState

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dist_transformer.config import OptimizerConfig
+from dist_transformer.config.settings import OptimizerConfig
 from dist_transformer.training.schedule import (
     RateScheduler,
     average_decay,

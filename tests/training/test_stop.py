@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.distributed import World
+from dist_transformer.runtime.distributed import World
 from dist_transformer.training.stop import StopVote, parse_slurm_duration, seconds_left
 from dist_transformer.training.watchdog import Phase, Watchdog
 

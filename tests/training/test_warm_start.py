@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from dist_transformer.config import PRESETS
-from dist_transformer.data.folder import DataFolder
+from dist_transformer.config.settings import PRESETS
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.tokenizer import Tokenizer
-from dist_transformer.distributed import World
 from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
+from dist_transformer.runtime.distributed import World
 from dist_transformer.training.test_mode import run_test_mode
 from dist_transformer.training.warm_start import InitialWeights, read_initial_weights
 

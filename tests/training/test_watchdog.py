@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.distributed import World
+from dist_transformer.runtime.distributed import World
 from dist_transformer.training import watchdog as module
 from dist_transformer.training.heartbeats import Beat, Failure, Heartbeats, who_is_behind
 from dist_transformer.training.launcher_watch import LauncherWatch
@@ -182,7 +182,7 @@ def test_the_longest_of_each_phase(monkeypatch: pytest.MonkeyPatch) -> None:
 HANG = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from dist_transformer.distributed import World
+from dist_transformer.runtime.distributed import World
 from dist_transformer.training.heartbeats import Heartbeats
 from dist_transformer.training.launcher_watch import LauncherWatch
 from dist_transformer.training.watchdog import Phase, Watchdog

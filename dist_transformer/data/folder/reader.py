@@ -1,0 +1,393 @@
+"""A prepared data folder, opened: in a folder of this machine, or behind a URL with a cache on local disk."""
+
+import dataclasses
+import json
+import os
+import stat
+import types
+import typing
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dist_transformer.data.folder.format import (
+    FORMAT_VERSION,
+    INDEX_FILE,
+    REMEDY,
+    TOKENIZER_FILE,
+    VALID_FOLDER,
+    VALID_SOURCE_FILE,
+    VALID_TARGET_FILE,
+    DataIndex,
+    SplitInfo,
+    copy_rows,
+)
+from dist_transformer.data.folder.storage import (
+    CachedFiles,
+    CacheSettings,
+    Columns,
+    LocalFiles,
+    ShardFiles,
+    check_file,
+    fetch,
+    is_url,
+    refuse_password,
+)
+from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.errors import UserError
+from dist_transformer.files import exclusive, sha256_of
+
+# Shards in memory, besides those that a plan holds; 100,000 pairs of 30 tokens a side take 13 MB.
+_KEPT_SHARDS = 64
+
+
+class Split:
+    """An opened split. Shards are read and verified when they are used; a plan holds those of its window.
+
+    Args:
+        vocab_size: ids must lie below it.
+    """
+
+    def __init__(
+        self, folder: Path, info: SplitInfo, files: ShardFiles | None = None, *, vocab_size: int | None = None
+    ) -> None:
+        self.folder = folder
+        self.info = info
+        self.files = files or LocalFiles(folder)
+        self.vocab_size = vocab_size
+        self.shard_starts = np.concatenate([[0], np.cumsum([shard.pairs for shard in info.shards], dtype=np.int64)])
+        """Shape: (shards + 1). First pair id of each shard."""
+        self.lengths = _open_lengths(folder / info.lengths_file, info.pairs)
+        """Shape: (pairs, 2), memory-mapped. Tokens with the one special token of each side."""
+        self._held: dict[int, Columns] = {}
+        self._wanted: frozenset[int] = frozenset()
+        self._used: OrderedDict[int, Columns] = OrderedDict()
+
+    def tokens(self, pair_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Ids of the given pairs, laid end to end in the given order, without special tokens.
+
+        Returns:
+            source values, source lengths, target values, target lengths; all int64.
+        """
+        pair_ids = np.asarray(pair_ids, dtype=np.int64)
+        if pair_ids.size and (pair_ids.min() < 0 or pair_ids.max() >= self.shard_starts[-1]):
+            raise IndexError(f"pair ids must lie in [0, {self.shard_starts[-1]})")
+        lengths = self.sizes(pair_ids) - 1
+        ends = np.cumsum(lengths, axis=1)
+        source, target = (np.empty(total, dtype=np.int64) for total in lengths.sum(axis=1))
+        self.copy_tokens(pair_ids, source, target, ends - lengths)
+        return source, lengths[0], target, lengths[1]
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Tokens of the longest source and target, one special token each."""
+        return self.info.max_source_tokens, self.info.max_target_tokens
+
+    def sizes(self, pair_ids: np.ndarray) -> np.ndarray:
+        """Shape: (2, pairs), int64: source and target tokens of the given pairs, one special token each."""
+        return self.lengths.take(pair_ids, axis=0).T.astype(np.int64, order="C")
+
+    def copy_tokens(self, pair_ids: np.ndarray, source: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
+        """Write the ids of the given pairs, without special tokens, to two buffers.
+
+        Args:
+            places: (2, pairs), where in `source` and in `target` each pair begins.
+        """
+        shards = np.searchsorted(self.shard_starts, pair_ids, side="right") - 1
+        counts = np.bincount(shards)
+        # Small numbers are sorted by radix.
+        by_shard = np.argsort(shards.astype(np.min_scalar_type(len(counts))), kind="stable")
+        sorted_ids, stops = pair_ids[by_shard], np.cumsum(counts)
+        present = np.flatnonzero(counts)
+        rows = [sorted_ids[stops[shard] - counts[shard] : stops[shard]] - self.shard_starts[shard] for shard in present]
+        columns = [self._shard(int(shard)) for shard in present]
+        lengths = self.sizes(sorted_ids) - 1
+        for side, out in enumerate((source, target)):
+            parts = [(column[side], of_shard) for column, of_shard in zip(columns, rows, strict=True)]
+            if parts:
+                copy_rows(parts, lengths[side], out, places[side, by_shard])
+
+    def hold(self, shards: Sequence[int]) -> dict[int, str]:
+        """Read the given shards and keep them, whatever happens to their files; says of those that cannot be read why.
+
+        Those held before stay until `forget_past`: packs may be waiting that need them.
+        """
+        problems = {}
+        self._wanted = frozenset(shards)
+        for shard in shards:
+            try:
+                if shard not in self._held:
+                    self._held[shard] = self.read(shard)
+            except UserError as error:
+                problems[shard] = str(error)
+            except OSError as error:
+                # A cache that was removed or is full, on this machine alone: to be said by all ranks, as the rest.
+                problems[shard] = (
+                    f"{self.info.shards[shard].file} in {self.folder} cannot be read ({error.strerror or error}): "
+                    "check that folder, its rights and its free space"
+                )
+        return problems
+
+    def fetch_ahead(self, shards: Iterable[int]) -> None:
+        self.files.fetch_ahead(self.info.shards[shard] for shard in shards)
+
+    def forget_past(self) -> None:
+        """Let go of the shards that `hold` was not asked for last."""
+        self._held = {shard: columns for shard, columns in self._held.items() if shard in self._wanted}
+
+    def close(self) -> None:
+        """Let go of all shards."""
+        self._held.clear()
+        self._used.clear()
+
+    def read(self, shard: int) -> Columns:
+        """Source and target ids of a shard, verified.
+
+        Raises:
+            UserError: it cannot be had, or is not what index and lengths state.
+        """
+        info = self.info.shards[shard]
+        columns = self.files.read(info)
+        stated = self.lengths[self.shard_starts[shard] : self.shard_starts[shard + 1]]
+        tokens, longest = (info.source_tokens, info.target_tokens), self.longest
+        for side, column in enumerate(columns):
+            lengths = column.lengths + 1
+            if not np.array_equal(lengths, stated[:, side]):
+                raise UserError(
+                    f"{self.folder / info.file} does not hold the pairs that {self.info.lengths_file} states: {REMEDY}"
+                )
+            if lengths.sum() != tokens[side] or lengths.max(initial=0) > longest[side]:
+                raise UserError(
+                    f"{self.folder / info.file} does not hold the tokens that the index states, or longer sentences: "
+                    f"{REMEDY}"
+                )
+            if self.vocab_size is not None and column.values.max(initial=0) >= self.vocab_size:
+                raise UserError(
+                    f"{self.folder / info.file} holds id {column.values.max()}, but the vocabulary of the index has "
+                    f"{self.vocab_size}: {REMEDY}"
+                )
+        return columns
+
+    def _shard(self, shard: int) -> Columns:
+        if shard in self._held:
+            return self._held[shard]
+        if shard not in self._used:
+            self._used[shard] = self.read(shard)
+            if len(self._used) > _KEPT_SHARDS:
+                self._used.popitem(last=False)
+        self._used.move_to_end(shard)
+        return self._used[shard]
+
+
+class DataFolder:
+    """A prepared data folder, opened for reading. `path` is on local disk, and the cache when the folder is not."""
+
+    def __init__(self, path: Path, index: DataIndex, files: ShardFiles | None = None) -> None:
+        self.path = path
+        self.index = index
+        self.train = Split(path, index.train, files, vocab_size=index.vocab_size)
+        self.valid = Split(path / VALID_FOLDER, index.valid, vocab_size=index.vocab_size)
+
+    @classmethod
+    def open(
+        cls, place: Path | str, cache: CacheSettings | None = None, *, shards_may_be_bad: bool = False
+    ) -> "DataFolder":
+        """Open and check a folder. Shards are verified at their first use, or all by `verify`.
+
+        Args:
+            place: a folder, or a URL for `fsspec`.
+            cache: for a URL.
+            shards_may_be_bad: leave it to their first use whether training shards are there and of the right size.
+
+        Raises:
+            UserError: not a data folder, a newer format, or a file that is missing, of another size or damaged; a URL
+                with a password.
+        """
+        if is_url(str(place)):
+            refuse_password(str(place))
+            if cache is None:
+                raise UserError(f"{place} is a URL, and only training reads those: copy the folder to this machine")
+            return cls._open_url(str(place).rstrip("/"), cache)
+        path = Path(place)
+        index = _read_index(path)
+        for shard in index.train.shards:
+            if shards_may_be_bad and not os.path.lexists(_inside(path, shard.file)):
+                continue
+            file = _check_inside(path, shard.file)
+            if (size := file.stat().st_size) != shard.bytes and not shards_may_be_bad:
+                raise UserError(f"{file} has {size:,} bytes where the index states {shard.bytes:,}: {REMEDY}")
+        _check_small_files(path, index)
+        return cls(path, index)
+
+    @classmethod
+    def _open_url(cls, url: str, cache: CacheSettings) -> "DataFolder":
+        """All but the training shards is copied to the cache; the processes of a node do it in turn."""
+        try:
+            cache.folder.mkdir(parents=True, exist_ok=True)
+            with exclusive(cache.folder / "lock"):
+                fetch(f"{url}/{INDEX_FILE}", cache.folder / INDEX_FILE)
+                index = _read_index(cache.folder)
+                path = cache.folder / sha256_of(cache.folder / INDEX_FILE)[:16]
+                (path / VALID_FOLDER).mkdir(parents=True, exist_ok=True)
+                for name, sha256 in _small_files(index):
+                    _inside(path, Path(name).name)
+                    if not (path / name).is_file() or sha256_of(path / name) != sha256:
+                        fetch(f"{url}/{name}", path / name, sha256=sha256)
+                (cache.folder / INDEX_FILE).replace(path / INDEX_FILE)
+        except OSError as error:
+            raise UserError(
+                f"the cache {cache.folder} cannot be written ({error.strerror or error}): choose a place with room by "
+                "--cache-dir"
+            ) from None
+        for shard in index.train.shards:
+            _inside(path, shard.file)
+        _check_small_files(path, index)
+        return cls(path, index, CachedFiles(url, path, cache.limit_bytes))
+
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.load(self.path / TOKENIZER_FILE)
+
+    def valid_text(self) -> tuple[list[str], list[str]]:
+        """Source and target lines of the validation text, as the user gave them.
+
+        Raises:
+            UserError: they are missing, no UTF-8, or not as many as the index states.
+        """
+        folder = self.path / VALID_FOLDER
+        try:
+            source, target = (
+                (folder / name).read_bytes().decode("utf-8").split("\n")[:-1]
+                for name in (VALID_SOURCE_FILE, VALID_TARGET_FILE)
+            )
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"the texts in {folder} cannot be read ({error}): {REMEDY}") from None
+        if not len(source) == len(target) == self.index.valid_text.pairs:
+            raise UserError(f"the texts in {folder} do not have {self.index.valid_text.pairs:,} lines each: {REMEDY}")
+        return source, target
+
+    def verify(self, *, without: Collection[int] = ()) -> None:
+        """Check every file against the index, shards behind a URL too, but for the training shards `without`.
+
+        Raises:
+            UserError: naming the first file that is not what the index states.
+        """
+        for name, sha256 in _small_files(self.index):
+            check_file(self.path / name, sha256=sha256)
+        for shard in range(len(self.valid.info.shards)):
+            self.valid.read(shard)
+        for shard in range(len(self.train.info.shards)):
+            if shard not in without:
+                self.train.read(shard)
+
+    def files(self) -> Iterator[tuple[Path, str]]:
+        """Every file that the index describes, and its SHA-256."""
+        for name, sha256 in _small_files(self.index):
+            yield self.path / name, sha256
+        for shard in self.train.info.shards:
+            yield self.train.folder / shard.file, shard.sha256
+
+    def close(self) -> None:
+        self.train.close()
+        self.valid.close()
+
+
+def _open_lengths(path: Path, pairs: int) -> np.ndarray:
+    try:
+        lengths = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path} cannot be read ({error}): {REMEDY}") from None
+    if lengths.shape != (pairs, 2) or lengths.dtype not in (np.uint16, np.uint32):
+        raise UserError(
+            f"{path} holds {lengths.dtype} of shape {lengths.shape} where ({pairs}, 2) was stated: {REMEDY}"
+        )
+    # Still the map: the class that numpy gives it makes every indexing slow.
+    return lengths.view(np.ndarray)
+
+
+def _small_files(index: DataIndex) -> Iterator[tuple[str, str]]:
+    """All but the training shards: their names and SHA-256."""
+    yield TOKENIZER_FILE, index.tokenizer_sha256
+    yield index.train.lengths_file, index.train.lengths_sha256
+    yield f"{VALID_FOLDER}/{VALID_SOURCE_FILE}", index.valid_text.source_sha256
+    yield f"{VALID_FOLDER}/{VALID_TARGET_FILE}", index.valid_text.target_sha256
+    yield f"{VALID_FOLDER}/{index.valid.lengths_file}", index.valid.lengths_sha256
+    for shard in index.valid.shards:
+        yield f"{VALID_FOLDER}/{shard.file}", shard.sha256
+
+
+def _check_small_files(path: Path, index: DataIndex) -> None:
+    valid = path / VALID_FOLDER
+    if valid.is_symlink():
+        raise UserError(f"{valid} is a link, which may lead out of the folder: {REMEDY}")
+    names = [index.valid.lengths_file, VALID_SOURCE_FILE, VALID_TARGET_FILE]
+    for file in (*names, *(shard.file for shard in index.valid.shards)):
+        _check_inside(valid, file)
+    _check_inside(path, index.train.lengths_file)
+    for shard in index.valid.shards:
+        if (size := (valid / shard.file).stat().st_size) != shard.bytes:
+            raise UserError(f"{valid / shard.file} has {size:,} bytes where the index states {shard.bytes:,}: {REMEDY}")
+    check_file(_check_inside(path, TOKENIZER_FILE), sha256=index.tokenizer_sha256)
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """A place in the folder; refuses names that lead out of it."""
+    if name in ("", ".", "..") or Path(name).name != name:
+        raise UserError(f'"{name}" in the index of {folder} is not a plain file name: {REMEDY}')
+    return folder / name
+
+
+def _check_inside(folder: Path, name: str) -> Path:
+    """A regular file of the folder."""
+    path = _inside(folder, name)
+    try:
+        mode = path.lstat().st_mode
+    except OSError as error:
+        raise UserError(f"{path} is missing or unreadable ({error.strerror}): {REMEDY}") from None
+    if not stat.S_ISREG(mode):
+        raise UserError(f"{path} is not a regular file (a link or a folder): {REMEDY}")
+    return path
+
+
+def _read_index(folder: Path) -> DataIndex:
+    path = folder / INDEX_FILE
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(
+            f"{folder} is not a data folder, for {path} cannot be read ({error.strerror}): "
+            "give a folder made by tools/prepare_data.py"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON ({error}): {REMEDY}") from None
+    version = content.get("format_version") if isinstance(content, dict) else None
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise UserError(
+            f"{path} has format version {version} and this program reads {FORMAT_VERSION}: "
+            "upgrade dist_transformer, or prepare the data again"
+        )
+    try:
+        if version != FORMAT_VERSION:
+            raise ValueError(f"format_version must be {FORMAT_VERSION}, not {version!r}")
+        return _decode(DataIndex, content, "index")
+    except ValueError as error:
+        raise UserError(f"{path}: {error}: {REMEDY}") from None
+
+
+def _decode(kind: Any, value: Any, field: str) -> Any:
+    """Build a dataclass, tuple, dict or plain value from JSON, checking every type and every key."""
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        if not isinstance(value, dict) or value.keys() != hints.keys():
+            wrong = set(value).symmetric_difference(hints) if isinstance(value, dict) else {field}
+            raise ValueError(f"{field} has missing or unknown fields: {', '.join(sorted(wrong))}")
+        return kind(**{name: _decode(hint, value[name], f"{field}.{name}") for name, hint in hints.items()})
+    if isinstance(kind, types.GenericAlias) and kind.__origin__ is tuple and isinstance(value, list):
+        return tuple(_decode(kind.__args__[0], item, f"{field}[{i}]") for i, item in enumerate(value))
+    if isinstance(kind, types.GenericAlias) and kind.__origin__ is dict and isinstance(value, dict):
+        return {name: _decode(kind.__args__[1], item, f"{field}.{name}") for name, item in value.items()}
+    if type(value) is kind and not (kind is int and value < 0):
+        return value
+    raise ValueError(f"{field} must be {getattr(kind, '__name__', kind)}, not {value!r:.60}")

@@ -1,0 +1,215 @@
+"""Shards where they lie: in a folder of this machine, or behind a URL with a bounded cache on local disk.
+
+Any `fsspec` URL will do (`s3://`, `gs://`, `hf://`, `https://`, `memory://`, …). A shard is read whole, and the very
+bytes that are used are verified against its SHA-256: what happens to the file later does not reach them. The processes
+of a node share one cache: one lock a shard, which ends with its holder, lets one of them fetch while the others wait.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from dist_transformer.data.folder.format import REMEDY, ShardInfo, TokenLists, read_shard
+from dist_transformer.errors import UserError
+from dist_transformer.files import exclusive, sha256_of
+
+Columns = tuple[TokenLists, TokenLists]
+
+_ATTEMPTS = 5
+_FIRST_PAUSE_SECONDS = 0.5
+_BLOCK_BYTES = 2**22
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheSettings:
+    """Where copies of remote shards are kept, and how much of them."""
+
+    folder: Path
+    limit_bytes: int
+
+
+class ShardFiles(Protocol):
+    """Where the shards of a split are."""
+
+    def read(self, shard: ShardInfo) -> Columns:
+        """Source and target ids of a verified shard, in memory; waits until it is on local disk.
+
+        Raises:
+            UserError: it cannot be had, or is not what the index states.
+        """
+
+    def fetch_ahead(self, shards: Iterable[ShardInfo]) -> None:
+        """Bring these, which are needed next, in the background."""
+
+
+def is_url(place: str) -> bool:
+    return "://" in place
+
+
+def refuse_password(url: str) -> None:
+    """Raise a UserError for a URL with a password: launchers print commands, run folders hold settings, and both are
+    shared."""
+    if re.search(r"://[^/@]*:[^/]*@", url):
+        shown = re.sub(r"://.*@", "://***@", url)
+        raise UserError(
+            f"{shown} holds a password, which would be written to logs and to the run folder: give it by the store's "
+            "own variables or files, or by those of fsspec (FSSPEC_FTP_PASSWORD, ~/.config/fsspec)"
+        )
+
+
+class LocalFiles:
+    """Shards in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self, shard: ShardInfo) -> Columns:
+        return _read_verified(self.folder / shard.file, shard)
+
+    def fetch_ahead(self, shards: Iterable[ShardInfo]) -> None:
+        """They are here."""
+
+
+class CachedFiles:
+    """Shards behind a URL. At most `limit_bytes` of them are kept in `cache`."""
+
+    def __init__(self, url: str, cache: Path, limit_bytes: int) -> None:
+        self.url, self.cache, self.limit_bytes = url, cache, limit_bytes
+        self._fetcher: threading.Thread | None = None
+
+    def read(self, shard: ShardInfo) -> Columns:
+        path = self.cache / shard.file
+        with exclusive(self.cache / f"{shard.file}.lock"):
+            try:
+                columns = _read_verified(path, shard)
+            except UserError:
+                self._fetch(shard)
+                columns = _read_verified(path, shard)
+            # When room is made, the least recently used shard goes.
+            os.utime(path)
+            return columns
+
+    def fetch_ahead(self, shards: Iterable[ShardInfo]) -> None:
+        """As many as half of the limit holds. What cannot be had is told when it is needed."""
+        if self._fetcher is not None and self._fetcher.is_alive():
+            return
+        chosen, total = [], 0
+        for shard in shards:
+            total += shard.bytes
+            if total > self.limit_bytes // 2:
+                break
+            chosen.append(shard)
+        self._fetcher = threading.Thread(target=self._fetch_all, args=(chosen,), daemon=True)
+        self._fetcher.start()
+
+    def _fetch_all(self, shards: list[ShardInfo]) -> None:
+        for shard in shards:
+            path = self.cache / shard.file
+            with contextlib.suppress(UserError, OSError), exclusive(self.cache / f"{shard.file}.lock"):
+                if not path.exists():
+                    self._fetch(shard)
+                os.utime(path)
+
+    def _fetch(self, shard: ShardInfo) -> None:
+        self._make_room(shard)
+        fetch(f"{self.url}/{shard.file}", self.cache / shard.file, size=shard.bytes, sha256=shard.sha256)
+
+    def _make_room(self, shard: ShardInfo) -> None:
+        """Remove the least recently used shards, without those that a process is opening."""
+        with exclusive(self.cache / "room.lock"):
+            files = sorted(self.cache.glob("*.arrow"), key=lambda file: file.stat().st_mtime)
+            total = shard.bytes + sum(file.stat().st_size for file in files)
+            for file in files:
+                if total <= self.limit_bytes:
+                    break
+                with contextlib.suppress(BlockingIOError), exclusive(self.cache / f"{file.name}.lock", wait=False):
+                    total -= file.stat().st_size
+                    file.unlink()
+
+
+def fetch(url: str, path: Path, *, size: int | None = None, sha256: str | None = None) -> None:
+    """Copy a remote file to `path`, whole or not at all; with pauses that grow, as a busy server wants it.
+
+    Raises:
+        UserError: all attempts failed; the last reason is given.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            time.sleep(_FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
+        try:
+            problem = _copy(url, partial, size=size, sha256=sha256)
+        except FileNotFoundError:
+            partial.unlink(missing_ok=True)
+            raise UserError(f"{url} is missing: check the URL, or copy the data folder there again") from None
+        except ImportError as error:
+            raise UserError(f"{url} needs another package: {error}") from None
+        except Exception as error:  # every kind of store has its own
+            problem = str(error).strip().split("\n")[0] or type(error).__name__
+        if problem is None:
+            partial.replace(path)
+            return
+    partial.unlink(missing_ok=True)
+    raise UserError(
+        f"{url} cannot be had after {_ATTEMPTS} attempts ({problem}): check the network and rights, or copy the data "
+        "folder there again"
+    )
+
+
+def _copy(url: str, partial: Path, *, size: int | None, sha256: str | None) -> str | None:
+    """What is wrong with the copy, None when it is sound."""
+    import fsspec
+
+    digest, copied = hashlib.sha256(), 0
+    with fsspec.open(url, "rb") as remote, partial.open("wb") as file:
+        while block := remote.read(_BLOCK_BYTES):
+            file.write(block)
+            digest.update(block)
+            copied += len(block)
+    if size is not None and copied != size:
+        return f"it has {copied:,} bytes where the index states {size:,}"
+    if sha256 is not None and digest.hexdigest() != sha256:
+        return "its SHA-256 is not the index's"
+    return None
+
+
+def check_file(path: Path, *, sha256: str) -> None:
+    """
+    Raises:
+        UserError: the file is of another content than the index states, or cannot be read.
+    """
+    try:
+        if sha256_of(path) != sha256:
+            raise _damaged(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): {REMEDY}") from None
+
+
+def _read_verified(path: Path, shard: ShardInfo) -> Columns:
+    """
+    Raises:
+        UserError: the file is of another size or content than the index states, or cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            # No more than it may have: a file of any size ends here.
+            content = file.read(shard.bytes + 1)
+            if len(content) != shard.bytes:
+                found = os.fstat(file.fileno()).st_size
+                raise UserError(f"{path} has {found:,} bytes where the index states {shard.bytes:,}: {REMEDY}")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): {REMEDY}") from None
+    if hashlib.sha256(content).hexdigest() != shard.sha256:
+        raise _damaged(path)
+    return read_shard(path, content)
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(f"{path} is damaged or from another folder, for its SHA-256 is not the index's: {REMEDY}")

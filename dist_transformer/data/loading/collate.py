@@ -1,0 +1,111 @@
+"""From packs to the tensors that a rank computes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from dist_transformer.data.loading.packing import Budgets
+from dist_transformer.data.loading.plan import Pack, Plan, Position, Step
+from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
+from dist_transformer.packed import IGNORED, PackedBatch, lay_out
+
+
+class Pairs(Protocol):
+    """Sentence pairs by id: a split, or several corpora."""
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Tokens of the longest source and target, one special token each."""
+
+    def sizes(self, pair_ids: np.ndarray) -> np.ndarray:
+        """Shape: (2, pairs), int64: source and target tokens of the given pairs, one special token each."""
+
+    def copy_tokens(self, pair_ids: np.ndarray, source: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
+        """Write the ids of the given pairs, without special tokens, to two buffers.
+
+        Args:
+            places: (2, pairs), where in `source` and in `target` each pair begins.
+        """
+
+    def forget_past(self) -> None:
+        """Let go of the shards that only windows before the one admitted last need."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """What a rank computes at once."""
+
+    first_pack: int
+    """Place in the step of the first pack: with seed, epoch and step it names every random choice."""
+    batch: PackedBatch
+
+
+class Stream:
+    """Builds micro-batches. The rank's slice is taken last, so nothing before it knows the world."""
+
+    def __init__(self, pairs: Pairs, budgets: Budgets, *, packs_per_micro_batch: int) -> None:
+        self.pairs = pairs
+        self.packs_per_micro_batch = packs_per_micro_batch
+        self.sizes = budgets.tokens * packs_per_micro_batch
+        self.caps = np.maximum(1, np.minimum(budgets.tokens, pairs.longest))
+        """Tokens of the longest sentence on each side, dummies included."""
+        dummies = int((-(-self.sizes // self.caps)).max())
+        self.offset_count = 1 + budgets.max_sentences * packs_per_micro_batch + dummies
+
+    def micro_batches(self, step: Step, *, rank: int, world_size: int) -> list[MicroBatch]:
+        """This rank's share of a step: equally many on every rank, the last ones of weight zero where packs run out."""
+        return self.micro_batches_of([step], rank=rank, world_size=world_size)[0]
+
+    def micro_batches_of(self, steps: Sequence[Step], *, rank: int, world_size: int) -> list[list[MicroBatch]]:
+        """The same for several steps, for less: what numpy costs a call is shared by all."""
+        size = self.packs_per_micro_batch
+        firsts = [
+            [(turn * world_size + rank) * size for turn in range(-(-len(step.packs) // (size * world_size)))]
+            for step in steps
+        ]
+        shares = [step.packs[i : i + size] for step, turns in zip(steps, firsts, strict=True) for i in turns]
+        batches = iter(self.build_all(shares))
+        return [[MicroBatch(first_pack=first, batch=next(batches)) for first in turns] for turns in firsts]
+
+    def build(self, packs: Sequence[Pack | None]) -> PackedBatch:
+        """Lay the pairs of the packs end to end."""
+        return self.build_all([packs])[0]
+
+    def build_all(self, shares: Sequence[Sequence[Pack | None]]) -> list[PackedBatch]:
+        """The same for several micro-batches."""
+        ids = [[pack.pair_ids for pack in packs if pack is not None] for packs in shares]
+        pairs = np.concatenate([np.empty(0, dtype=np.int64), *(chosen for packs in ids for chosen in packs)])
+        counts = np.array([sum(map(len, packs)) for packs in ids])
+        lengths = self.pairs.sizes(pairs)
+        layouts = [
+            lay_out(lengths[side], counts, size=size, offset_count=self.offset_count, max_length=cap)
+            for side, (size, cap) in enumerate(zip(self.sizes.tolist(), self.caps.tolist(), strict=True))
+        ]
+        source, target = (np.zeros_like(layout.positions) for layout in layouts)
+        source_starts, target_starts = (layout.starts for layout in layouts)
+        places = np.stack([source_starts, target_starts + 1])
+        self.pairs.copy_tokens(pairs, source.reshape(-1), target.reshape(-1), places)
+        source.reshape(-1)[source_starts + lengths[0] - 1] = EOS_ID
+        target.reshape(-1)[target_starts] = BOS_ID
+        # Target out is target in one place earlier.
+        labels = np.empty_like(target)
+        labels[:, :-1] = target[:, 1:]
+        labels.reshape(-1)[target_starts + lengths[1] - 1] = EOS_ID
+        for row, used in zip(labels, layouts[1].used, strict=True):
+            row[used:] = IGNORED
+        sides = (layout.sides(tokens) for layout, tokens in zip(layouts, (source, target), strict=True))
+        return [
+            PackedBatch(source=source_side, target=target_side, labels_T=labels_T)
+            for source_side, target_side, labels_T in zip(*sides, torch.from_numpy(labels).unbind(), strict=True)
+        ]
+
+
+def epoch_steps(plan: Plan, *, packs_per_step: int) -> Iterator[Step]:
+    """One pass over a split, always the same, for validation."""
+    for step in plan.steps(Position(), packs_per_step):
+        if step.epoch > 0:
+            return
+        yield step

@@ -1,0 +1,80 @@
+"""What comes up while packs are planned, besides packs: shards that are left out, epochs that end."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dist_transformer.data.loading.packing import Budgets
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Totals:
+    """What an epoch has come to so far."""
+
+    packs: int = 0
+    pairs: int = 0
+    source_tokens: int = 0
+    target_tokens: int = 0
+
+    def plus_pack(self, *, pairs: int, source_tokens: int, target_tokens: int) -> "Totals":
+        return Totals(
+            packs=self.packs + 1,
+            pairs=self.pairs + pairs,
+            source_tokens=self.source_tokens + source_tokens,
+            target_tokens=self.target_tokens + target_tokens,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeftOut:
+    """A shard that could not be read: the pairs that a window of an epoch misses."""
+
+    corpus: int
+    shard: int
+    epoch: int
+    window: int
+    packs: int
+    """Packs of the window that came before; 0 when the window is without the shard from its start."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochSummary:
+    """An epoch of a corpus that has ended."""
+
+    corpus: int
+    epoch: int
+    budgets: Budgets
+    totals: Totals
+    unfit_pairs: int
+    """Too long for any pack, and never trained on."""
+    left_out_pairs: int
+    """Of shards that could not be read."""
+
+    @property
+    def source_fill(self) -> float:
+        """Share of the source budgets that is text."""
+        return self.totals.source_tokens / (self.totals.packs * self.budgets.max_source_tokens)
+
+    @property
+    def target_fill(self) -> float:
+        return self.totals.target_tokens / (self.totals.packs * self.budgets.max_target_tokens)
+
+    @property
+    def fill(self) -> float:
+        """Of both budgets together."""
+        room = self.budgets.max_source_tokens + self.budgets.max_target_tokens
+        return (self.totals.source_tokens + self.totals.target_tokens) / (self.totals.packs * room)
+
+
+@dataclass(slots=True)
+class Events:
+    """What came up while packs were drawn, until a step takes it along."""
+
+    left_out: list[LeftOut] = field(default_factory=list)
+    ended: list[EpochSummary] = field(default_factory=list)
+
+    def take(self) -> dict[str, Any]:
+        """As fields of the step that is made now."""
+        taken = {"left_out": tuple(self.left_out), "ended": tuple(self.ended)}
+        self.left_out.clear()
+        self.ended.clear()
+        return taken

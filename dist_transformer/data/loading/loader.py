@@ -1,0 +1,128 @@
+"""What a run's `--data` comes to: opened folders, the plan over them, and the stream that builds its micro-batches."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from dist_transformer.config.settings import TrainConfig
+from dist_transformer.data.folder.reader import DataFolder, Split
+from dist_transformer.data.folder.storage import CacheSettings, is_url
+from dist_transformer.data.loading.collate import Stream
+from dist_transformer.data.loading.mixture import Corpora, Mixture, temperature_shares
+from dist_transformer.data.loading.packing import Budgets
+from dist_transformer.data.loading.plan import Plan, Step, Window, resolve_budgets
+from dist_transformer.errors import UserError
+
+Admit = Callable[[Split, Window], Mapping[int, int]]
+
+
+class Planner(Protocol):
+    """A `Plan` or a `Mixture` of several, each with its own kind of position."""
+
+    skipped: int
+
+    def start(self) -> Any: ...
+
+    def steps(self, position: Any, packs_per_step: int) -> Iterator[Step]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingData:
+    """Opened for training."""
+
+    folders: tuple[DataFolder, ...]
+    budgets: Budgets
+    plan: Planner
+    stream: Stream
+
+    @property
+    def first(self) -> DataFolder:
+        """Whose validation set, languages and vocabulary are the run's."""
+        return self.folders[0]
+
+
+def open_folders(config: TrainConfig) -> tuple[DataFolder, ...]:
+    """Open `config.data`.
+
+    Raises:
+        UserError: a folder cannot be used, or several do not go together.
+    """
+    if not config.data:
+        raise UserError("--data is empty: give a data folder made by tools/prepare_data.py")
+    limit = int(config.cache_gib * 2**30 / len(config.data))
+    folders = tuple(
+        DataFolder.open(
+            place,
+            CacheSettings(folder=_cache_folder(config, place), limit_bytes=limit),
+            shards_may_be_bad=config.on_bad_shard == "skip",
+        )
+        for place in config.data
+    )
+    first = folders[0].index
+    for place, folder in zip(config.data, folders, strict=True):
+        index = folder.index
+        if index.train.target_tokens == 0:
+            raise UserError(f"{place} has no training pairs: prepare it again with tools/prepare_data.py")
+        if index.tokenizer_sha256 != first.tokenizer_sha256:
+            raise UserError(
+                f"{place} has another vocabulary than {config.data[0]}: prepare it again with "
+                f"--tokenizer {config.data[0]}/tokenizer.json"
+            )
+        if (index.source_language, index.target_language) != (first.source_language, first.target_language):
+            raise UserError(
+                f"{place} is {index.source_language}-{index.target_language}, but {config.data[0]} is "
+                f"{first.source_language}-{first.target_language}: mix corpora of one direction"
+            )
+    return folders
+
+
+def open_training_data(config: TrainConfig, admit: Admit = lambda *_: {}) -> TrainingData:
+    """Open `config.data` and plan it.
+
+    Args:
+        admit: for a `Plan`, with the split first.
+
+    Raises:
+        UserError: a folder cannot be used, or several do not go together.
+    """
+    folders = open_folders(config)
+    splits = [folder.train for folder in folders]
+    pairs = Corpora(splits)
+    shares = _shares(config, [split.info.target_tokens for split in splits])
+    # As the mixture has them for each target token.
+    ratio = sum(
+        (Fraction(share) * Fraction(split.info.source_tokens, split.info.target_tokens)
+         for share, split in zip(shares, splits, strict=True)), start=Fraction(0),
+    )  # fmt: skip
+    budgets = resolve_budgets(config.batch, source_tokens=ratio.numerator, target_tokens=ratio.denominator)
+    plans = [
+        Plan(
+            split.lengths, split.shard_starts, budgets=budgets, window_shards=config.batch.window_shards,
+            seed=config.seed, admit=partial(admit, split), corpus=corpus, first_id=int(first_id),
+        )
+        for corpus, (split, first_id) in enumerate(zip(splits, pairs.first_ids, strict=False))
+    ]  # fmt: skip
+    several = len(plans) > 1
+    return TrainingData(
+        folders=folders,
+        budgets=budgets,
+        plan=Mixture(plans, shares) if several else plans[0],
+        stream=Stream(
+            pairs if several else splits[0], budgets, packs_per_micro_batch=config.batch.packs_per_micro_batch
+        ),
+    )
+
+
+def _shares(config: TrainConfig, tokens: Sequence[int]) -> tuple[float, ...]:
+    if config.data_weights:
+        return tuple(weight / sum(config.data_weights) for weight in config.data_weights)
+    return temperature_shares(tokens, config.data_temperature)
+
+
+def _cache_folder(config: TrainConfig, place: str) -> Path:
+    name = hashlib.sha256(place.rstrip("/").encode()).hexdigest()[:16]
+    return (config.cache_dir or Path.home() / ".cache" / "dist_transformer") / name if is_url(place) else Path(place)

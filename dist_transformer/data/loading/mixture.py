@@ -1,0 +1,118 @@
+"""Several corpora in fixed proportions: each has its own plan and its own epochs.
+
+Every pack is of one corpus. The next one comes from the corpus that is furthest behind its share of the target tokens
+so far, so that proportions hold from the first steps on, and nothing is left to chance.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dist_transformer.data.folder.reader import Split
+from dist_transformer.data.loading.events import Events
+from dist_transformer.data.loading.plan import Pack, Plan, Position, Step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixturePosition:
+    """How far each corpus is consumed; plain JSON through `to_json` and `from_json`."""
+
+    corpora: tuple[Position, ...]
+    target_tokens: tuple[int, ...]
+    """Of each corpus so far."""
+
+    @property
+    def epoch(self) -> int:
+        """Of the first corpus."""
+        return self.corpora[0].epoch
+
+    def to_json(self) -> dict[str, Any]:
+        return {"corpora": [place.to_json() for place in self.corpora], "target_tokens": list(self.target_tokens)}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "MixturePosition":
+        places = tuple(Position.from_json(place) for place in values["corpora"])
+        return cls(corpora=places, target_tokens=tuple(values["target_tokens"]))
+
+
+def position_from_json(values: dict[str, Any]) -> Position | MixturePosition:
+    return MixturePosition.from_json(values) if "corpora" in values else Position.from_json(values)
+
+
+def temperature_shares(tokens: Sequence[int], temperature: float) -> tuple[float, ...]:
+    """Shares ∝ tokens^(1 / temperature): 1 takes corpora by size, larger evens them out (Arivazhagan et al. 2019)."""
+    weights = [(count / max(tokens)) ** (1 / temperature) for count in tokens]
+    return tuple(weight / sum(weights) for weight in weights)
+
+
+class Mixture:
+    """Steps from several plans. Takes the place of a `Plan`.
+
+    Args:
+        shares: of the target tokens, one for each plan; they sum to 1.
+    """
+
+    def __init__(self, plans: Sequence[Plan], shares: Sequence[float]) -> None:
+        self.plans, self.shares = plans, np.array(shares)
+        self.skipped = sum(plan.skipped for plan in plans)
+
+    def start(self) -> MixturePosition:
+        return MixturePosition(corpora=(Position(),) * len(self.plans), target_tokens=(0,) * len(self.plans))
+
+    def steps(self, position: MixturePosition, packs_per_step: int) -> Iterator[Step]:
+        """Endless steps; no step has a pack of weight zero, for the next epoch of a corpus fills it."""
+        places, tokens = list(position.corpora), np.array(position.target_tokens, dtype=np.int64)
+        events = Events()
+        streams = [endless(plan, place, events) for plan, place in zip(self.plans, places, strict=True)]
+        while True:
+            packs: list[Pack] = []
+            for _ in range(packs_per_step):
+                chosen = int((self.shares * (tokens.sum() + 1) - tokens).argmax())
+                pack, places[chosen] = next(streams[chosen])
+                tokens[chosen] += pack.target_tokens
+                packs.append(pack)
+            after = MixturePosition(corpora=tuple(places), target_tokens=tuple(tokens.tolist()))
+            yield Step(epoch=after.epoch, packs=tuple(packs), position=after, **events.take())
+
+
+def endless(plan: Plan, position: Position, events: Events) -> Iterator[tuple[Pack, Position]]:
+    """The packs of this epoch and all that follow."""
+    while True:
+        yield from plan.epoch(position, events)
+        position = Position(epoch=position.epoch + 1)
+
+
+class Corpora:
+    """Several splits as one: the pairs of split k have the ids from `first_ids[k]` on."""
+
+    def __init__(self, splits: Sequence[Split]) -> None:
+        self.splits = splits
+        self.first_ids = np.cumsum([0, *(split.info.pairs for split in splits)])
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Tokens of the longest source and target, one special token each."""
+        source, target = (max(side) for side in zip(*(split.longest for split in self.splits), strict=True))
+        return source, target
+
+    def sizes(self, pair_ids: np.ndarray) -> np.ndarray:
+        sizes = np.empty((2, len(pair_ids)), dtype=np.int64)
+        for split, chosen, ids in self._by_split(pair_ids):
+            sizes[:, chosen] = split.sizes(ids)
+        return sizes
+
+    def copy_tokens(self, pair_ids: np.ndarray, source: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
+        for split, chosen, ids in self._by_split(pair_ids):
+            split.copy_tokens(ids, source, target, places[:, chosen])
+
+    def forget_past(self) -> None:
+        for split in self.splits:
+            split.forget_past()
+
+    def _by_split(self, pair_ids: np.ndarray) -> Iterator[tuple[Split, np.ndarray, np.ndarray]]:
+        numbers = np.searchsorted(self.first_ids, pair_ids, side="right") - 1
+        for number in np.unique(numbers):
+            chosen = np.flatnonzero(numbers == number)
+            yield self.splits[number], chosen, pair_ids[chosen] - self.first_ids[number]

@@ -1,0 +1,76 @@
+"""Micro-batches built ahead of their use, in a thread: the training loop finds them ready."""
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Iterator
+
+from dist_transformer.data.loading.collate import MicroBatch, Stream
+from dist_transformer.data.loading.plan import Step
+
+# Micro-batches that are built together, and how many such blocks may wait.
+BLOCK, _WAITING = 16, 2
+
+Share = tuple[Step, list[MicroBatch]]
+
+
+class Feeder:
+    """Iterates over steps: each with this rank's micro-batches, and the seconds that the reader has waited for them.
+
+    Args:
+        steps: of the plan; they are drawn in the thread, so planning is ahead too.
+        pin: copy to page-locked memory, from which a GPU reads while it computes.
+    """
+
+    def __init__(self, steps: Iterator[Step], stream: Stream, *, rank: int, world_size: int, pin: bool) -> None:
+        self.stream, self.rank, self.world_size, self.pin = stream, rank, world_size, pin
+        self._ready: queue.Queue[list[Share] | BaseException | None] = queue.Queue(_WAITING)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._work, args=(steps,), name="feeder", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[tuple[Step, list[MicroBatch], float]]:
+        while True:
+            started = time.monotonic()
+            block = self._ready.get()
+            stall = time.monotonic() - started
+            if isinstance(block, BaseException):
+                raise block
+            if block is None:
+                return
+            for step, micro_batches in block:
+                yield step, micro_batches, stall
+                stall = 0.0
+
+    def close(self) -> None:
+        """Stop building; returns when the thread has ended."""
+        self._closing.set()
+        while self._thread.is_alive():
+            try:
+                self._ready.get(timeout=0.05)
+            except queue.Empty:
+                continue
+
+    def _work(self, steps: Iterator[Step]) -> None:
+        try:
+            # The first step comes alone, for somebody waits for it.
+            size = 1
+            while not self._closing.is_set() and (block := list(itertools.islice(steps, size))):
+                built = self._build(block)
+                self.stream.pairs.forget_past()
+                self._ready.put(built)
+                size = max(1, BLOCK * self.world_size // len(block[0].packs))
+            self._ready.put(None)
+        except BaseException as error:  # the reader raises it
+            self._ready.put(error)
+
+    def _build(self, steps: list[Step]) -> list[Share]:
+        shares = self.stream.micro_batches_of(steps, rank=self.rank, world_size=self.world_size)
+        if self.pin:
+            shares = [[_pinned(micro) for micro in share] for share in shares]
+        return list(zip(steps, shares, strict=True))
+
+
+def _pinned(micro: MicroBatch) -> MicroBatch:
+    return MicroBatch(first_pack=micro.first_pack, batch=micro.batch.pin_memory())

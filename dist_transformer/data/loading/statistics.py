@@ -1,0 +1,118 @@
+"""What is in a data folder: lengths of sentences, how full packs get, and sentences as text.
+
+Lengths are counted a million pairs at a time, so memory does not grow with the corpus.
+"""
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from dist_transformer.data.folder.reader import Split
+from dist_transformer.data.loading.collate import epoch_steps
+from dist_transformer.data.loading.events import EpochSummary
+from dist_transformer.data.loading.packing import Budgets
+from dist_transformer.data.loading.plan import Plan
+from dist_transformer.data.tokenizer import Tokenizer
+
+_CHUNK_PAIRS = 2**20
+# What is longer than all but this share of the sentences goes into the last row of a histogram.
+_SHOWN_SHARE = 0.995
+_BAR = 21
+# Widths of a histogram's rows, in tokens: numbers that people count in.
+_ROW_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+_MOST_ROWS = 15
+# Unicode's classes of characters that move the cursor or end a line.
+_CONTROL = ("Cc", "Zl", "Zp")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lengths:
+    """Sentences of one side by their length, the one special token included."""
+
+    counts: np.ndarray
+    """`counts[n]` sentences have n tokens."""
+
+    @property
+    def sentences(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def tokens(self) -> int:
+        return int(self.counts @ np.arange(len(self.counts)))
+
+    @property
+    def mean(self) -> float:
+        return self.tokens / self.sentences
+
+    @property
+    def longest(self) -> int:
+        return int(np.flatnonzero(self.counts)[-1])
+
+    def quantile(self, share: float) -> int:
+        """The shortest length that at least this share of the sentences does not exceed."""
+        return int(np.searchsorted(np.cumsum(self.counts), share * self.sentences))
+
+
+def count_lengths(split: Split) -> tuple[Lengths, Lengths]:
+    """Source and target side of a split."""
+    sizes = (split.info.max_source_tokens + 1, split.info.max_target_tokens + 1)
+    counts = [np.zeros(size, dtype=np.int64) for size in sizes]
+    for start in range(0, len(split.lengths), _CHUNK_PAIRS):
+        for side, size in enumerate(sizes):
+            counts[side] += np.bincount(split.lengths[start : start + _CHUNK_PAIRS, side], minlength=size)
+    return Lengths(counts=counts[0]), Lengths(counts=counts[1])
+
+
+def first_epoch(split: Split, budgets: Budgets, *, window_shards: int, seed: int) -> EpochSummary:
+    """Plan the first epoch and count."""
+    plan = Plan(split.lengths, split.shard_starts, budgets=budgets, window_shards=window_shards, seed=seed)
+    return next(step.ended[0] for step in epoch_steps(plan, packs_per_step=1) if step.ended)
+
+
+def histogram_edges(sides: Sequence[Lengths]) -> list[int]:
+    """First lengths of the rows that all sides share; the last row has no end."""
+    shown = max(side.quantile(_SHOWN_SHARE) for side in sides)
+    row = next((tokens for tokens in _ROW_TOKENS if -(-shown // tokens) <= _MOST_ROWS), -(-shown // _MOST_ROWS))
+    return list(range(1, shown + row + 1, row))
+
+
+def length_histograms(sides: Sequence[Lengths], names: Sequence[str]) -> str:
+    """Both sides beside each other in at most 80 characters a line: share of the sentences, and a bar of it."""
+    edges = histogram_edges(sides)
+    ranges = [f"{first}-{after - 1}" if after - first > 1 else f"{first}" for first, after in pairwise(edges)]
+    ranges.append(f"{edges[-1]} up")
+    shares = np.array([[side.counts[a:b].sum() / side.sentences for a, b in _slices(edges)] for side in sides])
+    width = max(map(len, ["tokens", *ranges]))
+    column = _BAR + 8
+    lines = [f"{'tokens':>{width}}" + "".join(f"  {name[:column]:{column}}" for name in names)]
+    for row, label in enumerate(ranges):
+        bars = ("#" * round(_BAR * share / shares.max()) for share in shares[:, row])
+        cells = (f"  {share:6.1%}  {bar:{_BAR}}" for share, bar in zip(shares[:, row], bars, strict=True))
+        lines.append(f"{label:>{width}}" + "".join(cells))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def random_examples(split: Split, tokenizer: Tokenizer, count: int, *, seed: int) -> list[tuple[str, str]]:
+    """Source and target text of `count` pairs, or of all when there are fewer; no pair comes twice."""
+    pairs = np.random.default_rng([seed]).choice(split.info.pairs, min(count, split.info.pairs), replace=False)
+    source, source_lengths, target, target_lengths = split.tokens(pairs)
+    sides = [
+        [printable(tokenizer.decode(ids.tolist())) for ids in np.split(values, np.cumsum(lengths)[:-1])]
+        for values, lengths in ((source, source_lengths), (target, target_lengths))
+    ]
+    return list(zip(*sides, strict=True))
+
+
+def printable(text: str) -> str:
+    """A text that stays on its line and cannot drive a terminal: control characters as `\\x1b`."""
+    return "".join(
+        character.encode("unicode_escape").decode("ascii") if unicodedata.category(character) in _CONTROL else character
+        for character in text
+    )
+
+
+def _slices(edges: Sequence[int]) -> list[tuple[int, int | None]]:
+    return [*pairwise(edges), (edges[-1], None)]

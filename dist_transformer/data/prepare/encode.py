@@ -1,0 +1,159 @@
+"""The middle stages: the vocabulary is learned, then each chunk's text becomes ids, and unfit pairs are dropped."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from dist_transformer.data.folder import format as shards
+from dist_transformer.data.folder.format import TokenLists
+from dist_transformer.data.prepare.ingest import SCATTER, VOCABULARY, Chunk, Report, is_empty, pair_hash
+from dist_transformer.data.prepare.settings import PrepareSettings
+from dist_transformer.data.prepare.tasks import Stages
+from dist_transformer.data.prepare.work_dir import Work
+from dist_transformer.data.prepare.worker_pool import Progress
+from dist_transformer.data.tokenizer import DEFAULT_NORMALIZATION, Tokenizer, train_tokenizer
+from dist_transformer.files import whole_file
+
+DROP_REASONS = ("empty", "too_long", "length_ratio")
+# Added to both lengths before their ratio is taken, so that "Yes." may become four words.
+_RATIO_ALLOWANCE = 5
+# The library's encodings take about 100 bytes a token: few texts at a time.
+_ENCODE_ROWS = 4_096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodeChunk:
+    """Write the ids of a chunk's pairs that stay, sorted by their scatter hash."""
+
+    work: Work
+    chunk: Chunk
+    rows: tuple[int, ...]
+    """Of the chunk: held out for validation, so left out here."""
+    seed: int
+    max_tokens: int
+    max_length_ratio: float
+
+    @property
+    def name(self) -> str:
+        return f"encode-{self.chunk.name}"
+
+    def run(self, progress: Progress) -> dict[str, int]:
+        """Gives the number of pairs dropped for each reason, and the tokens of those kept."""
+        tokenizer = Tokenizer.load(tokenizer_path(self.work))
+        rows = np.setdiff1d(np.arange(self.chunk.pairs), np.array(self.rows, dtype=np.int64))
+        parts, empty_parts = [], []
+        for start in range(0, max(1, len(rows)), _ENCODE_ROWS):
+            texts = self.chunk.texts(self.work, rows[start : start + _ENCODE_ROWS])
+            parts.append([encode(tokenizer, side) for side in texts])
+            empty_parts.append(np.fromiter(map(is_empty, *texts), dtype=bool, count=len(texts[0])))
+            progress(len(texts[0]))
+        source, target = (TokenLists.concatenate(side) for side in zip(*parts, strict=True))
+        progress(len(self.rows))
+
+        shorter, longer = np.minimum(source.lengths, target.lengths), np.maximum(source.lengths, target.lengths)
+        empty = np.concatenate(empty_parts) | (shorter == 0)
+        too_long = ~empty & (longer + 1 > self.max_tokens)
+        unlike = (longer + _RATIO_ALLOWANCE) > self.max_length_ratio * (shorter + _RATIO_ALLOWANCE)
+        unlike &= ~empty & ~too_long
+
+        kept = np.flatnonzero(~(empty | too_long | unlike))
+        order = pair_hash(self.chunk.first + rows[kept], self.seed, SCATTER)
+        by_order = np.argsort(order)
+        sides = {"src": source.take(kept[by_order]), "tgt": target.take(kept[by_order])}
+        columns = {side: lists.to_arrow() for side, lists in sides.items()}
+        with whole_file(self.chunk.ids(self.work)) as path:
+            shards.write_batch(path, {"order": pa.array(order[by_order]), **columns})
+        dropped = dict(zip(DROP_REASONS, (int(mask.sum()) for mask in (empty, too_long, unlike)), strict=True))
+        return {**dropped, "tokens": sum(len(lists.values) for lists in sides.values())}
+
+
+def encode_chunks(
+    stages: Stages, settings: PrepareSettings, chunks: Sequence[Chunk], held_out: np.ndarray
+) -> tuple[Counter[str], int]:
+    """Encode all chunks; gives the pairs dropped by reason, and the tokens kept."""
+    total: Counter[str] = Counter(dict.fromkeys((*DROP_REASONS, "tokens"), 0))
+
+    def collect(_: int, found: dict[str, int]) -> None:
+        total.update(found)
+
+    def task(chunk: Chunk) -> EncodeChunk:
+        return EncodeChunk(
+            work=stages.work,
+            chunk=chunk,
+            rows=tuple((chunk.rows_of(held_out)).tolist()),
+            seed=settings.seed,
+            max_tokens=settings.max_tokens,
+            max_length_ratio=settings.max_length_ratio,
+        )
+
+    stages.run("encode", map(task, chunks), collect, sizes=[chunk.pairs for chunk in chunks])
+    everywhere: Counter[str] = sum(stages.team.gather(total), Counter())
+    return Counter({reason: everywhere[reason] for reason in DROP_REASONS}), everywhere["tokens"]
+
+
+def make_tokenizer(
+    work: Work, settings: PrepareSettings, chunks: Sequence[Chunk], held_out: np.ndarray, report: Report
+) -> None:
+    """Put the tokenizer into the data folder: the given one, or one learned from the text."""
+    if settings.tokenizer is not None:
+        _save(Tokenizer.load(settings.tokenizer), work)
+        return
+    assert settings.vocab_size is not None
+    pairs = sum(chunk.pairs for chunk in chunks) - len(held_out)
+    if (taken := work.result("vocabulary")) is None:
+        rows = _sample(settings, chunks, held_out, pairs)
+        taken = 0
+
+        def texts() -> Iterator[str]:
+            nonlocal taken
+            for chunk, chosen in zip(chunks, rows, strict=True):
+                taken += len(chosen)
+                for column in chunk.texts(work, chosen):
+                    yield from column
+
+        tokenizer = train_tokenizer(
+            texts(),
+            vocab_size=settings.vocab_size,
+            lowercase=settings.lowercase,
+            normalization=settings.normalization or DEFAULT_NORMALIZATION,
+        )
+        _save(tokenizer, work)
+        work.keep_result("vocabulary", taken)
+    tokenizer = Tokenizer.load(tokenizer_path(work))
+    fewer = f"; the text gives no more than that of the {settings.vocab_size:,} asked for"
+    report(
+        f"vocabulary: {tokenizer.vocab_size:,} entries, joint byte-level BPE, {tokenizer.text_rule}"
+        + (f", learned from a sample of {taken:,} of {pairs:,} pairs" if taken < pairs else "")
+        + (fewer if tokenizer.vocab_size < settings.vocab_size else "")
+    )
+
+
+def _sample(
+    settings: PrepareSettings, chunks: Sequence[Chunk], held_out: np.ndarray, pairs: int
+) -> Iterator[np.ndarray]:
+    """Rows of each chunk to learn from: all but the held-out ones, or those with a small hash, so about the number."""
+    bound = 2**64 * settings.vocab_sample_pairs // max(1, pairs)
+    for chunk in chunks:
+        rows = np.setdiff1d(np.arange(chunk.pairs), chunk.rows_of(held_out))
+        if pairs > settings.vocab_sample_pairs:
+            rows = rows[pair_hash(chunk.first + rows, settings.seed, VOCABULARY) < np.uint64(bound)]
+        yield rows
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> TokenLists:
+    kind = np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32
+    return TokenLists.from_lists(tokenizer.encode_batch(texts), kind)
+
+
+def tokenizer_path(work: Work) -> Path:
+    return work.data / shards.TOKENIZER_FILE
+
+
+def _save(tokenizer: Tokenizer, work: Work) -> None:
+    partial = work.folder / shards.TOKENIZER_FILE
+    tokenizer.save(partial)
+    partial.rename(tokenizer_path(work))

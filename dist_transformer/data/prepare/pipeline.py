@@ -1,0 +1,304 @@
+"""Text to data folder: read → hold out → learn the vocabulary → encode and filter → scatter to shards.
+
+The text is read once and staged as chunks beside the result, so a slow source is not read again and memory does not
+grow with the corpus. Encoding is a task for each chunk, scattering one for a few shards; tasks run on any number of
+processes and ranks, and those that an interrupted preparation has done are not done again. The result is a pure
+function of the text and the settings: neither the chunk size nor the number of processes nor the folder enters it.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from dist_transformer.data.folder import format as shards
+from dist_transformer.data.folder.format import DataIndex, ShardInfo, SplitInfo, TextInfo
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.prepare.encode import encode, encode_chunks, make_tokenizer, tokenizer_path
+from dist_transformer.data.prepare.ingest import (
+    Chunk,
+    Report,
+    Survey,
+    is_empty,
+    read_sources,
+    survey_chunks,
+    warn_of_folding,
+)
+from dist_transformer.data.prepare.mpi_ranks import Team
+from dist_transformer.data.prepare.settings import PrepareSettings
+from dist_transformer.data.prepare.shuffle import shard_path, write_shards
+from dist_transformer.data.prepare.tasks import Stages
+from dist_transformer.data.prepare.work_dir import Work, fingerprint, refuse_existing, work_folder
+from dist_transformer.data.prepare.worker_pool import Crew
+from dist_transformer.data.text.files import Pair
+from dist_transformer.data.tokenizer import DEFAULT_NORMALIZATION, Tokenizer
+from dist_transformer.errors import UserError
+from dist_transformer.files import sync, write_synced
+from dist_transformer.runtime.launch import as_typed
+
+# Pairs read, encoded and filtered at a time: about 20 MB of text.
+CHUNK_PAIRS = 50_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Validation:
+    pairs: list[Pair]
+    """With text on both sides."""
+    empty: int
+    held_out: np.ndarray
+    """Numbers of the training pairs that these are; sorted."""
+
+
+def prepare(
+    settings: PrepareSettings, report: Report, *, team: Team | None = None, show_progress: bool = False
+) -> DataIndex:
+    """Make a data folder; `report` gets what was read, dropped and written, a line at a time.
+
+    After Ctrl-C, a kill or a passing error the same call goes on where this one ended. After another error nothing is
+    left. All ranks of a `team` call it together, with the same settings; rank 0 alone reports.
+
+    Raises:
+        UserError: bad text, files or settings; `out` exists or is being prepared. The same one on every rank.
+    """
+    started = time.monotonic()
+    team = team or Team()
+    show_progress &= team.is_main
+    say = _reporter(report if team.is_main else lambda _: None, show_progress)
+    name = team.lead(lambda: _checked(settings, say))
+    with _shared_work(settings.out, name, team, say) as work, Crew(settings.workers) as crew:
+        if not team.lead(work.whole.exists):
+            _make(Stages(work=work, crew=crew, team=team, show=show_progress), settings, say)
+        index = team.lead(lambda: DataFolder.open(work.whole).index)
+    _report_result(index, settings.out, time.monotonic() - started, say)
+    return index
+
+
+def _checked(settings: PrepareSettings, report: Report) -> str:
+    """The fingerprint of the preparation, after all checks that need no long reading."""
+    refuse_existing(settings.out)
+    _ = settings.languages
+    if settings.tokenizer is not None:
+        _check_tokenizer(settings, Tokenizer.load(settings.tokenizer), report)
+    for source in (*settings.sources, *settings.validation):
+        # A misspelt name or a wrong column fails now, and not after hours of reading.
+        next(source.pairs(), None)
+    return fingerprint(settings, CHUNK_PAIRS)
+
+
+def _check_tokenizer(settings: PrepareSettings, tokenizer: Tokenizer, report: Report) -> None:
+    if settings.lowercase and not tokenizer.lowercase:
+        raise UserError(
+            f"{settings.tokenizer} keeps case, so lowercase does not go with it: leave out --lowercase or --tokenizer"
+        )
+    if settings.normalization not in (None, tokenizer.normalization):
+        raise UserError(
+            f"{settings.tokenizer} normalises by {tokenizer.normalization.upper()}, so {settings.normalization} does "
+            "not go with it: leave out --normalization or --tokenizer"
+        )
+    note = ", --vocab-size has no effect" if settings.vocab_size not in (None, tokenizer.vocab_size) else ""
+    report(f"vocabulary: {tokenizer.vocab_size:,} entries from {settings.tokenizer}, {tokenizer.text_rule}{note}")
+
+
+@contextlib.contextmanager
+def _shared_work(out: Path, name: str, team: Team, report: Report) -> Iterator[Work]:
+    """The work folder, which rank 0 makes, locks and removes for all ranks."""
+    with contextlib.ExitStack() as stack:
+        work = team.lead(lambda: stack.enter_context(work_folder(out, name, report)))
+        try:
+            yield work
+        except (UserError, OSError):
+            # Every rank has this error. Rank 0 removes the folder when no other has a process that writes to it.
+            team.gather(None)
+            raise
+
+
+def _make(stages: Stages, settings: PrepareSettings, report: Report) -> None:
+    """All stages, up to a complete data folder in the work folder."""
+    work, team = stages.work, stages.team
+    chunks = read_sources(stages, settings, CHUNK_PAIRS, report)
+    pairs_read = sum(chunk.pairs for chunk in chunks)
+    survey = survey_chunks(stages, settings, chunks, _normalization(settings))
+    warn_of_folding(settings, survey, pairs_read, report)
+    validation = team.lead(lambda: _validation(work, settings, chunks, survey, report))
+    team.lead(lambda: make_tokenizer(work, settings, chunks, validation.held_out, report))
+    dropped, tokens = encode_chunks(stages, settings, chunks, validation.held_out)
+    kept = pairs_read - len(validation.held_out) - dropped.total()
+    _require_pairs(kept, dropped, settings)
+    infos = write_shards(stages, chunks, kept, tokens, settings.pairs_per_shard)
+    team.lead(lambda: _finish(work, settings, infos, validation, pairs_read, dropped))
+
+
+def _normalization(settings: PrepareSettings) -> str:
+    if settings.tokenizer is not None:
+        return Tokenizer.load(settings.tokenizer).normalization
+    return settings.normalization or DEFAULT_NORMALIZATION
+
+
+def _validation(
+    work: Work, settings: PrepareSettings, chunks: Sequence[Chunk], survey: Survey, report: Report
+) -> _Validation:
+    if settings.validation:
+        return _given_validation(settings, report)
+    held_out = survey.held_out()
+    if len(held_out) == 0:
+        raise UserError(
+            "the text has fewer than two pairs with text on both sides, so none can be held out for validation: "
+            "check the files, or give --valid-src and --valid-tgt"
+        )
+    report(
+        f"validation: {len(held_out):,} pairs held out from the training text "
+        f"(seed {settings.seed}; at most {settings.valid_pairs:,} and a tenth)"
+    )
+    pairs: list[Pair] = []
+    for chunk in chunks:
+        rows = chunk.rows_of(held_out)
+        if len(rows):
+            pairs += zip(*chunk.texts(work, rows), strict=True)
+    return _Validation(pairs=pairs, empty=0, held_out=held_out)
+
+
+def _given_validation(settings: PrepareSettings, report: Report) -> _Validation:
+    given = [pair for source in settings.validation for pair in source.pairs()]
+    pairs = [pair for pair in given if not is_empty(*pair)]
+    names = ", ".join(source.name for source in settings.validation)
+    if not pairs:
+        raise UserError(f"the validation text ({names}) has no pair with text on both sides: give other files")
+    report(f"validation: {len(given):,} pairs from {names}, {len(given) - len(pairs):,} empty left out")
+    return _Validation(pairs=pairs, empty=len(given) - len(pairs), held_out=np.zeros(0, dtype=np.int64))
+
+
+def _require_pairs(kept: int, dropped: Counter[str], settings: PrepareSettings) -> None:
+    if kept == 0:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
+        raise UserError(
+            f"no training pair is left of {', '.join(source.name for source in settings.sources)} ({reasons} dropped): "
+            "check the files, or raise --max-tokens and --max-length-ratio"
+        )
+
+
+def _finish(
+    work: Work,
+    settings: PrepareSettings,
+    infos: Sequence[ShardInfo | None],
+    validation: _Validation,
+    pairs_read: int,
+    dropped: Counter[str],
+) -> None:
+    """Put the data folder together. It may have been begun by an interrupted preparation."""
+    tokenizer = Tokenizer.load(tokenizer_path(work))
+    train = shards.write_split(work.data, _move_shards(work, infos))
+    valid, valid_text, too_long = _write_validation(validation.pairs, work.data, tokenizer, settings)
+    if settings.keep_text is not None:
+        _copy_text(settings.keep_text, work.data / "text")
+    source_language, target_language = settings.languages
+    index = DataIndex(
+        format_version=shards.FORMAT_VERSION,
+        corpus=settings.corpus or settings.sources[0].name,
+        synthetic=settings.synthetic,
+        source_language=source_language,
+        target_language=target_language,
+        lowercase=tokenizer.lowercase,
+        tokenizer_sha256=tokenizer.sha256,
+        vocab_size=tokenizer.vocab_size,
+        sources=tuple(source.name for source in settings.sources),
+        seed=settings.seed,
+        max_tokens=settings.max_tokens,
+        max_length_ratio=float(settings.max_length_ratio),
+        pairs_per_shard=settings.pairs_per_shard,
+        pairs_read=pairs_read,
+        dropped=dict(dropped),
+        valid_held_out=not settings.validation,
+        valid_dropped={"empty": validation.empty, "too_long": too_long},
+        valid_text=valid_text,
+        train=train,
+        valid=valid,
+    )
+    shards.write_index(work.data, index)
+    work.complete()
+
+
+def _copy_text(source: Path, target: Path) -> None:
+    """Copy the files of a folder; their rights are those of new ones, because `source` may be a private folder."""
+    target.mkdir(exist_ok=True)
+    for file in source.iterdir():
+        shutil.copyfile(file, target / file.name)
+
+
+def _move_shards(work: Work, infos: Sequence[ShardInfo | None]) -> list[ShardInfo]:
+    """Give the shards their names in the data folder, in which those without a pair are passed over."""
+    moved: list[ShardInfo] = []
+    for number, info in enumerate(infos):
+        if info is not None:
+            name = f"train-{len(moved):05}.arrow"
+            if (path := shard_path(work, number)).exists():
+                path.rename(work.data / name)
+            moved.append(dataclasses.replace(info, file=name))
+    return moved
+
+
+def _write_validation(
+    pairs: Sequence[Pair], folder: Path, tokenizer: Tokenizer, settings: PrepareSettings
+) -> tuple[SplitInfo, TextInfo, int]:
+    """Write `valid/`: the raw text in full and shards of the pairs that fit; also returns how many do not."""
+    valid = folder / shards.VALID_FOLDER
+    valid.mkdir(exist_ok=True)
+    columns: list[list[str]] = [list(side) for side in zip(*pairs, strict=True)] or [[], []]
+    hashes = []
+    for name, column in zip((shards.VALID_SOURCE_FILE, shards.VALID_TARGET_FILE), columns, strict=True):
+        content = "".join(f"{text}\n" for text in column).encode("utf-8")
+        write_synced(valid / name, content)
+        hashes.append(hashlib.sha256(content).hexdigest())
+    source, target = (encode(tokenizer, side) for side in columns)
+    shorter, longer = np.minimum(source.lengths, target.lengths), np.maximum(source.lengths, target.lengths)
+    fitting = np.flatnonzero((shorter > 0) & (longer + 1 <= settings.max_tokens))
+    if len(fitting) == 0:
+        raise UserError(
+            f"none of the {len(pairs):,} validation pairs has at most max_tokens {settings.max_tokens} tokens a side: "
+            "raise --max-tokens or give other validation text"
+        )
+    written: list[ShardInfo] = []
+    for start in range(0, len(fitting), settings.pairs_per_shard):
+        rows = fitting[start : start + settings.pairs_per_shard]
+        path = valid / f"valid-{len(written):05}.arrow"
+        written.append(shards.write_shard(path, source.take(rows), target.take(rows)))
+    split = shards.write_split(valid, written)
+    sync(valid)
+    text = TextInfo(pairs=len(pairs), source_sha256=hashes[0], target_sha256=hashes[1])
+    return split, text, len(pairs) - len(fitting)
+
+
+def _reporter(report: Report, bars: bool) -> Report:
+    """`report`, with the progress bar taken away while a line is written."""
+    if not bars:
+        return report
+
+    def say(line: str) -> None:
+        with tqdm.external_write_mode():
+            report(line)
+
+    return say
+
+
+def _report_result(index: DataIndex, out: Path, seconds: float, report: Report) -> None:
+    train, valid = index.train, index.valid
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in index.dropped.items())
+    report(
+        f"kept: {train.pairs:,} of {index.pairs_read:,} pairs; dropped {reasons} "
+        f"(over {index.max_tokens} tokens; ratio over {index.max_length_ratio:g})"
+    )
+    for side, tokens in ((index.source_language, train.source_tokens), (index.target_language, train.target_tokens)):
+        report(f"tokens: {tokens:,} {side}, {tokens / train.pairs:.1f} a sentence (the special token included)")
+    report(f"validation shards: {valid.pairs:,} of {index.valid_text.pairs:,} pairs fit; the raw text is kept in full")
+    report(f"wrote: {out}, {len(train.shards)} training shard{'s' * (len(train.shards) > 1)}, in {seconds:.1f} s")
+    preset = "tiny" if index.synthetic else "multi30k" if train.pairs < 200_000 else "base"
+    flags = ["--preset", preset, "--data", out, "--run-dir", "runs/first"]
+    report(f"next: {as_typed([sys.executable, '-m', 'dist_transformer.train', *flags])}")

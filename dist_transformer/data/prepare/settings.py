@@ -1,0 +1,101 @@
+"""What can be asked of a preparation, and the checks that need no text."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dist_transformer.data.text.files import PairSource
+from dist_transformer.data.tokenizer import SMALLEST_VOCABULARY, Normalization
+from dist_transformer.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrepareSettings:
+    out: Path
+    """The folder to make; it must not exist, or be empty."""
+    sources: tuple[PairSource, ...]
+    validation: tuple[PairSource, ...] = ()
+    """Empty: `valid_pairs` are held out from the sources."""
+    vocab_size: int | None = None
+    """Entries, special tokens and the 256 bytes included; needed unless a tokenizer is given."""
+    tokenizer: Path | None = None
+    """A tokenizer.json to use as it is, in place of learning one."""
+    lowercase: bool = False
+    normalization: Normalization | None = None
+    """None: that of the given tokenizer, or nfkc."""
+    max_tokens: int = 256
+    """A pair with a longer side is dropped; counted with the special token."""
+    max_length_ratio: float = 3.0
+    """A pair is dropped when (longer + 5) / (shorter + 5) tokens exceeds this."""
+    pairs_per_shard: int = 100_000
+    """On average, for pairs are dealt by hash."""
+    vocab_sample_pairs: int = 2_000_000
+    """With more pairs the vocabulary is learned from a seeded sample of about so many: what it needs of memory ends."""
+    seed: int = 1
+    valid_pairs: int = 1_000
+    """Held out when no validation is given; at most a tenth of the pairs."""
+    source_language: str | None = None
+    """None: taken from the names of the files."""
+    target_language: str | None = None
+    corpus: str = ""
+    """A name for reports; empty: the name of the first source."""
+    synthetic: bool = False
+    keep_text: Path | None = None
+    """A folder to copy to `text/` in the result."""
+    workers: int = 1
+    """Processes, on each rank of a launch; the result does not depend on it."""
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise UserError(
+                "there is no text to prepare: give --src and --tgt, --tsv, --jsonl, --parquet, --dataset or --toy"
+            )
+        if self.tokenizer is None and self.vocab_size is None:
+            raise UserError(
+                "vocab_size is missing: give --vocab-size (37000 is the paper's, 10000 suits 30,000 pairs), "
+                "or a tokenizer.json with --tokenizer"
+            )
+        if self.tokenizer is None and self.vocab_size is not None and self.vocab_size < SMALLEST_VOCABULARY:
+            raise UserError(
+                f"vocab_size {self.vocab_size} is too small: the special tokens and the 256 bytes take "
+                f"{SMALLEST_VOCABULARY}, and 8,000 to 40,000 is usual"
+            )
+        for field, least in (
+            ("max_tokens", 2),
+            ("pairs_per_shard", 1),
+            ("valid_pairs", 1),
+            ("vocab_sample_pairs", 1),
+            ("workers", 1),
+            ("seed", 0),
+        ):
+            if (value := getattr(self, field)) < least:
+                raise UserError(f"{field} {value} is too small: give at least {least}")
+        if not self.max_length_ratio >= 1:
+            raise UserError(f"max_length_ratio {self.max_length_ratio} is too small: give at least 1")
+        if self.pairs_per_shard * self.max_tokens >= 2**31:
+            raise UserError(
+                f"pairs_per_shard {self.pairs_per_shard} × max_tokens {self.max_tokens} exceeds what one Arrow batch "
+                "holds (2^31 tokens): lower one of them"
+            )
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Source and target language, as given or as the file names say."""
+        given = (self.source_language, self.target_language)
+        found = [source.languages for source in (*self.sources, *self.validation)]
+        named = [_one_language(given[side], {pair[side] for pair in found}, side) for side in (0, 1)]
+        return named[0], named[1]
+
+
+def _one_language(given: str | None, found: set[str | None], side: int) -> str:
+    flag, side_name = (("--src-lang", "source"), ("--tgt-lang", "target"))[side]
+    if given:
+        return given
+    named = sorted(language for language in found if language)
+    if not named:
+        raise UserError(f"the {side_name} language cannot be told from the file names: give it with {flag}")
+    if len(named) > 1:
+        raise UserError(
+            f"the {side_name} files seem to be in several languages ({', '.join(named)}): "
+            f"check the files, or say which it is with {flag}"
+        )
+    return named[0]

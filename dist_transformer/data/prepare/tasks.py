@@ -1,0 +1,96 @@
+"""One stage of a preparation: many tasks, on the processes of this rank and the ranks of the launch, each done once.
+
+A task that an interrupted preparation has done is not done again: its result is in the work folder. Tasks are dealt to
+ranks in turn, and the processes of a rank take them as they get free.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tqdm import tqdm
+
+from dist_transformer.data.prepare.mpi_ranks import Team
+from dist_transformer.data.prepare.work_dir import Work
+from dist_transformer.data.prepare.worker_pool import Crew, Progress, Task
+
+
+class NamedTask(Task, Protocol):
+    @property
+    def name(self) -> str:
+        """Of its result in the work folder, unlike that of any other task."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Kept:
+    """A task whose result, which must be plain JSON, is kept."""
+
+    work: Work
+    task: NamedTask
+
+    def run(self, progress: Progress) -> Any:
+        result = self.task.run(progress)
+        self.work.keep_result(self.task.name, result)
+        return result
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stages:
+    work: Work
+    crew: Crew
+    team: Team
+    show: bool
+    """Draw a bar on standard error."""
+
+    def run(
+        self,
+        label: str,
+        tasks: Iterable[NamedTask],
+        collect: Callable[[int, Any], None],
+        *,
+        unit: str = "pair",
+        sizes: Sequence[int] | None = None,
+    ) -> None:
+        """Do this rank's share of the tasks; `collect` gets (index, result) of each, in any order.
+
+        Args:
+            unit: what tasks count when they report progress.
+            sizes: how many of these each task has, where that is known.
+        """
+        mine = [(index, task) for index, task in enumerate(tasks) if index % self.team.size == self.team.rank]
+        self.team.together(lambda: self._run(label, mine, collect, unit, sizes))
+
+    def _run(
+        self,
+        label: str,
+        mine: list[tuple[int, NamedTask]],
+        collect: Callable[[int, Any], None],
+        unit: str,
+        sizes: Sequence[int] | None,
+    ) -> None:
+        left = []
+        for index, task in mine:
+            result = self.work.result(task.name)
+            if result is None:
+                left.append((index, _Kept(work=self.work, task=task)))
+            else:
+                collect(index, result)
+        total = sum(sizes[index] for index, _ in mine) if sizes is not None else None
+        done = total - sum(sizes[index] for index, _ in left) if sizes is not None and total is not None else 0
+        with tqdm(
+            desc=label,
+            total=total,
+            initial=done,
+            unit=f" {unit}s",
+            unit_scale=True,
+            dynamic_ncols=True,
+            leave=False,
+            disable=not self.show,
+        ) as bar:
+
+            def progress(count: int) -> None:
+                bar.update(count)
+                self.team.poll()
+
+            for position, result in self.crew.run([task for _, task in left], progress, self.team.poll):
+                collect(left[position][0], result)

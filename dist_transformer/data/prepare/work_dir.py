@@ -1,0 +1,202 @@
+"""The work folder of a preparation: hidden beside the result, locked, and found again by the same command.
+
+    .NAME.partial/lock            held by the one preparation of NAME
+    .NAME.partial/FINGERPRINT/    what one preparation makes; another text or other settings have another fingerprint
+        results/                  the result of each task that is done, as JSON
+        data/                     becomes NAME
+    .NAME.partial/FINGERPRINT.data/    `data`, complete; what it was made from is then removed
+
+Files are written under another name and renamed, so that a file that is there is whole. The processes of a killed
+preparation may live a moment longer: they write what the next one would write, or into a folder that nobody reads.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from dist_transformer import __version__
+from dist_transformer.data.prepare.settings import PrepareSettings
+from dist_transformer.data.text.files import PairSource
+from dist_transformer.errors import TransientError, UserError
+from dist_transformer.files import sha256_of, sync, whole_file
+
+# Raised when the files of the work folder change their meaning.
+_LAYOUT = 1
+# They say where to write and how to work, not what to make.
+_NOT_IN_FINGERPRINT = {"out", "workers", "keep_text", "sources", "validation", "tokenizer"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """The folder of one preparation; a plain value, so that it can be sent to other processes."""
+
+    folder: Path
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def whole(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.data")
+
+    def result(self, name: str) -> Any:
+        """What the task of that name gave; None if it is not done."""
+        try:
+            return json.loads((self.folder / "results" / f"{name}.json").read_bytes())
+        except (FileNotFoundError, ValueError):  # a machine that lost power may leave an empty file
+            return None
+
+    def keep_result(self, name: str, value: Any) -> None:
+        """Say that a task is done; what it wrote must be on disk."""
+        with whole_file(self.folder / "results" / f"{name}.json") as path:
+            path.write_text(json.dumps(value), encoding="utf-8")
+
+    def complete(self) -> None:
+        """`data` is all there: it goes beside, and what it was made from is removed."""
+        sync(self.data)
+        self.data.rename(self.whole)
+        sync(self.whole.parent)
+
+
+def fingerprint(settings: PrepareSettings, chunk_pairs: int) -> str:
+    """Of all that the result is made from: settings, versions, and name, size and time of each file that is read.
+
+    What the hub holds is not asked, so a dataset that changes there between two runs is not noticed.
+
+    Raises:
+        UserError: a file is missing or unreadable.
+    """
+    made = settings.keep_text
+
+    def identity(path: Path) -> list[Any]:
+        if made is not None and path.is_relative_to(made):
+            # Text made for this preparation is made again by the next one, elsewhere.
+            return [path.name, sha256_of(path)]
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            raise UserError(f"{path} does not exist: check the name") from None
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be read ({error.strerror or error}): check the file and its rights"
+            ) from None
+        return [os.path.abspath(path), status.st_size, status.st_mtime_ns]
+
+    def described(source: PairSource) -> list[Any]:
+        fields = {key: value for key, value in dataclasses.asdict(source).items() if not isinstance(value, Path)}
+        return [type(source).__name__, fields, *map(identity, source.files())]
+
+    facts = {
+        "versions": [_LAYOUT, __version__, tokenizers.__version__, chunk_pairs],
+        "settings": {
+            field.name: getattr(settings, field.name)
+            for field in dataclasses.fields(settings)
+            if field.name not in _NOT_IN_FINGERPRINT
+        },
+        "tokenizer": identity(settings.tokenizer) if settings.tokenizer else None,
+        "sources": [described(source) for source in settings.sources],
+        "validation": [described(source) for source in settings.validation],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode("utf-8")).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def work_folder(out: Path, name: str, report: Callable[[str], None]) -> Iterator[Work]:
+    """The work folder of the preparation `name` (a fingerprint) of `out`; its `whole` becomes `out` at the end.
+
+    It stays when the block is interrupted or fails for a passing reason, and goes on a UserError of another kind.
+
+    Raises:
+        UserError: `out` exists, is being prepared by another process, or cannot be written.
+    """
+    out = Path(os.path.abspath(out))
+    root = out.parent / f".{out.name}.partial"
+    refuse_existing(out)
+    new_parents = list(itertools.takewhile(lambda parent: not parent.exists(), out.parents))
+    work = Work(folder=root / name)
+    try:
+        with _locked(root, out):
+            # Another preparation may have ended since.
+            refuse_existing(out)
+            try:
+                _discard_others(root, work, report)
+                if work.folder.exists() or work.whole.exists():
+                    report(f"going on with the interrupted preparation in {root}")
+                if not work.whole.exists():
+                    (work.folder / "results").mkdir(parents=True, exist_ok=True)
+                    work.data.mkdir(exist_ok=True)
+                yield work
+                shutil.rmtree(work.folder, ignore_errors=True)
+                work.whole.rename(out)
+                sync(out.parent)
+                shutil.rmtree(root, ignore_errors=True)
+            except TransientError:
+                raise
+            except UserError:
+                shutil.rmtree(root, ignore_errors=True)
+                for parent in new_parents:
+                    with contextlib.suppress(OSError):
+                        parent.rmdir()
+                raise
+    except OSError as error:
+        raise TransientError(
+            f"{out} cannot be written ({error.strerror or error}): check the place, its rights and its free space; "
+            "the same command then goes on"
+        ) from error
+
+
+def refuse_existing(out: Path) -> None:
+    """Raise a UserError unless `out` is absent or an empty folder."""
+    if os.path.lexists(out) and not (out.is_dir() and not out.is_symlink() and not any(out.iterdir())):
+        raise UserError(f"{out} exists already: choose another --out, or remove it first")
+
+
+@contextlib.contextmanager
+def _locked(root: Path, out: Path) -> Iterator[None]:
+    """Hold the lock of a work folder, which the system takes back when the process ends in whatever way."""
+    while True:
+        root.mkdir(parents=True, exist_ok=True)
+        with (root / "lock").open("a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise UserError(
+                    f"{out} is being prepared by another command ({file.read() or 'just started'}): "
+                    "wait for its end, or choose another --out"
+                ) from None
+            if _is_at(file.fileno(), root / "lock"):
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}")
+                file.flush()
+                yield
+                return
+        # The folder was removed between open and lock: another preparation ended in between.
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _discard_others(root: Path, work: Work, report: Callable[[str], None]) -> None:
+    others = [path for path in root.iterdir() if path.name != "lock" and path not in (work.folder, work.whole)]
+    for path in others:
+        shutil.rmtree(path)
+    if others:
+        report(f"discarded: an interrupted preparation in {root}, of other text or with other settings")

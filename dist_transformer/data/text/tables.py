@@ -1,0 +1,165 @@
+"""Parallel text from tables: Parquet files and the datasets that the `datasets` library opens.
+
+The two texts of a row are two columns, or two fields of a column `translation`. A missing text counts as empty.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from dist_transformer.data.text.files import FieldFile, Pair, listed, one_line
+from dist_transformer.errors import TransientError, UserError
+
+_BATCH_ROWS = 1_000
+# A row group of web-scale files holds a million rows: it is read through a buffer, not whole.
+_PARQUET_BUFFER = 1 << 20
+_NESTED = "translation"
+
+
+class ParquetFile(FieldFile):
+    """One Parquet file; the two texts are string columns, or string fields of its column `translation`."""
+
+    def pairs(self) -> Iterator[Pair]:
+        row = 0
+        try:
+            with pq.ParquetFile(self.path, buffer_size=_PARQUET_BUFFER, pre_buffer=False) as file:
+                paths = [self._column(file.schema_arrow, field) for field in (self.source_field, self.target_field)]
+                wanted = [".".join(path) for path in paths]
+                for batch in file.iter_batches(_BATCH_ROWS, columns=wanted, use_threads=False):
+                    sources, targets = (_values(batch, path) for path in paths)
+                    for source, target in zip(sources, targets, strict=True):
+                        row += 1
+                        where = f"{self.path} row {row}"
+                        yield one_line(source or "", where), one_line(target or "", where)
+        except FileNotFoundError:
+            raise UserError(f"{self.path} does not exist: check the name") from None
+        except (pa.ArrowInvalid, UnicodeDecodeError, OSError) as error:
+            if isinstance(error, OSError) and error.strerror:
+                raise UserError(
+                    f"{self.path} cannot be read ({error.strerror}): check the file and its rights"
+                ) from None
+            raise UserError(
+                f"{self.path} is not a whole Parquet file of UTF-8 text (after row {row}: {_first_line(error)}): "
+                "fetch it again, or check --parquet"
+            ) from None
+
+    def _column(self, schema: pa.Schema, field: str) -> list[str]:
+        """The path of names to a field's column."""
+        nested = schema.field(_NESTED).type if _NESTED in schema.names else pa.struct([])
+        inner = [nested.field(i).name for i in range(nested.num_fields)] if pa.types.is_struct(nested) else []
+        if field in schema.names:
+            path, kind = [field], schema.field(field).type
+        elif field in inner:
+            path, kind = [_NESTED, field], nested.field(field).type
+        else:
+            known = [*schema.names, *(f"{_NESTED}.{name}" for name in inner)]
+            raise UserError(
+                f'{self.path} has no column "{field}" (it has {listed(known)}): '
+                "name the columns with --src-field and --tgt-field"
+            )
+        stored = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (pa.types.is_string(stored) or pa.types.is_large_string(stored)):
+            raise UserError(
+                f'{self.path}: the column "{field}" must hold strings, not {kind}: '
+                "name the columns with --src-field and --tgt-field"
+            )
+        return path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HubDataset:
+    """A dataset that `datasets.load_dataset` opens: a hub name or a local folder of JSON, Parquet, … files.
+
+    Its rows have a `translation` column of {language: text}, or one column a language.
+    """
+
+    dataset: str
+    source_language: str
+    target_language: str
+    config: str | None = None
+    split: str = "train"
+    streaming: bool = False
+    """Rows are read as they arrive, and nothing is stored in the cache of `datasets`."""
+
+    @property
+    def name(self) -> str:
+        return "/".join([Path(self.dataset).name if Path(self.dataset).exists() else self.dataset, self.split])
+
+    @property
+    def languages(self) -> tuple[str | None, str | None]:
+        return self.source_language, self.target_language
+
+    def files(self) -> list[Path]:
+        """Those of a local folder; what the hub holds is not asked."""
+        path = Path(self.dataset)
+        return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
+
+    def pairs(self) -> Iterator[Pair]:
+        where = f'dataset "{self.dataset}", split "{self.split}"'
+        number = 0
+        for batch in self._batches():
+            sources, targets = (self._column(batch, lang) for lang in (self.source_language, self.target_language))
+            for source, target in zip(sources, targets, strict=True):
+                number += 1
+                row = f"{where}, row {number}"
+                yield one_line(source or "", row), one_line(target or "", row)
+
+    def _batches(self) -> Iterator[Mapping[str, list[Any]]]:
+        import datasets
+
+        rows = 0
+        try:
+            dataset = datasets.load_dataset(self.dataset, self.config, split=self.split, streaming=self.streaming)
+            for batch in dataset.iter(batch_size=_BATCH_ROWS):
+                yield batch
+                rows += len(next(iter(batch.values())))
+        except Exception as error:  # one of many types: not found, no network, unknown config or split, gated, …
+            if rows:
+                raise TransientError(
+                    f'dataset "{self.dataset}" (split {self.split}) broke off after row {rows:,} '
+                    f"({_first_line(error)}): run the same command again, which goes on"
+                ) from error
+            raise UserError(
+                f'dataset "{self.dataset}" (config {self.config or "default"}, split {self.split}) cannot be loaded '
+                f"({_first_line(error)}): check --dataset, --dataset-config and --dataset-split, and that the hub can "
+                "be reached"
+            ) from error
+
+    def _column(self, batch: Mapping[str, list[Any]], language: str) -> list[str | None]:
+        if language in batch:
+            texts = batch[language]
+        elif _NESTED in batch and all(isinstance(row, dict) for row in batch[_NESTED]):
+            texts = [row.get(language) for row in batch[_NESTED]]
+            known = sorted({name for row in batch[_NESTED] for name in row})
+            if language not in known:
+                raise UserError(
+                    f'dataset "{self.dataset}" has no language "{language}" (it has {", ".join(known)}): '
+                    "choose with --src-lang and --tgt-lang"
+                )
+        else:
+            raise UserError(
+                f'dataset "{self.dataset}" has neither a column "{language}" nor a column "{_NESTED}" '
+                f"(it has {listed(batch)}): choose the columns with --src-lang and --tgt-lang"
+            )
+        for text in texts:
+            if text is not None and not isinstance(text, str):
+                raise UserError(
+                    f'dataset "{self.dataset}": the texts of "{language}" must be strings, not {type(text).__name__}: '
+                    "choose the columns with --src-lang and --tgt-lang"
+                )
+        return texts
+
+
+def _values(batch: pa.RecordBatch, path: list[str]) -> list[str | None]:
+    """A column, or a field of one that holds structures."""
+    column = batch.column(path[0])
+    return (pc.struct_field(column, path[1:]) if path[1:] else column).to_pylist()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__

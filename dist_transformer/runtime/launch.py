@@ -1,0 +1,159 @@
+"""Launchers: the commands that start this project's commands, and what a launcher tells the processes it starts."""
+
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TextIO
+
+from dist_transformer.errors import UserError
+from dist_transformer.runtime.interpreter import typed_path
+
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What a launcher tells a process of its place, and a process of another job must not believe."""
+
+_TOOLS = Path(__file__).resolve().parents[1] / "tools"
+
+
+def deepspeed_command(ranks: int) -> list[object]:
+    """DeepSpeed's launcher beside this interpreter, for `ranks` processes, on a port that is free."""
+    return [installed_program("deepspeed"), "--quiet", "--num_gpus", ranks, "--master_port", free_port()]
+
+
+def tool_command(name: str, *arguments: object) -> list[object]:
+    """A script of tools/ under this interpreter."""
+    return [sys.executable, typed_path(_TOOLS / name), *arguments]
+
+
+def installed_program(name: str) -> Path:
+    """A program that a package brought into the environment of this interpreter."""
+    return Path(sys.executable).with_name(name)
+
+
+def as_typed(command: Sequence[object]) -> str:
+    """Return a command, which begins with a program's path, as one types it in a new shell in this folder.
+
+    A program's name is enough if the shell finds it by that: where the environment of this interpreter is active.
+    """
+    program, *arguments = map(str, command)
+    folder, name = os.path.split(program)
+    found = shutil.which(name)
+    # The folders are compared: python is a link in each environment, and all of them lead to one file.
+    if found and os.path.samefile(os.path.dirname(found), folder):
+        return shlex.join([name, *arguments])
+    return shlex.join([typed_path(program), *arguments])
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def port_remedy() -> str:
+    """Say how to start again on a port that is free, as the launcher of this process takes it."""
+    # Only DeepSpeed's launcher sets CROSS_SIZE. torchrun holds the port itself, or chooses it.
+    flag = "deepspeed --master_port " if "CROSS_SIZE" in os.environ else "MASTER_PORT="
+    return f"give another one, such as {flag}{free_port()}"
+
+
+def number_in(name: str) -> int | None:
+    """Read the number that a launcher put into a variable of the environment.
+
+    Raises:
+        UserError: it holds something else.
+    """
+    text = os.environ.get(name)
+    if text is not None and not text.isdecimal():
+        raise UserError(f"{name} is {text!r}, which is not a number: start the job by its launcher")
+    return int(text) if text else None
+
+
+def slurm_tasks() -> int:
+    """Count the tasks of the step that this process belongs to; 1 outside of steps, as in a job script."""
+    if "SLURM_STEP_ID" not in os.environ:
+        return 1
+    return number_in("SLURM_STEP_NUM_TASKS") or number_in("SLURM_NTASKS") or 1
+
+
+def mpi_tasks() -> int:
+    """Count the tasks that an MPI launcher started, as far as its variables state it; 1 without one."""
+    return number_in("OMPI_COMM_WORLD_SIZE") or number_in("PMI_SIZE") or 1
+
+
+def needs_mpi() -> bool:
+    """Decide whether only MPI knows the peers of this process: a single one needs no MPI library."""
+    if {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"} & os.environ.keys():
+        return mpi_tasks() > 1
+    # PMIx puts no size into the environment; of a step of srun, SLURM states it.
+    return "PMIX_RANK" in os.environ and "SLURM_STEP_ID" not in os.environ
+
+
+def load_mpi() -> ModuleType:
+    """Import mpi4py's MPI module, which loads the MPI library and joins the ranks of the launch.
+
+    Raises:
+        UserError: there is no MPI library.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        # The other lines list the places where it was looked for.
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        raise UserError(
+            f"MPI cannot be loaded ({reason}): install one (pip install mpich), or start one process, without mpirun "
+            "and srun"
+        ) from None
+    return MPI
+
+
+def parent_of(process: int) -> int | None:
+    """Find the parent of a process of this machine; None if the process is gone."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[1])
+
+
+def command_of(process: int) -> list[str]:
+    """Read the words that a process of this machine was started with."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def run_printed(command: Sequence[object], *, output: TextIO = sys.stdout, seconds: float | None = None) -> str:
+    """Print a command to `output` and run it with its output there.
+
+    Returns:
+        the command for a record: its program by name, as it is typed where its environment is active.
+
+    Raises:
+        UserError: it failed, or took longer than `seconds` and was ended.
+    """
+    import torch
+
+    words = [str(word) for word in command]
+    print(f"$ {as_typed(words)}", file=output, flush=True)
+    # Without a GPU, DeepSpeed's launcher would warn that it found none.
+    environment = os.environ if torch.cuda.is_available() else {**os.environ, "DS_ACCELERATOR": "cpu"}
+    try:
+        status = subprocess.run(words, check=False, env=environment, stdout=output, timeout=seconds).returncode
+    except subprocess.TimeoutExpired:
+        raise UserError(f"the command above took more than {seconds:.0f} s: give it more time, or less to do") from None
+    if status < 0:
+        name = signal.Signals(-status).name
+        raise UserError(f"the command above was ended by {name}: SIGKILL mostly comes where memory does not suffice")
+    if status != 0:
+        raise UserError(f"the command above ended with status {status}: mend what it says and run this one again")
+    return shlex.join([Path(words[0]).name, *words[1:]])

@@ -1,0 +1,262 @@
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_transformer.config.settings import (
+    PRESETS,
+    BatchConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+    from_plain,
+    read_json,
+    to_plain,
+)
+from dist_transformer.errors import UserError
+
+NEW_RUN = {"data": ("d",), "run_dir": Path("r")}
+ABOVE_0, FROM_0, FRACTION = "above 0", "give 0", "up to, not including, 1"
+
+# config, settings, the field that is named, its value as shown, part of the remedy
+REFUSED: list[tuple[type, dict[str, Any], str, str, str]] = [
+    *[
+        (ModelConfig, {name: value}, name, str(value), ABOVE_0)
+        for name in ("width", "encoder_layers", "decoder_layers", "heads", "ffn_width", "max_positions", "head_width")
+        for value in (0, -2)
+    ],
+    *[
+        (ModelConfig, {name: value}, name, str(value), FRACTION)
+        for name in ("dropout", "attention_dropout", "ffn_dropout")
+        for value in (-0.1, 1.0, float("nan"))
+    ],
+    (ModelConfig, {"width": 100}, "width", "100", "multiple of heads (8), or give head_width"),
+    (ModelConfig, {"width": 7, "heads": 1}, "width", "7", "even"),
+    (ModelConfig, {"vocab_size": -1}, "vocab_size", "-1", "tokenizer"),
+    *[
+        (BatchConfig, {name: 0}, name, "0", ABOVE_0)
+        for name in (
+            "max_target_tokens",
+            "packs_per_step",
+            "packs_per_micro_batch",
+            "window_shards",
+            "max_source_tokens",
+            "max_sentences",
+        )
+    ],
+    (BatchConfig, {"packs_per_micro_batch": 9}, "packs_per_micro_batch", "9", "above packs_per_step (8)"),
+    *[
+        (OptimizerConfig, {name: value}, name, str(value), ABOVE_0)
+        for name in ("warmup_steps", "lr_scale", "peak_lr", "epsilon")
+        for value in (0, -1)
+    ],
+    *[
+        (OptimizerConfig, {name: value}, name, str(value), FRACTION)
+        for name in ("beta1", "beta2", "label_smoothing")
+        for value in (-0.5, 1)
+    ],
+    *[(OptimizerConfig, {name: -0.5}, name, "-0.5", FROM_0) for name in ("weight_decay", "max_grad_norm")],
+    *[
+        (TrainConfig, {**NEW_RUN, name: 0}, name, "0", ABOVE_0)
+        for name in (
+            "max_steps",
+            "save_every",
+            "log_every",
+            "keep_checkpoints",
+            "keep_weights",
+            "max_skipped_steps",
+            "timeout_minutes",
+            "setup_timeout_minutes",
+            "checkpoint_timeout_minutes",
+            "evaluation_timeout_minutes",
+        )
+    ],
+    *[(TrainConfig, {**NEW_RUN, name: -1}, name, "-1", FROM_0) for name in ("validate_every", "patience", "seed")],
+    *[(TrainConfig, {**NEW_RUN, "ema_decay": value}, "ema_decay", str(value), FRACTION) for value in (-0.1, 1.0)],
+    (OptimizerConfig, {"peak_lr": float("inf")}, "peak_lr", "inf", ABOVE_0),
+    (OptimizerConfig, {"max_grad_norm": float("nan")}, "max_grad_norm", "nan", FROM_0),
+    (TrainConfig, {**NEW_RUN, "seed": 2**63}, "seed", str(2**63), "a smaller number"),
+    (TrainConfig, {**NEW_RUN, "timeout_minutes": 1e300}, "timeout_minutes", "1e+300", "at most a year"),
+    (TrainConfig, {**NEW_RUN, "patience": 3, "validate_every": 0}, "patience", "3", "validate_every above 0"),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "field", "value", "remedy"), REFUSED)
+def test_a_wrong_value_is_refused_with_field_value_and_remedy(
+    kind: type, settings: dict[str, Any], field: str, value: str, remedy: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        kind(**settings)
+    message = str(refused.value)
+    assert message.startswith(f"{field} is {value}: ")
+    assert remedy in message.partition(": ")[2]
+
+
+def test_every_field_that_holds_a_number_is_refused_when_negative() -> None:
+    """A new field without validation fails here."""
+    for kind, fixed in ((ModelConfig, {}), (BatchConfig, {}), (OptimizerConfig, {}), (TrainConfig, NEW_RUN)):
+        for field in dataclasses.fields(kind):
+            if field.type in (int, float, int | None):
+                with pytest.raises(UserError, match=f"^{field.name} is -1"):
+                    kind(**{**fixed, field.name: -1})
+
+
+def test_configs_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ModelConfig().width = 8  # type: ignore[misc]
+
+
+def test_head_width() -> None:
+    assert ModelConfig().attention_head_width == 64
+    assert ModelConfig(width=100, heads=8, head_width=16).attention_head_width == 16
+
+
+def test_base_is_the_papers() -> None:
+    config = PRESETS["base"]
+    model = config.model
+    assert (model.encoder_layers, model.decoder_layers) == (6, 6)
+    assert (model.width, model.ffn_width, model.heads) == (512, 2048, 8)
+    assert (model.dropout, model.attention_dropout, model.ffn_dropout) == (0.1, 0.0, 0.0)
+    assert (model.norm, model.activation, model.positions) == ("post", "relu", "sinusoidal")
+    assert model.tie_embeddings
+    assert config.max_steps == 100_000
+    optimizer = config.optimizer
+    assert (optimizer.schedule, optimizer.warmup_steps, optimizer.lr_scale) == ("noam", 4000, 1.0)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (0.9, 0.98, 1e-9)
+    assert optimizer.label_smoothing == 0.1
+    assert (optimizer.max_grad_norm, optimizer.weight_decay) == (0.0, 0.0)
+    # About 25k target tokens a step.
+    assert config.batch.packs_per_step * config.batch.max_target_tokens == pytest.approx(25_000, rel=0.01)
+
+
+def test_big_is_the_papers() -> None:
+    big, base = PRESETS["big"], PRESETS["base"]
+    assert big.model == dataclasses.replace(base.model, width=1024, ffn_width=4096, heads=16, dropout=0.3)
+    assert big.max_steps == 300_000
+    assert big.optimizer == base.optimizer
+    assert big.batch == base.batch
+    # The paper averages the last 20.
+    assert big.keep_weights == 20
+
+
+def test_big_large_batch_is_that_of_ott_et_al() -> None:
+    config = PRESETS["big_large_batch"]
+    assert config.model == PRESETS["big"].model
+    # 3584 tokens on 8 GPUs, accumulated 16 times.
+    assert (config.batch.max_target_tokens, config.batch.packs_per_step) == (3584, 128)
+    assert (config.optimizer.schedule, config.optimizer.peak_lr, config.optimizer.warmup_steps) == (
+        "inverse_sqrt", 1e-3, 4000,
+    )  # fmt: skip
+
+
+def test_multi30k_is_transformer_tiny() -> None:
+    config = PRESETS["multi30k"]
+    assert (config.model.encoder_layers, config.model.decoder_layers) == (4, 4)
+    assert (config.model.width, config.model.ffn_width, config.model.heads) == (128, 256, 4)
+    assert (config.batch.max_target_tokens, config.batch.packs_per_step) == (4096, 2)
+    assert (config.max_steps, config.patience) == (8000, 10)
+
+
+def test_presets_leave_the_vocabulary_to_the_data() -> None:
+    assert set(PRESETS) == {"tiny", "multi30k", "ted_en_zh", "base", "big", "big_large_batch"}
+    assert {config.model.vocab_size for config in PRESETS.values()} == {0}
+
+
+@pytest.mark.parametrize(
+    ("packs", "packs_per_micro_batch", "worlds"),
+    [
+        (8, 1, {1: 8, 2: 4, 3: 3, 4: 2, 8: 1}),
+        (8, 2, {1: 4, 2: 2, 3: 2, 4: 1, 8: 1}),
+        (8, 3, {1: 3, 2: 2, 3: 1, 4: 1, 8: 1}),
+        (8, 8, {1: 1, 2: 1, 3: 1, 4: 1, 8: 1}),
+        (9, 1, {1: 9, 2: 5, 3: 3, 4: 3, 8: 2}),
+        (1, 1, {1: 1}),
+    ],
+)
+def test_accumulation(packs: int, packs_per_micro_batch: int, worlds: dict[int, int]) -> None:
+    batch = BatchConfig(packs_per_step=packs, packs_per_micro_batch=packs_per_micro_batch)
+    assert {world: batch.accumulation_steps(world) for world in worlds} == worlds
+
+
+def test_a_world_larger_than_the_step_is_refused_with_the_remedy() -> None:
+    with pytest.raises(
+        UserError, match=r"packs_per_step is 2 but 3 processes.*raise --batch\.packs-per-step.*start fewer"
+    ):
+        BatchConfig(packs_per_step=2).accumulation_steps(3)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_config_comes_back_from_json(preset: str) -> None:
+    config = dataclasses.replace(PRESETS[preset], deepspeed_config=Path("ds/zero2.json"))
+    for original in (PRESETS[preset], config):
+        plain = json.loads(json.dumps(to_plain(original)))
+        assert from_plain(TrainConfig, plain, "config.json") == original
+        assert plain["model"]["width"] == original.model.width
+
+
+def test_an_unknown_setting_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match=r"^run/config\.json: unknown setting 'widht': remove it"):
+        from_plain(ModelConfig, {"widht": 3}, "run/config.json")
+    plain = to_plain(PRESETS["tiny"])
+    plain["optimizer"]["momentum"] = 0.9
+    with pytest.raises(UserError, match=r"^run/config\.json: .*unknown setting 'momentum'"):
+        from_plain(TrainConfig, plain, "run/config.json")
+
+
+def test_a_missing_setting_is_refused_by_name() -> None:
+    plain = to_plain(PRESETS["tiny"])
+    del plain["run_dir"]
+    with pytest.raises(UserError, match=r"config\.json: .*run_dir"):
+        from_plain(TrainConfig, plain, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [
+        ("model", "width", "512"),
+        ("model", "width", 512.5),
+        ("model", "width", None),
+        ("model", "width", [512]),
+        ("model", "head_width", "64"),
+        ("model", "dropout", "0.1"),
+        ("model", "tie_embeddings", "false"),
+        ("model", "norm", "sandwich"),
+        ("optimizer", "schedule", "cosine"),
+        ("optimizer", "peak_lr", "1e-3"),
+        ("batch", "packs_per_step", True),
+        (None, "precision", "fp16"),
+        (None, "max_steps", "100"),
+        (None, "data", 3),
+        (None, "model", None),
+        (None, "model", "base"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_by_name(section: str | None, name: str, value: object) -> None:
+    """A hand-edited config.json: the message names the file and the field, and no traceback is shown."""
+    plain = to_plain(PRESETS["tiny"])
+    (plain[section] if section else plain)[name] = value
+    with pytest.raises(UserError, match=rf"config\.json: .*\b{name}\b"):
+        from_plain(TrainConfig, plain, "config.json")
+
+
+def test_a_whole_number_is_a_valid_fraction() -> None:
+    assert from_plain(ModelConfig, {"dropout": 0}, "config.json").dropout == 0
+
+
+def test_reading_json(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    with pytest.raises(UserError, match=r"a\.json does not exist: check the path"):
+        read_json(file)
+    for content in (b"", b"{", b"\xff\xfe", b'{"a": 1}}'):
+        file.write_bytes(content)
+        with pytest.raises(UserError, match=r"a\.json cannot be read as JSON .*: restore or rewrite it"):
+            read_json(file)
+    file.write_text("[1]")
+    with pytest.raises(UserError, match=r"a\.json must hold a JSON object, not list"):
+        read_json(file)
+    with pytest.raises(UserError, match="cannot be read as JSON"):
+        read_json(tmp_path)
+    file.write_text('{"ä": 1}', encoding="utf-8")
+    assert read_json(file) == {"ä": 1}

@@ -1,0 +1,378 @@
+import dataclasses
+import json
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+
+from dist_transformer.data.folder import format as shards
+from dist_transformer.data.folder.format import (
+    FORMAT_VERSION,
+    DataIndex,
+    TextInfo,
+    TokenLists,
+    copy_rows,
+    write_index,
+    write_shard,
+    write_split,
+)
+from dist_transformer.data.folder.reader import DataFolder, Split
+from dist_transformer.data.folder.reader import reader as folder_module
+from dist_transformer.data.tokenizer import train_tokenizer
+from dist_transformer.errors import UserError
+from dist_transformer.files import sha256_of
+
+# Two shards of hand-written ids; pair 1 has an empty target.
+SOURCES = [[[10, 11], [12]], [[13, 14, 15], [16], [17, 18]]]
+TARGETS = [[[20], []], [[21, 22], [23, 24, 25, 26], [27]]]
+
+
+def make_split(folder: Path, name: str, dtype: Any = np.uint16) -> shards.SplitInfo:
+    folder.mkdir(exist_ok=True)
+    written = [
+        write_shard(
+            folder / f"{name}-{i:05}.arrow", TokenLists.from_lists(source, dtype), TokenLists.from_lists(target, dtype)
+        )
+        for i, (source, target) in enumerate(zip(SOURCES, TARGETS, strict=True))
+    ]
+    return write_split(folder, written)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "data"
+    train = make_split(path, "train")
+    valid = make_split(path / "valid", "valid")
+    tokenizer = train_tokenizer(["a b"], vocab_size=300)
+    tokenizer.save(path / "tokenizer.json")
+    (path / "valid/source.txt").write_bytes("one\u2028\r\n two\n".encode())
+    (path / "valid/target.txt").write_bytes(b"eins\nzwei\n")
+    index = DataIndex(
+        format_version=FORMAT_VERSION,
+        corpus="hand-written",
+        synthetic=True,
+        source_language="en",
+        target_language="de",
+        lowercase=False,
+        tokenizer_sha256=tokenizer.sha256,
+        vocab_size=tokenizer.vocab_size,
+        sources=("a",),
+        seed=1,
+        max_tokens=256,
+        max_length_ratio=3.0,
+        pairs_per_shard=3,
+        pairs_read=5,
+        dropped={"empty": 0},
+        valid_held_out=False,
+        valid_dropped={"empty": 0},
+        valid_text=TextInfo(
+            pairs=2,
+            source_sha256=sha256_of(path / "valid/source.txt"),
+            target_sha256=sha256_of(path / "valid/target.txt"),
+        ),
+        train=train,
+        valid=valid,
+    )
+    write_index(path, index)
+    return path
+
+
+def edit_index(folder: Path, **changes: Any) -> None:
+    content = json.loads((folder / "index.json").read_text())
+    (folder / "index.json").write_text(json.dumps(content | changes))
+
+
+def test_index_counts_the_special_tokens(folder: Path) -> None:
+    index = DataFolder.open(folder).index
+    # 2 + 1 source ids in 2 pairs, 3 + 1 + 2 in 3 pairs, one special token a pair.
+    assert [(s.pairs, s.source_tokens, s.target_tokens) for s in index.train.shards] == [(2, 5, 3), (3, 9, 10)]
+    assert (index.train.pairs, index.train.source_tokens, index.train.target_tokens) == (5, 14, 13)
+    assert (index.train.max_source_tokens, index.train.max_target_tokens) == (4, 5)
+
+
+def test_lengths_are_memory_mapped_in_shard_order(folder: Path) -> None:
+    train = DataFolder.open(folder).train
+    assert isinstance(train.lengths.base, np.memmap | mmap.mmap)
+    assert train.lengths.dtype == np.uint16
+    assert train.lengths.tolist() == [[3, 2], [2, 1], [4, 3], [2, 5], [3, 2]]
+    assert train.shard_starts.tolist() == [0, 2, 5]
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_datasets_opens_a_shard_as_it_is(tmp_path: Path, dtype: Any) -> None:
+    make_split(tmp_path / "split", "train", dtype)
+    dataset = datasets.Dataset.from_file(str(tmp_path / "split/train-00001.arrow"))
+    assert dataset["src"][:] == SOURCES[1]
+    assert dataset["tgt"][:] == TARGETS[1]
+    assert dataset.features["src"].feature.dtype == np.dtype(dtype).name
+    assert len(dataset.data.to_batches()) == 1
+
+
+def test_tokens_come_in_the_order_asked_for_across_shards(folder: Path) -> None:
+    train = DataFolder.open(folder).train
+    source, source_lengths, target, target_lengths = train.tokens(np.array([4, 0, 3, 1, 2], dtype=np.uint32))
+    assert source.tolist() == [17, 18, 10, 11, 16, 12, 13, 14, 15]
+    assert source_lengths.tolist() == [2, 2, 1, 1, 3]
+    assert target.tolist() == [27, 20, 23, 24, 25, 26, 21, 22]
+    assert target_lengths.tolist() == [1, 1, 4, 0, 2]
+    assert {array.dtype for array in (source, source_lengths, target, target_lengths)} == {np.dtype(np.int64)}
+    assert [array.tolist() for array in train.tokens(np.array([1, 1]))] == [[12, 12], [1, 1], [], [0, 0]]
+    assert [array.size for array in train.tokens(np.array([], dtype=np.int64))] == [0, 0, 0, 0]
+    for wrong in (-1, 5):
+        with pytest.raises(IndexError):
+            train.tokens(np.array([0, wrong]))
+
+
+def test_lengths_beyond_uint16_are_kept(tmp_path: Path) -> None:
+    lists = TokenLists.from_lists([list(range(65_535)), [5]], np.uint32)
+    info = write_split(tmp_path, [write_shard(tmp_path / "train-00000.arrow", lists, lists)])
+    split = Split(tmp_path, info)
+    assert split.lengths.dtype == np.uint32
+    assert split.lengths.tolist() == [[65_536, 65_536], [2, 2]]
+    assert split.tokens(np.array([1]))[0].tolist() == [5]
+
+
+def test_few_shards_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for one, the first is read again when it is asked for again."""
+    monkeypatch.setattr(folder_module, "_KEPT_SHARDS", 1)
+    train = DataFolder.open(folder).train
+    train.tokens(np.array([0]))
+    (folder / "train-00000.arrow").rename(folder / "elsewhere")
+    assert train.tokens(np.array([0]))[0].tolist() == [10, 11]
+    train.tokens(np.array([4]))
+    with pytest.raises(UserError, match=r"train-00000\.arrow cannot be read \(No such file or directory\)"):
+        train.tokens(np.array([0]))
+
+
+def test_held_shards_do_not_feel_what_becomes_of_their_files(folder: Path) -> None:
+    """Cut short, overwritten in place, removed: what was verified is what is used, until others are held."""
+    train = DataFolder.open(folder).train
+    assert train.hold([0, 1]) == {}
+    os.truncate(folder / "train-00000.arrow", 10)
+    with (folder / "train-00001.arrow").open("r+b") as file:
+        file.write(b"x" * 200)
+    assert train.tokens(np.array([4, 0]))[0].tolist() == [17, 18, 10, 11]
+    # The next window needs the second shard; packs of this one may still wait.
+    assert train.hold([1]) == {}
+    assert train.tokens(np.array([0]))[0].tolist() == [10, 11]
+    train.forget_past()
+    assert train.tokens(np.array([4]))[0].tolist() == [17, 18]
+    with pytest.raises(UserError, match=r"train-00000\.arrow has 10 bytes where the index states"):
+        train.tokens(np.array([0]))
+    problems = train.hold([0])
+    train.forget_past()
+    assert problems.keys() == train.hold([0]).keys() == {0}
+    with pytest.raises(UserError, match=r"train-00001\.arrow is damaged"):
+        train.tokens(np.array([4]))
+
+
+def test_valid_text_is_untouched(folder: Path) -> None:
+    assert DataFolder.open(folder).valid_text() == (["one\u2028\r", " two"], ["eins", "zwei"])
+
+
+def test_tokenizer_of_the_folder(folder: Path) -> None:
+    data = DataFolder.open(folder)
+    assert data.tokenizer().sha256 == data.index.tokenizer_sha256
+
+
+def test_whole_folder_verifies(folder: Path) -> None:
+    DataFolder.open(folder).verify()
+
+
+FILES = ["train-00001.arrow", "lengths.npy", "tokenizer.json", "valid/source.txt", "valid/target.txt"]
+FILES += ["valid/valid-00000.arrow", "valid/lengths.npy"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_one_flipped_bit_is_found_and_the_file_named(folder: Path, name: str) -> None:
+    content = bytearray((folder / name).read_bytes())
+    content[-1] ^= 1
+    (folder / name).write_bytes(content)
+    with pytest.raises(UserError, match=f"{name} is damaged .* prepare it again"):
+        DataFolder.open(folder).verify()
+
+
+@pytest.mark.parametrize("name", [*FILES, "index.json"])
+def test_missing_file_is_named_at_opening(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(UserError, match=name):
+        DataFolder.open(folder)
+
+
+@pytest.mark.parametrize("name", ["train-00000.arrow", "lengths.npy", "tokenizer.json", "valid/valid-00001.arrow"])
+def test_truncated_file_is_named_at_opening(folder: Path, name: str) -> None:
+    os.truncate(folder / name, (folder / name).stat().st_size - 1)
+    with pytest.raises(UserError, match=name):
+        DataFolder.open(folder)
+
+
+def damage(shard: Path, kind: str) -> None:
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 8
+    if kind == "flipped":
+        shard.write_bytes(content)
+    elif kind == "cut short":
+        os.truncate(shard, len(content) - 1)
+    elif kind == "longer":
+        shard.write_bytes(shard.read_bytes() + b"x")
+    elif kind == "missing":
+        shard.unlink()
+    elif kind == "another's":
+        shard.write_bytes((shard.parent / "train-00000.arrow").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("flipped", r"is damaged or from another folder, for its SHA-256 is not the index's: copy the data folder"),
+        ("cut short", r"bytes where the index states .*: copy the data folder again"),
+        ("longer", r"bytes where the index states .*: copy the data folder again"),
+        ("missing", r"cannot be read \(No such file or directory\): copy the data folder again"),
+        ("another's", r"bytes where the index states .*: copy the data folder again"),
+    ],
+)
+def test_a_shard_that_went_bad_after_opening_is_found_at_its_first_use(folder: Path, kind: str, message: str) -> None:
+    """And no other shard is."""
+    train = DataFolder.open(folder).train
+    damage(folder / "train-00001.arrow", kind)
+    assert train.tokens(np.array([0]))[0].tolist() == [10, 11]
+    with pytest.raises(UserError, match=rf"train-00001\.arrow {message}|train-00001\.arrow has \d+ {message}"):
+        train.tokens(np.array([4]))
+
+
+@pytest.mark.parametrize("kind", ["flipped", "cut short", "missing"])
+def test_a_bad_shard_may_be_left_to_its_first_use(folder: Path, kind: str) -> None:
+    """For a run that goes on without it; a name or a link that leads elsewhere is refused all the same."""
+    damage(folder / "train-00001.arrow", kind)
+    train = DataFolder.open(folder, shards_may_be_bad=True).train
+    assert train.hold([0, 1]).keys() == {1}
+    (folder / "train-00001.arrow").unlink(missing_ok=True)
+    (folder / "train-00001.arrow").symlink_to(folder / "train-00000.arrow")
+    with pytest.raises(UserError, match=r"train-00001\.arrow is not a regular file"):
+        DataFolder.open(folder, shards_may_be_bad=True)
+    reindex(folder, 1, file="../train-00001.arrow")
+    with pytest.raises(UserError, match="is not a plain file name"):
+        DataFolder.open(folder, shards_may_be_bad=True)
+
+
+def reindex(folder: Path, number: int, **changes: Any) -> None:
+    """Edit what the index says of a training shard."""
+    train = json.loads((folder / "index.json").read_text())["train"]
+    train["shards"][number] |= changes
+    edit_index(folder, train=train)
+
+
+def test_a_shard_of_another_vocabulary_is_found_though_the_index_agrees(folder: Path) -> None:
+    """Its own hash in an edited index: the ids would lie outside the embedding."""
+    lists = [TokenLists.from_lists(side, np.uint16) for side in ([[13, 14, 999], [16], [17, 18]], TARGETS[1])]
+    info = write_shard(folder / "train-00001.arrow", *lists)
+    reindex(folder, 1, bytes=info.bytes, sha256=info.sha256)
+    size = json.loads((folder / "index.json").read_text())["vocab_size"]
+    with pytest.raises(
+        UserError, match=rf"train-00001\.arrow holds id 999, but the vocabulary of the index has {size}"
+    ):
+        DataFolder.open(folder).train.tokens(np.array([4]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 20}, r"train-00000\.arrow holds id 20, but the vocabulary of the index has 20"),
+        ({"source_tokens": 6}, r"train-00000\.arrow does not hold the tokens that the index states"),
+        ({"target_tokens": 2}, r"train-00000\.arrow does not hold the tokens that the index states"),
+        ({"max_target_tokens": 1}, r"train-00000\.arrow does not hold the tokens that the index states, or longer"),
+        ({"sha256": "0" * 64}, r"train-00000\.arrow is damaged or from another folder"),
+        ({"pairs": 3}, r"lengths\.npy holds uint16 of shape \(5, 2\) where \(6, 2\) was stated"),
+        ({"bytes": 7}, r"train-00000\.arrow has \d+ bytes where the index states 7"),
+    ],
+)
+def test_an_edited_index_is_found_before_a_batch_is_made(folder: Path, changes: dict[str, Any], message: str) -> None:
+    (name, value) = next(iter(changes.items()))
+    if name == "vocab_size":
+        edit_index(folder, **changes)
+    elif name.startswith("max_"):
+        edit_index(folder, train=json.loads((folder / "index.json").read_text())["train"] | changes)
+    else:
+        reindex(folder, 0, **{name: value})
+    with pytest.raises(UserError, match=rf"{message}.*: copy the data folder again"):
+        DataFolder.open(folder).train.tokens(np.array([0]))
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [np.ones((4, 2), np.uint16), np.ones((5, 3), np.uint16), np.ones((5, 2), np.float32), np.ones((5, 2), np.uint16)],
+    ids=["too few", "three sides", "floats", "other lengths"],
+)
+def test_lengths_that_are_not_the_shards_are_found(folder: Path, lengths: np.ndarray) -> None:
+    np.save(folder / "lengths.npy", lengths)
+    with pytest.raises(UserError, match=r"lengths\.npy (holds|states).*: copy the data folder again"):
+        DataFolder.open(folder).train.tokens(np.array([0]))
+
+
+def test_shard_that_is_not_the_one_indexed_is_found_when_used(folder: Path) -> None:
+    info = DataFolder.open(folder).train.info
+    swapped = dataclasses.replace(info, shards=info.shards[::-1])
+    with pytest.raises(UserError, match=r"train-00001\.arrow does not hold the pairs that lengths\.npy states"):
+        Split(folder, swapped).tokens(np.array([0]))
+
+
+@pytest.mark.parametrize("name", ["../train-00000.arrow", "/etc/hostname", "..", "", "sub/x.arrow", "link.arrow"])
+def test_names_that_lead_out_of_the_folder_are_refused(folder: Path, name: str) -> None:
+    (folder / "link.arrow").symlink_to(folder / "train-00000.arrow")
+    train = json.loads((folder / "index.json").read_text())["train"]
+    train["shards"][0]["file"] = name
+    edit_index(folder, train=train)
+    with pytest.raises(UserError, match=r"is not a plain file name|is not a regular file"):
+        DataFolder.open(folder)
+
+
+def test_the_folder_may_be_a_link_but_not_its_valid_folder(folder: Path) -> None:
+    (folder.parent / "current").symlink_to(folder)
+    DataFolder.open(folder.parent / "current").verify()
+    (folder / "valid").rename(folder.parent / "elsewhere")
+    (folder / "valid").symlink_to(folder.parent / "elsewhere")
+    with pytest.raises(UserError, match="valid is a link"):
+        DataFolder.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format_version": 2}, "has format version 2 and this program reads 1: upgrade"),
+        ({"format_version": "1"}, "format_version must be 1, not '1'"),
+        ({"vocab_size": "300"}, "index.vocab_size must be int, not '300'"),
+        ({"seed": -1}, "index.seed must be int, not -1"),
+        ({"extra": 1}, "missing or unknown fields: extra"),
+        ({"train": []}, "index.train has missing or unknown fields"),
+        ({"dropped": {"empty": True}}, "index.dropped.empty must be int, not True"),
+    ],
+)
+def test_bad_index_names_the_field(folder: Path, changes: dict[str, Any], message: str) -> None:
+    edit_index(folder, **changes)
+    with pytest.raises(UserError) as caught:
+        DataFolder.open(folder)
+    assert message in str(caught.value)
+    assert "index.json" in str(caught.value)
+
+
+def test_folder_that_is_no_data_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a data folder"):
+        DataFolder.open(tmp_path)
+    (tmp_path / "index.json").write_text("{")
+    with pytest.raises(UserError, match=r"index\.json is not JSON"):
+        DataFolder.open(tmp_path)
+
+
+def test_rows_of_several_lists_are_copied_to_their_places() -> None:
+    narrow = TokenLists.from_lists([[1, 2], [], [3]], np.uint16)
+    wide = TokenLists.from_lists([[70_000, 5, 6]], np.uint32)
+    parts = [(narrow, np.array([2, 1, 0])), (wide, np.array([0])), (narrow, np.array([], dtype=np.int64))]
+    out = np.full(8, -1)
+    copy_rows(parts, np.array([1, 0, 2, 3]), out, np.array([7, 0, 4, 0]))
+    assert out.tolist() == [70_000, 5, 6, -1, 1, 2, -1, 3]
+    assert narrow.take(np.array([2, 1, 0, 2])).lengths.tolist() == [1, 0, 2, 1]
+    assert narrow.take(np.array([1, 1])).values.tolist() == []

@@ -1,0 +1,31 @@
+from pathlib import Path
+
+import numpy as np
+
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.folder.subset import write_excerpt
+
+# From different shards, out of order.
+PAIRS = np.array([1700, 3, 4, 900])
+
+
+def test_an_excerpt_is_a_data_folder_of_those_pairs(toy_data: DataFolder, tmp_path: Path) -> None:
+    write_excerpt(toy_data, PAIRS, tmp_path / "excerpt")
+    folder = DataFolder.open(tmp_path / "excerpt")
+    folder.verify()
+    wanted = toy_data.train.tokens(PAIRS)
+    for split in (folder.train, folder.valid):
+        for found, expected in zip(split.tokens(np.arange(4)), wanted, strict=True):
+            assert np.array_equal(found, expected)
+        assert np.array_equal(split.lengths, np.stack([wanted[1], wanted[3]], axis=1) + 1)
+    assert folder.index.corpus.startswith("4 pairs of ")
+
+
+def test_its_validation_text_is_that_of_the_pairs(toy_data: DataFolder, tmp_path: Path) -> None:
+    write_excerpt(toy_data, PAIRS, tmp_path / "excerpt")
+    folder = DataFolder.open(tmp_path / "excerpt")
+    tokenizer = toy_data.tokenizer()
+    for side, lines in enumerate(folder.valid_text()):
+        values, lengths = toy_data.train.tokens(PAIRS)[2 * side : 2 * side + 2]
+        rows = np.split(values, np.cumsum(lengths)[:-1])
+        assert [tokenizer.encode(line) for line in lines] == [row.tolist() for row in rows]

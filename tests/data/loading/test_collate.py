@@ -1,0 +1,197 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dist_transformer.config.settings import BatchConfig
+from dist_transformer.data.folder.format import TokenLists, write_shard, write_split
+from dist_transformer.data.folder.reader import DataFolder, Split
+from dist_transformer.data.loading.collate import MicroBatch, Stream, epoch_steps
+from dist_transformer.data.loading.packing import Budgets
+from dist_transformer.data.loading.plan import Pack, Plan, Position, Step, resolve_budgets
+from dist_transformer.packed import IGNORED, PackedBatch
+
+BOS, EOS = 2, 3
+SOURCES = [[10, 11, 12], [13], [14, 15]]
+TARGETS = [[20, 21], [22, 23, 24], [25]]
+BUDGETS = Budgets(max_source_tokens=12, max_target_tokens=14, max_sentences=4)
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> Split:
+    """Three pairs in two shards."""
+    shards = [
+        write_shard(
+            tmp_path / f"{first}.arrow",
+            TokenLists.from_lists(SOURCES[first:last], np.uint16),
+            TokenLists.from_lists(TARGETS[first:last], np.uint16),
+        )
+        for first, last in ((0, 2), (2, 3))
+    ]
+    return Split(tmp_path, write_split(tmp_path, shards))
+
+
+def pack(*pairs: int) -> Pack:
+    source, target = (sum(len(side[pair]) + 1 for pair in pairs) for side in (SOURCES, TARGETS))
+    return Pack(pair_ids=np.array(pairs), source_tokens=source, target_tokens=target)
+
+
+def sentences(batch: PackedBatch) -> list[tuple[tuple[int, ...], ...]]:
+    """Source, target in and target out of every real pair, read by the offsets."""
+    read = []
+    for index in range(len(batch.source.lengths)):
+        source, target = (
+            slice(side.offsets_N[index], side.offsets_N[index + 1]) for side in (batch.source, batch.target)
+        )
+        parts = (batch.source.tokens_T[source], batch.target.tokens_T[target], batch.labels_T[target])
+        read.append(tuple(tuple(part.tolist()) for part in parts))
+    return read
+
+
+def test_three_pairs_by_hand(split: Split) -> None:
+    batch = Stream(split, BUDGETS, packs_per_micro_batch=1).build([pack(2, 0, 1)])
+    assert batch.source.tokens_T.tolist() == [14, 15, EOS, 10, 11, 12, EOS, 13, EOS, 0, 0, 0]
+    assert batch.source.positions_T.tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 0, 1, 2]
+    assert batch.target.tokens_T.tolist() == [BOS, 25, BOS, 20, 21, BOS, 22, 23, 24, 0, 0, 0, 0, 0]
+    assert batch.target.positions_T.tolist() == [0, 1, 0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 0]
+    assert batch.labels_T.tolist() == [25, EOS, 20, 21, EOS, 22, 23, 24, EOS] + [IGNORED] * 5
+    # The tail is cut into dummies no longer than the longest sentence, 4 tokens on both sides.
+    assert (batch.source.max_length, batch.target.max_length) == (4, 4)
+    # 1 + 4 sentences + ceil(14 / 4) dummies; the last entry is repeated.
+    assert batch.source.offsets_N.tolist() == [0, 3, 7, 9, 12, 12, 12, 12, 12]
+    assert batch.target.offsets_N.tolist() == [0, 2, 5, 9, 13, 14, 14, 14, 14]
+    assert batch.source.lengths.tolist() == [3, 4, 2]
+    assert batch.target.lengths.tolist() == [2, 3, 4]
+
+
+def test_packs_lie_end_to_end_in_a_buffer_of_their_number(split: Split) -> None:
+    stream = Stream(split, BUDGETS, packs_per_micro_batch=2)
+    batch = stream.build([pack(1), pack(0, 2)])
+    assert (len(batch.source.tokens_T), len(batch.target.tokens_T)) == (24, 28)
+    assert batch.source.tokens_T[:9].tolist() == [13, EOS, 10, 11, 12, EOS, 14, 15, EOS]
+    assert sentences(batch) == sentences(stream.build([pack(1, 0, 2), None]))
+
+
+def test_a_full_pack_has_no_dummies(split: Split) -> None:
+    budgets = Budgets(max_source_tokens=9, max_target_tokens=9, max_sentences=3)
+    batch = Stream(split, budgets, packs_per_micro_batch=1).build([pack(0, 1, 2)])
+    assert IGNORED not in batch.labels_T.tolist()
+    assert batch.source.offsets_N.tolist() == [0, 4, 6, 9, 9, 9, 9]
+
+
+@pytest.mark.parametrize("packs", [[], [None]], ids=["no packs", "a pack of weight zero"])
+def test_an_empty_micro_batch_has_the_same_shapes_and_no_label(split: Split, packs: list[None]) -> None:
+    stream = Stream(split, BUDGETS, packs_per_micro_batch=1)
+    empty, full = stream.build(packs), stream.build([pack(0, 1, 2)])
+    assert shapes(empty) == shapes(full)
+    assert set(empty.labels_T.tolist()) == {IGNORED}
+    assert len(empty.source.lengths) == len(empty.target.lengths) == 0
+    assert empty.source.offsets_N.tolist() == [0, 4, 8, 12, 12, 12, 12, 12, 12]
+    # Every token belongs to a dummy no longer than the cap.
+    for side in (empty.source, empty.target):
+        assert int(side.offsets_N.diff().max()) <= side.max_length
+        assert int(side.positions_T.max()) == side.max_length - 1
+
+
+def shapes(batch: PackedBatch) -> list[tuple[object, ...]]:
+    tensors = [batch.labels_T]
+    for side in (batch.source, batch.target):
+        tensors += [side.tokens_T, side.positions_T, side.offsets_N]
+    caps = (batch.source.max_length, batch.target.max_length)
+    return [caps, *((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)]
+
+
+def step_of(packs: list[Pack | None]) -> Step:
+    return Step(epoch=0, packs=tuple(packs), position=Position())
+
+
+@pytest.mark.parametrize(
+    ("packs", "size", "world", "first_packs"),
+    [
+        # Rank by rank; accumulation turns go through all ranks first.
+        (4, 1, 1, [[0, 1, 2, 3]]),
+        (4, 1, 2, [[0, 2], [1, 3]]),
+        (4, 1, 3, [[0, 3], [1, 4], [2, 5]]),
+        (4, 1, 4, [[0], [1], [2], [3]]),
+        (4, 2, 1, [[0, 2]]),
+        (4, 2, 2, [[0], [2]]),
+        (4, 2, 3, [[0], [2], [4]]),
+        (5, 2, 2, [[0, 4], [2, 6]]),
+    ],
+)
+def test_first_packs(split: Split, packs: int, size: int, world: int, first_packs: list[list[int]]) -> None:
+    stream = Stream(split, BUDGETS, packs_per_micro_batch=size)
+    step = step_of([pack(0)] * packs)
+    ranks = [stream.micro_batches(step, rank=rank, world_size=world) for rank in range(world)]
+    assert [[micro.first_pack for micro in rank] for rank in ranks] == first_packs
+
+
+@pytest.fixture(scope="module")
+def toy_steps(toy_data: DataFolder) -> tuple[Split, Budgets, list[Step]]:
+    """An epoch of four packs a step; its last step has packs of weight zero."""
+    train = toy_data.train
+    totals = {"source_tokens": train.info.source_tokens, "target_tokens": train.info.target_tokens}
+    budgets = resolve_budgets(BatchConfig(max_target_tokens=512), **totals)
+    plan = Plan(train.lengths, train.shard_starts, budgets=budgets, window_shards=2, seed=1)
+    steps = []
+    for step in plan.steps(Position(), 4):
+        if step.epoch == 1:
+            break
+        steps.append(step)
+    if None not in steps[-1].packs:
+        steps.append(step_of([steps[-1].packs[0], None, None, None]))
+    return train, budgets, steps
+
+
+def of_ranks(stream: Stream, step: Step, world: int) -> list[list[MicroBatch]]:
+    return [list(stream.micro_batches(step, rank=rank, world_size=world)) for rank in range(world)]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_any_world_trains_on_the_same_sentences(
+    toy_steps: tuple[Split, Budgets, list[Step]], world: int, size: int
+) -> None:
+    train, budgets, steps = toy_steps
+    stream = Stream(train, budgets, packs_per_micro_batch=size)
+    turns = BatchConfig(packs_per_step=4, packs_per_micro_batch=size).accumulation_steps(world)
+    for step in [*steps[:2], steps[-1]]:
+        ranks = of_ranks(stream, step, world)
+        assert [len(rank) for rank in ranks] == [turns] * world
+        pairs = [pair for rank in ranks for micro in rank for pair in sentences(micro.batch)]
+        ids = np.concatenate([pack.pair_ids for pack in step.packs if pack])
+        source, source_lengths, target, target_lengths = train.tokens(ids)
+        wanted = []
+        for s, t in zip(
+            np.split(source, source_lengths.cumsum()[:-1]), np.split(target, target_lengths.cumsum()[:-1]), strict=True
+        ):
+            wanted.append(((*s, EOS), (BOS, *t), (*t, EOS)))
+        assert sorted(pairs) == sorted(wanted)
+        labels = sum(int((micro.batch.labels_T != IGNORED).sum()) for rank in ranks for micro in rank)
+        assert labels == step.target_tokens
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_all_micro_batches_have_one_shape(toy_steps: tuple[Split, Budgets, list[Step]], size: int) -> None:
+    train, budgets, steps = toy_steps
+    stream = Stream(train, budgets, packs_per_micro_batch=size)
+    batches = [micro.batch for step in steps for micro in stream.micro_batches(step, rank=0, world_size=1)]
+    assert len(batches) > 10
+    # Fewer turns than ranks: the second rank's only micro-batch is empty.
+    batches.append(stream.micro_batches(step_of([steps[0].packs[0]]), rank=1, world_size=2)[0].batch)
+    assert all(shapes(batch) == shapes(batches[0]) for batch in batches)
+    for batch in batches:
+        for side in (batch.source, batch.target):
+            offsets = side.offsets_N
+            assert (int(offsets[0]), int(offsets[-1])) == (0, len(side.tokens_T))
+            assert 0 <= int(offsets.diff().min()) <= int(offsets.diff().max()) <= side.max_length
+
+
+def test_validation_takes_every_pair_once_in_one_order(toy_data: DataFolder) -> None:
+    valid = toy_data.valid
+    budgets = Budgets(max_source_tokens=512, max_target_tokens=512, max_sentences=64)
+    plan = Plan(valid.lengths, valid.shard_starts, budgets=budgets, window_shards=8, seed=0)
+    passes = [list(epoch_steps(plan, packs_per_step=2)) for _ in range(2)]
+    ids = [[pack.pair_ids.tolist() for step in steps for pack in step.packs if pack] for steps in passes]
+    assert ids[0] == ids[1]
+    assert sorted(pair for pack in ids[0] for pair in pack) == list(range(valid.info.pairs))

@@ -1,0 +1,40 @@
+"""Tasks for test_workers.py, apart from it so that a process that does them imports little."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from dist_transformer.data.prepare.worker_pool import Progress
+from dist_transformer.errors import UserError
+
+
+@dataclass(frozen=True)
+class Square:
+    number: int
+    folder: Path
+    """Gets an empty file for each process that has worked."""
+
+    def run(self, progress: Progress) -> list[int | str]:
+        (self.folder / str(os.getpid())).touch()
+        if self.number == 0:
+            time.sleep(0.5)  # so that the other process must do the rest
+        progress(self.number)
+        return [self.number**2, os.environ.get("TOKENIZERS_PARALLELISM", "")]
+
+
+@dataclass(frozen=True)
+class Fail:
+    folder: Path
+    how: str
+
+    def run(self, progress: Progress) -> None:
+        (self.folder / str(os.getpid())).touch()
+        if self.how == "user":
+            raise UserError("bad.en line 3 is not UTF-8")
+        if self.how == "bug":
+            raise ZeroDivisionError("a bug")
+        if self.how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)

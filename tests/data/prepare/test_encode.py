@@ -1,0 +1,149 @@
+"""The vocabulary, and which pairs stay."""
+
+import os
+import re
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sacrebleu
+
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.prepare.ingest import pair_hash
+from dist_transformer.data.prepare.pipeline import pipeline as module
+from dist_transformer.data.prepare.pipeline import prepare
+from dist_transformer.data.prepare.settings import PrepareSettings
+from dist_transformer.data.text.files import line_files
+from dist_transformer.data.tokenizer import train_tokenizer
+from dist_transformer.errors import UserError
+from tests.data.prepare.preparing import FULL_WIDTH, corpus, files_of, run, train_text, with_validation
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_vocabulary_is_learned_from_a_seeded_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = corpus(1_000)
+    valid = with_validation(tmp_path, corpus(5))
+    # Of 1,000 pairs each is taken with probability 0.2 when 200 are asked for.
+    chosen = pair_hash(np.arange(1_000), seed=1, purpose=3) < 2**64 // 5
+    texts = [text for pair, taken in zip(pairs, chosen, strict=True) if taken for text in pair]
+    expected = train_tokenizer(texts, vocab_size=400)
+    _, report = run(tmp_path, pairs, "one", vocab_sample_pairs=200, **valid)
+    monkeypatch.setattr(module, "CHUNK_PAIRS", 77)
+    run(tmp_path, pairs, "two", vocab_sample_pairs=200, **valid)
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+    assert (tmp_path / "one/tokenizer.json").read_bytes() == files_of(tmp_path / "two")["tokenizer.json"]
+    assert DataFolder.open(tmp_path / "one").index.tokenizer_sha256 == expected.sha256
+    assert f", learned from a sample of {chosen.sum()} of 1,000 pairs" in "\n".join(report)
+    # No sample is drawn, and none spoken of, where there are no more pairs than that.
+    _, report = run(tmp_path, pairs, "all", vocab_sample_pairs=1_000, **valid)
+    everything = train_tokenizer([text for pair in pairs for text in pair], vocab_size=400)
+    assert DataFolder.open(tmp_path / "all").index.tokenizer_sha256 == everything.sha256 != expected.sha256
+    assert "sample" not in "\n".join(report)
+
+
+def test_smaller_vocabulary_is_reported(tmp_path: Path) -> None:
+    index, report = run(tmp_path, corpus(20), vocab_size=5_000)
+    assert index.vocab_size < 5_000
+    assert f"vocabulary: {index.vocab_size:,} entries" in "\n".join(report)
+    assert "no more than that of the 5,000 asked for" in "\n".join(report)
+
+
+def test_pairs_are_dropped_for_the_reason_stated(tmp_path: Path) -> None:
+    # With a vocabulary of the 256 bytes alone, tokens are bytes.
+    pairs = [
+        ("a" * 15, "b" * 15),  # 16 tokens a side with the special one: kept
+        ("a" * 16, "b" * 15),  # 17: too long
+        ("a", "b" * 13),  # (13 + 5) / (1 + 5) = 3: kept
+        ("a", "b" * 14),  # 19 / 6: ratio
+        ("b" * 14, "a"),
+        ("", "b"),
+        ("a", " \t"),
+        ("", ""),
+    ]
+    valid = [("a" * 200, "x"), ("y", "z"), ("", "z"), ("a" * 15, "b" * 15)]
+    index, report = run(tmp_path, pairs, vocab_size=260, max_tokens=16, **with_validation(tmp_path, valid))
+    assert index.dropped == {"empty": 3, "too_long": 1, "length_ratio": 2}
+    assert (index.pairs_read, index.train.pairs) == (8, 2)
+    assert (index.train.source_tokens, index.train.target_tokens) == (16 + 2, 16 + 14)
+    data = DataFolder.open(tmp_path / "out")
+    assert sorted(train_text(data)) == [("a", "b" * 13), ("a" * 15, "b" * 15)]
+    # Validation text is kept in full but for empty sides; its shards hold what fits, in order.
+    assert data.valid_text() == (["a" * 200, "y", "a" * 15], ["x", "z", "b" * 15])
+    assert data.valid.lengths.tolist() == [[2, 2], [16, 16]]
+    assert index.valid_dropped == {"empty": 1, "too_long": 1}
+    assert not index.valid_held_out
+    assert "kept: 2 of 8 pairs; dropped 3 empty, 1 too_long, 2 length_ratio" in "\n".join(report)
+
+
+def test_normalised_text_is_trained_on_and_raw_text_kept(tmp_path: Path) -> None:
+    pairs = [("  ﬁne Ｘ </s>", "½ e\u0301\u2028x")] * 40
+    run(tmp_path, pairs)
+    data = DataFolder.open(tmp_path / "out")
+    assert set(train_text(data)) == {tuple(unicodedata.normalize("NFKC", text) for text in pairs[0])}
+    assert data.valid_text() == ([pairs[0][0]] * 4, [pairs[0][1]] * 4)
+
+
+def test_lowercase_and_reuse_of_a_tokenizer(tmp_path: Path) -> None:
+    index, _ = run(tmp_path, corpus(50), "first", lowercase=True)
+    assert index.lowercase
+    tokenizer = tmp_path / "first/tokenizer.json"
+    again, report = run(tmp_path, corpus(30), "second", tokenizer=tokenizer, vocab_size=999)
+    assert again.lowercase
+    assert again.tokenizer_sha256 == index.tokenizer_sha256
+    assert "lowercase, --vocab-size has no effect" in report[0]
+    assert "tokenizer.json, NFKC, lowercase, " in report[0]
+    assert {target[:4] for _, target in train_text(DataFolder.open(tmp_path / "second"))} == {"wort"}
+    run(tmp_path, corpus(50), "cased")
+    with pytest.raises(UserError, match="keeps case, so lowercase does not go with it"):
+        run(tmp_path, corpus(50), "third", tokenizer=tmp_path / "cased/tokenizer.json", lowercase=True)
+
+
+def test_nfc_keeps_full_width_forms(tmp_path: Path) -> None:
+    pairs = [FULL_WIDTH] * 40
+    _, report = run(tmp_path, pairs, "folded")
+    assert set(train_text(DataFolder.open(tmp_path / "folded"))) == {("a dog, a cat", "一条狗,一只猫!")}
+    assert any(re.fullmatch("vocabulary: .* entries, joint byte-level BPE, NFKC(;.*)?", line) for line in report)
+    _, report = run(tmp_path, pairs, "kept", normalization="nfc", lowercase=True)
+    data = DataFolder.open(tmp_path / "kept")
+    assert set(train_text(data)) == {FULL_WIDTH}
+    assert (data.tokenizer().normalization, data.tokenizer().lowercase) == ("nfc", True)
+    assert any(
+        re.fullmatch("vocabulary: .* entries, joint byte-level BPE, NFC, lowercase(;.*)?", line) for line in report
+    )
+
+
+def test_a_given_tokenizer_decides_the_normalisation(tmp_path: Path) -> None:
+    pairs = [FULL_WIDTH] * 40
+    for name in ("nfkc", "nfc"):
+        run(tmp_path, pairs, name, normalization=name)
+    run(tmp_path, pairs, "again", tokenizer=tmp_path / "nfc/tokenizer.json")
+    assert set(train_text(DataFolder.open(tmp_path / "again"))) == {FULL_WIDTH}
+    for name, other in (("nfkc", "nfc"), ("nfc", "nfkc")):
+        message = f"normalises by {name.upper()}, so {other} does not go with it: leave out --normalization"
+        with pytest.raises(UserError, match=message):
+            run(tmp_path, pairs, "bad", tokenizer=tmp_path / name / "tokenizer.json", normalization=other)
+    _, report = run(tmp_path, pairs, "warned", tokenizer=tmp_path / "nfkc/tokenizer.json")
+    (warning,) = [line for line in report if "warning" in line]
+    assert warning.endswith(": --normalization nfc keeps them, without --tokenizer")
+
+
+def test_real_chinese_has_no_ceiling_under_nfc(tmp_path: Path) -> None:
+    """The references, as a perfect model would write them: NFKC takes about 7 BLEU from it, NFC nothing."""
+    folder = Path(os.environ.get("DIST_TRANSFORMER_DATA", ROOT.parent / "shared/data")) / "captions_en_zh"
+    if not folder.exists():
+        pytest.skip(f"{folder} is absent: set DIST_TRANSFORMER_DATA to the folder of corpora")
+    sources = tuple(line_files([folder / "valid.en"], [folder / "valid.zh"]))
+    references = (folder / "test.zh").read_text(encoding="utf-8").split("\n")[:-1]
+    best = {}
+    for form in ("nfkc", "nfc"):
+        report: list[str] = []
+        settings = PrepareSettings(out=tmp_path / form, sources=sources, vocab_size=1_000, normalization=form)
+        prepare(settings, report.append)
+        tokenizer = DataFolder.open(tmp_path / form).tokenizer()
+        written = [tokenizer.decode(ids) for ids in tokenizer.encode_batch(references)]
+        best[form] = sacrebleu.corpus_bleu(written, [references], tokenize="zh").score
+        assert any(line.startswith("warning: NFKC changes 34.1%") for line in report) == (form == "nfkc")
+    assert best["nfkc"] < 95
+    assert best["nfc"] == pytest.approx(100)

@@ -1,0 +1,47 @@
+"""Which processes form a team, without an MPI library: as after the plain installation."""
+
+import os
+import sys
+
+import pytest
+
+from dist_transformer.data.prepare.mpi_ranks import Team
+from dist_transformer.errors import UserError
+
+STEP = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "1"}
+
+
+@pytest.fixture(autouse=True)
+def without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    launchers = ("SLURM_", "OMPI_", "PMI")
+    monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if not k.startswith(launchers)})
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        STEP,
+        {**STEP, "PMI_RANK": "0", "PMI_SIZE": "1"},
+        {**STEP, "PMIX_RANK": "0"},
+        {"PMI_RANK": "0", "PMI_SIZE": "1"},
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "PMIX_RANK": "0"},
+    ],
+    ids=["alone", "srun", "srun --mpi=pmi2", "srun --mpi=pmix", "mpich", "open mpi"],
+)
+def test_one_process_needs_no_mpi(variables: dict[str, str]) -> None:
+    os.environ.update(variables)
+    assert Team.join().size == 1
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{**STEP, "SLURM_NTASKS": "2"}, {**STEP, "PMI_SIZE": "2"}, {"OMPI_COMM_WORLD_SIZE": "2"}, {"PMIX_RANK": "0"}],
+)
+def test_several_processes_are_told_how_to_get_it(variables: dict[str, str]) -> None:
+    os.environ.update(variables)
+    with pytest.raises(
+        UserError, match=r"MPI cannot be loaded .*: install one \(pip install mpich\), or start one process"
+    ):
+        Team.join()

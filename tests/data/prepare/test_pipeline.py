@@ -1,0 +1,119 @@
+"""Preparations from end to end: what they depend on, where they write, how they end early."""
+
+import os
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.prepare.pipeline import encode as encoding
+from dist_transformer.data.prepare.pipeline import pipeline as module
+from dist_transformer.data.prepare.pipeline import prepare
+from dist_transformer.data.prepare.settings import PrepareSettings
+from dist_transformer.data.text.files import line_files
+from dist_transformer.errors import UserError
+from tests.data.prepare.preparing import corpus, files_of, names, run, train_text
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_result_depends_on_text_and_settings_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = corpus(300)
+    run(tmp_path, pairs, "one", pairs_per_shard=64)
+    monkeypatch.setattr(module, "CHUNK_PAIRS", 17)
+    run(tmp_path, pairs, "two", pairs_per_shard=64)
+    (tmp_path / "elsewhere").mkdir()
+    run(tmp_path / "elsewhere", pairs, "three", pairs_per_shard=64)
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two") == files_of(tmp_path / "elsewhere/three")
+    run(tmp_path, pairs, "other-seed", pairs_per_shard=64, seed=2)
+    assert files_of(tmp_path / "one")["lengths.npy"] != files_of(tmp_path / "other-seed")["lengths.npy"]
+    assert files_of(tmp_path / "one")["valid/source.txt"] != files_of(tmp_path / "other-seed")["valid/source.txt"]
+
+
+@pytest.mark.slow
+def test_processes_make_the_same_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [*corpus(300), ("", "x"), *corpus(300)]
+    one, _ = run(tmp_path, pairs, "one", pairs_per_shard=50)
+    monkeypatch.setattr(module, "CHUNK_PAIRS", 64)
+    two, _ = run(tmp_path, pairs, "two", pairs_per_shard=50, workers=2)
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+    assert one == two
+    assert two.dropped == {"empty": 1, "too_long": 0, "length_ratio": 0}
+
+
+@pytest.mark.parametrize("existing", ["file", "full folder", "link"])
+def test_existing_out_is_refused_and_kept(tmp_path: Path, existing: str) -> None:
+    out = tmp_path / "out"
+    if existing == "file":
+        out.write_text("mine")
+    elif existing == "link":
+        out.symlink_to(tmp_path / "nowhere")
+    else:
+        out.mkdir()
+        (out / "mine").write_text("mine")
+    before = names(tmp_path)
+    with pytest.raises(UserError, match="out exists already: choose another --out, or remove it"):
+        run(tmp_path, corpus(20))
+    assert names(tmp_path) == before | {"train.en", "train.de"}
+
+
+def test_empty_out_and_missing_parents_are_made(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    run(tmp_path, corpus(20), "empty")
+    run(tmp_path, corpus(20), "a/b/c")
+    assert files_of(tmp_path / "empty") == files_of(tmp_path / "a/b/c")
+    assert names(tmp_path / "empty") == {"index.json", "tokenizer.json", "lengths.npy", "train-00000.arrow", "valid"}
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), SystemExit(143), OSError(28, "No space left on device")])
+def test_the_same_call_goes_on_after_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    def fail(*_: Any) -> None:
+        raise failure
+
+    index, _ = run(tmp_path, corpus(20), "straight")
+    with monkeypatch.context() as broken:
+        broken.setattr(module.shards, "write_index", fail)
+        expected = UserError if isinstance(failure, OSError) else type(failure)
+        with pytest.raises(expected, match="No space left .* goes on" if expected is UserError else None):
+            run(tmp_path, corpus(20), "new/out")
+    assert names(tmp_path / "new") == {".out.partial"}
+    # Tokens are not made again: without the tokenizer no stage but the last could be done.
+    monkeypatch.setattr(encoding, "encode", lambda *_: pytest.fail("encoded again"))
+    # The files keep their times: run would write them anew.
+    settings = {"sources": tuple(line_files([tmp_path / "train.en"], [tmp_path / "train.de"])), "vocab_size": 400}
+    report: list[str] = []
+    assert prepare(PrepareSettings(out=tmp_path / "new/out", **settings), report.append) == index
+    assert report[0] == f"going on with the interrupted preparation in {tmp_path / 'new/.out.partial'}"
+    assert files_of(tmp_path / "new/out") == files_of(tmp_path / "straight")
+    assert names(tmp_path / "new") == {"out"}
+
+
+def test_nothing_is_left_after_an_error_of_the_text(tmp_path: Path) -> None:
+    pairs = [("a b c d e f", "x y z")] * 20
+    with pytest.raises(UserError, match="no training pair is left"):
+        run(tmp_path, pairs, "new/out", max_tokens=2)
+    assert names(tmp_path) == {"train.en", "train.de"}
+
+
+def test_bad_late_file_is_found_before_the_long_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "read_sources", lambda *_: pytest.fail("the text was read first"))
+    validation = tuple(line_files([tmp_path / "missing.en"], [tmp_path / "missing.de"]))
+    with pytest.raises(UserError, match=r"missing\.en does not exist"):
+        run(tmp_path, corpus(20), validation=validation)
+
+
+def test_real_corpus(tmp_path: Path) -> None:
+    data = Path(os.environ.get("DIST_TRANSFORMER_DATA", ROOT.parent / "shared/data")) / "multi30k"
+    if not data.exists():
+        pytest.skip(f"{data} is absent: set DIST_TRANSFORMER_DATA to the folder of corpora")
+    sources = tuple(line_files([data / "val.en"], [data / "val.de"]))
+    index = prepare(PrepareSettings(out=tmp_path / "out", sources=sources, vocab_size=2_000), lambda _: None)
+    assert (index.pairs_read, index.valid_text.pairs) == (1_014, 101)
+    assert index.train.pairs + sum(index.dropped.values()) == 913
+    prepared = DataFolder.open(tmp_path / "out")
+    lines = set((data / "val.de").read_text(encoding="utf-8").split("\n"))
+    assert {target for _, target in train_text(prepared)} <= {unicodedata.normalize("NFKC", line) for line in lines}

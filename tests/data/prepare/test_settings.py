@@ -1,0 +1,48 @@
+"""What can be asked of a preparation."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_transformer.data.text.files import TsvFile, line_files
+from dist_transformer.errors import UserError
+from tests.data.prepare.preparing import corpus, run
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sources": ()}, "there is no text to prepare"),
+        ({"vocab_size": None}, "vocab_size is missing"),
+        ({"vocab_size": 259}, "vocab_size 259 is too small"),
+        ({"max_tokens": 1}, "max_tokens 1 is too small"),
+        ({"pairs_per_shard": 0}, "pairs_per_shard 0 is too small"),
+        ({"valid_pairs": 0}, "valid_pairs 0 is too small"),
+        ({"vocab_sample_pairs": 0}, "vocab_sample_pairs 0 is too small"),
+        ({"workers": 0}, "workers 0 is too small"),
+        ({"seed": -1}, "seed -1 is too small"),
+        ({"max_length_ratio": 0.5}, "max_length_ratio 0.5 is too small"),
+        ({"max_length_ratio": float("nan")}, "max_length_ratio nan is too small"),
+        ({"pairs_per_shard": 2**27}, "exceeds what one Arrow batch holds"),
+        ({"max_tokens": 2}, "no training pair is left of train.en + train.de (0 empty, 18 too_long"),
+    ],
+)
+def test_bad_settings_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        run(tmp_path, corpus(20), **changes)
+    assert message in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_languages_that_cannot_be_told_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_text("a\tb\n" * 20)
+    sources = (TsvFile(path=tmp_path / "t.tsv"),)
+    with pytest.raises(UserError, match=r"source language cannot be told .* --src-lang"):
+        run(tmp_path, [], sources=sources)
+    with pytest.raises(UserError, match=r"target language cannot be told .* --tgt-lang"):
+        run(tmp_path, [], sources=sources, source_language="en")
+    with pytest.raises(UserError, match=r"target files seem to be in several languages \(de, fr\)"):
+        run(tmp_path, [], sources=tuple(line_files([Path("a.en"), Path("b.en")], [Path("a.de"), Path("b.fr")])))
+    index, _ = run(tmp_path, [], sources=sources, source_language="en", target_language="x-klingon")
+    assert index.target_language == "x-klingon"

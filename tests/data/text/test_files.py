@@ -1,0 +1,165 @@
+import bz2
+import gzip
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dist_transformer.data.text.files import (
+    JsonlFile,
+    LineFiles,
+    PairSource,
+    TsvFile,
+    expand,
+    language_of,
+    line_files,
+    read_lines,
+)
+from dist_transformer.errors import UserError
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def refusal(source: PairSource) -> str:
+    with pytest.raises(UserError) as caught:
+        list(source.pairs())
+    return str(caught.value)
+
+
+def test_only_newline_ends_a_line(tmp_path: Path) -> None:
+    text = "a\x0bb\x0cc\x85d\u2028e\u2029f\x1cg\n\nsecond\rhalf\r\n last "
+    path = write(tmp_path / "t.en", text.encode())
+    assert list(read_lines(path)) == ["a\x0bb\x0cc\x85d\u2028e\u2029f\x1cg", "", "second\rhalf", " last "]
+
+
+def test_byte_order_mark_is_removed_at_the_start_of_the_file_only(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.en", "\ufeffone\n\ufefftwo\n".encode())
+    assert list(read_lines(path)) == ["one", "\ufefftwo"]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "compress"), [(".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)]
+)
+def test_compressed_files_read_as_plain_ones(tmp_path: Path, suffix: str, compress: Callable[[bytes], bytes]) -> None:
+    path = write(tmp_path / f"t.en{suffix}", compress("ein\nzwei ü\n".encode()))
+    assert list(read_lines(path)) == ["ein", "zwei ü"]
+    truncated = write(tmp_path / f"cut{suffix}", path.read_bytes()[:-6])
+    with pytest.raises(UserError, match=f"cut{suffix} is not a whole {suffix} file"):
+        list(read_lines(truncated))
+
+
+def test_file_that_is_not_gzip_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"t\.gz is not a whole \.gz file .*rename it"):
+        list(read_lines(write(tmp_path / "t.gz", b"plain\n")))
+
+
+def test_line_files_pair_line_by_line(tmp_path: Path) -> None:
+    sources = line_files(
+        [write(tmp_path / "a.en", b"1\n2\n"), write(tmp_path / "b.en", b"3")],
+        [write(tmp_path / "a.de", b"eins\r\nzwei"), write(tmp_path / "b.de", b"drei\n")],
+    )
+    assert [list(source.pairs()) for source in sources] == [[("1", "eins"), ("2", "zwei")], [("3", "drei")]]
+    assert sources[0].languages == ("en", "de")
+
+
+@pytest.mark.parametrize(("source_lines", "target_lines"), [(5, 2), (2, 5), (0, 1), (1, 0)])
+def test_misaligned_files_are_refused_with_both_counts(tmp_path: Path, source_lines: int, target_lines: int) -> None:
+    source = write(tmp_path / "a.en", b"x\n" * source_lines)
+    target = write(tmp_path / "a.de", b"y\n" * target_lines)
+    message = refusal(LineFiles(source=source, target=target))
+    assert f"{source} has {source_lines} lines and {target} has {target_lines}:" in message
+
+
+def test_unpaired_files_are_refused() -> None:
+    with pytest.raises(UserError, match=r"2 source files \(a, b\) and 1 target files \(c\)"):
+        line_files([Path("a"), Path("b")], [Path("c")])
+    with pytest.raises(UserError, match="a is given as source and as target"):
+        line_files([Path("a")], [Path("a")])
+
+
+def test_invalid_utf8_is_refused_with_file_and_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "latin.de", "gut\nGrün\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"latin\.de line 2 is not UTF-8 \(byte 0xfc at position 2\): convert"):
+        list(read_lines(path))
+
+
+def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.en does not exist"):
+        list(read_lines(tmp_path / "none.en"))
+    with pytest.raises(UserError, match="cannot be read"):
+        list(read_lines(tmp_path))
+
+
+def test_tsv_columns(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.tsv", b'"a\tb"\t7\nc\td\t8\n')
+    assert list(TsvFile(path=path).pairs()) == [('"a', 'b"'), ("c", "d")]
+    assert list(TsvFile(path=path, source_column=2, target_column=0).pairs()) == [("7", '"a'), ("8", "c")]
+    assert "t.tsv line 1 has 3 tab-separated columns and 4 are needed" in refusal(TsvFile(path=path, target_column=3))
+    with pytest.raises(UserError, match="TSV columns 0 and -1"):
+        TsvFile(path=path, target_column=-1)
+
+
+def test_jsonl_fields_and_line_breaks(tmp_path: Path) -> None:
+    rows = [{"en": "a\nb\r\nc", "de": "ä\u2028", "id": 1}, {"en": "", "de": "d"}]
+    content = "\n\n".join(json.dumps(row) for row in rows) + "\n"
+    source = JsonlFile(path=write(tmp_path / "t.jsonl", content.encode()), source_field="en", target_field="de")
+    assert list(source.pairs()) == [("a b c", "ä\u2028"), ("", "d")]
+    assert source.languages == ("en", "de")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{", "line 2 is not JSON"),
+        (b"[" * 100_000, "line 2 is not JSON"),
+        (b"[1]", "line 2 is not a JSON object"),
+        (b'{"en": "x", "fr": "y"}', 'line 2 has no field "de" (it has en, fr)'),
+        (b'{"en": "x", "de": null}', 'line 2: field "de" must be a string, not NoneType'),
+        (b'{"en": "x", "de": "\\ud800"}', "line 2 holds half of a surrogate pair"),
+    ],
+)
+def test_bad_jsonl_is_refused_with_file_and_line(tmp_path: Path, line: bytes, message: str) -> None:
+    path = write(tmp_path / "t.jsonl", b'{"en": "x", "de": "y"}\n' + line + b"\n")
+    assert f"{path} {message}" in refusal(JsonlFile(path=path, source_field="en", target_field="de"))
+
+
+@pytest.mark.parametrize(
+    ("name", "language"),
+    [
+        ("train.en", "en"),
+        ("train.de.gz", "de"),
+        ("train.tok.zh.xz", "zh"),
+        ("train.en.txt", "en"),
+        ("train.pt-BR", "pt-BR"),
+        ("train.en_XX", "en_XX"),
+        ("newstest2014.deu", "deu"),
+        ("train.src", None),
+        ("train.tgt.gz", None),
+        ("corpus.txt", None),
+        ("corpus", None),
+    ],
+)
+def test_language_of_a_file_name(name: str, language: str | None) -> None:
+    assert language_of(Path("folder.fr") / name) == language
+
+
+def test_patterns_stand_for_the_files_they_match(tmp_path: Path) -> None:
+    for name in ("p2.en", "p10.en", "p1.en", "p1.de", "odd[1].en"):
+        write(tmp_path / name, b"x\n")
+    (tmp_path / "deep/er").mkdir(parents=True)
+    write(tmp_path / "deep/er/p3.en", b"x\n")
+
+    def found(*patterns: str) -> list[str]:
+        return [str(path.relative_to(tmp_path)) for path in expand([tmp_path / name for name in patterns], "--src")]
+
+    assert found("p*.en", "p1.de") == ["p1.en", "p10.en", "p2.en", "p1.de"]
+    assert found("**/p3.en") == ["deep/er/p3.en"]
+    # A file of that very name is that file, and a plain name that is missing is named when it is read.
+    assert found("odd[1].en", "none.en") == ["odd[1].en", "none.en"]
+    with pytest.raises(UserError, match=r'--src ".*/q\*\.en" matches no file: check the pattern'):
+        found("p1.en", "q*.en")

@@ -1,0 +1,79 @@
+import os
+import shlex
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from dist_transformer.errors import UserError
+from dist_transformer.runtime.launch import as_typed, deepspeed_command, run_printed, tool_command
+from tests.conftest import ROOT
+
+
+def test_the_port_is_free() -> None:
+    *words, port = deepspeed_command(3)
+    assert words[1:] == ["--quiet", "--num_gpus", 3, "--master_port"]
+    assert os.access(str(words[0]), os.X_OK)
+    with socket.socket() as probe:
+        probe.bind(("", int(str(port))))
+
+
+def test_a_command_is_printed_as_one_would_type_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record of it names no path of this machine."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    with (tmp_path / "log").open("w+", encoding="utf-8") as log:
+        record = run_printed([sys.executable, "-c", "print('two words')"], output=log)
+        log.seek(0)
+        typed, output = log.read().splitlines()
+    program = """-c 'print('"'"'two words'"'"')'"""
+    assert typed == f"$ {shlex.quote(os.path.abspath(sys.executable))} {program}"
+    assert record == f"{Path(sys.executable).name} {program}"
+    assert output == "two words"
+
+
+def environment(folder: Path) -> Path:
+    """An interpreter as environments have it: a link. All of them lead to the same file."""
+    python = folder / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    return python
+
+
+def test_a_program_is_named_as_a_new_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, other = environment(tmp_path / "a clone" / ".venv"), environment(tmp_path / "other")
+    monkeypatch.chdir(tmp_path / "a clone")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert as_typed([ours, "-m", "it's", 3]) == """.venv/bin/python -m 'it'"'"'s' 3"""
+    assert as_typed([other]) == str(other)
+    monkeypatch.chdir(tmp_path)
+    assert as_typed([ours]) == "'a clone/.venv/bin/python'"
+    monkeypatch.chdir(tmp_path / "other")
+    assert as_typed([ours]) == f"'{ours}'"
+    monkeypatch.setenv("PATH", str(other.parent))
+    assert as_typed([ours]) == f"'{ours}'"
+    assert as_typed([other]) == "python"
+
+
+def test_a_tool_is_named_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert tool_command("report.py", "run", 3) == [sys.executable, "tools/report.py", "run", 3]
+    monkeypatch.chdir(tmp_path)
+    assert tool_command("report.py") == [sys.executable, str(ROOT / "tools" / "report.py")]
+
+
+def test_a_command_that_fails_is_an_error(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w", encoding="utf-8") as log, pytest.raises(UserError, match="ended with status 3"):
+        run_printed([sys.executable, "-c", "raise SystemExit(3)"], output=log)
+
+
+def test_a_command_that_is_killed_names_the_signal(tmp_path: Path) -> None:
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    with (tmp_path / "log").open("w", encoding="utf-8") as log, pytest.raises(UserError, match="ended by SIGKILL: "):
+        run_printed([sys.executable, "-c", program], output=log)
+
+
+def test_a_command_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w", encoding="utf-8") as log, pytest.raises(UserError, match="took more than 1 s"):
+        run_printed([sys.executable, "-c", "import time; time.sleep(60)"], output=log, seconds=1)

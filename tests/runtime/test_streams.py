@@ -1,0 +1,110 @@
+"""Streams that a process outlives, in processes of their own: a user's shell redirects them."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import sys, time
+from dist_transformer.runtime.streams import outlive_streams
+
+outlive_streams(remedy="the run goes on")
+# A file that is opened next must not become a standard stream.
+kept = open(sys.argv[1], "w")
+for number in range(300):
+    print("line", number)
+    if number == 100:
+        time.sleep(0.5)
+print("wide" * 20000)
+print("to stderr", file=sys.stderr)
+print("kept", file=kept)
+raise SystemExit(75)
+"""
+
+
+def run(tmp_path: Path, redirected: str) -> tuple[int, str]:
+    """Status of the program, and what the shell's own stdout and stderr got."""
+    words = shlex.join([sys.executable, "-c", PROGRAM, str(tmp_path / "kept")])
+    done = subprocess.run(
+        ["bash", "-c", f"{words} {redirected}; exit ${{PIPESTATUS[0]}}"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert (tmp_path / "kept").read_text() == "kept\n"
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("redirected", "seen"),
+    [
+        ("> /dev/null", "to stderr\n"),
+        ("> /dev/full", "stdout cannot be written (No space left on device): the run goes on\nto stderr\n"),
+        ("> /dev/full 2>&1", ""),
+        (">&-", "to stderr\n"),
+        ("<&- >&- 2>&-", ""),
+        ("2> /dev/full | tail -n 1", "stderr cannot be written (No space left on device): the run goes on\n"),
+    ],
+)
+def test_a_process_outlives_its_streams(tmp_path: Path, redirected: str, seen: str) -> None:
+    assert run(tmp_path, redirected) == (75, seen)
+
+
+def test_a_reader_that_has_read_enough(tmp_path: Path) -> None:
+    status, seen = run(tmp_path, "| head -n 1")
+    assert status == 75
+    assert sorted(seen.splitlines()) == [
+        "line 0",
+        "stdout cannot be written (Broken pipe): the run goes on",
+        "to stderr",
+    ]
+
+
+def test_a_disk_that_has_room_again_gets_the_next_lines(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk."""
+    program = """
+import resource, sys
+from dist_transformer.runtime.streams import outlive_streams
+outlive_streams(remedy="the run goes on")
+print("first")
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (6, hard))
+print("second")
+print("third")
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+print("fourth")
+"""
+    with (tmp_path / "log").open("w") as log:
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=log, stderr=subprocess.PIPE, text=True, check=True, timeout=120
+        )
+    assert (tmp_path / "log").read_text() == "first\nfourth\n"
+    assert done.stderr == "stdout cannot be written (File too large): the run goes on\n"
+
+
+TOOL = """
+import os, sys
+from dist_transformer.errors import exit_on_user_error
+
+def main():
+    if sys.argv[1] == "print":
+        for _ in range(100_000):
+            print("a line of a result")
+    read, write = os.pipe()
+    os.close(read)
+    os.write(write, b"a broken connection, and stdout is well")
+
+exit_on_user_error(main)
+"""
+
+
+def test_a_tool_ends_well_only_if_it_is_stdout_that_was_closed() -> None:
+    words = shlex.join([sys.executable, "-c", TOOL])
+    for what, redirected, status in (("print", "| head -n 1", 0), ("connect", "| cat", 1), ("connect", "", 1)):
+        done = subprocess.run(
+            ["bash", "-c", f"{words} {what} {redirected}; exit ${{PIPESTATUS[0]}}"],
+            capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == status, done.stderr
+        assert ("BrokenPipeError" in done.stderr) == (status == 1)
