@@ -18,14 +18,14 @@ import tyro
 
 from dist_transformer.config.settings import EMBEDDED_CORPUS, PRESETS, TrainConfig
 from dist_transformer.config.table3 import VARIANTS, preset_with_variant
-from dist_transformer.environment import describe_environment
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.planning.hardware import peak_flops
+from dist_transformer.run.environment import describe_environment
 from dist_transformer.runtime.distributed import World, process_group, read_world
 from dist_transformer.runtime.streams import outlive_streams
-from dist_transformer.training.launcher_watch import LauncherWatch
-from dist_transformer.training.signals import INTERRUPTED
-from dist_transformer.training.watchdog import Phase, Watchdog
+from dist_transformer.training.fault_tolerance.launcher_watch import LauncherWatch
+from dist_transformer.training.fault_tolerance.signals import INTERRUPTED
+from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +75,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if test_mode:
-        from dist_transformer.training.test_mode import run_test_mode
+        from dist_transformer.training.dry_run import run_test_mode
 
         with process_group(world, single=True) as device, _failing(Watchdog(world, {}), world):
             run_test_mode(config, world, device)
@@ -89,9 +89,9 @@ def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
     Returns:
         whether the run is finished; otherwise it was stopped and is saved.
     """
-    from dist_transformer.training.metrics import format_seconds
-    from dist_transformer.training.run_folder import next_command
-    from dist_transformer.training.stop import seconds_left
+    from dist_transformer.reporting.reporter import format_seconds
+    from dist_transformer.run.folder import next_command
+    from dist_transformer.training.fault_tolerance.preemption import seconds_left
     from dist_transformer.training.trainer import Trainer
 
     limits = {

@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 _SERVER = """
 import json, os, runpy, sys, traceback
 import deepspeed, sacrebleu, tyro
-import dist_transformer.training.trainer, dist_transformer.training.test_mode, dist_transformer.averaging.sweep
-import dist_transformer.report.page, dist_transformer.preflight.check, dist_transformer.data.prepare.pipeline
+import dist_transformer.training.trainer, dist_transformer.training.dry_run, dist_transformer.averaging.sweep
+import dist_transformer.reporting.html.page, dist_transformer.preflight.check, dist_transformer.data.prepare.pipeline
 
 for line in sys.stdin:
     job = json.loads(line)

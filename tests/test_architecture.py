@@ -89,8 +89,10 @@ def test_the_library_does_not_import_tools() -> None:
 def test_only_the_engine_imports_deepspeed() -> None:
     """One exception: the validation of a user's JSON reads DeepSpeed's own list of ZeRO keys, nothing else of it."""
     importing = {module for module, path in MODULES.items() if "deepspeed" in foreign_imports(path)}
-    assert importing == {"dist_transformer.training.engine", "dist_transformer.training.ds_config"}
-    names = {name for name in imports(MODULES["dist_transformer.training.ds_config"]) if name.startswith("deepspeed")}
+    assert importing == {"dist_transformer.training.engine.engine", "dist_transformer.training.engine.ds_config"}
+    names = {
+        name for name in imports(MODULES["dist_transformer.training.engine.ds_config"]) if name.startswith("deepspeed")
+    }
     assert names == {"deepspeed.runtime.zero.config", "deepspeed.runtime.zero.config.DeepSpeedZeroConfig"}
     for path in TOOLS:
         assert "deepspeed" not in foreign_imports(path), path

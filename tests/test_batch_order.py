@@ -12,7 +12,7 @@ from dist_transformer.config.settings import PRESETS, TrainConfig, read_json
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Pack, resolve_budgets
-from dist_transformer.training.metrics import read_records
+from dist_transformer.reporting.reporter import read_records
 from tests.conftest import run_command
 from tools.batch_order import Curve, cut_by_length, draw, explain, join_packs, off_trend, orders, train
 

@@ -17,7 +17,7 @@ import torch
 
 from dist_transformer.data.folder.reader import DataFolder
 from tests.commands import Commands
-from tests.training.sound_run import seal
+from tests.run.sound_run import seal
 
 # One process after the other uses what one fixture made.
 pytestmark = pytest.mark.slow

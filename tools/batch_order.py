@@ -34,7 +34,7 @@ from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Pack, Plan, Position, Step, resolve_budgets
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.training.schedule import learning_rate
+from dist_transformer.training.engine.schedule import learning_rate
 from dist_transformer.training.trainer import micro_batch_seed
 
 

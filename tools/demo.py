@@ -14,8 +14,8 @@ from pathlib import Path
 
 from dist_transformer.config.settings import PRESETS, read_json
 from dist_transformer.errors import exit_on_user_error
+from dist_transformer.reporting.reporter import read_records
 from dist_transformer.runtime.launch import as_typed, deepspeed_command, installed_program, run_printed, tool_command
-from dist_transformer.training.metrics import read_records
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from dist_transformer.data.loading.events import EpochSummary
 from dist_transformer.data.loading.plan import resolve_budgets
 from dist_transformer.data.loading.statistics import count_lengths, first_epoch, length_histograms, random_examples
 from dist_transformer.errors import UserError, exit_on_user_error
-from dist_transformer.pictures import as_png, length_picture
+from dist_transformer.reporting.figures import as_png, length_picture
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.planning.measured import Comparison, compare, read_run
 from dist_transformer.planning.plan import Cluster, RunPlan, plan_run, what_would_fit
 from dist_transformer.planning.speed import MFU
-from dist_transformer.training.ds_config import load_ds_config
+from dist_transformer.training.engine.ds_config import load_ds_config
 
 _GIB = 2**30
 

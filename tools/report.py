@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from dist_transformer.errors import exit_on_user_error
-from dist_transformer.report.page import write_report
+from dist_transformer.reporting.html.page import write_report
 
 
 def main() -> None:

@@ -30,12 +30,12 @@ from dist_transformer.config.settings import TrainConfig, read_json, to_plain
 from dist_transformer.config.table3 import VARIANTS, apply_variant, changes, find_variant
 from dist_transformer.data.folder.format import VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE, DataIndex
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.environment import describe_environment
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.files import sha256_of
 from dist_transformer.model.transformer import Transformer
+from dist_transformer.reporting.reporter import perplexity, read_records
+from dist_transformer.run.environment import describe_environment
 from dist_transformer.runtime.launch import deepspeed_command, run_printed, tool_command
-from dist_transformer.training.metrics import perplexity, read_records
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from dist_transformer.errors import UserError, exit_on_user_error
-from dist_transformer.training.verification import Check, verify_run
+from dist_transformer.run.verify import Check, verify_run
 
 
 def main() -> None:

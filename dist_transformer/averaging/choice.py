@@ -10,7 +10,7 @@ from typing import Any, Literal
 from dist_transformer.averaging.sources import weight_file_metadata
 from dist_transformer.config.settings import read_json
 from dist_transformer.errors import UserError
-from dist_transformer.training.metrics import read_records
+from dist_transformer.reporting.reporter import read_records
 
 METRICS_FILE = "metrics.jsonl"
 # Other sets of weights of a step would have a suffix of their own.

@@ -18,8 +18,8 @@ from dist_transformer.config.settings import ModelConfig, from_plain, read_json
 from dist_transformer.errors import UserError
 from dist_transformer.files import is_pickle
 from dist_transformer.model_folder import TOKENIZER_FILE, WEIGHTS_FILE, ModelInfo, read_model_info
-from dist_transformer.training.checkpoint import checkpoint_problem
-from dist_transformer.training.stored_tensors import parameter_shapes
+from dist_transformer.run.checkpoint import checkpoint_problem
+from dist_transformer.run.tensors import parameter_shapes
 
 # The prefix under which a checkpoint keeps weights beside moments.
 _CHECKPOINT_PREFIX = "weight/"

@@ -4,7 +4,7 @@ from typing import Any
 
 from dist_transformer.benchmarks.decoding import LABELS as DECODING
 from dist_transformer.benchmarks.training import LABELS as TRAINING
-from dist_transformer.pictures import Bar, BarGroup, Curve
+from dist_transformer.reporting.figures import Bar, BarGroup, Curve
 
 _DATA = {
     "ids, read at random": {

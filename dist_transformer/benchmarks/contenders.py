@@ -25,8 +25,8 @@ from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedBatch, pack_side
 from dist_transformer.runtime.distributed import World
-from dist_transformer.training.engine import Engine
-from dist_transformer.training.schedule import RateScheduler, learning_rate
+from dist_transformer.training.engine.engine import Engine
+from dist_transformer.training.engine.schedule import RateScheduler, learning_rate
 
 
 @dataclass(slots=True)

@@ -21,9 +21,9 @@ from dist_transformer.data.loading.plan import Step
 from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.distributed import World, process_group, read_world
-from dist_transformer.training.ds_config import load_ds_config
-from dist_transformer.training.engine import Engine
-from dist_transformer.training.memory import state_bytes
+from dist_transformer.training.engine.ds_config import load_ds_config
+from dist_transformer.training.engine.engine import Engine
+from dist_transformer.training.engine.memory import state_bytes
 
 STAGES = (0, 1, 2, 3)
 # Passes of a ring over the larger of a collective's tensors: an all-reduce scatters sums, and gathers them.

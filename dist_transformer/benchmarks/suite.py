@@ -16,8 +16,8 @@ from dist_transformer.benchmarks.charts import bar_groups, curves
 from dist_transformer.benchmarks.measure import NO_CORPUS, write_result
 from dist_transformer.config.settings import read_json
 from dist_transformer.errors import UserError
-from dist_transformer.pictures import as_png, bar_picture, cost_picture
 from dist_transformer.planning.hardware import kind_of_device
+from dist_transformer.reporting.figures import as_png, bar_picture, cost_picture
 from dist_transformer.runtime.launch import run_printed, tool_command
 
 CORPORA = "DIST_TRANSFORMER_DATA"

@@ -29,7 +29,7 @@ from dist_transformer.data.loading.loader import TrainingData, open_training_dat
 from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer, training_flops
 from dist_transformer.runtime.distributed import World, process_group
-from dist_transformer.training.ds_config import DEFAULT_ZERO
+from dist_transformer.training.engine.ds_config import DEFAULT_ZERO
 
 LABELS = {
     "ours": "ours: packs, DeepSpeed ZeRO-1",

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from dist_transformer.config.settings import TrainConfig, from_plain, read_json
-from dist_transformer.environment import read_environments
 from dist_transformer.errors import UserError
 from dist_transformer.planning.hardware import CPU, kind_of_device
 from dist_transformer.planning.memory import SENTENCE_TOKENS
 from dist_transformer.planning.plan import Cluster, RunPlan, Workload, look_at_work
-from dist_transformer.training.metrics import read_records
+from dist_transformer.reporting.reporter import read_records
+from dist_transformer.run.environment import read_environments
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

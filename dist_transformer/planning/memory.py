@@ -13,9 +13,9 @@ P / N; its padding is left out. Gradients are summed in fp32 in both precisions.
 
 A moving average of the weights (`ema_decay`) is kept as the moments are: 4P or 4P/N more.
 
-Sources: stage 0 `training/plain_adam.py`; of DeepSpeed, stage 1 in bf16 `runtime/bf16_optimizer.py`, stages 1 and 2
-`runtime/zero/stage_1_and_2.py`, stage 3 `runtime/zero/stage3.py`. `tests/distributed/test_memory.py` compares with the
-tensors of real engines.
+Sources: stage 0 `training/engine/plain_adam.py`; of DeepSpeed, stage 1 in bf16 `runtime/bf16_optimizer.py`, stages 1
+and 2 `runtime/zero/stage_1_and_2.py`, stage 3 `runtime/zero/stage3.py`. `tests/distributed/test_memory.py` compares
+with the tensors of real engines.
 """
 
 import dataclasses

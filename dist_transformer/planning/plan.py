@@ -22,7 +22,7 @@ from dist_transformer.planning.memory import (
     predict_memory,
 )
 from dist_transformer.planning.speed import MFU, StepTime, predict_step
-from dist_transformer.training.ds_config import DEFAULT_ZERO
+from dist_transformer.training.engine.ds_config import DEFAULT_ZERO
 
 # Of a pack's budgets that is text, where no data says: what packs of 1,024 tokens and more reach.
 _FILL = 0.99

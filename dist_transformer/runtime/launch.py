@@ -18,7 +18,7 @@ from dist_transformer.runtime.interpreter import typed_path
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What a launcher tells a process of its place, and a process of another job must not believe."""
 
-_TOOLS = Path(__file__).resolve().parents[1] / "tools"
+_TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
 
 def deepspeed_command(ranks: int) -> list[object]:

@@ -18,28 +18,28 @@ from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.data.loading.plan import Step
 from dist_transformer.data.loading.prefetch import Feeder
 from dist_transformer.data.loading.shard_agreement import ShardGate
-from dist_transformer.environment import describe_environment, record_environment
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.samples import write_sheet
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer, training_flops
+from dist_transformer.reporting.reporter import Reporter, perplexity
+from dist_transformer.run.checkpoint import CheckpointReader
+from dist_transformer.run.checkpoint_writer import CheckpointWriter, Retention, Saved
+from dist_transformer.run.environment import describe_environment, record_environment
+from dist_transformer.run.folder import describe_run, open_run, run_identity
+from dist_transformer.run.ledger import Ledger, batch_hash
+from dist_transformer.run.progress import Progress
+from dist_transformer.run.warm_start import InitialWeights
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.distributed import World
-from dist_transformer.training.checkpoint import CheckpointReader
-from dist_transformer.training.checkpoint_writer import CheckpointWriter, Retention, Saved
-from dist_transformer.training.ds_config import load_ds_config
-from dist_transformer.training.engine import Engine
+from dist_transformer.training.engine.ds_config import load_ds_config
+from dist_transformer.training.engine.engine import Engine
+from dist_transformer.training.engine.memory import peak_memory_bytes, state_bytes
+from dist_transformer.training.engine.schedule import learning_rate
+from dist_transformer.training.fault_tolerance.preemption import StopVote
+from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
 from dist_transformer.training.interval import Interval
-from dist_transformer.training.ledger import Ledger, batch_hash
-from dist_transformer.training.memory import peak_memory_bytes, state_bytes
-from dist_transformer.training.metrics import Reporter, perplexity
-from dist_transformer.training.progress import Progress
-from dist_transformer.training.run_folder import describe_run, open_run, run_identity
-from dist_transformer.training.schedule import learning_rate
-from dist_transformer.training.stop import StopVote
 from dist_transformer.training.validation import Validator
-from dist_transformer.training.warm_start import InitialWeights
-from dist_transformer.training.watchdog import Phase, Watchdog
 
 # More positions than this are a blur.
 _PICTURED_POSITIONS = 128

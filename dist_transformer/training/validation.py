@@ -17,7 +17,7 @@ from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime import distributed
-from dist_transformer.training.engine import Engine
+from dist_transformer.training.engine.engine import Engine
 
 # Shown of each validation, and those of them with cross-attention maps.
 _SAMPLES, _MAPS = 8, 3

@@ -12,10 +12,10 @@ from dist_transformer.config.settings import ModelConfig, to_plain
 from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
-from dist_transformer.training.checkpoint import step_name
-from dist_transformer.training.checkpoint_writer import Retention
-from dist_transformer.training.engine import MOMENTS, ParameterState
-from tests.training.saving import save_checkpoint
+from dist_transformer.run.checkpoint import step_name
+from dist_transformer.run.checkpoint_writer import Retention
+from dist_transformer.training.engine.engine import MOMENTS, ParameterState
+from tests.run.saving import save_checkpoint
 
 TOKENIZER = train_tokenizer(["a b"], vocab_size=300)
 MODEL = ModelConfig(

@@ -11,9 +11,9 @@ import pytest
 from safetensors.torch import load_file
 
 from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.reporting.reporter import read_records
 from dist_transformer.runtime.launch import free_port
-from dist_transformer.training.metrics import read_records
-from dist_transformer.training.signals import INTERRUPTED
+from dist_transformer.training.fault_tolerance.signals import INTERRUPTED
 from tests.jobs import PATIENCE, Job
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 
 from dist_transformer.config.settings import PRESETS
 from dist_transformer.planning.memory import MicroBatch, ZeroSettings, predict_memory
-from dist_transformer.training.ds_config import load_ds_config
+from dist_transformer.training.engine.ds_config import load_ds_config
 from tests.conftest import ROOT, deepspeed_command, run_command
 from tests.distributed.worker_memory import VOCAB_SIZE, cases
 

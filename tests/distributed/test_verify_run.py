@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.training.checkpoint import manifest_content
-from dist_transformer.training.ledger import Ledger, read_ledger
-from dist_transformer.training.verification import verify_run
+from dist_transformer.run.checkpoint import manifest_content
+from dist_transformer.run.ledger import Ledger, read_ledger
+from dist_transformer.run.verify import verify_run
 from tests.conftest import deepspeed_command, run_command
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dist_transformer.errors import exit_on_user_error
+from dist_transformer.run import checkpoint_writer
 from dist_transformer.train import main
-from dist_transformer.training import checkpoint_writer
 from dist_transformer.training.trainer import Trainer
 
 RANK, NUMBER, WHAT = os.environ["FAULT"].split(":")

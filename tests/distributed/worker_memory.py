@@ -20,9 +20,9 @@ from dist_transformer.config.settings import PRESETS, BatchConfig
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedBatch, pack_side
 from dist_transformer.runtime.distributed import process_group, read_world
-from dist_transformer.training.ds_config import load_ds_config
-from dist_transformer.training.engine import Engine
-from dist_transformer.training.memory import state_bytes
+from dist_transformer.training.engine.ds_config import load_ds_config
+from dist_transformer.training.engine.engine import Engine
+from dist_transformer.training.engine.memory import state_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB_SIZE = 1000

@@ -17,8 +17,8 @@ from dist_transformer.config.settings import BatchConfig, ModelConfig, TrainConf
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedBatch, pack_side
 from dist_transformer.runtime.distributed import process_group, read_world
-from dist_transformer.training.ds_config import load_ds_config
-from dist_transformer.training.engine import Engine
+from dist_transformer.training.engine.ds_config import load_ds_config
+from dist_transformer.training.engine.engine import Engine
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = range(4)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dist_transformer.evaluation.bleu import score
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parents[2]
 LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 Lines = tuple[list[str], list[str]]
 

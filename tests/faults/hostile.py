@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dist_transformer.training.checkpoint import checkpoint_problem, manifest_content
+from dist_transformer.run.checkpoint import checkpoint_problem, manifest_content
 from tests.conftest import ROOT, run_command
 from tests.faults.campaign import Campaign, Case, Found, Lab, failing
 

@@ -16,7 +16,7 @@ from dist_transformer.planning.memory import (
     model_sizes,
     predict_memory,
 )
-from dist_transformer.training.ds_config import load_ds_config
+from dist_transformer.training.engine.ds_config import load_ds_config
 from tests.conftest import ROOT
 
 BIG = dataclasses.replace(PRESETS["big"].model, vocab_size=37_000)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dist_transformer.training.ledger import read_ledger
+from dist_transformer.run.ledger import read_ledger
 from tests.slurm.conftest import STEPS, FinishedJob, Site
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.training.ledger import read_ledger
+from dist_transformer.run.ledger import read_ledger
 from tests.conftest import ROOT
 from tests.slurm.conftest import SMALL, TWO_NODES, FinishedJob, Site
 

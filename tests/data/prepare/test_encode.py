@@ -17,9 +17,8 @@ from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import line_files
 from dist_transformer.data.tokenizer import train_tokenizer
 from dist_transformer.errors import UserError
+from tests.conftest import ROOT
 from tests.data.prepare.preparing import FULL_WIDTH, corpus, files_of, run, train_text, with_validation
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_the_vocabulary_is_learned_from_a_seeded_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

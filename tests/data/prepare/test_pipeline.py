@@ -14,9 +14,8 @@ from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import line_files
 from dist_transformer.errors import UserError
+from tests.conftest import ROOT
 from tests.data.prepare.preparing import corpus, files_of, names, run, train_text
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_result_depends_on_text_and_settings_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import heed_interrupts
+from tests.conftest import ROOT, heed_interrupts
 
-ROOT = Path(__file__).parents[2]
 MPIRUN = Path(sys.executable).parent / "mpirun"
 MESSAGE = "interrupted: the same command goes on where this one ended\n"
 

@@ -16,8 +16,7 @@ from dist_transformer.data.prepare.work_dir import fingerprint, work_folder
 from dist_transformer.data.text.files import LineFiles, TsvFile
 from dist_transformer.data.text.tables import HubDataset
 from dist_transformer.errors import TransientError, UserError
-
-ROOT = Path(__file__).parents[2]
+from tests.conftest import ROOT
 
 
 @pytest.fixture

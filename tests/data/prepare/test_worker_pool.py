@@ -13,10 +13,8 @@ import pytest
 
 from dist_transformer.data.prepare.worker_pool import Crew
 from dist_transformer.errors import TransientError, UserError
-from tests.conftest import heed_interrupts
+from tests.conftest import ROOT, heed_interrupts
 from tests.data.prepare.pool_tasks import Fail, Square
-
-ROOT = Path(__file__).parents[2]
 
 
 def is_running(process: int) -> bool:

@@ -1,0 +1,95 @@
+"""The report of a run: one page, complete in itself, that a browser shows without a network and without scripts."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dist_transformer import __version__
+from dist_transformer.errors import UserError
+from dist_transformer.files import sync, write_synced
+from dist_transformer.reporting.html.markup import Html, element, join
+from dist_transformer.reporting.html.overview import checkpoints, curves, headline, key_figures
+from dist_transformer.reporting.html.run import Run, load_run
+from dist_transformer.reporting.html.style import CSS
+from dist_transformer.reporting.html.tables import environment, scores, settings
+from dist_transformer.reporting.html.texts import attention, samples
+
+REPORT_FILE = "report.html"
+
+# The browser itself refuses scripts and anything from elsewhere.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def write_report(run_dir: Path, out: Path | None = None) -> Path:
+    """Write the report of `run_dir`, whole or not at all.
+
+    Args:
+        out: the file; RUN/report.html when not given.
+
+    Returns:
+        the file.
+
+    Raises:
+        UserError: it is no run folder, or the file cannot be written.
+    """
+    page = render(load_run(run_dir), made=datetime.now(UTC))
+    out = out or run_dir / REPORT_FILE
+    if out.is_dir():
+        raise UserError(f"{out} is a folder: give --out the name of a file")
+    temporary = out.with_name(f".{out.name}.tmp")
+    try:
+        # A sentence may hold halves of surrogate pairs, which no encoding has.
+        write_synced(temporary, page.encode("utf-8", errors="replace"))
+        temporary.replace(out)
+        sync(out.absolute().parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"{out} cannot be written ({error.strerror}): choose another place with --out") from None
+    return out
+
+
+def render(run: Run, *, made: datetime) -> str:
+    """The page; `made` is the time that it states."""
+    body = element(
+        "main",
+        headline(run),
+        _section("Key figures", key_figures(run)),
+        _section("Curves", curves(run)),
+        _section("Sample translations", samples(run)),
+        _section("Cross-attention", attention(run)),
+        _section("Scores", scores(run)),
+        _section("Settings", settings(run)),
+        _section("Environment", environment(run)),
+        _section("Checkpoints", checkpoints(run)),
+        _footer(run, made),
+    )
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", f"{run.name}: training report"),
+        element("style", Html(CSS)),
+    )
+    return "<!DOCTYPE html>\n" + element("html", head, element("body", body), lang="en") + "\n"
+
+
+def _section(title: str, content: Html) -> Html:
+    return element("section", element("h2", title), content, id=title.lower().replace(" ", "-"))
+
+
+def _footer(run: Run, made: datetime) -> Html:
+    written = f", metrics.jsonl last written {_minute(run.metrics_written)}" if run.metrics_written else ""
+    damaged = ""
+    if run.damaged_lines:
+        lines = ", ".join(f"{line:,}" for line in run.damaged_lines[:10])
+        more = " and more" if len(run.damaged_lines) > 10 else ""
+        damaged = (
+            f" metrics.jsonl holds {len(run.damaged_lines):,} damaged line(s), left out here: {lines}{more}. "
+            "A run that was killed can leave one at its end."
+        )
+    return element("footer", join(f"Made {_minute(made)} by dist_transformer {__version__}{written}.", damaged))
+
+
+def _minute(when: datetime) -> str:
+    return f"{when:%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,132 @@
+"""The figures of a run that stand at the top of its report, computed from its records."""
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from dist_transformer.config.settings import PRESETS, to_plain
+from dist_transformer.reporting.html.run import Run, number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """A median and its range."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """How far a run came, judged from its records and settings."""
+
+    label: str
+    sentence: str
+    is_over: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bleu:
+    """The BLEU score of the headline."""
+
+    value: float
+    signature: str
+    where: str
+    """What was scored, in words."""
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    """Of the values that are not None; None when there are none."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return Spread(median=statistics.median(known), low=min(known), high=max(known), count=len(known))
+
+
+def judge(run: Run) -> Status:
+    """Finished, out of patience, or neither: then the records cannot tell a running process from a killed one."""
+    max_steps = number(run.settings, "max_steps")
+    of_all = f" of {max_steps:,.0f}" if max_steps else ""
+    if run.step == 0:
+        return Status(label="no step recorded", sentence=f"No step{of_all} is recorded yet.", is_over=False)
+    # A finished run whose max_steps was raised goes on after its `end`.
+    has_ended = bool(run.ends) and run.ends[-1]["step"] == run.step
+    if has_ended and (max_steps is None or run.step >= max_steps):
+        return Status(label="finished", sentence=f"All {run.step:,} steps are done.", is_over=True)
+    patience = number(run.settings, "patience") or 0
+    if has_ended and 0 < patience <= validations_since_best(run):
+        sentence = f"Stopped at step {run.step:,}{of_all}: no better validation in {patience:.0f}."
+        return Status(label="out of patience", sentence=sentence, is_over=True)
+    return Status(
+        label="running or interrupted", sentence=f"The last record is of step {run.step:,}{of_all}.", is_over=False
+    )
+
+
+def best_by(run: Run) -> str:
+    """The measure that the settings compare validations by: `nll` or `bleu`."""
+    return "bleu" if run.settings.get("best_by") == "bleu" else "nll"
+
+
+def best_validation(run: Run) -> dict[str, Any] | None:
+    """The first of the best."""
+    name, sign = best_by(run), -1 if best_by(run) == "bleu" else 1
+    known = [(sign * value, record) for record in run.valid if (value := number(record, name)) is not None]
+    return min(known, key=lambda pair: pair[0])[1] if known else None
+
+
+def validations_since_best(run: Run) -> int:
+    best = best_validation(run)
+    return 0 if best is None else sum(record["step"] > best["step"] for record in run.valid)
+
+
+def headline_bleu(run: Run) -> Bleu | None:
+    """Of the newest score file; else of the newest validation that translated."""
+    if run.scores:
+        newest = run.scores[0]
+        sentences = number(newest.values, "sentences")
+        of = f", {sentences:,.0f} sentences" if sentences else ""
+        return Bleu(value=newest.values["bleu"], signature=newest.values["signature"], where=f"{newest.name}{of}")
+    signatures = {sheet.step: sheet.signature for sheet in run.sheets}
+    for record in reversed(run.valid):
+        value = number(record, "bleu")
+        if value is not None:
+            where = f"validation, step {record['step']:,}"
+            return Bleu(value=value, signature=signatures.get(record["step"], ""), where=where)
+    if run.sheets:
+        sheet = run.sheets[-1]
+        return Bleu(value=sheet.bleu, signature=sheet.signature, where=f"validation, step {sheet.step:,}")
+    return None
+
+
+def newest(run: Run, name: str) -> float | None:
+    """The last value of a measure among the records of training and its end; None when it was never recorded."""
+    records = sorted([*run.train, *run.ends], key=lambda record: record["step"])
+    return next((value for record in reversed(records) if (value := number(record, name)) is not None), None)
+
+
+def world_size(run: Run) -> float | None:
+    """Ranks of the newest start, or of the end where starts are not recorded."""
+    starts = [value for entry in run.environments if (value := number(entry, "world_size")) is not None]
+    return starts[-1] if starts else newest(run, "world_size")
+
+
+def zero_stage(run: Run) -> float | None:
+    deepspeed = run.settings.get("deepspeed")
+    zero = deepspeed.get("zero_optimization") if isinstance(deepspeed, dict) else None
+    stage = number(zero, "stage") if isinstance(zero, dict) else None
+    return newest(run, "zero_stage") if stage is None else stage
+
+
+def preset_name(settings: dict[str, Any]) -> str | None:
+    """The preset whose network, batch and optimizer these are."""
+    for name, preset in PRESETS.items():
+        plain = to_plain(preset)
+        model = settings.get("model")
+        if not isinstance(model, dict) or {**model, "vocab_size": 0} != plain["model"]:
+            continue
+        if all(settings.get(group) == plain[group] for group in ("batch", "optimizer")):
+            return name
+    return None

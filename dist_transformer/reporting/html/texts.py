@@ -1,0 +1,137 @@
+"""Sample translations and what the decoder looked at while it made them."""
+
+import base64
+from collections.abc import Sequence
+from typing import TypeVar
+
+from dist_transformer.evaluation.samples import Sample
+from dist_transformer.reporting.html.markup import Html, element, join
+from dist_transformer.reporting.html.run import Run
+
+T = TypeVar("T")
+
+# Rows of the table that shows one sentence over the run.
+_MOST_ROWS = 10
+# Wider maps take the whole width of the page: half of it would make their labels too small.
+_WIDE_INCHES = 10.0
+# CSS pixels: the room on the page, an inch at full size, and the smallest inch that leaves labels readable.
+_PAGE_WIDTH, _INCH, _SMALLEST_INCH = 1054, 96, 68
+_NO_SAMPLES = "There are no sample translations in this folder: the run has not translated at a validation."
+
+
+def samples(run: Run) -> Html:
+    """The newest sheet, and its first sentence over the run."""
+    if not run.sheets:
+        return element("p", _NO_SAMPLES)
+    sheet = run.sheets[-1]
+    if not sheet.samples:
+        return element("p", f"The sheet of step {sheet.step:,} holds no sample.")
+    source, target = run.identity.source_language, run.identity.target_language
+    rows = [
+        element(
+            "tr",
+            _text("Source", sample.source, source),
+            _text("Reference", sample.reference, target),
+            _text("Hypothesis", sample.hypothesis, target),
+        )
+        for sample in sheet.samples
+    ]
+    scored = (
+        f"Step {sheet.step:,}: {len(sheet.samples)} of {sheet.sentences:,} validation sentences, "
+        f"which score {sheet.bleu:.1f} BLEU."
+    )
+    return join(
+        element("p", scored, " ", element("span", sheet.signature, class_="mono soft")),
+        _table(("Source", "Reference", "Hypothesis"), rows, "texts stacks"),
+        _over_the_run(run, sheet.samples[0]),
+    )
+
+
+def _over_the_run(run: Run, sample: Sample) -> Html:
+    """The hypotheses of one sentence, oldest first; at most ten, spread over the sheets."""
+    found = [(sheet, s.hypothesis) for sheet in run.sheets for s in sheet.samples if s.source == sample.source]
+    if len(found) < 2:
+        return Html()
+    target = run.identity.target_language
+    rows = [
+        element(
+            "tr",
+            element("td", f"{sheet.step:,}", class_="step number"),
+            element("td", f"{sheet.bleu:.1f}", class_="step number"),
+            _text("Hypothesis", hypothesis, target),
+        )
+        for sheet, hypothesis in spread_out(found, _MOST_ROWS)
+    ]
+    return join(
+        element("h3", "The first sentence over the run"),
+        element("p", "Source: ", _quoted(sample.source, run.identity.source_language)),
+        element("p", "Reference: ", _quoted(sample.reference, target)),
+        _table(("Step", "BLEU", "Hypothesis"), rows, "texts"),
+    )
+
+
+def spread_out(items: Sequence[T], most: int) -> list[T]:
+    """At most `most` of the items, evenly, the first and the last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
+
+
+def _table(headings: tuple[str, ...], rows: list[Html], style: str) -> Html:
+    narrow = {"Step": "step number", "BLEU": "step number"}
+    cells = [element("th", heading, class_=narrow.get(heading), scope="col") for heading in headings]
+    return element("table", element("thead", element("tr", *cells)), element("tbody", *rows), class_=style)
+
+
+def _text(label: str, text: str, language: str | None) -> Html:
+    return element("td", text or "(nothing)", data_label=label, dir="auto", lang=language)
+
+
+def _quoted(text: str, language: str | None) -> Html:
+    return element("span", text, dir="auto", lang=language)
+
+
+def attention(run: Run) -> Html:
+    """Maps of the newest sheet's samples that have them."""
+    if not run.sheets:
+        return element("p", "Without sample translations there are no attention maps.")
+    sheet = run.sheets[-1]
+    mapped = [sample for sample in sheet.samples if sample.attention_LTS]
+    if not mapped:
+        return element("p", f"The samples of step {sheet.step:,} have no attention maps.")
+    explained = (
+        f"Step {sheet.step:,}. A row is the step that produced a piece, a column a piece of the source, a panel a "
+        "decoder layer; the weights of a row are the mean over the heads and sum to 1."
+    )
+    return join(element("p", explained), element("div", *(_map(sample, run) for sample in mapped), class_="maps"))
+
+
+def _map(sample: Sample, run: Run) -> Html:
+    from dist_transformer.reporting.figures import as_svg, attention_picture
+
+    figure = attention_picture(sample)
+    # As an image: the styles inside would reach the page, and their names could clash.
+    picture = base64.b64encode(as_svg(figure).encode()).decode("ascii")
+    inches = figure.get_figwidth()
+    is_wide = inches > _WIDE_INCHES
+    width = round(max(min(_INCH * inches, _PAGE_WIDTH), _SMALLEST_INCH * inches))
+    return element(
+        "figure",
+        element(
+            "figcaption",
+            _quoted(sample.source, run.identity.source_language),
+            " → ",
+            _quoted(sample.hypothesis, run.identity.target_language),
+        ),
+        element(
+            "div",
+            element(
+                "img",
+                src=f"data:image/svg+xml;base64,{picture}",
+                width=width,
+                alt=f"Cross-attention for: {sample.source}",
+            ),
+            class_="scroll",
+        ),
+        class_="map wide" if is_wide else "map",
+    )

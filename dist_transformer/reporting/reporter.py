@@ -1,0 +1,217 @@
+"""What a run reports: the terminal, `metrics.jsonl` and TensorBoard. Only rank 0 writes."""
+
+import dataclasses
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from dist_transformer.data.loading.events import EpochSummary
+from dist_transformer.evaluation.samples import SampleSheet
+from dist_transformer.reporting.board import Board
+from dist_transformer.reporting.figures import attention_picture, learning_rate_picture, position_picture
+
+# Of a terminal whose width is not known.
+_COLUMNS = 80
+# In less room than this the figures take the place of the bar.
+_ROOM_FOR_A_BAR = 60
+# Characters that mean something in HTML, in Markdown or in its tables.
+_MARKDOWN = str.maketrans({character: f"&#{ord(character)};" for character in '&<>"\\`*_{}[]()#+-!|~^:=$'})
+
+
+class Reporter:
+    """Writes records, lines and pictures; a no-op on other ranks than 0.
+
+    `metrics.jsonl` must be written; what a terminal or TensorBoard does not take is lost.
+
+    Args:
+        quiet: write records only, and nothing to the terminal.
+    """
+
+    def __init__(self, run_dir: Path, *, is_main: bool, max_steps: int, first_step: int, quiet: bool = False) -> None:
+        self.is_main, self.quiet = is_main, quiet
+        if not is_main:
+            return
+        self.file = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
+        self.max_steps, self.first_step = max_steps, first_step
+        # A bar where a person looks on; plain lines, without carriage returns, where either stream goes to a file.
+        self.bar = None
+        if not quiet and sys.stderr.isatty() and sys.stdout.isatty():
+            room = _terminal_room()
+            form = _bar_format(max_steps, [], room)
+            self.bar = tqdm(total=max_steps, initial=first_step, bar_format=form, ncols=room, smoothing=0.05)
+        self.figures: list[str] = []
+        self.board = Board(run_dir / "tensorboard", first_step=first_step, warn=self.say)
+
+    def record(self, kind: str, step: int, values: dict[str, Any], *, place: str = "") -> None:
+        """Keep `values` of `step`; `kind` is `train`, `valid`, `epoch`, `checkpoint` or `end`.
+
+        Args:
+            place: for TensorBoard, stands before the names of `values`.
+        """
+        if not self.is_main:
+            return
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        self.file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
+        self.file.flush()
+        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+        self.board.scalars({f"{kind}/{place}{name}": value for name, value in numbers.items()}, step)
+
+    def has_recorded(self, kind: str, step: int) -> bool:
+        """Whether `metrics.jsonl` holds such a record. For rank 0."""
+        begin = json.dumps({"kind": kind, "step": step}).removesuffix("}")
+        with Path(self.file.name).open(encoding="utf-8", errors="replace") as lines:
+            return any(line.startswith(f"{begin},") for line in lines)
+
+    def train_line(self, step: int, values: dict[str, Any], seconds_left: float) -> None:
+        """The figures of an interval: beside the bar as many as fit, in a log file a line of about 100 characters."""
+        if not self.is_main:
+            return
+        # Name, value, and its width in a log file; the most telling first, because a bar leaves out what does not fit.
+        figures = [
+            ("loss", f"{values['loss']:.3f}", 6),
+            ("ppl", _short(values["ppl"], 7), 7),
+            ("tok/s", f"{values['target_tokens_per_second']:,.0f}", 9),
+            ("fill", f"{values['fill']:.0%}", 4),
+            ("data stall", f"{values['data_stall']:.0%}", 4),
+        ]
+        if "mfu" in values:
+            figures.append(("mfu", f"{values['mfu']:.0%}", 4))
+        if self.bar is not None:
+            self.figures = [f"{name} {value}" for name, value, _ in figures]
+            self._fit_bar(self.bar)
+            return
+        columns = [f"{name} {value:>{width}}" for name, value, width in figures]
+        place = f"step {step:>{len(str(self.max_steps))}}/{self.max_steps}"
+        self.say("  ".join((place, *columns, f"left {format_seconds(seconds_left)}")))
+
+    def epoch(self, step: int, epoch: EpochSummary, *, corpora: Sequence[str]) -> str:
+        """Record an epoch that has ended; epochs and corpora count from 0, as in other records.
+
+        Args:
+            corpora: the names of all corpora.
+
+        Returns:
+            one short line about it, in which they count from 1.
+        """
+        totals, fills = epoch.totals, (epoch.fill, epoch.source_fill, epoch.target_fill)
+        values = {
+            "corpus": epoch.corpus,
+            "epoch": epoch.epoch,
+            **dataclasses.asdict(totals),
+            **dict(zip(("fill", "source_fill", "target_fill"), fills, strict=True)),
+            "unfit_pairs": epoch.unfit_pairs,
+            "left_out_pairs": epoch.left_out_pairs,
+        }
+        several = len(corpora) > 1
+        self.record("epoch", step, values, place=f"corpus_{epoch.corpus + 1}/" if several else "")
+        return f"epoch {epoch.epoch + 1}{f' of {corpora[epoch.corpus]}' if several else ''} done, {epoch.fill:.0%} full"
+
+    def samples(self, sheet: SampleSheet) -> None:
+        """Translations of a validation as a table, and what the decoder looked at, for TensorBoard."""
+        if not self.is_main:
+            return
+        self.board.text("samples", samples_table(sheet), sheet.step)
+        with_maps = [sample for sample in sheet.samples if sample.attention_LTS is not None]
+        for number, sample in enumerate(with_maps, 1):
+            self.board.picture(f"attention/sample_{number}", attention_picture(sample), sheet.step)
+
+    def pictures(self, steps: Sequence[int], rates: Sequence[float], positions_PD: np.ndarray) -> None:
+        """What a run is set to, once at its start, for TensorBoard: learning rates of `steps`, position vectors."""
+        if not self.is_main:
+            return
+        self.board.picture("schedule/learning_rate", learning_rate_picture(steps, rates), self.first_step)
+        self.board.picture("positions/encodings", position_picture(positions_PD), self.first_step)
+
+    def advance(self) -> None:
+        if self.is_main and self.bar is not None:
+            self._fit_bar(self.bar)
+            self.bar.update()
+
+    def _fit_bar(self, bar: "tqdm[Any]") -> None:
+        """To the terminal as it is now: a person may have made it narrower."""
+        bar.ncols = _terminal_room()
+        bar.bar_format = _bar_format(self.max_steps, self.figures, bar.ncols)
+
+    def say(self, text: str) -> None:
+        if not self.is_main or self.quiet:
+            return
+        if self.bar is not None:
+            self.bar.write(text)
+        else:
+            print(text, flush=True)
+
+    def close(self) -> None:
+        if self.is_main:
+            if self.bar is not None:
+                self.bar.close()
+                self.bar = None
+            self.file.close()
+            self.board.close()
+
+
+def samples_table(sheet: SampleSheet) -> str:
+    """A Markdown table in which every character of a sentence stands for itself."""
+    rows = [
+        "| " + " | ".join(map(_as_markdown, (sample.source, sample.reference, sample.hypothesis))) + " |"
+        for sample in sheet.samples
+    ]
+    head = f"BLEU {sheet.bleu:.2f} on {sheet.sentences:,} sentences ({_as_markdown(sheet.signature)})"
+    return "\n".join((head, "", "| source | reference | hypothesis |", "|---|---|---|", *rows))
+
+
+def _as_markdown(text: str) -> str:
+    return " ".join(text.split()).translate(_MARKDOWN)
+
+
+def _short(value: float, width: int) -> str:
+    """Two decimals, or powers of ten where those would take more than `width` characters."""
+    text = f"{value:.2f}"
+    return text if len(text) <= width else f"{value:.1e}"
+
+
+def _bar_format(max_steps: int, figures: list[str], room: int) -> str:
+    """tqdm's template, at most `room` characters when filled in: a short bar where there is room, figures that fit."""
+    bar = "|{bar:8}| " if room >= _ROOM_FOR_A_BAR else ""
+    taken = len(f"{max_steps}/{max_steps} 12:34:56 left") + (len("|12345678| ") if bar else 0)
+    fitting = []
+    for figure in figures:
+        taken += 1 + len(figure)
+        if taken > room:
+            break
+        fitting.append(f" {figure}")
+    return "{n_fmt}/{total_fmt} " + bar + "{remaining} left" + "".join(fitting)
+
+
+def _terminal_room() -> int:
+    """Characters for the bar; the last column stays free, because some terminals begin a new line after it."""
+    try:
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        columns = 0
+    return (columns or _COLUMNS) - 1
+
+
+def format_seconds(seconds: float) -> str:
+    """`1:02:03`, or `2:03` below an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def perplexity(nll: float) -> float:
+    """exp(nll per token), not smoothed; infinite where that overflows."""
+    return math.inf if nll >= 700 else math.exp(nll)
+
+
+def read_records(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    """The records of one kind in a run's `metrics.jsonl`, in order."""
+    lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    return [record for record in records if record["kind"] == kind]

@@ -1,0 +1,202 @@
+"""Checkpoints as they lie on disk: one fp32 tensor a parameter, for any world and any ZeRO stage; choosing and reading.
+
+    RUN/checkpoints/latest                 the name of the newest
+    RUN/checkpoints/step-00001000/         manifest.json, state.json, part-00000.safetensors, one part a rank
+    RUN/weights/step-00001000.safetensors  fp32 weights alone, for averaging
+    RUN/weights/SHA256SUMS                 their hashes, as `sha256sum --check` reads them
+
+`checkpoint_writer` writes them.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from dist_transformer.config.settings import read_json
+from dist_transformer.errors import UserError
+from dist_transformer.files import sha256_of
+from dist_transformer.runtime import distributed
+from dist_transformer.training.engine.engine import EMA, MOMENTS, ParameterState
+
+FORMAT_VERSION = 2
+"""Since 2 a manifest states its own hash."""
+CHECKPOINTS, WEIGHTS, POINTER = "checkpoints", "weights", "latest"
+WEIGHT_HASHES = "SHA256SUMS"
+
+_STEP_NAME = re.compile(r"step-(\d{8,})")
+_NO_HASH = "0" * 64
+_HASH_LINE = re.compile(r"([0-9a-f]{64})  ([^/\n]+)")
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step of a checkpoint's folder; None when it has another name."""
+    match = _STEP_NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def checkpoints_of(run_dir: Path) -> list[Path]:
+    """Whatever has a checkpoint's name, newest first."""
+    found = {step: path for path in (run_dir / CHECKPOINTS).glob("step-*") if (step := step_of(path.name)) is not None}
+    return [found[step] for step in sorted(found, reverse=True)]
+
+
+def checkpoint_problem(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None when every file has the size and hash that its manifest states."""
+    files, problem = _stated_files(path)
+    return problem or next(filter(None, (_file_problem(path, name, files[name]) for name in files)), None)
+
+
+def _stated_files(path: Path) -> tuple[dict[str, Any], str | None]:
+    """What the manifest says of each file, and what is wrong with the folder, its names or the manifest."""
+    if path.is_symlink() or not path.is_dir():
+        return {}, f"{path} is a link or no folder"
+    try:
+        if (path / "manifest.json").is_symlink():
+            return {}, f"{path / 'manifest.json'} is a link"
+        manifest = read_json(path / "manifest.json")
+        if manifest["format_version"] > FORMAT_VERSION:
+            return {}, f"{path} was written by a newer version of dist_transformer"
+        if manifest["format_version"] != 1:
+            _require_stated_hash(path / "manifest.json", manifest["sha256"])
+        files = {name: (stated["bytes"], stated["sha256"]) for name, stated in manifest["files"].items()}
+        unlisted = {file.name for file in path.iterdir()} - files.keys() - {"manifest.json"}
+    except (UserError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        return {}, f"{path} has no usable manifest ({error})"
+    if "state.json" not in files:
+        return {}, f"{path} has no usable manifest (it states no state.json)"
+    return files, f"{path / min(unlisted)} is not in the manifest" if unlisted else None
+
+
+def manifest_content(manifest: Mapping[str, Any]) -> bytes:
+    """A manifest as a file that states its own SHA-256, which is that of the file with zeros in its place."""
+    content = (json.dumps({**manifest, "sha256": _NO_HASH}, indent=1) + "\n").encode()
+    return _replace_last(content, _NO_HASH, hashlib.sha256(content).hexdigest())
+
+
+def _require_stated_hash(file: Path, stated: str) -> None:
+    if hashlib.sha256(_replace_last(file.read_bytes(), stated, _NO_HASH)).hexdigest() != stated:
+        raise UserError(f"{file.name} is damaged: its SHA-256 is not what it states")
+
+
+def _replace_last(content: bytes, old: str, new: str) -> bytes:
+    before, _, after = content.rpartition(old.encode())
+    return before + new.encode() + after
+
+
+def _file_problem(folder: Path, name: str, stated: tuple[Any, Any]) -> str | None:
+    file = folder / name
+    # A name with a slash would lead out of the folder.
+    if Path(name).name != name or file.is_symlink() or not file.is_file():
+        return f"{file} is missing or not a plain file"
+    try:
+        if (file.stat().st_size, sha256_of(file)) != stated:
+            return f"{file} is damaged: its size or SHA-256 is not what the manifest states"
+        # Whoever wrote the file may have written the manifest too.
+        if file.suffix == ".json":
+            read_json(file)
+        else:
+            safe_open(file, framework="pt")
+    except UserError as error:
+        return str(error)
+    except (SafetensorError, OSError) as error:
+        return f"{file} cannot be read ({error})"
+    return None
+
+
+def newest_checkpoint(run_dir: Path, warn: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint that is whole, the same on all ranks, which share the hashing. A collective.
+
+    Args:
+        warn: told of every newer one that is not used, and which steps are computed again.
+
+    Raises:
+        UserError: there are checkpoints, and all are damaged; training does not silently start anew.
+    """
+    folder = run_dir / CHECKPOINTS
+    linked, found = distributed.broadcast_object((folder.is_symlink(), checkpoints_of(run_dir)))
+    if linked:
+        raise UserError(f"{folder} is a link: put the real folder there, or give the --run-dir that it belongs to")
+    for path in found:
+        problem = _agreed_problem(path)
+        if problem is None:
+            if path != found[0]:
+                warn(f"falling back to {path}: every step after {step_of(path.name):,} is computed again")
+            return path
+        warn(f"{problem}: it is not used")
+    if found:
+        remedy = "restore one from a backup, or choose another --run-dir to start anew"
+        raise UserError(f"no checkpoint in {folder} is usable: {remedy}")
+    return None
+
+
+def _agreed_problem(path: Path) -> str | None:
+    """`checkpoint_problem`, for which each rank hashes a share of the files. A collective."""
+    files, problem = distributed.broadcast_object(_stated_files(path) if distributed.rank() == 0 else ({}, None))
+    if problem:
+        return problem
+    own = list(enumerate(files))[distributed.rank() :: distributed.world_size()]
+    first = next(((at, p) for at, name in own if (p := _file_problem(path, name, files[name]))), None)
+    problems = [found for found in distributed.gather_objects(first) if found is not None]
+    return min(problems)[1] if problems else None
+
+
+def weight_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of the weight files of a run's `weights/` by name, as they were when they were written."""
+    file = folder / WEIGHT_HASHES
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+    matches = (_HASH_LINE.fullmatch(line) for line in lines)
+    return {match[2]: match[1] for match in matches if match}
+
+
+def weights_problem(file: Path) -> str | None:
+    """What is wrong with a weight file; None when it has the hash that is stated beside it, or none is stated."""
+    stated = weight_hashes(file.parent).get(file.name)
+    if stated is not None and sha256_of(file) != stated:
+        return f"{file} is damaged: its SHA-256 is not what {WEIGHT_HASHES} states"
+    return None
+
+
+class CheckpointReader:
+    """Reads a verified checkpoint, tensor by tensor.
+
+    Raises:
+        UserError: a part of it is no safetensors file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.state = read_json(path / "state.json")
+        self._files: dict[str, Any] = {}
+        for part in sorted(path.glob("part-*.safetensors")):
+            try:
+                opened = safe_open(part, framework="pt")
+            except SafetensorError as error:
+                # As its manifest states, and still no such file: it was not written by training.
+                raise UserError(f"{part} cannot be read ({error}): restore {path} from a backup") from None
+            self._files.update(dict.fromkeys(opened.keys(), opened))
+
+    def weight(self, name: str) -> torch.Tensor:
+        return self.tensor("weight", name)
+
+    def tensor(self, part: str, name: str) -> torch.Tensor:
+        """Weight, moment or average of a parameter."""
+        return self._files[f"{part}/{name}"].get_tensor(f"{part}/{name}")
+
+    def parameter(self, name: str) -> ParameterState:
+        kept = (*MOMENTS, EMA) if f"{EMA}/{name}" in self._files else MOMENTS
+        return ParameterState(
+            name=name, weight=self.weight(name), moments={key: self.tensor(key, name) for key in kept}
+        )
+
+    def parameter_names(self) -> list[str]:
+        return [key.removeprefix("weight/") for key in self._files if key.startswith("weight/")]

@@ -1,0 +1,378 @@
+"""Checkpoints are written while training goes on, and are whole or absent.
+
+A save copies all tensors to host memory, for which training waits. A thread on each rank does the rest, in this order:
+temporary folder → every rank writes, flushes and hashes its share → all agree → rank 0 writes state, manifest and the
+hash of the weight file → rename → the pointer `latest` moves → older ones are pruned.
+"""
+
+import copy
+import json
+import platform
+import shutil
+import threading
+import time
+import uuid
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from dist_transformer.errors import UserError
+from dist_transformer.files import replace_synced, sha256_of, sync, with_default_rights, write_synced
+from dist_transformer.run.checkpoint import (
+    CHECKPOINTS,
+    FORMAT_VERSION,
+    POINTER,
+    WEIGHT_HASHES,
+    WEIGHTS,
+    checkpoints_of,
+    manifest_content,
+    step_name,
+    step_of,
+    weight_hashes,
+)
+from dist_transformer.runtime import distributed
+from dist_transformer.training.engine.engine import EMA, ParameterState
+
+# Of the state, what the manifest repeats: a reader need not open anything else to know what it has before it.
+_IDENTITY = ("step", "position", "tokenizer_sha256")
+
+T = TypeVar("T")
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retention:
+    """What is kept."""
+
+    checkpoints: int
+    """So many of the newest; and of the files of averaged weights."""
+    weights: int
+    """So many of the newest."""
+    best_steps: frozenset[int] = frozenset()
+    """And the weights of these steps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """A save that is done."""
+
+    step: int
+    path: Path
+    stall: float
+    """Seconds that training waited for it."""
+    seconds: float
+    """From its start until it was on disk."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Snapshot:
+    """What this rank has to write."""
+
+    state: dict[str, Any]
+    share: Tensors
+    """Weights and moments of every n-th parameter, n ranks."""
+    weights: Tensors
+    """On rank 0 all weights, elsewhere none."""
+    averages: Tensors
+    """On rank 0 all averaged weights, where an average is kept."""
+    weights_metadata: dict[str, str]
+    retention: Retention
+
+    @property
+    def name(self) -> str:
+        return step_name(self.state["step"])
+
+
+@dataclass(kw_only=True, slots=True)
+class _Save:
+    """A save in flight. The thread sets `seconds` and what comes of it."""
+
+    step: int
+    started: float
+    stall: float = 0.0
+    seconds: float = 0.0
+    path: Path | None = None
+    error: BaseException | None = None
+    thread: threading.Thread = field(init=False)
+
+    @contextmanager
+    def stalling(self) -> Iterator[None]:
+        """Training waits here."""
+        started = time.monotonic()
+        yield
+        self.stall += time.monotonic() - started
+
+
+def versions() -> dict[str, str]:
+    packages = ("dist_transformer", "torch", "deepspeed")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+class CheckpointWriter:
+    """Writes the checkpoints and weight files of one run, one after the other.
+
+    One snapshot at a time is in host memory: 4 bytes a parameter for the weight and for each moment, divided by the
+    number of ranks, and on rank 0 another 4 bytes for the weights that are not in its own share.
+
+    Args:
+        config: the run's settings, for the manifests.
+        flushed: files of the run that the state refers to; they are on disk before the checkpoint is.
+        timeout_minutes: for how long ranks wait for one another's writing.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        config: Mapping[str, Any] | None = None,
+        flushed: tuple[Path, ...] = (),
+        timeout_minutes: float = 30.0,
+    ) -> None:
+        self.run_dir, self.config, self.flushed = run_dir, config, flushed
+        # The training loop's collectives go on at the same time: ours need a group of their own.
+        self._group = distributed.new_cpu_group(timeout_minutes=timeout_minutes)
+        # A rank that outlived the run's last start must not write into a folder of this one.
+        self._token = distributed.broadcast_object(uuid.uuid4().hex[:8])
+        self._save: _Save | None = None
+
+    def start(
+        self,
+        states: Iterable[ParameterState],
+        state: dict[str, Any],
+        *,
+        retention: Retention,
+        weights_metadata: dict[str, str],
+    ) -> None:
+        """Copy everything and begin to write it. A collective; no other save may be in flight.
+
+        Args:
+            states: every parameter, as `Engine.parameter_states` gives them.
+            state: plain JSON; step, position and counters.
+            weights_metadata: strings that go into the weight file's header.
+        """
+        assert self._save is None, "wait for the save before"
+        save = _Save(step=state["step"], started=time.monotonic())
+        with save.stalling():
+            share, weights, averages = _copy(states)
+        snapshot = _Snapshot(
+            state=copy.deepcopy(state), share=share, weights=weights, averages=averages,
+            weights_metadata=weights_metadata, retention=retention,
+        )  # fmt: skip
+        save.thread = threading.Thread(target=self._work, args=(save, snapshot), name="checkpoint", daemon=True)
+        self._save = save
+        save.thread.start()
+
+    def poll(self) -> Saved | None:
+        """The save that all ranks are done with by now, if there is one. A collective, cheap when none is in flight.
+
+        Raises:
+            UserError: as `wait`.
+        """
+        if self._save is None:
+            return None
+        if self._save.error is not None and not isinstance(self._save.error, UserError):
+            # Not agreed on: the other ranks still wait for this one's share.
+            return self.wait()
+        with self._save.stalling():
+            writing = distributed.all_reduce_sum(torch.tensor(int(self._save.thread.is_alive())))
+        return None if writing else self.wait()
+
+    def wait(self) -> Saved | None:
+        """The save in flight, when it is done; None when there is none.
+
+        Raises:
+            UserError: on all ranks, when one of them could not write; what was there before is untouched.
+        """
+        if self._save is None:
+            return None
+        with self._save.stalling():
+            self._save.thread.join()
+        save, self._save = self._save, None
+        if save.error is not None:
+            raise save.error
+        assert save.path is not None
+        # Of a training that did nothing but wait, the clocks may differ by the end of a thread.
+        stall = min(save.stall, save.seconds)
+        return Saved(step=save.step, path=save.path, stall=stall, seconds=save.seconds)
+
+    def close(self) -> None:
+        """Let the save in flight end, whatever comes of it: for a run that another error ends. Not a collective."""
+        if self._save is not None:
+            self._save.thread.join()
+
+    def _work(self, save: _Save, snapshot: _Snapshot) -> None:
+        try:
+            save.path = self._write(snapshot)
+        except BaseException as error:  # `wait` raises it
+            save.error = error
+        save.seconds = time.monotonic() - save.started
+
+    def _write(self, snapshot: _Snapshot) -> Path:
+        """In the thread of every rank."""
+        temporary = self.run_dir / CHECKPOINTS / f".{snapshot.name}.{self._token}.tmp"
+        is_main = distributed.rank() == 0
+        try:
+            self._agree(lambda: self._start_anew(temporary) if is_main else None)
+            written = self._agree(lambda: self._write_share(temporary, snapshot))
+            files = dict(ChainMap(*distributed.gather_objects(written, self._group)))
+            self._agree(lambda: self._commit(temporary, snapshot, files) if is_main else None)
+        except UserError:
+            # All ranks are here: nobody writes into the folder any more.
+            if is_main:
+                self._remove_unfinished()
+            # No rank reports the error, and ends, before the folder is clean.
+            distributed.gather_objects(None, self._group)
+            raise
+        return self.run_dir / CHECKPOINTS / snapshot.name
+
+    def _agree(self, action: Callable[[], T]) -> T:
+        """Run `action` on every rank; when one cannot write, all raise its error."""
+        remedy = "free space or fix the folder; older checkpoints are intact"
+        return distributed.on_all_ranks(
+            action,
+            errors=(OSError, SafetensorError, MemoryError),
+            describe=lambda error: f"cannot write the checkpoint: {str(error) or type(error).__name__}: {remedy}",
+            group=self._group,
+        )
+
+    def _start_anew(self, temporary: Path) -> None:
+        self._remove_unfinished()
+        (self.run_dir / WEIGHTS).mkdir(parents=True, exist_ok=True)
+        temporary.parent.mkdir(exist_ok=True)
+        sync(self.run_dir)
+        temporary.mkdir()
+
+    def _remove_unfinished(self) -> None:
+        """What a killed or failed save left; for rank 0, which alone may write this run."""
+        for folder in (CHECKPOINTS, WEIGHTS):
+            for left in (self.run_dir / folder).glob(".*.tmp"):
+                _remove(left)
+
+    def _write_share(self, temporary: Path, snapshot: _Snapshot) -> dict[str, Any]:
+        """This rank's part, and on rank 0 the weight file; what the manifest says of each."""
+        part = temporary / f"part-{distributed.rank():05d}.safetensors"
+        files = {part.name: _write_tensors(part, snapshot.share)}
+        for name, tensors in _weight_files(snapshot).items():
+            files[name] = _write_tensors(temporary / name, tensors, snapshot.weights_metadata)
+        return files
+
+    def _commit(self, temporary: Path, snapshot: _Snapshot, files: dict[str, Any]) -> None:
+        for file in self.flushed:
+            sync(file)
+        common = {"format_version": FORMAT_VERSION, "versions": versions()}
+        for name in _weight_files(snapshot):
+            self._name_weights(temporary / name, files)
+        _write_json(temporary / "state.json", {**common, **snapshot.state})
+        files["state.json"] = _describe(temporary / "state.json")
+        identity = {key: snapshot.state.get(key) for key in _IDENTITY}
+        manifest = {**common, **identity, "config": self.config, "files": files}
+        write_synced(temporary / "manifest.json", manifest_content(manifest))
+        sync(temporary)
+        final = temporary.with_name(snapshot.name)
+        # Of the same step there may be a damaged one, which this run was resumed past.
+        replaced = _set_aside(final)
+        temporary.rename(final)
+        sync(final.parent)
+        move_pointer(final)
+        _remove(replaced)
+        self._prune(snapshot)
+
+    def _name_weights(self, written: Path, files: dict[str, Any]) -> None:
+        """Move the weight file to its place; wherever the process is killed, what is there has its hash beside it."""
+        file = self.run_dir / WEIGHTS / written.name
+        file.unlink(missing_ok=True)
+        _write_hashes(file.parent, {file.name: files.pop(file.name)["sha256"]})
+        written.rename(file)
+        sync(file.parent)
+
+    def _prune(self, snapshot: _Snapshot) -> None:
+        retention, newest = snapshot.retention, snapshot.state["step"]
+        # Newer than the one just written are damaged ones that the run was resumed past: they do not count.
+        older = [path for path in checkpoints_of(self.run_dir) if (step_of(path.name) or 0) <= newest]
+        for path in older[retention.checkpoints :]:
+            _remove(_set_aside(path))
+        folder = self.run_dir / WEIGHTS
+        best = {f"{step_name(step)}.safetensors" for step in retention.best_steps}
+        files = sorted(folder.glob("step-*.safetensors"), reverse=True)
+        pruned = [file for file in files[retention.weights :] if file.name not in best]
+        pruned += sorted(folder.glob(f"{EMA}-*.safetensors"), reverse=True)[retention.checkpoints :]
+        for file in pruned:
+            file.unlink(missing_ok=True)
+        if pruned:
+            _write_hashes(folder, {})
+
+
+def move_pointer(checkpoint: Path) -> None:
+    """Let `latest` name a checkpoint that is whole and has its name."""
+    replace_synced(checkpoint.with_name(POINTER), f"{checkpoint.name}\n".encode())
+
+
+def _weight_files(snapshot: _Snapshot) -> dict[str, Tensors]:
+    """What this rank writes into `weights/`, by name."""
+    name = f"{snapshot.name}.safetensors"
+    files = {name: snapshot.weights, name.replace("step", EMA): snapshot.averages}
+    return {name: tensors for name, tensors in files.items() if tensors}
+
+
+def _copy(states: Iterable[ParameterState]) -> tuple[Tensors, Tensors, Tensors]:
+    """This rank's share of the tensors, and on rank 0 all weights and averages: copies, which no update changes."""
+    share: Tensors = {}
+    weights: Tensors = {}
+    averages: Tensors = {}
+    is_main = distributed.rank() == 0
+    for number, state in enumerate(states):
+        is_own = number % distributed.world_size() == distributed.rank()
+        tensors = {"weight": state.weight, **state.moments}
+        for key, tensor in tensors.items():
+            into = {"weight": weights, EMA: averages}.get(key) if is_main else None
+            if is_own or into is not None:
+                copied = tensor.to("cpu", copy=True)
+                if is_own:
+                    share[f"{key}/{state.name}"] = copied
+                if into is not None:
+                    into[state.name] = copied
+    return share, weights, averages
+
+
+def _write_tensors(path: Path, tensors: Tensors, metadata: dict[str, str] | None = None) -> dict[str, Any]:
+    with with_default_rights(path):
+        save_file(tensors, path, metadata=metadata)
+    sync(path)
+    return _describe(path)
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    write_synced(path, (json.dumps(values, indent=1) + "\n").encode())
+
+
+def _write_hashes(folder: Path, new: dict[str, str]) -> None:
+    """Hashes of the weight files that are there, and of `new` ones."""
+    hashes = {name: value for name, value in weight_hashes(folder).items() if (folder / name).exists()} | new
+    text = "".join(f"{value}  {name}\n" for name, value in sorted(hashes.items()))
+    replace_synced(folder / WEIGHT_HASHES, text.encode())
+
+
+def _set_aside(checkpoint: Path) -> Path:
+    """Take a checkpoint's name away before it is removed: killed meanwhile, nothing that is half there has a name."""
+    aside = checkpoint.with_name(f".{checkpoint.name}.removed.tmp")
+    with suppress(FileNotFoundError):
+        checkpoint.rename(aside)
+    return aside
+
+
+def _remove(path: Path) -> None:
+    """A folder or a file; a link, not what it leads to."""
+    with suppress(OSError):
+        path.unlink() if path.is_symlink() or not path.is_dir() else shutil.rmtree(path)

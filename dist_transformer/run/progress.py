@@ -1,0 +1,58 @@
+"""Where a run stands; all of it is in every checkpoint."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dist_transformer.data.loading.mixture import MixturePosition, position_from_json
+from dist_transformer.data.loading.plan import Position
+from dist_transformer.run.ledger import GENESIS
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counters of a run, as plain JSON in its checkpoints."""
+
+    step: int = 0
+    """Steps whose data is consumed."""
+    skipped_steps: int = 0
+    """Steps whose update was skipped because loss or gradient was not finite."""
+    skipped_in_a_row: int = 0
+    position: Position | MixturePosition = field(default_factory=Position)
+    ledger_chain: str = GENESIS
+    best: list[tuple[int, float]] = field(default_factory=list)
+    """Step and value of the best validations, best first."""
+    validations_since_best: int = 0
+    validated_step: int = 0
+    """The last one that was validated: a run that was stopped when a validation was due has yet to do it."""
+    train_seconds: float = 0.0
+    """Time spent in steps, without validation and checkpoints."""
+    left_out: list[dict[str, Any]] = field(default_factory=list)
+    """Shards that could not be read, as `left_out_records` of the ledger gives them."""
+    source_tokens: int = 0
+    target_tokens: int = 0
+
+    def rank_validation(self, value: float, *, by: Literal["nll", "bleu"], keep: int) -> bool:
+        """Place this step's validation among the best, of which `keep`, but at least one, are remembered.
+
+        Returns:
+            whether it is the best so far; equal to the best is not better.
+        """
+        sign = 1 if by == "nll" else -1
+        self.best = sorted([*self.best, (self.step, value)], key=lambda entry: (sign * entry[1], entry[0]))
+        self.best = self.best[: max(1, keep)]
+        self.validated_step = self.step
+        improved = self.best[0][0] == self.step
+        self.validations_since_best = 0 if improved else self.validations_since_best + 1
+        return improved
+
+    def to_json(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "position": self.position.to_json()}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Progress":
+        # Checkpoints of earlier versions, which always validated first.
+        values = {"validated_step": values["step"], **values}
+        known = {f.name: values[f.name] for f in dataclasses.fields(cls)}
+        best = [(step, value) for step, value in values["best"]]
+        return cls(**{**known, "best": best, "position": position_from_json(values["position"])})

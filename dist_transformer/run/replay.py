@@ -1,0 +1,58 @@
+"""What each step of a run had to train on, from the data and the shards that its ledger says were left out."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from dist_transformer.config.settings import TrainConfig
+from dist_transformer.data.folder.reader import Split
+from dist_transformer.data.loading.events import LeftOut
+from dist_transformer.data.loading.loader import open_training_data
+from dist_transformer.data.loading.plan import Step, Window
+from dist_transformer.errors import UserError
+from dist_transformer.run.ledger import batch_hash
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedStep:
+    """What a step of a run must have trained on."""
+
+    step: Step
+    pair_hash: str
+    """As in the ledger: 16 hexadecimal digits."""
+
+
+def planned_steps(config: TrainConfig, left_out: Sequence[LeftOut] = ()) -> Iterator[PlannedStep]:
+    """The endless steps of a run, from the data alone: no model, no rank, no interruption.
+
+    Args:
+        left_out: shards that the run went without.
+
+    Raises:
+        UserError: a shard that the run used cannot be read.
+    """
+    packs = config.batch.packs_per_step
+    # The hash does not depend on how a step was cut into micro-batches, so the whole step is one.
+    whole = dataclasses.replace(config.batch, packs_per_micro_batch=packs)
+    data = open_training_data(dataclasses.replace(config, batch=whole), _Replay(left_out).admit)
+    for step in data.plan.steps(data.plan.start(), packs):
+        pair_hash = int(batch_hash(data.stream.build(step.packs)))
+        data.stream.pairs.forget_past()
+        yield PlannedStep(step=step, pair_hash=f"{pair_hash % 2**64:016x}")
+
+
+class _Replay:
+    """In the place of a run's gate: leaves out what the run left out, and nothing else."""
+
+    def __init__(self, left_out: Sequence[LeftOut]) -> None:
+        self._missing: dict[tuple[int, int, int], dict[int, int]] = {}
+        for shard in left_out:
+            self._missing.setdefault((shard.corpus, shard.epoch, shard.window), {})[shard.shard] = shard.packs
+
+    def admit(self, split: Split, window: Window) -> Mapping[int, int]:
+        missing = self._missing.get((window.corpus, window.epoch, window.number), {})
+        problems = split.hold([shard for shard in window.shards if missing.get(shard) != 0])
+        split.fetch_ahead(window.following)
+        if problems:
+            raise UserError(f"epoch {window.epoch + 1} needs a shard that cannot be read: {problems[min(problems)]}")
+        return missing

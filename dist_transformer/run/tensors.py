@@ -1,0 +1,78 @@
+"""What safetensors files of a run must hold: the model's parameters, each once, in fp32, with finite values.
+
+Tensors are read one at a time, so a file may be larger than the memory.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.run.checkpoint import CheckpointReader
+from dist_transformer.training.engine.engine import EMA, MOMENTS
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def parameter_shapes(model: ModelConfig) -> Shapes:
+    """Names and shapes of the parameters, without the memory for them."""
+    with torch.device("meta"):
+        return {name: tuple(parameter.shape) for name, parameter in Transformer(model).named_parameters()}
+
+
+def checkpoint_shapes(parameters: Shapes, *, averaged: bool) -> Shapes:
+    """The tensors of a checkpoint: weight and both moments of every parameter, and where one is kept the average."""
+    parts = ("weight", *MOMENTS, *([EMA] if averaged else []))
+    return {f"{part}/{name}": shape for part in parts for name, shape in parameters.items()}
+
+
+def tensors_problem(files: Sequence[Path], expected: Shapes) -> str | None:
+    """What is wrong with the tensors that some files hold together, or None."""
+    place: dict[str, Path] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as stored:
+                for name in stored.keys():  # noqa: SIM118
+                    if name in place:
+                        return f"{file} holds tensor {name!r}, and so does {place[name]}"
+                    place[name] = file
+                    if problem := _tensor_problem(stored.get_tensor(name), expected.get(name)):
+                        return f"{file}: tensor {name!r} {problem}"
+        except (SafetensorError, OSError) as error:
+            return f"{file} cannot be read as safetensors ({error})"
+    if missing := sorted(expected.keys() - place.keys()):
+        return f"tensor {missing[0]!r}{_and_more(len(missing))} is in none of the files of {files[0].parent}"
+    return None
+
+
+def differing_weight(file: Path, checkpoint: CheckpointReader, *, part: str) -> str | None:
+    """The first parameter whose values in a weight file are not those of the checkpoint of the same step.
+
+    Args:
+        part: `weight`, or `ema` for a file of averaged weights.
+    """
+    with safe_open(file, framework="pt") as stored:
+        for name in checkpoint.parameter_names():
+            if not stored.get_tensor(name).equal(checkpoint.tensor(part, name)):
+                return name
+    return None
+
+
+def _tensor_problem(tensor: torch.Tensor, shape: tuple[int, ...] | None) -> str | None:
+    if shape is None:
+        return "is no parameter of the model in config.json"
+    if tuple(tensor.shape) != shape:
+        return f"has the shape {tuple(tensor.shape)} where config.json gives {shape}"
+    if tensor.dtype != torch.float32:
+        return f"is {tensor.dtype}, not torch.float32"
+    # The sum of absolute values would be quicker, but may overflow where every value is finite.
+    if not torch.isfinite(tensor).all():
+        return "holds values that are not finite"
+    return None
+
+
+def _and_more(count: int) -> str:
+    return f" (and {count - 1} more)" if count > 1 else ""

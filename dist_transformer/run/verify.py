@@ -1,0 +1,359 @@
+"""Is a run folder sound? Checkpoints, weights, pointer and ledger; and, from the data alone, what each step trained on.
+
+Everything in the folder is taken as possibly damaged or hostile: links are never followed, names never trusted, and
+what one check finds does not stop the others.
+"""
+
+import dataclasses
+import os
+import re
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from dist_transformer.config.settings import TrainConfig, from_plain, read_json
+from dist_transformer.data.folder.format import INDEX_FILE, TOKENIZER_FILE
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.loading.events import LeftOut
+from dist_transformer.data.loading.loader import open_folders
+from dist_transformer.data.loading.mixture import position_from_json
+from dist_transformer.errors import UserError
+from dist_transformer.files import is_pickle, sha256_of
+from dist_transformer.model_folder import WEIGHTS_FILE
+from dist_transformer.run.checkpoint import (
+    WEIGHT_HASHES,
+    CheckpointReader,
+    checkpoint_problem,
+    weight_hashes,
+    weights_problem,
+)
+from dist_transformer.run.ledger import left_out_records, read_ledger
+from dist_transformer.run.replay import planned_steps
+from dist_transformer.run.tensors import (
+    checkpoint_shapes,
+    differing_weight,
+    parameter_shapes,
+    tensors_problem,
+)
+
+SETTINGS_FILE, LEDGER_FILE, POINTER_FILE = "config.json", "ledger.jsonl", "latest"
+
+# What config.json states besides the settings.
+_NO_SETTINGS = ("data_sha256", "init_from_sha256", "deepspeed")
+_STEP_NAME = re.compile(r"step-(\d{8,})")
+_WEIGHTS_NAME = re.compile(r"(step|ema)-(\d{8,})\.safetensors")
+_SHOWN_PROBLEMS = 5
+# What damaged or hostile content makes readers raise, besides errors in words.
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    what: str
+    passed: bool
+    detail: str
+    """What was found, or what is wrong and the remedy."""
+
+
+def verify_run(
+    run_dir: Path,
+    data: Sequence[str] = (),
+    *,
+    cache_dir: Path | None = None,
+    on_step: Callable[[], object] = lambda: None,
+) -> list[Check]:
+    """Check everything that a run folder holds, and with `data` every step against the plan.
+
+    Args:
+        data: the data folders that the run was trained on, in its order, or their URLs.
+        cache_dir: for shards behind URLs; that of the run if not given.
+        on_step: called after each step that is compared with the plan.
+
+    Raises:
+        UserError: `run_dir` is not a run folder.
+    """
+    if not os.path.lexists(run_dir / SETTINGS_FILE):
+        raise UserError(f"{run_dir} is not a run folder (it has no {SETTINGS_FILE}): give the --run-dir of a training")
+    if os.path.lexists(run_dir / WEIGHTS_FILE):
+        raise UserError(
+            f"{run_dir} is not a run folder but a model folder (it has {WEIGHTS_FILE}): "
+            "give the --run-dir of a training"
+        )
+    verification = _Verification(run_dir)
+    verification.check("settings", verification.settings)
+    verification.check("files", verification.files)
+    verification.check("ledger", verification.ledger)
+    for path in verification.checkpoint_folders():
+        verification.check(f"checkpoint {path.name}", partial(verification.checkpoint, path))
+    verification.check("latest", verification.pointer)
+    verification.check("weights", verification.weights)
+    if data:
+        verification.check("data", lambda: verification.data(data, cache_dir))
+        verification.check("sentences", lambda: verification.sentences(on_step))
+    return verification.checks
+
+
+class _Verification:
+    """The checks in order, and what later ones need of earlier ones. A check returns its detail or raises."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.checks: list[Check] = []
+        self._config: TrainConfig | None = None
+        self._described: dict[str, Any] = {}
+        self._entries: list[dict[str, Any]] | None = None
+        self._left_out: list[LeftOut] = []
+        self._with_data: TrainConfig | None = None
+        self._folders: Sequence[DataFolder] = ()
+        self._whole: dict[int, CheckpointReader] = {}
+
+    def check(self, what: str, action: Callable[[], str]) -> None:
+        try:
+            found = Check(what=what, passed=True, detail=action())
+        except UserError as error:
+            found = Check(what=what, passed=False, detail=str(error))
+        except _UNREADABLE as error:
+            detail = f"cannot be read ({type(error).__name__}: {error}): restore it from a backup"
+            found = Check(what=what, passed=False, detail=detail)
+        self.checks.append(found)
+
+    def settings(self) -> str:
+        self._described = read_json(_plain_file(self.run_dir / SETTINGS_FILE))
+        values = {name: value for name, value in self._described.items() if name not in _NO_SETTINGS}
+        self._config = from_plain(TrainConfig, values, str(self.run_dir / SETTINGS_FILE))
+        model, batch = self._config.model, self._config.batch
+        return f"{SETTINGS_FILE} is complete: width {model.width}, {batch.packs_per_step} packs a step"
+
+    def files(self) -> str:
+        count, problems = 0, []
+        for parent, folders, files in os.walk(self.run_dir, onerror=_fail):
+            for name in (*folders, *files):
+                try:
+                    _require_known(Path(parent) / name, self.run_dir)
+                except UserError as error:
+                    problems.append(str(error))
+            count += len(files)
+        if problems:
+            more = len(problems) - _SHOWN_PROBLEMS
+            raise UserError("; ".join([*problems[:_SHOWN_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]))
+        return f"{count:,} files: no link, no pickle, nothing temporary"
+
+    def ledger(self) -> str:
+        path = _plain_file(self.run_dir / LEDGER_FILE)
+        entries = read_ledger(path)
+        if not entries:
+            raise UserError(f"{path} is empty: no step of this run is proven")
+        for record in left_out_records(entries):
+            if not all(type(value) is int and value >= 0 for value in record.values()):
+                raise UserError(f"{path}, step {record['step']}: left_out is not what a run writes: restore it")
+            self._left_out.append(LeftOut(**{name: value for name, value in record.items() if name != "step"}))
+        self._entries = entries
+        shards = f", shards left out {len(self._left_out):,} times" if self._left_out else ""
+        return f"unbroken from step 1 to {len(entries):,}, {_target_tokens(entries):,} target tokens{shards}"
+
+    def checkpoint_folders(self) -> list[Path]:
+        """Those that have a checkpoint's name; `files` reports what else there is."""
+        folder = self.run_dir / "checkpoints"
+        if folder.is_symlink() or not folder.is_dir():
+            return []
+        return sorted(path for path in folder.iterdir() if _STEP_NAME.fullmatch(path.name))
+
+    def checkpoint(self, path: Path) -> str:
+        if path.is_symlink() or not path.is_dir():
+            raise UserError(f"{path} is not a folder of its own: put the real folder there")
+        for file in path.iterdir():
+            _plain_file(file)
+        if problem := checkpoint_problem(path):
+            raise UserError(f"{problem}: remove the folder, and training resumes from an older checkpoint")
+        parts = sorted(path.glob("part-*.safetensors"))
+        shapes = parameter_shapes(self._known_config().model)
+        averaged = read_json(path / "state.json").get("ema_decay", 0) > 0
+        if problem := tensors_problem(parts, checkpoint_shapes(shapes, averaged=averaged)):
+            raise UserError(f"{problem}: remove {path}, and training resumes from an older checkpoint")
+        reader = CheckpointReader(path)
+        self._require_state(path, reader.state)
+        self._whole[_step_of(path.name)] = reader
+        size = sum(file.stat().st_size for file in path.iterdir())
+        return f"{len(parts)} part(s), {size:,} bytes as the manifest states, tensors and state sound"
+
+    def _require_state(self, path: Path, state: dict[str, Any]) -> None:
+        """The state belongs to this run: its step, its model, its tokenizer, and the ledger up to there."""
+        step, entries = _step_of(path.name), self._known_entries()
+        if state["step"] != step:
+            raise UserError(f"{path / 'state.json'} states step {state['step']!r}: the folder was renamed")
+        if state["model"] != self._described["model"]:
+            raise UserError(f"{path / 'state.json'} states another model than {SETTINGS_FILE}: it is of another run")
+        tokenizer = _plain_file(self.run_dir / TOKENIZER_FILE)
+        if state["tokenizer_sha256"] != sha256_of(tokenizer):
+            raise UserError(f"{path / 'state.json'} states another tokenizer than {tokenizer}: copy that of the data")
+        if step > len(entries):
+            raise UserError(f"{path} is of step {step:,}, and the ledger ends at step {len(entries):,}: lines are lost")
+        chain, tokens = entries[step - 1]["chain"], _target_tokens(entries[:step])
+        if (state["ledger_chain"], state["target_tokens"]) != (chain, tokens):
+            raise UserError(
+                f"{path / 'state.json'} does not continue the ledger at step {step:,} "
+                f"({state['target_tokens']!r} target tokens, the ledger has {tokens:,}): one of them is of another run"
+            )
+        if state["left_out"] != left_out_records(entries[:step]):
+            raise UserError(f"{path / 'state.json'} states other shards as left out than the ledger: it was edited")
+
+    def pointer(self) -> str:
+        if not self.checkpoint_folders():
+            raise UserError(f"{self.run_dir / 'checkpoints'} holds no checkpoint: nothing can be resumed")
+        path = _plain_file(self.run_dir / "checkpoints" / POINTER_FILE)
+        name = path.read_text(encoding="utf-8").removesuffix("\n")
+        if not _STEP_NAME.fullmatch(name):
+            raise UserError(f"{path} holds {name!r:.60}, not the name of a checkpoint such as step-00001000")
+        if _step_of(name) not in self._whole:
+            what = "is not whole (above)" if (path.parent / name).exists() else "does not exist"
+            raise UserError(f"{path} names {name}, which {what}: resume the training, which moves it")
+        return f"names {name}, which is whole"
+
+    def weights(self) -> str:
+        folder = self.run_dir / "weights"
+        if folder.is_symlink() or not folder.is_dir():
+            raise UserError(f"{folder} is missing or a link: nothing can be averaged")
+        shapes = parameter_shapes(self._known_config().model)
+        files = sorted(file for file in folder.iterdir() if _WEIGHTS_NAME.fullmatch(file.name))
+        compared = 0
+        for file in files:
+            self._require_weights(file, shapes)
+            compared += _step_of(file.stem) in self._whole
+        return (
+            f"{len(files)} file(s): hashes as {WEIGHT_HASHES} states, the model's parameters, all finite; {compared} "
+            "equal to a checkpoint's"
+        )
+
+    def _require_weights(self, file: Path, shapes: Any) -> None:
+        remedy = "restore it from a backup, or remove it"
+        if problem := tensors_problem([_plain_file(file)], shapes):
+            raise UserError(f"{problem}: {remedy}")
+        with safe_open(file, framework="pt") as stored:
+            stated = (stored.metadata() or {}).get("step")
+        step = _step_of(file.stem)
+        if stated != str(step):
+            raise UserError(f"{file} states step {stated!r}: {remedy}")
+        part = "weight" if file.name.startswith("step") else "ema"
+        if step in self._whole and (name := differing_weight(file, self._whole[step], part=part)):
+            raise UserError(f"{file}: {name!r} is not what the checkpoint of the step holds: {remedy}")
+        if file.name not in weight_hashes(file.parent):
+            raise UserError(f"{file} is not in {WEIGHT_HASHES}, so no save of this run wrote it: {remedy}")
+        if problem := weights_problem(file):
+            raise UserError(f"{problem}: {remedy}")
+
+    def data(self, places: Sequence[str], cache_dir: Path | None) -> str:
+        known = self._known_config()
+        if len(places) != len(known.data):
+            raise UserError(
+                f"the run was trained on {len(known.data)} data folder(s), not {len(places)}: give its --data"
+            )
+        config = dataclasses.replace(
+            known, data=tuple(places), cache_dir=cache_dir or known.cache_dir, on_bad_shard="skip"
+        )  # fmt: skip
+        self._folders = open_folders(config)
+        self._with_data = config
+        if [sha256_of(folder.path / INDEX_FILE) for folder in self._folders] != self._described.get("data_sha256"):
+            raise UserError(f"{', '.join(places)} is not the data that the run was trained on: give its --data")
+        for corpus, folder in enumerate(self._folders):
+            # Whether these must be sound is known when their epochs are compared.
+            folder.verify(without={shard.shard for shard in self._left_out if shard.corpus == corpus})
+        corpora = " + ".join(folder.index.corpus for folder in self._folders)
+        pairs = sum(folder.index.train.pairs for folder in self._folders)
+        besides = " but for shards that the run left out" if self._left_out else ""
+        return f"{corpora}, {pairs:,} pairs: the run's, and every file{besides} has its hash"
+
+    def sentences(self, on_step: Callable[[], object]) -> str:
+        """Compare every step of the ledger with the plan."""
+        entries = self._known_entries()
+        if self._with_data is None:
+            raise UserError("not compared, for the data folder cannot be read (above)")
+        wrong, planned = [], None
+        steps = planned_steps(self._with_data, self._left_out)
+        for entry in entries:
+            number = entry["step"]
+            try:
+                planned = next(steps)
+            except UserError as error:
+                raise UserError(f"not compared from step {number:,} on: {error}") from None
+            step = planned.step
+            if (entry["hash"], entry["target_tokens"]) != (planned.pair_hash, step.target_tokens):
+                wrong.append(number)
+            elif number in self._whole:
+                position = position_from_json(self._whole[number].state["position"])
+                if position != step.position:
+                    raise UserError(f"the checkpoint of step {number:,} continues at another place of the plan")
+            on_step()
+        if wrong:
+            raise UserError(
+                f"{len(wrong):,} of {len(entries):,} steps, the first of them step {wrong[0]:,}, trained on other "
+                "sentences than the plan of this data gives"
+            )
+        assert planned is not None
+        epoch = planned.step.epoch + 1
+        return (
+            f"all {len(entries):,} steps trained on the planned sentences; the last in epoch {epoch}"
+            f"{self._describe_left_out()}"
+        )
+
+    def _describe_left_out(self) -> str:
+        """By name, with the epochs."""
+        epochs: dict[Path, list[int]] = {}
+        for shard in self._left_out:
+            split = self._folders[shard.corpus].train
+            epochs.setdefault(split.folder / split.info.shards[shard.shard].file, []).append(shard.epoch + 1)
+        shown = (f"{file} (epoch {', '.join(map(str, sorted({*numbers})))})" for file, numbers in epochs.items())
+        return f"; left out: {', '.join(shown)}" if epochs else ""
+
+    def _known_config(self) -> TrainConfig:
+        if self._config is None:
+            raise UserError(f"not checked, for {SETTINGS_FILE} cannot be read (above)")
+        return self._config
+
+    def _known_entries(self) -> list[dict[str, Any]]:
+        if self._entries is None:
+            raise UserError("not checked against the ledger, which cannot be read (above)")
+        return self._entries
+
+
+def _fail(error: OSError) -> None:
+    raise error
+
+
+def _require_known(path: Path, run_dir: Path) -> None:
+    """A plain file or folder that is no pickle, not temporary, and in checkpoints/ and weights/ of a run's own kind."""
+    mode = path.lstat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UserError(f"{path} is a link or no plain file: put the real file there, or remove it")
+    if path.name.endswith(".tmp"):
+        raise UserError(f"{path} was left by a writer that was killed, or is being written now: remove it in the first")
+    if stat.S_ISREG(mode) and is_pickle(path):
+        raise UserError(f"{path} is a pickle, which runs code when it is loaded, and no file of a run: remove it")
+    place = path.relative_to(run_dir).parts
+    known = {
+        "checkpoints": re.compile(rf"{POINTER_FILE}|{_STEP_NAME.pattern}"),
+        "weights": re.compile(rf"{WEIGHT_HASHES}|{_WEIGHTS_NAME.pattern}"),
+    }
+    if len(place) == 2 and place[0] in known and not known[place[0]].fullmatch(place[1]):
+        raise UserError(f"{path} is no file of a run: move it away")
+
+
+def _plain_file(path: Path) -> Path:
+    """The path itself, when it is a file and no link."""
+    if not os.path.lexists(path):
+        raise UserError(f"{path} is missing: restore it from a backup")
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise UserError(f"{path} is a link, a folder or no plain file: put the real file there")
+    return path
+
+
+def _step_of(name: str) -> int:
+    return int(name.rpartition("-")[2])
+
+
+def _target_tokens(entries: list[dict[str, Any]]) -> int:
+    return sum(entry["target_tokens"] for entry in entries)

@@ -1,0 +1,287 @@
+"""`--test-mode`: what one runs for minutes before a job is queued for days.
+
+The preset's model, optimizer, precision and packs go through the real trainer on one process: it trains on two packs
+of the given data, saves, resumes and decodes, learns a few sentences by heart, and says what it measured on the way.
+"""
+
+import dataclasses
+import gc
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
+from dist_transformer.data.folder.reader import DataFolder, Split
+from dist_transformer.data.folder.subset import write_excerpt
+from dist_transformer.data.loading.loader import open_training_data
+from dist_transformer.data.prepare.pipeline import PrepareSettings, prepare
+from dist_transformer.data.text.files import line_files
+from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
+from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
+from dist_transformer.errors import UserError
+from dist_transformer.inference.beam import BeamSettings, beam_search
+from dist_transformer.packed import PackedBatch, PackedTokens, pack_side
+from dist_transformer.reporting.reporter import read_records
+from dist_transformer.run.checkpoint import checkpoint_problem, step_name
+from dist_transformer.run.warm_start import read_initial_weights
+from dist_transformer.runtime.distributed import World
+from dist_transformer.training.engine.memory import peak_memory_bytes
+from dist_transformer.training.trainer import Trainer
+
+_STEPS, _SAVED_AT = 20, 10
+_PACKS = 2
+# Of each pack's pairs: drawn anew each epoch, they must fit as many packs again.
+_PAIRS_KEPT = 0.95
+_DECODED = 16
+# Shares of the peak rate and of the steps: with so gentle a warm-up every preset learns in so few steps, big too.
+_RATE, _WARMUP = 0.4, 0.5
+_HEART_STEPS, _HEART_PAIRS = 60, 16
+# What a model reaches that knows only how often each token occurs is their entropy. Knowing the sentences is far below.
+_HEART_SHARE = 0.75
+# Of a sentence's log probability: beam search computes it position by position, training all at once.
+_TOLERANCE = {"fp32": 1e-4, "bf16": 0.02}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """A row of the table."""
+
+    name: str
+    passed: bool
+    found: str
+
+
+def run_test_mode(config: TrainConfig, world: World, device: torch.device) -> None:
+    """Print measurements and a table of checks.
+
+    Raises:
+        UserError: a check failed, or there is more than one process.
+    """
+    if world.size > 1:
+        raise UserError(f"--test-mode is for one process, and {world.size} were started: start it without a launcher")
+    with tempfile.TemporaryDirectory(prefix="dist_transformer-test-") as scratch:
+        if config.data == EMBEDDED_CORPUS:
+            config = dataclasses.replace(config, data=(str(_embedded_data(Path(scratch))),))
+        small = _small_run(config, Path(scratch))
+        print(f"training on {_PACKS} packs, and saving …", flush=True)
+        checks, records = _train(small, world, device)
+        print("resuming and decoding …", flush=True)
+        checks += _resume_and_decode(small, world, device)
+        print(f"learning {_HEART_PAIRS} sentences by heart …", flush=True)
+        checks.append(_learn_by_heart(small, Path(scratch), world, device))
+    _print_measures(config, records, device)
+    for check in checks:
+        print(f"{'pass' if check.passed else 'FAIL'}  {check.name:28} {check.found}")
+    if not all(check.passed for check in checks):
+        raise UserError("--test-mode: a check failed (FAIL above): do not start a long run before it passes")
+
+
+def _embedded_data(scratch: Path) -> Path:
+    text, data = scratch / "text", scratch / "embedded"
+    write_toy_corpus(text, make_toy_corpus(train_pairs=5000, valid_pairs=100, test_pairs=1))
+    sources, validation = (line_files([text / f"{name}.en"], [text / f"{name}.de"]) for name in ("train", "valid"))
+    settings = PrepareSettings(out=data, sources=tuple(sources), validation=tuple(validation), vocab_size=1000)
+    prepare(settings, lambda _: None)
+    print("no --data: the embedded corpus, with 1,000 words; a larger vocabulary needs more memory and time")
+    return data
+
+
+def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
+    """The run on two packs of the data; warm-up and intervals shrink with it.
+
+    It begins with drawn weights also where the run will not: trained ones would pass checks that are of learning.
+    """
+    data = open_training_data(dataclasses.replace(config, data=config.data[:1], data_weights=()))
+    folder, budgets = data.first, data.budgets
+    if config.init_from is not None:
+        model = dataclasses.replace(config.model, vocab_size=folder.index.vocab_size)
+        read_initial_weights(config.init_from, model, tokenizer_sha256=folder.index.tokenizer_sha256)
+    packs = [pack for pack in next(data.plan.steps(data.plan.start(), _PACKS)).packs if pack is not None]
+    kept = [pack.pair_ids[: max(1, int(_PAIRS_KEPT * len(pack.pair_ids)))] for pack in packs]
+    write_excerpt(folder, np.concatenate(kept), scratch / "data")
+    peak = config.optimizer.peak_lr
+    if config.optimizer.schedule == "noam":
+        peak = config.optimizer.lr_scale * (config.model.width * config.optimizer.warmup_steps) ** -0.5
+    optimizer = dataclasses.replace(
+        config.optimizer, schedule="inverse_sqrt", peak_lr=_RATE * peak, warmup_steps=round(_WARMUP * _STEPS)
+    )  # fmt: skip
+    batch = dataclasses.replace(
+        config.batch,
+        max_source_tokens=budgets.max_source_tokens,
+        max_sentences=budgets.max_sentences,
+        packs_per_step=_PACKS,
+        packs_per_micro_batch=min(_PACKS, config.batch.packs_per_micro_batch),
+    )
+    return dataclasses.replace(
+        config,
+        data=(str(scratch / "data"),), data_weights=(), run_dir=scratch / "run", optimizer=optimizer, batch=batch,
+        max_steps=_STEPS, save_every=_SAVED_AT, validate_every=_SAVED_AT, validate_sentences=_DECODED, log_every=5,
+        patience=0, keep_checkpoints=2, resume="auto", init_from=None,
+    )  # fmt: skip
+
+
+def _train(config: TrainConfig, world: World, device: torch.device) -> tuple[list[Check], dict[str, Any]]:
+    trainer = Trainer(config, world, device, quiet=True)
+    assert trainer.validator is not None
+    before = trainer.validator.run(trainer.engine, step=0).nll
+    trainer.train()
+    records = {kind: read_records(config.run_dir, kind) for kind in ("train", "valid", "checkpoint", "end")}
+    after = records["valid"][-1]["nll"]
+    losses = [record["nll"] for record in records["train"]]
+    checkpoint = config.run_dir / "checkpoints" / step_name(_STEPS)
+    problem = checkpoint_problem(checkpoint)
+    size = sum(file.stat().st_size for file in checkpoint.iterdir()) / 2**20
+    checks = [
+        Check(name="loss falls", passed=after < before, found=f"nll {before:.2f} -> {after:.2f} in {_STEPS} steps"),
+        Check(
+            name="every update applied",
+            passed=records["end"][-1]["skipped_steps"] == 0 and bool(np.isfinite(losses).all()),
+            found=f"{records['end'][-1]['skipped_steps']} skipped for a loss or gradient that was not finite",
+        ),
+        Check(
+            name="saves a whole checkpoint",
+            passed=problem is None,
+            found=problem or f"{size:,.0f} MiB in {records['checkpoint'][-1]['seconds']:.1f} s, hashes verified",
+        ),
+    ]
+    return checks, {**records, "peak": _peak_memory(device)}
+
+
+def _resume_and_decode(config: TrainConfig, world: World, device: torch.device) -> list[Check]:
+    """Take the last checkpoint away, resume from the one before, and compare what comes out."""
+    run = config.run_dir
+    weights = run / "weights" / f"{step_name(_STEPS)}.safetensors"
+    expected = {name: tensor.clone() for name, tensor in load_file(weights).items()}
+    ledger = (run / "ledger.jsonl").read_text(encoding="utf-8")
+    shutil.rmtree(run / "checkpoints" / step_name(_STEPS))
+    gc.collect()
+    trainer = Trainer(dataclasses.replace(config, resume="required"), world, device, quiet=True)
+    trainer.train()
+    found = load_file(weights)
+    apart = max(float((found[name] - tensor).abs().max()) for name, tensor in expected.items())
+    scale = max(float(tensor.abs().max()) for tensor in expected.values())
+    same_ledger = (run / "ledger.jsonl").read_text(encoding="utf-8") == ledger
+    # On CUDA sums in the attention's backward pass come in any order.
+    limit = 0.0 if device.type == "cpu" else 0.02 * scale
+    return [
+        Check(
+            name="resumes exactly",
+            passed=same_ledger and apart <= limit,
+            found=f"from step {_SAVED_AT}: {'same' if same_ledger else 'OTHER'} sentences, "
+            + ("weights bit-identical" if apart == 0 else f"weights at most {apart:.1e} apart"),
+        ),
+        _decode(trainer, config),
+    ]
+
+
+def _learn_by_heart(config: TrainConfig, scratch: Path, world: World, device: torch.device) -> Check:
+    """Gradients that reach every part: a model that learns no more than frequencies has lost some on the way."""
+    folder = DataFolder.open(config.data[0])
+    write_excerpt(folder, np.arange(min(_HEART_PAIRS, folder.train.info.pairs)), scratch / "heart")
+    split = DataFolder.open(scratch / "heart").train
+    batch = dataclasses.replace(
+        config.batch,
+        max_source_tokens=split.info.source_tokens, max_target_tokens=split.info.target_tokens,
+        packs_per_step=1, packs_per_micro_batch=1,
+    )  # fmt: skip
+    heart = dataclasses.replace(
+        config,
+        data=(str(scratch / "heart"),), run_dir=scratch / "heart_run",
+        optimizer=dataclasses.replace(config.optimizer, warmup_steps=round(_WARMUP * _HEART_STEPS)),
+        batch=batch,
+        max_steps=_HEART_STEPS, save_every=_HEART_STEPS, validate_every=_HEART_STEPS, validate_sentences=1,
+    )  # fmt: skip
+    trainer = Trainer(heart, world, device, quiet=True)
+    trainer.train()
+    nll = read_records(heart.run_dir, "valid")[-1]["nll"]
+    entropy = _token_entropy(split)
+    return Check(
+        name="learns by heart",
+        passed=nll < _HEART_SHARE * entropy,
+        found=f"{split.info.pairs} sentences in {_HEART_STEPS} steps: nll {nll:.2f} (must be below "
+        f"{_HEART_SHARE * entropy:.2f}; knowing how often each word occurs gives {entropy:.2f})",
+    )
+
+
+def _token_entropy(split: Split) -> float:
+    """Entropy in nats of the targets' tokens, each sentence with its end."""
+    _, _, values, lengths = split.tokens(np.arange(split.info.pairs))
+    counts = np.append(np.unique(values, return_counts=True)[1], len(lengths))
+    shares = counts / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+@torch.no_grad()
+def _decode(trainer: Trainer, config: TrainConfig) -> Check:
+    """The log probability that beam search gives its outputs must be what the training path gives them."""
+    split = trainer.folder.valid
+    values, lengths, *_ = split.tokens(np.arange(min(_DECODED, split.info.pairs)))
+    sources = [row.tolist() for row in np.split(values, np.cumsum(lengths)[:-1])]
+    model = trainer.engine.plain_model()
+    outputs = [found[0] for found in beam_search(model, sources, settings=BeamSettings())]
+    batch = _pack(sources, [output.tokens for output in outputs]).to(trainer.engine.device)
+    model.eval()
+    nll = float(model(batch, 0.0).nll)
+    model.train()
+    expected = -sum(output.log_probability for output in outputs)
+    apart = abs(nll - expected) / max(expected, 1.0)
+    return Check(
+        name="decodes as it trains",
+        passed=apart <= _TOLERANCE[config.precision],
+        found=f"{len(sources)} sentences by beam search, log probabilities {100 * apart:.3f}% apart",
+    )
+
+
+def _pack(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> PackedBatch:
+    """Pairs of ids without special tokens, laid end to end without dummy sentences."""
+
+    def side(rows: Sequence[Sequence[int]]) -> PackedTokens:
+        tokens, lengths = np.concatenate(rows), np.array([len(row) for row in rows])
+        return pack_side(
+            tokens, lengths, size=len(tokens), offset_count=len(rows) + 1, max_length=int(lengths.max())
+        )  # fmt: skip
+
+    labels = np.concatenate([(*target, EOS_ID) for target in targets])
+    return PackedBatch(
+        source=side([(*source, EOS_ID) for source in sources]),
+        target=side([(BOS_ID, *target) for target in targets]),
+        labels_T=torch.from_numpy(labels),
+    )
+
+
+def _peak_memory(device: torch.device) -> str:
+    kind = "GPU memory" if device.type == "cuda" else "memory, this process in all"
+    return f"{peak_memory_bytes(device) / 2**30:.2f} GiB of {kind}"
+
+
+def _print_measures(config: TrainConfig, records: dict[str, Sequence[Any]], device: torch.device) -> None:
+    batch = config.batch
+    # The first intervals hold warm-up of caches and compilers.
+    speed = median(record["target_tokens_per_second"] for record in records["train"][2:])
+    tokens = batch.packs_per_step * batch.max_target_tokens
+    hours = tokens * config.max_steps / speed / 3600
+    rows = (
+        ("device", f"{torch.cuda.get_device_name(device) if device.type == 'cuda' else 'CPU'}, {config.precision}"),
+        ("peak memory", f"{records['peak']}, {batch.packs_per_micro_batch} pack(s) at a time"),
+        ("speed", f"{speed:,.0f} target tokens/s"),
+        ("effective batch", f"{batch.packs_per_step} packs, at most {tokens:,} target tokens a step"),
+        ("accumulation", f"{batch.accumulation_steps(1)} on 1 process, {_accumulations(config)}"),
+        ("the whole run", f"{config.max_steps:,} steps: {hours:,.1f} hours on one such process, at this speed"),
+    )
+    print()
+    for name, value in rows:
+        print(f"{name:16} {value}")
+    print()
+
+
+def _accumulations(config: TrainConfig) -> str:
+    most = config.batch.packs_per_step
+    return f"{config.batch.accumulation_steps(min(8, most))} on {min(8, most)}; at most {most} processes"

@@ -1,0 +1,301 @@
+"""DeepSpeed behind one module: forward, backward, step, and one fp32 tensor a parameter in and out.
+
+Stages 0 to 3 in bf16 and fp32 behave alike towards the rest of the code: the gradient is divided by the step's tokens,
+a step whose gradient is not finite is skipped by all ranks, and state is read and written as full tensors.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+from dist_transformer.config.settings import TrainConfig
+from dist_transformer.errors import UserError
+from dist_transformer.model.loss import LossSums
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.packed import PackedBatch
+from dist_transformer.training.engine.ds_config import complete_ds_config
+from dist_transformer.training.engine.kernel_lock import builds_survive_kills
+from dist_transformer.training.engine.plain_adam import PlainAdam
+from dist_transformer.training.engine.schedule import average_decay, scheduler_hook
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+EMA = "ema"
+"""Beside Adam's moments, and partitioned as they are: the exponential moving average of the weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterState:
+    """One parameter as a checkpoint keeps it: full tensors, fp32."""
+
+    name: str
+    weight: torch.Tensor
+    moments: dict[str, torch.Tensor]
+    """Adam's, and under EMA the moving average of the weight, where the run keeps one."""
+
+
+class Engine:
+    """A model under DeepSpeed."""
+
+    def __init__(
+        self, model: Transformer, config: TrainConfig, user_ds_config: dict[str, Any], *, world_size: int
+    ) -> None:
+        import deepspeed
+
+        _prepare_deepspeed()
+        self.config = config
+        self.stage = int(user_ds_config["zero_optimization"].get("stage", 0))
+        ds_config = complete_ds_config(user_ds_config, config, world_size)
+        self.loss_factor = ds_config["gradient_accumulation_steps"]
+        if ds_config["gradient_allreduce_op"] == "mean":
+            self.loss_factor *= world_size
+        # DeepSpeed rounds the model to bf16, and would make the fp32 weights of that. The first small updates of a
+        # warm-up would then be lost: a weight in the middle between two roundings does not move until they add up.
+        weights = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
+        offloads = ds_config["zero_optimization"].get("offload_optimizer", {}).get("device", "none") != "none"
+        self.optimizer = _make_optimizer(model, config, stage=self.stage, offloads=offloads)
+        self.ds, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=self.optimizer,
+            config=ds_config,
+            lr_scheduler=scheduler_hook(config.optimizer, width=config.model.width),
+            dist_init_required=False,
+        )
+        if isinstance(self.optimizer, PlainAdam) and config.precision == "bf16":
+            self.optimizer.keep_masters()
+        if self.stage > 0 and not offloads:
+            # A gradient that is not finite makes the norm so, and the norm is looked at next.
+            self.ds.optimizer.check_overflow = lambda **_: None
+        self.scheduler = self.ds.lr_scheduler
+        self._kept = (*MOMENTS, EMA) if config.ema_decay > 0 else MOMENTS
+        self._create_moments()
+        self._set_weights(weights)
+        # Stage 3 gathers parameters in hooks, which break graphs.
+        if config.compile and self.stage < 3 and self.module.has_fixed_shapes:
+            self.module.compile_layers()
+
+    @property
+    def module(self) -> Transformer:
+        return self.ds.module
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.ds.device)
+
+    @property
+    def gradient_norm(self) -> float:
+        """Norm of the last step's gradient, before clipping."""
+        return float(self.ds._global_grad_norm or 0.0)
+
+    @property
+    def learning_rate(self) -> float:
+        """Rate of the last update; before the first, of that one."""
+        return self.scheduler.rate(max(1, self.scheduler.updates))
+
+    def forward_backward(self, batch: PackedBatch, *, step_tokens: int) -> LossSums:
+        """Add a micro-batch's part to the gradient of (sum of token losses) ÷ `step_tokens`.
+
+        DeepSpeed divides the loss by the accumulation, and stage 3 averages over ranks: both are undone here.
+        """
+        sums = self.ds(batch, self.config.optimizer.label_smoothing)
+        self.ds.backward(sums.loss * (self.loss_factor / step_tokens))
+        return sums
+
+    def evaluate(self, batch: PackedBatch) -> LossSums:
+        """Sums of a micro-batch without gradient; the loss is the training loss. A collective under ZeRO-3."""
+        return self.ds(batch, self.config.optimizer.label_smoothing)
+
+    def plain_model(self) -> Transformer:
+        """The model as it stands, free of DeepSpeed, for decoding. A collective under ZeRO-3, which gathers a copy."""
+        if self.stage < 3:
+            return self.module
+        from deepspeed import zero
+
+        model = Transformer(self.module.config).to(self.device)
+        for part, whole in zip(self.module.parameters(), model.parameters(), strict=True):
+            with zero.GatheredParameters([part]):
+                whole.data = part.detach().to(self.device, copy=True)
+        return model
+
+    def end_micro_batch(self) -> bool:
+        """Step when the micro-batch was the step's last. False when the update was skipped."""
+        is_last = self.ds.is_gradient_accumulation_boundary()
+        self.ds.step()
+        if not is_last:
+            return True
+        applied = bool(self.ds.was_step_applied())
+        if applied and EMA in self._kept:
+            self._move_average()
+        return applied
+
+    def parameter_states(self) -> Iterator[ParameterState]:
+        """Every parameter with its moments. A collective: all ranks iterate in step."""
+        read_weight, read_moment = self._readers()
+        for name, parameter in self.module.named_parameters():
+            weight = read_weight(parameter).detach().float()
+            moments = {key: read_moment(parameter, key) for key in self._kept}
+            shape = _full_shape(parameter)
+            yield ParameterState(
+                name=name, weight=weight.view(shape), moments={key: value.view(shape) for key, value in moments.items()}
+            )
+
+    def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter, fp32. A collective: all ranks iterate in step."""
+        return ((state.name, state.weight) for state in self.parameter_states())
+
+    def restore(self, load: Callable[[str], ParameterState], *, updates: int) -> None:
+        """Set moments and counters, so that training goes on exactly.
+
+        The model that was given to the constructor must hold the weights already. Moments that are not given stay zero,
+        and a moving average begins with the weights.
+        """
+        _, write_moment = self._writers()
+        for name, parameter in self.module.named_parameters():
+            for key, value in load(name).moments.items():
+                if key in self._kept:
+                    write_moment(parameter, value.to(self.device), key)
+        self._set_adam_steps(updates)
+        self.scheduler.load_state_dict({"updates": updates})
+
+    @torch.no_grad()
+    def _set_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """In fp32, and as the begin of the moving average; the low-precision copies are left as they are."""
+        write_weight, write_moment = self._writers()
+        for name, parameter in self.module.named_parameters():
+            weight = weights[name].to(self.device)
+            write_weight(parameter, weight)
+            if EMA in self._kept:
+                write_moment(parameter, weight, EMA)
+
+    @torch.no_grad()
+    def _move_average(self) -> None:
+        """ema += (1 - decay) · (weight - ema), on what this rank updates itself: no communication."""
+        decay = average_decay(self.scheduler.updates, self.config.ema_decay)
+        averages = [state[EMA] for state in self.optimizer.state.values()]
+        torch._foreach_lerp_(averages, list(self.optimizer.state), 1 - decay)
+
+    def _create_moments(self) -> None:
+        """Make Adam's state exist and be zero, whatever DeepSpeed's constructor did to it.
+
+        Stage 3 runs a step on zero gradients to allocate it, which advances Adam's counter; the others allocate at
+        the first step, too late for a restore.
+        """
+        missing = [p for p in self._updated_tensors() if not self.optimizer.state[p]]
+        if missing:
+            self._step_on_zeros(missing)
+        for weight, state in self.optimizer.state.items():
+            for key in MOMENTS:
+                state[key].zero_()
+            if EMA in self._kept:
+                state[EMA] = torch.zeros_like(weight)
+        if self.stage in (1, 2):
+            # The one private call: it links the state that now exists to each parameter's fragment.
+            self.ds.optimizer._lazy_init_hp_params_optimizer_state()
+        self._set_adam_steps(0)
+
+    def _updated_tensors(self) -> list[torch.Tensor]:
+        """What Adam updates: parameters, fp32 copies, or this rank's flat partitions."""
+        if self.stage == 3:
+            return list(self.ds.optimizer.fp32_partitioned_groups_flat)
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _step_on_zeros(self, tensors: list[torch.Tensor]) -> None:
+        """A step that only allocates: gradients and rate are zero. Puts back what DeepSpeed keeps in the optimizer."""
+        groups, gradients = self.optimizer.param_groups, [p.grad for p in tensors]
+        for p in tensors:
+            p.grad = torch.zeros_like(p)
+        self.optimizer.param_groups = [{**groups[0], "params": tensors, "lr": 0.0}]
+        self.optimizer.step()
+        self.optimizer.param_groups = groups
+        for p, gradient in zip(tensors, gradients, strict=True):
+            p.grad = gradient
+
+    def _set_adam_steps(self, count: int) -> None:
+        for state in self.optimizer.state.values():
+            if torch.is_tensor(state["step"]):
+                state["step"].fill_(count)
+            else:
+                state["step"] = count
+
+    def _masters(self) -> dict[int, torch.Tensor]:
+        """Stage 0: the fp32 tensor that Adam updates, by the identity of the module's parameter."""
+        assert isinstance(self.optimizer, PlainAdam)
+        return {id(p): master for p, master in zip(self.optimizer.parameters, self.optimizer.masters, strict=True)}
+
+    def _readers(self) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
+        if self.stage == 0:
+            masters, state = self._masters(), self.optimizer.state
+            return (lambda p: masters[id(p)]), (lambda p, key: state[masters[id(p)]][key])
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        return safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    def _writers(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        if self.stage == 0:
+            masters, state = self._masters(), self.optimizer.state
+            return (
+                lambda p, value: masters[id(p)].data.copy_(value),
+                lambda p, value, key: state[masters[id(p)]][key].copy_(value),
+            )
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+        return safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+
+def _full_shape(parameter: nn.Parameter) -> torch.Size:
+    """ZeRO-3 leaves an empty placeholder and keeps the shape beside it."""
+    return getattr(parameter, "ds_shape", parameter.shape)
+
+
+def _make_optimizer(model: Transformer, config: TrainConfig, *, stage: int, offloads: bool) -> torch.optim.Optimizer:
+    settings = config.optimizer
+    groups = _parameter_groups(model, settings.weight_decay)
+    # The scheduler sets the rate; with zero, DeepSpeed's allocating step on zero gradients changes nothing.
+    common: dict[str, Any] = {"lr": 0.0, "betas": (settings.beta1, settings.beta2), "eps": settings.epsilon}
+    if offloads:
+        return _compiled_cpu_adam(groups, common)
+    if stage == 0:
+        return PlainAdam(groups, max_grad_norm=settings.max_grad_norm, fused=True, **common)
+    return torch.optim.AdamW(groups, fused=True, **common)
+
+
+def _compiled_cpu_adam(groups: list[dict[str, Any]], common: dict[str, Any]) -> torch.optim.Optimizer:
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    try:
+        with builds_survive_kills():
+            return DeepSpeedCPUAdam(groups, adamw_mode=True, **common)
+    except (RuntimeError, OSError, ImportError) as error:
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise UserError(
+            f"offload_optimizer needs DeepSpeed's CPU Adam, which could not be compiled ({reason:.200}): install a C++ "
+            "compiler and Python's headers (Debian and Ubuntu: apt-get install g++ python3-dev) in a path without a "
+            "space, or take a DeepSpeed config without offload_optimizer"
+        ) from error
+
+
+def _parameter_groups(model: Transformer, weight_decay: float) -> list[dict[str, Any]]:
+    if weight_decay == 0:
+        return [{"params": list(model.parameters()), "weight_decay": 0.0}]
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() <= 1]
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+
+
+def _prepare_deepspeed() -> None:
+    """Before `initialize`: no needless build, and no line for each part that it constructs."""
+    from deepspeed.utils import logger
+
+    # On CPU DeepSpeed would compile an all-reduce that only its inference calls, and leave 69 MB a rank in /dev/shm.
+    # By name: `deepspeed.comm.torch` as an attribute is PyTorch itself.
+    import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
+    # Stage 1 in bf16 prints the machine's memory six times while it is built.
+    import_module("deepspeed.runtime.bf16_optimizer").see_memory_usage = lambda *_, **__: None  # type: ignore[attr-defined]
+    logger.setLevel(logging.WARNING)
+    # The wheel imports names of torch.distributed that newer torch renames.
+    warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated.*")

@@ -1,0 +1,52 @@
+"""How much memory training takes: the engine's states, and the peak of the process."""
+
+import resource
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from dist_transformer.training.engine.engine import Engine
+
+# Packages whose objects may hold tensors of the engine.
+_OWNERS = {"dist_transformer", "torch", "deepspeed"}
+
+
+def state_bytes(engine: Engine) -> int:
+    """Bytes of the tensors that belong to the engine now: parameters and constants of the model, their fp32 copies,
+    moments, gradients and the flat buffers that DeepSpeed keeps, on this rank, in its GPU and its host's memory."""
+    storages = {}
+    for tensor in _tensors_of(engine.module, engine.optimizer, engine.ds.optimizer):
+        if tensor.device.type != "meta":
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def _tensors_of(*roots: Any) -> Iterator[torch.Tensor]:
+    """Tensors that can be reached through containers, and through objects of the model, torch and DeepSpeed."""
+    seen: set[int] = set()
+    queue: deque[Any] = deque(roots)
+    while queue:
+        value = queue.popleft()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            yield value
+            if value.is_leaf:
+                queue.append(value.grad)
+        if isinstance(value, dict):
+            queue.extend(value.values())
+        elif isinstance(value, list | tuple | set | deque):
+            queue.extend(value)
+        elif hasattr(value, "__dict__") and type(value).__module__.partition(".")[0] in _OWNERS:
+            queue.extend(vars(value).values())
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most that this process had allocated on its GPU; on a CPU, the most that it held, libraries included."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

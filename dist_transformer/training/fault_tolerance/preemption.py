@@ -1,0 +1,98 @@
+"""All ranks stop after the same step: because of a signal on any of them, or because the time limit is near."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from dist_transformer.runtime import distributed
+from dist_transformer.runtime.distributed import World
+from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
+
+# On a ballot: above every signal's number.
+_TIME_LIMIT = 128
+_RANKS = 2**20
+# Beside what was measured, a job that saves before its time limit leaves a twentieth of its time, at most a minute.
+_SPARE_SHARE, _SPARE_SECONDS = 0.05, 60.0
+
+
+class StopVote:
+    """Agrees, once a step, on whether all ranks stop after it.
+
+    The ballots of a step are exchanged while it computes, so that nobody waits for them.
+
+    Args:
+        timeout_minutes: of the exchange.
+    """
+
+    def __init__(self, world: World, watchdog: Watchdog, *, timeout_minutes: float) -> None:
+        self.world, self.watchdog = world, watchdog
+        self._group = distributed.new_cpu_group(timeout_minutes)
+        self._ends, self._spare = float("inf"), 0.0
+        self._ballot = torch.zeros(1, dtype=torch.int64)
+        self._exchange: dist.Work | None = None
+
+    def stop_within(self, seconds: float) -> None:
+        """Ask for a stop early enough to have saved in so many seconds. For one rank: the others need not know."""
+        self._ends = time.monotonic() + seconds
+        self._spare = min(_SPARE_SECONDS, _SPARE_SHARE * seconds)
+
+    def begin(self) -> None:
+        """Give this rank's ballot, at the start of a step. A collective."""
+        self._ballot.fill_(self._wish() * _RANKS + self.world.rank)
+        self._exchange = distributed.begin_all_reduce_max(self._ballot, self._group)
+
+    def outcome(self) -> str | None:
+        """At the end of the step: why all ranks stop now, or None when they go on; the same on all ranks."""
+        if self._exchange is not None:
+            self._exchange.wait()
+        wish, rank = divmod(int(self._ballot), _RANKS)
+        if wish == 0:
+            return None
+        return "the time limit is near" if wish == _TIME_LIMIT else f"{signal.Signals(wish).name} on rank {rank}"
+
+    def _wish(self) -> int:
+        if self._ends - time.monotonic() < self._needed():
+            return _TIME_LIMIT
+        received = self.watchdog.signals.received
+        return 0 if received is None else int(received)
+
+    def _needed(self) -> float:
+        """Seconds that must be left at the start of a step: without a stop after it, the next comes a step later."""
+        longest = self.watchdog.longest
+        return 2 * longest[Phase.STEP] + longest[Phase.EVALUATION] + longest[Phase.CHECKPOINT] + self._spare
+
+
+def seconds_left(walltime_minutes: float, *, age: float) -> float | None:
+    """How long this job may go on: `walltime_minutes`, or when that is 0 what SLURM says; None without a limit.
+
+    Args:
+        age: of the job, in seconds.
+    """
+    if walltime_minutes > 0:
+        return max(0.0, 60 * walltime_minutes - age)
+    if "SLURM_JOB_ID" not in os.environ:
+        return None
+    if "SLURM_JOB_END_TIME" in os.environ:
+        return max(0.0, float(os.environ["SLURM_JOB_END_TIME"]) - time.time())
+    command = ["squeue", "--noheader", "--jobs", os.environ["SLURM_JOB_ID"], "--format", "%L"]
+    try:
+        answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"squeue does not tell the job's time limit ({error}): give --walltime-minutes", file=sys.stderr)
+        return None
+    return parse_slurm_duration(answer)
+
+
+def parse_slurm_duration(text: str) -> float | None:
+    """Seconds of SLURM's `[days-][hours:]minutes:seconds`; None for UNLIMITED and other words."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

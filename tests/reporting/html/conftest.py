@@ -1,0 +1,103 @@
+"""A run folder written by hand, so that every number of its report is known."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lxml.html
+import pytest
+
+from dist_transformer.config.settings import PRESETS, to_plain
+from dist_transformer.evaluation.samples import Sample, SampleSheet, write_sheet
+from dist_transformer.reporting.html.page import write_report
+
+SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
+
+
+def train(step: int, **values: Any) -> dict[str, Any]:
+    return {"kind": "train", "step": step, **values}
+
+
+RECORDS: list[dict[str, Any]] = [
+    train(20, loss=5.0, nll=4.5, learning_rate=1e-4, gradient_norm=2.0, target_tokens_per_second=1000.0, fill=0.98,
+          epoch=0, skipped_steps=0, training_flops=1_000_000_000_000, train_seconds=30.0),
+    train(40, loss=4.0, nll=3.5, learning_rate=2e-4, gradient_norm=1.0, target_tokens_per_second=3000.0, fill=0.99,
+          epoch=1, skipped_steps=0, training_flops=2_000_000_000_000, train_seconds=60.0),
+    {"kind": "valid", "step": 40, "loss": 4.1, "nll": 2.0, "ppl": 7.389, "bleu": 10.0},
+    {"kind": "checkpoint", "step": 40, "seconds": 1.0, "stall": 0.5},
+    train(60, loss=3.0, nll=2.5, learning_rate=3e-4, gradient_norm=0.5, target_tokens_per_second=2000.0, fill=0.97,
+          epoch=1, skipped_steps=1, training_flops=3_000_000_000_000, train_seconds=95.0),
+    {"kind": "valid", "step": 60, "loss": 3.1, "nll": 1.5, "ppl": 4.4817, "bleu": 20.0},
+    train(80, loss=2.5, nll=2.0, learning_rate=4e-4, gradient_norm=0.25, target_tokens_per_second=4000.0, fill=0.96,
+          epoch=2, skipped_steps=1, training_flops=4_210_000_000_000, train_seconds=125.0),
+    {"kind": "valid", "step": 80, "loss": 3.2, "nll": 1.6, "ppl": 4.953, "bleu": 21.25},
+    {"kind": "checkpoint", "step": 80, "seconds": 4.0, "stall": 1.0},
+    {"kind": "end", "step": 80, "train_seconds": 125.0, "target_tokens": 3_000_000, "training_flops": 4_210_000_000_000,
+     "skipped_steps": 1, "world_size": 2, "zero_stage": 1},
+]  # fmt: skip
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    """config.json of preset tiny, 80 steps, trained by someone at home."""
+    tiny = PRESETS["tiny"]
+    model = dataclasses.replace(tiny.model, vocab_size=900)
+    config = dataclasses.replace(
+        tiny, data=("/home/someone/data/toy",), run_dir=Path("/home/someone/runs/1"), model=model, max_steps=80
+    )
+    deepspeed = {"zero_optimization": {"stage": 1, "overlap_comm": True}}
+    return {**to_plain(config), "data_sha256": ["0" * 64], "deepspeed": deepspeed, **changes}
+
+
+def write_run(run: Path, records: list[dict[str, Any]], **changes: Any) -> Path:
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "config.json").write_text(json.dumps(settings(**changes)), encoding="utf-8")
+    (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+    return run
+
+
+def write_scores(file: Path, bleu: float) -> None:
+    signatures = {"bleu": SIGNATURE, "chrf": "nrefs:1|case:mixed|nc:6", "ter": "nrefs:1|case:lc|tok:tercom"}
+    values = {
+        "bleu": bleu, "chrf": 61.5, "ter": 44.25, "signature": SIGNATURE, "signatures": signatures, "sentences": 1000,
+        "split_sentences": 2, "hypotheses": "/home/someone/bleu.hypotheses.txt", "seconds": 12.34, "world_size": 2,
+    }  # fmt: skip
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(values), encoding="utf-8")
+
+
+def sample(source: str, reference: str, hypothesis: str, *, with_map: bool = False) -> Sample:
+    source_tokens, target_tokens = [*source.split(), "</s>"], [*hypothesis.split(), "</s>"]
+    even = round(1 / len(source_tokens), 3)
+    layers = [[[even for _ in source_tokens] for _ in target_tokens] for _ in range(2)]
+    return Sample(
+        source=source, reference=reference, hypothesis=hypothesis, source_tokens=source_tokens,
+        target_tokens=target_tokens, attention_LTS=layers if with_map else None,
+    )  # fmt: skip
+
+
+def write_samples(run: Path, step: int, bleu: float, *samples: Sample) -> None:
+    write_sheet(run, SampleSheet(step=step, sentences=500, bleu=bleu, signature=SIGNATURE, samples=samples))
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A finished run with two sheets of samples and one score file."""
+    run = write_run(tmp_path / "my run", RECORDS)
+    dog = ("the dog sleeps", "der Hund schläft")
+    write_samples(run, 40, 10.0, sample(*dog, "der der"), sample("<b>one</b>", "eins", "ein"))
+    hostile = sample("<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "& &lt; ' \"")
+    write_samples(run, 80, 21.25, sample(*dog, "der Hund schläft gern", with_map=True), hostile)
+    write_scores(run / "bleu.json", 23.456)
+    return run
+
+
+@pytest.fixture
+def read_page() -> Callable[[Path], lxml.html.HtmlElement]:
+    """Writes the report of a run folder and parses it."""
+
+    def read(run: Path) -> lxml.html.HtmlElement:
+        return lxml.html.document_fromstring(write_report(run).read_text(encoding="utf-8"))
+
+    return read

@@ -1,0 +1,163 @@
+import math
+from typing import Any
+
+import lxml.html
+import pytest
+
+from dist_transformer.reporting.html.curves import Chart, Series, draw, pick, scientific, thin, tick_text, ticks
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 10, [0, 2, 4, 6, 8, 10]),
+        (0.3, 9.1, [2, 4, 6, 8]),
+        (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (1.43, 2.05, [1.5, 1.6, 1.7, 1.8, 1.9, 2.0]),
+        (-3, 3, [-2, 0, 2]),
+        (0, 5e-4, [0, 1e-4, 2e-4, 3e-4, 4e-4, 5e-4]),
+        (0, 8000, [0, 2000, 4000, 6000, 8000]),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, expected: list[float]) -> None:
+    assert ticks(low, high) == pytest.approx(expected, abs=1e-12)
+
+
+def test_ticks_are_few_and_inside_whatever_the_range() -> None:
+    for power in range(-9, 10):
+        for factor in (1.0, 1.7, 3.3, 7.9):
+            low, high = factor * 10.0**power, 2.9 * factor * 10.0**power
+            found = ticks(low, high)
+            assert 2 <= len(found) <= 6, (low, high, found)
+            assert all(low - 1e-9 * high <= value <= high * (1 + 1e-9) for value in found)
+
+
+@pytest.mark.parametrize(
+    ("value", "highest", "text"),
+    [
+        (0, 5e6, "0"), (0.25, 1, "0.25"), (2.0, 8, "2"), (1500, 3000, "1,500"), (12_500, 20_000, "12.5k"),
+        (5000, 20_000, "5k"), (2e6, 2e7, "2M"), (5e-5, 2e-4, "0.5·10⁻⁴"), (3e9, 4e9, "3·10⁹"), (1e-4, 1e-4, "1·10⁻⁴"),
+    ],
+)  # fmt: skip
+def test_tick_texts_suit_their_axis(value: float, highest: float, text: str) -> None:
+    assert tick_text(value, highest) == text
+
+
+def test_scientific() -> None:
+    assert scientific(3.51e14) == "3.51·10¹⁴"
+    assert scientific(1e10) == "1·10¹⁰"
+    assert scientific(2.5e-7) == "2.5·10⁻⁷"
+
+
+def test_thin_gives_the_median_and_range_of_each_stretch() -> None:
+    points = [(1.0, 5.0), (2.0, 1.0), (3.0, 2.0), (4.0, 7.0), (5.0, 7.0), (6.0, 100.0)]
+    assert thin(points, parts=2) == [(2.0, 1.0, 2.0, 5.0), (5.0, 7.0, 7.0, 100.0)]
+    assert len(thin([(float(x), 0.0) for x in range(1001)], parts=200)) == 200
+
+
+def test_pick_keeps_the_ends_and_the_peak() -> None:
+    points = [(float(x), 1.0 if x == 4321 else 0.0) for x in range(40_000)]
+    picked = pick(points, most=400)
+    assert len(picked) <= 400
+    assert picked[0] == points[0]
+    assert picked[-1] == points[-1]
+    assert (4321.0, 1.0) in picked
+    assert pick(points[:400], most=400) == points[:400]
+
+
+def figure(*series: Series, **options: Any) -> lxml.html.HtmlElement:
+    steps = options.pop("steps", (0, 100))
+    drawn = draw(Chart(title="T", unit="u", series=series, steps=steps, **options))
+    assert drawn is not None
+    return lxml.html.fragment_fromstring(drawn)
+
+
+def series(points: list[tuple[int, float | None]], **options: Any) -> Series:
+    return Series(label="s", points=points, style="first", **options)
+
+
+def coordinates(shape: lxml.html.HtmlElement) -> list[tuple[float, float]]:
+    return [tuple(map(float, pair.split(","))) for pair in shape.get("points").split()]  # type: ignore[misc]
+
+
+def test_a_line_is_where_its_axes_say() -> None:
+    chart = figure(series([(0, 0.0), (50, 5.0), (100, 10.0)]), from_zero=True)
+    (line,) = chart.xpath(".//polyline")
+    labels = {label.text: label for label in chart.xpath(".//text")}
+    assert {"0", "2", "4", "6", "8", "10", "20", "40", "60", "80", "100", "step"} == set(labels)
+    start, middle, end = coordinates(line)
+    assert end[1] == pytest.approx(float(labels["10"].get("y")), abs=0.11)
+    assert end[0] == pytest.approx(float(labels["100"].get("x")), abs=0.11)
+    assert middle == pytest.approx(((start[0] + end[0]) / 2, (start[1] + end[1]) / 2), abs=0.11)
+    assert start[1] > end[1]
+    assert [title.text for title in chart.xpath(".//circle/title")] == [
+        "s: 0 at step 0", "s: 5 at step 50", "s: 10 at step 100",
+    ]  # fmt: skip
+
+
+def test_a_missing_value_is_a_gap() -> None:
+    chart = figure(series([(0, 1.0), (10, 2.0), (20, None), (30, 3.0), (40, None), (50, 4.0), (60, 5.0)]))
+    assert [len(coordinates(line)) for line in chart.xpath(".//polyline")] == [2, 2]
+    assert len(chart.xpath(".//circle")) == 5
+    # Among many points, those between two gaps are seen too.
+    points = [(x, None if x in (50, 52) else 1.0) for x in range(100)]
+    assert [dot.findtext("title") for dot in figure(series(points)).xpath(".//circle")] == ["s: 1 at step 51"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 40, 400, 401, 50_000])
+def test_any_number_of_points(count: int) -> None:
+    points: list[tuple[int, float | None]] = [(step, math.sin(step / count)) for step in range(1, count + 1)]
+    chart = figure(series(points), steps=(0, count))
+    drawn = sum(len(coordinates(line)) for line in chart.xpath(".//polyline"))
+    assert drawn == (0 if count == 1 else count if count <= 400 else 200)
+    assert len(chart.xpath(".//circle")) == (count if count <= 40 else 0)
+    assert len(chart.xpath(".//polygon")) == (count > 400)
+    notes = [note.text for note in chart.xpath("./p")]
+    assert notes == ([f"{count:,} points: lines are medians of 200 stretches, bands their ranges"] * (count > 400))
+    assert len(lxml.html.tostring(chart)) < 40_000
+
+
+def test_a_smooth_series_has_no_band() -> None:
+    points: list[tuple[int, float | None]] = [(step, 1 / step) for step in range(1, 5001)]
+    chart = figure(series(points, is_smooth=True), steps=(0, 5000))
+    assert not chart.xpath(".//polygon")
+    assert not chart.xpath("./p")
+    assert len(coordinates(chart.xpath(".//polyline")[0])) <= 400
+
+
+def test_spikes_do_not_flatten_the_rest() -> None:
+    points: list[tuple[int, float | None]] = [(step, 1.0) for step in range(100)]
+    points[50] = (50, 1000.0)
+    chart = figure(series(points), from_zero=True, is_spiky=True)
+    assert [note.text for note in chart.xpath("./p")] == ["1 above the picture, the highest 1,000"]
+    assert {"0", "0.5", "1", "1.5", "2"} <= {label.text for label in chart.xpath(".//text")}
+    plain = figure(series(points), from_zero=True)
+    assert not plain.xpath("./p")
+    assert "1,000" in {label.text for label in plain.xpath(".//text")}
+
+
+def test_the_right_axis_says_the_same_otherwise() -> None:
+    chart = figure(series([(0, 0.0), (100, 9.0)]), right_axis=("perplexity", math.exp))
+    labels = {float(label.get("y")): label.text for label in chart.xpath(".//text[@class='left']")}
+    right = {float(label.get("y")): label.text for label in chart.xpath(".//text[@class='right']")}
+    assert {labels[y]: right[y] for y in right} == {"0": "1", "2": "7.39", "4": "54.6", "6": "403", "8": "2,981"}
+
+
+def test_a_legend_only_for_several_series() -> None:
+    two = [Series(label=name, points=[(0, 1.0)], style="first") for name in ("a", "b")]
+    empty = Series(label="c", points=[(0, None)], style="third")
+    keys = figure(*two, empty).xpath(".//figcaption/span[@class='legend']/span")
+    assert [key.text_content() for key in keys] == ["a", "b"]
+    assert not figure(two[0], empty).xpath(".//span[@class='legend']")
+
+
+def test_a_marked_point_has_a_ring() -> None:
+    chart = figure(series([(0, 1.0), (50, 3.0), (100, 2.0)]), marked=(50, 3.0, "the top"))
+    (ring,) = chart.xpath(".//circle[@class='ring']")
+    (dot,) = [dot for dot in chart.xpath(".//circle") if dot.findtext("title") == "s: 3 at step 50"]
+    assert (ring.get("cx"), ring.get("cy"), ring.findtext("title")) == (dot.get("cx"), dot.get("cy"), "the top")
+    assert [note.text for note in chart.xpath("./p")] == ["ring: the top"]
+
+
+def test_nothing_to_draw() -> None:
+    assert draw(Chart(title="T", unit="u", series=[series([(0, None)])], steps=(0, 1))) is None

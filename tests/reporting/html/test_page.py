@@ -1,0 +1,344 @@
+"""What a reader finds on the page, read by an HTML parser."""
+
+import base64
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import lxml.etree
+import lxml.html
+import pytest
+
+from dist_transformer.errors import UserError
+from dist_transformer.reporting.html import page
+from dist_transformer.reporting.html.overview import duration
+from dist_transformer.reporting.html.page import write_report
+from dist_transformer.reporting.html.texts import spread_out
+from tests.conftest import run_command
+from tests.reporting.html.conftest import RECORDS, SIGNATURE, sample, train, write_run, write_samples, write_scores
+
+Document = lxml.html.HtmlElement
+ReadPage = Callable[[Path], Document]
+
+
+def section(document: Document, title: str) -> Document:
+    (found,) = [s for s in document.xpath("//section") if s.findtext("h2") == title]
+    return found
+
+
+def words(element: Document) -> str:
+    return " ".join(element.text_content().split())
+
+
+def rows(table: Document) -> list[list[str]]:
+    return [[words(cell) for cell in row.xpath("./th|./td")] for row in table.xpath(".//tr")]
+
+
+def figures(document: Document) -> dict[str, list[str]]:
+    cells = section(document, "Key figures").xpath(".//dl/div")
+    return {cell.findtext("dt"): [words(value) for value in cell.xpath("./dd")] for cell in cells}
+
+
+def test_sections_and_their_order(run_dir: Path, read_page: ReadPage) -> None:
+    document = read_page(run_dir)
+    assert [heading.text for heading in document.xpath("//h2")] == [
+        "Key figures", "Curves", "Sample translations", "Cross-attention", "Scores", "Settings", "Environment",
+        "Checkpoints",
+    ]  # fmt: skip
+    assert document.findtext(".//title") == "my run: training report"
+
+
+def test_headline(run_dir: Path, read_page: ReadPage) -> None:
+    (run_dir / "model").mkdir()
+    described = {"corpus": "toy <1>", "source_language": "en", "target_language": "de", "synthetic": True}
+    (run_dir / "model" / "config.json").write_text(json.dumps(described))
+    document = read_page(run_dir)
+    (header,) = document.xpath("//header")
+    assert header.findtext(".//h1") == "my run"
+    assert [words(p) for p in header.xpath("./div[@class='what']/p")] == [
+        "Training report",
+        "toy <1> · en → de · preset tiny · 2 + 2 layers, width 128, 4 heads, feed-forward 256",
+        "finishedAll 80 steps are done.",
+    ]
+    assert [words(part) for part in header.xpath("./div[@class='bleu']/*")] == [
+        "23.5 BLEU", "bleu.json, 1,000 sentences", SIGNATURE,
+    ]  # fmt: skip
+    assert words(document.xpath("//p[@class='warning']")[0]).startswith("Synthetic corpus")
+
+
+def test_key_figures(run_dir: Path, read_page: ReadPage) -> None:
+    assert figures(read_page(run_dir)) == {
+        "Steps": ["80", "of 80"],
+        "Epochs": ["2", "complete; 3·10⁶ target tokens"],
+        "Training time": ["2 min 05 s", "without validation and saving"],
+        "Target tokens/s": ["2,500", "median; 1,000 to 4,000 over 4 intervals"],
+        "Fill": ["97.5 %", "of the token budgets is text"],
+        "Skipped steps": ["1", "loss or gradient not finite"],
+        "Training FLOPs": ["4.21·10¹²", "by the model's matrix products"],
+        "Best validation": ["nll 1.500", "ppl 4.48, BLEU 20.0, step 60, best of 3 by nll"],
+        "Batch": ["2,048", "target tokens at most: 2 packs of 1,024"],
+        "Ranks": ["2", "processes"],
+        "ZeRO stage": ["1"],
+        "Precision": ["bf16"],
+    }
+
+
+def test_key_figures_of_a_run_that_began(tmp_path: Path, read_page: ReadPage) -> None:
+    found = figures(read_page(write_run(tmp_path, [train(20, nll=4.5, target_tokens_per_second=1000.0)])))
+    assert found["Target tokens/s"] == ["1,000", "of 1 interval"]
+    assert found["Training time"][0] == found["Fill"][0] == found["Ranks"][0] == "not recorded"
+    assert found["Best validation"] == ["none", "no validation is recorded"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0.0 s"), (59.94, "59.9 s"), (59.96, "1 min 00 s"), (125.0, "2 min 05 s"), (3599.6, "1 h 00 min"),
+     (11_220.0, "3 h 07 min"), (4_000_000.0, "1,111 h 06 min")],
+)  # fmt: skip
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def curve_titles(document: Document) -> list[str]:
+    return [caption.text for caption in section(document, "Curves").xpath(".//figcaption/b")]
+
+
+def test_curves(run_dir: Path, read_page: ReadPage) -> None:
+    document = read_page(run_dir)
+    assert curve_titles(document) == ["Loss", "Validation BLEU", "Learning rate", "Gradient norm", "Throughput"]
+    loss, bleu, *_, speed = section(document, "Curves").xpath(".//figure")
+    assert [words(key) for key in loss.xpath(".//span[@class='legend']/span")] == [
+        "training loss (label-smoothed)", "training nll", "validation nll",
+    ]  # fmt: skip
+    points = [title.text for title in loss.xpath(".//circle[@class!='ring']/title")]
+    assert points[:4] == [f"training loss (label-smoothed): {y:g} at step {x}"
+                          for x, y in ((20, 5.0), (40, 4.0), (60, 3.0), (80, 2.5))]  # fmt: skip
+    assert points[-3:] == [f"validation nll: {y:g} at step {x}" for x, y in ((40, 2.0), (60, 1.5), (80, 1.6))]
+    assert words(loss.find("p")) == "ring: best validation, nll 1.500 at step 60"
+    assert [title.text for title in bleu.xpath(".//circle/title")][-1] == "validation: 21.25 at step 80"
+    assert "4,000" in [text.text for text in speed.xpath(".//text")]
+
+
+def test_a_long_run_has_a_close_look_at_its_second_half(tmp_path: Path, read_page: ReadPage) -> None:
+    records = [train(step, nll=3.0, loss=4.0) for step in range(10, 201, 10)]
+    document = read_page(write_run(tmp_path, records, max_steps=500))
+    assert curve_titles(document) == ["Loss", "Loss, second half"]
+    second = section(document, "Curves").xpath(".//figure")[1]
+    assert second.xpath(".//circle/title")[0].text == "training loss (label-smoothed): 4 at step 100"
+    assert words(section(document, "Curves")).endswith("No validation is recorded.")
+    # Eight intervals in the second half are seen well enough in the whole.
+    document = read_page(write_run(tmp_path, records[:15], max_steps=500))
+    assert curve_titles(document) == ["Loss"]
+
+
+def test_sample_translations(run_dir: Path, read_page: ReadPage) -> None:
+    found = section(read_page(run_dir), "Sample translations")
+    newest, first = found.xpath(".//table")
+    assert rows(newest) == [
+        ["Source", "Reference", "Hypothesis"],
+        ["the dog sleeps", "der Hund schläft", "der Hund schläft gern"],
+        ["<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "& &lt; ' \""],
+    ]
+    assert words(found.xpath("./p")[0]) == (
+        f"Step 80: 2 of 500 validation sentences, which score 21.2 BLEU. {SIGNATURE}"
+    )
+    assert [words(p) for p in found.xpath("./p")[1:]] == ["Source: the dog sleeps", "Reference: der Hund schläft"]
+    assert rows(first) == [
+        ["Step", "BLEU", "Hypothesis"], ["40", "10.0", "der der"], ["80", "21.2", "der Hund schläft gern"],
+    ]  # fmt: skip
+
+
+def test_the_first_sentence_over_many_sheets(tmp_path: Path, read_page: ReadPage) -> None:
+    run = write_run(tmp_path, RECORDS)
+    for step in range(1, 101):
+        write_samples(run, step, 1.0, sample("a", "b", f"hypothesis {step}"))
+    table = rows(section(read_page(run), "Sample translations").xpath(".//table")[1])
+    assert [row[0] for row in table[1:]] == ["1", "12", "23", "34", "45", "56", "67", "78", "89", "100"]
+    assert table[-1] == ["100", "1.0", "hypothesis 100"]
+
+
+def test_spread_out() -> None:
+    assert spread_out([1, 2, 3], 3) == [1, 2, 3]
+    assert spread_out(range(11), 3) == [0, 5, 10]
+
+
+def test_attention_maps_are_images_within_the_page(run_dir: Path, read_page: ReadPage) -> None:
+    (image,) = section(read_page(run_dir), "Cross-attention").xpath(".//img")
+    kind, _, content = image.get("src").partition(",")
+    assert kind == "data:image/svg+xml;base64"
+    picture = lxml.etree.fromstring(base64.b64decode(content))
+    texts = {"".join(text.itertext()) for text in picture.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"decoder layer 1", "decoder layer 2", "dog", "schläft", "gern"} <= texts
+    assert image.get("alt") == "Cross-attention for: the dog sleeps"
+
+
+def test_scores(run_dir: Path, read_page: ReadPage) -> None:
+    write_scores(run_dir / "model" / "other.json", 30.0)
+    found = section(read_page(run_dir), "Scores")
+    assert sorted(heading.text for heading in found.xpath("./h3")) == ["bleu.json", "model/other.json"]
+    place = [heading.text for heading in found.xpath("./h3")].index("bleu.json")
+    assert rows(found.xpath("./table")[place]) == [
+        ["Metric", "Score", "Signature"],
+        ["BLEU", "23.46", SIGNATURE],
+        ["chrF", "61.50", "nrefs:1|case:mixed|nc:6"],
+        ["TER (lower is better)", "44.25", "nrefs:1|case:lc|tok:tercom"],
+    ]
+    assert words(found.xpath("./p")[place]) == (
+        "1,000 sentences, 2 of them split, decoded in 12.3 s, on 2 rank(s), hypotheses in …/bleu.hypotheses.txt"
+    )
+
+
+def test_settings_are_grouped_and_changes_marked(run_dir: Path, read_page: ReadPage) -> None:
+    found = section(read_page(run_dir), "Settings")
+    groups = {group.findtext("h3"): dict(rows(group)) for group in found.xpath(".//div[@class='group']")}
+    assert list(groups) == ["run", "model", "batch", "optimizer", "deepspeed.zero_optimization"]
+    changed = {row.findtext("th") for row in found.xpath(".//tr[@class='changed']")}
+    assert {"max_steps", "width", "packs_per_step", "schedule"} <= changed
+    assert not {"data", "run_dir", "vocab_size", "seed", "dropout", "beta1", "data_sha256", "stage"} & changed
+    assert groups["run"]["max_steps"] == "80default 100,000"
+    assert groups["run"]["data"] == "…/toy"
+    assert groups["model"]["tie_embeddings"] == "yes"
+    assert groups["model"]["head_width"] == "none"
+    assert groups["deepspeed.zero_optimization"] == {"stage": "1", "overlap_comm": "yes"}
+
+
+def test_environment(run_dir: Path, read_page: ReadPage) -> None:
+    first = {"step": 0, "time": "2026-01-02T03:04:05+00:00", "torch": "2.11.0", "gpus": [], "hosts": 1}
+    second = {**first, "step": 40, "torch": "2.13.0", "gpus": ["Fast <GPU>, 80 GiB"] * 8, "new": 1}
+    (run_dir / "environment.json").write_text(json.dumps([first, second]))
+    found = section(read_page(run_dir), "Environment")
+    assert dict(rows(found.xpath(".//table")[0])) == {
+        "PyTorch": "2.13.0", "GPUs of the host": "8 × Fast <GPU>, 80 GiB", "Hosts": "1", "new": "1",
+    }  # fmt: skip
+    assert [words(item) for item in found.xpath(".//li")] == [
+        "first start after step 0 (2026-01-02T03:04:05+00:00)",
+        "resumed after step 40 (2026-01-02T03:04:05+00:00): PyTorch 2.11.0 → 2.13.0, "
+        "GPUs of the host none → 8 × Fast <GPU>, 80 GiB, new none → 1",
+    ]
+
+
+def test_checkpoints(run_dir: Path, read_page: ReadPage) -> None:
+    found = section(read_page(run_dir), "Checkpoints")
+    assert words(found.find("p")) == (
+        "2 saves, the last at step 80: median 2.50 s, 1.00 to 4.00 s; training waited 1.5 s in all (1.2 % of the "
+        "training time)."
+    )
+    assert [title.text for title in found.xpath(".//circle/title")] == ["save: 1 at step 40", "save: 4 at step 80"]
+
+
+def test_what_is_missing_is_said(tmp_path: Path, read_page: ReadPage) -> None:
+    document = read_page(write_run(tmp_path / "run", []))
+    assert words(document.xpath("//header/div[@class='bleu']")[0]) == "No BLEU score in this folder."
+    sentences = {
+        "Key figures": "metrics.jsonl holds no record yet: the first comes with the first log line of the training.",
+        "Curves": "No training interval is recorded, so there is no curve to draw.",
+        "Sample translations": "There are no sample translations in this folder: the run has not translated at a "
+        "validation.",
+        "Cross-attention": "Without sample translations there are no attention maps.",
+        "Scores": "No score file in this folder: tools/evaluate_bleu.py --json RUN/bleu.json writes one.",
+        "Environment": "The run folder does not record on which machine and with which versions it was trained.",
+        "Checkpoints": "No checkpoint is recorded.",
+    }
+    for title, sentence in sentences.items():
+        assert words(section(document, title)) == f"{title} {sentence}".replace(f"{title} ", title, 1)
+
+
+def test_metrics_alone_make_a_page(run_dir: Path, read_page: ReadPage) -> None:
+    (run_dir / "config.json").unlink()
+    document = read_page(run_dir)
+    assert figures(document)["Steps"] == ["80"]
+    assert words(section(document, "Settings")) == "SettingsThere is no config.json in this folder."
+
+
+def test_damaged_lines_are_told(run_dir: Path, read_page: ReadPage) -> None:
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "tra')
+    document = read_page(run_dir)
+    assert "1 damaged line(s), left out here: 11." in words(document.find(".//footer"))
+    assert figures(document)["Steps"] == ["80", "of 80"]
+
+
+def test_the_page_needs_nothing_else(run_dir: Path, read_page: ReadPage) -> None:
+    document = read_page(run_dir)
+    elements = [element for element in document.iter() if isinstance(element.tag, str)]
+    assert not {"script", "link", "iframe", "object", "embed", "base", "a", "use", "image"} & {e.tag for e in elements}
+    for element in elements:
+        for name, value in element.attrib.items():
+            assert not name.startswith("on"), (element.tag, name)
+            assert name not in ("href", "xlink:href", "srcset", "style"), (element.tag, name)
+            assert name != "src" or value.startswith("data:image/svg+xml;base64,")
+    for style in document.xpath("//style"):
+        assert not re.search(r"url\(|@import|@font-face|https?:", style.text)
+    (policy,) = document.xpath("//meta[@http-equiv='Content-Security-Policy']/@content")
+    assert "default-src 'none'" in policy
+
+
+def test_no_path_of_the_machine_is_shown(run_dir: Path) -> None:
+    text = write_report(run_dir).read_text(encoding="utf-8")
+    assert "someone" not in text
+    assert str(run_dir.parent) not in text
+
+
+def test_hostile_text_stays_text_everywhere(tmp_path: Path, read_page: ReadPage) -> None:
+    evil = "</style></title><script>x</script><img src=x onerror=y>"
+    run = write_run(tmp_path / evil.replace("/", "÷"), RECORDS, precision=evil, extra={evil: [evil]})
+    write_samples(run, 80, 1.0, sample(evil, evil, evil, with_map=True))
+    write_scores(run / "bleu.json", 1.0)
+    values = json.loads((run / "bleu.json").read_text())
+    (run / "bleu.json").write_text(json.dumps(values | {"signature": evil, "notes": [evil]}))
+    (run / "environment.json").write_text(json.dumps([{"step": 0, "time": evil, evil: evil}]))
+    document = read_page(run)
+    assert not document.xpath("//script")
+    assert len(document.xpath("//img")) == 1
+    assert not document.xpath("//@onerror")
+    for title in ("Key figures", "Sample translations", "Scores", "Settings", "Environment"):
+        assert evil in words(section(document, title)), title
+
+
+def test_half_a_surrogate_pair_does_not_stop_the_page(tmp_path: Path, read_page: ReadPage) -> None:
+    run = write_run(tmp_path, RECORDS)
+    write_samples(run, 80, 1.0, sample("a", "b", "c", with_map=True))
+    sheet = run / "samples" / "step-00000080.json"
+    sheet.write_text(sheet.read_text().replace('"hypothesis": "c"', '"hypothesis": "\\ud800"'))
+    table = rows(section(read_page(run), "Sample translations").xpath(".//table")[0])
+    assert table[1] == ["a", "b", "?"]
+
+
+def test_where_it_is_written(run_dir: Path, tmp_path: Path) -> None:
+    assert write_report(run_dir) == run_dir / "report.html"
+    assert write_report(run_dir, tmp_path / "other.html") == tmp_path / "other.html"
+    with pytest.raises(UserError, match=r"nowhere/x\.html cannot be written \(No such file or directory\): choose"):
+        write_report(run_dir, tmp_path / "nowhere" / "x.html")
+    with pytest.raises(UserError, match="is a folder: give --out the name of a file"):
+        write_report(run_dir, tmp_path)
+
+
+def test_it_is_written_whole_or_not_at_all(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_report(run_dir)
+    before = (run_dir / "report.html").read_bytes()
+
+    def half(path: Path, content: bytes) -> None:
+        path.write_bytes(content[: len(content) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(page, "write_synced", half)
+    with pytest.raises(UserError, match="No space left on device"):
+        write_report(run_dir)
+    assert (run_dir / "report.html").read_bytes() == before
+    assert not list(run_dir.glob(".report*"))
+
+
+def test_the_tool_prints_the_path(run_dir: Path) -> None:
+    out = run_dir / "here.html"
+    assert run_command(sys.executable, "tools/report.py", run_dir, "--out", out) == f"{out}\n"
+    assert out.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_the_tool_refuses_what_is_no_run(tmp_path: Path) -> None:
+    told = run_command(sys.executable, "tools/report.py", tmp_path, status=1)
+    assert told == (
+        f"error: {tmp_path} is not a run folder: it holds neither config.json nor metrics.jsonl; "
+        "give the --run-dir of a training\n"
+    )

@@ -1,0 +1,76 @@
+"""Checkpoints as tests need them: written at once, of parameters made by hand."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dist_transformer.run.checkpoint_writer import CheckpointWriter, Retention
+from dist_transformer.training.engine.engine import EMA, MOMENTS, ParameterState
+
+SHAPES = {"embedding": (7, 4), "encoder.norm.bias": (4,), "scale": ()}
+
+
+def save_checkpoint(
+    run_dir: Path,
+    states: Iterable[ParameterState],
+    state: dict[str, Any],
+    *,
+    retention: Retention,
+    weights_metadata: dict[str, str],
+) -> Path:
+    """Write one checkpoint and its weight file, and wait for it."""
+    writer = CheckpointWriter(run_dir)
+    writer.start(states, state, retention=retention, weights_metadata=weights_metadata)
+    saved = writer.wait()
+    assert saved is not None
+    return saved.path
+
+
+def states(step: int) -> Iterator[ParameterState]:
+    generator = torch.Generator().manual_seed(step)
+    for name, shape in SHAPES.items():
+        weight, *moments = (torch.randn(shape, generator=generator) for _ in range(3))
+        yield ParameterState(name=name, weight=weight, moments=dict(zip(MOMENTS, moments, strict=True)))
+
+
+def save(
+    run: Path, step: int, *, checkpoints: int = 9, weights: int = 9, best: tuple[int, ...] = (), **state: Any
+) -> Path:
+    return save_checkpoint(
+        run,
+        states(step),
+        {"step": step, "updates": step, **state},
+        retention=Retention(checkpoints=checkpoints, weights=weights, best_steps=frozenset(best)),
+        weights_metadata={"step": str(step)},
+    )
+
+
+def save_averaged(run: Path, step: int, *, checkpoints: int) -> Path:
+    averaged = [
+        dataclasses.replace(state, moments={**state.moments, EMA: state.weight / 2 + step}) for state in states(step)
+    ]
+    retention = Retention(checkpoints=checkpoints, weights=9)
+    return save_checkpoint(run, averaged, {"step": step}, retention=retention, weights_metadata={"step": str(step)})
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def weight_steps(run: Path) -> list[int]:
+    return sorted(int(file.stem[5:]) for file in (run / "weights").glob("*.safetensors"))
+
+
+def pointer(run: Path) -> str:
+    return (run / "checkpoints" / "latest").read_text()
+
+
+def flip(path: Path, *, at: float = 0.5) -> None:
+    """One bit of the tensors of a checkpoint, at this share of their file."""
+    part = path / "part-00000.safetensors"
+    content = bytearray(part.read_bytes())
+    content[int((len(content) - 1) * at)] ^= 1
+    part.write_bytes(content)

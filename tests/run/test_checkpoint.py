@@ -1,0 +1,217 @@
+"""Checkpoints in one process, of parameters made by hand, without an engine: what is in them, and which are kept."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from dist_transformer.run import checkpoint_writer as module
+from dist_transformer.run.checkpoint import (
+    CheckpointReader,
+    checkpoint_problem,
+    newest_checkpoint,
+    weight_hashes,
+    weights_problem,
+)
+from dist_transformer.run.checkpoint_writer import CheckpointWriter, Retention
+from dist_transformer.training.engine.engine import EMA, MOMENTS
+from tests.rights import wrong_rights
+from tests.run.saving import SHAPES, flip, names, pointer, save, save_averaged, states, weight_steps
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "a run's folder"
+
+
+def test_what_is_written(run: Path) -> None:
+    path = save(run, 20, position={"epoch": 1})
+    assert path == run / "checkpoints" / "step-00000020"
+    assert names(run / "checkpoints") == ["latest", "step-00000020"]
+    assert names(path) == ["manifest.json", "part-00000.safetensors", "state.json"]
+    assert names(run / "weights") == ["SHA256SUMS", "step-00000020.safetensors"]
+    assert pointer(run) == "step-00000020\n"
+    state = json.loads((path / "state.json").read_text())
+    assert (state["step"], state["position"], state["format_version"]) == (20, {"epoch": 1}, 2)
+    assert set(state["versions"]) == {"python", "dist_transformer", "torch", "deepspeed"}
+    stored = safetensors.torch.load_file(path / "part-00000.safetensors")
+    assert set(stored) == {f"{kind}/{name}" for kind in ("weight", *MOMENTS) for name in SHAPES}
+
+
+def test_the_manifest_states_size_and_hash_of_every_file(run: Path) -> None:
+    path = save(run, 1)
+    stated = json.loads((path / "manifest.json").read_text())["files"]
+    assert sorted(stated) == ["part-00000.safetensors", "state.json"]
+    for name, entry in stated.items():
+        content = (path / name).read_bytes()
+        assert entry == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    assert checkpoint_problem(path) is None
+
+
+def test_the_manifest_says_what_it_is_a_checkpoint_of(run: Path) -> None:
+    writer = CheckpointWriter(run, config={"seed": 7})
+    state = {"step": 4, "position": {"epoch": 2}, "tokenizer_sha256": "ab"}
+    writer.start(states(4), state, retention=Retention(checkpoints=1, weights=1), weights_metadata={})
+    saved = writer.wait()
+    assert saved is not None
+    manifest = json.loads((saved.path / "manifest.json").read_text())
+    assert {key: manifest[key] for key in ("step", "position", "tokenizer_sha256", "config", "format_version")} == {
+        **state, "config": {"seed": 7}, "format_version": 2,
+    }  # fmt: skip
+    assert set(manifest["versions"]) == {"python", "dist_transformer", "torch", "deepspeed"}
+
+
+def test_weight_files_have_their_hash_as_sha256sum_checks_it(run: Path) -> None:
+    for step in (1, 2, 3):
+        save(run, step, weights=2)
+    command = ["sha256sum", "--check", "SHA256SUMS"]
+    done = subprocess.run(command, check=False, cwd=run / "weights", capture_output=True, text=True)
+    assert done.stdout.splitlines() == [f"step-0000000{step}.safetensors: OK" for step in (2, 3)], done.stderr
+    file = run / "weights" / "step-00000003.safetensors"
+    assert weights_problem(file) is None
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert weights_problem(file) == f"{file} is damaged: its SHA-256 is not what SHA256SUMS states"
+    # A file that was copied away has no hash beside it.
+    assert weights_problem(file.rename(run / "copied.safetensors")) is None
+
+
+def test_files_are_for_whom_the_umask_lets(run: Path, umask: int) -> None:
+    save(run, 1)
+    assert wrong_rights(run) == {}
+
+
+def test_a_snapshot_does_not_see_what_training_does_next(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writing waits until every tensor that was given has another value."""
+    given, trained = list(states(8)), threading.Event()
+    monkeypatch.setattr(module, "save_file", lambda *a, **k: (trained.wait(30), safetensors.torch.save_file(*a, **k)))
+    state = {"step": 8, "position": {"epoch": 1}}
+    writer = CheckpointWriter(run)
+    writer.start(given, state, retention=Retention(checkpoints=1, weights=1), weights_metadata={})
+    assert writer.poll() is None
+    for parameter in given:
+        parameter.weight.fill_(9.0)
+        for moment in parameter.moments.values():
+            moment.fill_(9.0)
+    state["step"], state["position"]["epoch"] = 9, 9  # type: ignore[index]
+    trained.set()
+    saved = writer.wait()
+    assert saved is not None
+    assert 0 <= saved.stall <= saved.seconds
+    reader = CheckpointReader(saved.path)
+    stored = safetensors.torch.load_file(run / "weights" / "step-00000008.safetensors")
+    for wanted in states(8):
+        read = reader.parameter(wanted.name)
+        assert torch.equal(read.weight, wanted.weight)
+        assert torch.equal(stored[wanted.name], wanted.weight)
+        assert all(torch.equal(read.moments[key], wanted.moments[key]) for key in MOMENTS)
+    assert (reader.state["step"], reader.state["position"]) == (8, {"epoch": 1})
+    assert writer.poll() is None
+    assert writer.wait() is None
+
+
+def test_weights_and_moments_come_back_bit_for_bit(run: Path) -> None:
+    reader = CheckpointReader(save(run, 3, note="ä"))
+    assert sorted(reader.parameter_names()) == sorted(SHAPES)
+    assert reader.state["note"] == "ä"
+    for wanted in states(3):
+        read = reader.parameter(wanted.name)
+        assert read.name == wanted.name
+        assert read.weight.dtype == torch.float32
+        assert torch.equal(read.weight, wanted.weight)
+        assert torch.equal(reader.weight(wanted.name), wanted.weight)
+        assert list(read.moments) == list(MOMENTS)
+        for key in MOMENTS:
+            assert torch.equal(read.moments[key], wanted.moments[key])
+
+
+def test_the_weight_file_holds_the_weights_alone(run: Path) -> None:
+    save(run, 3)
+    file = run / "weights" / "step-00000003.safetensors"
+    stored = safetensors.torch.load_file(file)
+    assert set(stored) == set(SHAPES)
+    for wanted in states(3):
+        assert torch.equal(stored[wanted.name], wanted.weight)
+    with safetensors.safe_open(file, framework="pt") as opened:
+        assert opened.metadata() == {"step": "3"}
+
+
+def test_averaged_weights_have_a_file_of_their_own(run: Path) -> None:
+    for step in (3, 6, 9):
+        path = save_averaged(run, step, checkpoints=2)
+    files = [f"{kind}-{step:08}.safetensors" for kind, steps in ((EMA, (6, 9)), ("step", (3, 6, 9))) for step in steps]
+    assert names(run / "weights") == ["SHA256SUMS", *files]
+    assert sorted(weight_hashes(run / "weights")) == files
+    raw, averaged = (safetensors.torch.load_file(run / "weights" / f"{kind}-00000009.safetensors")
+                     for kind in ("step", EMA))  # fmt: skip
+    reader = CheckpointReader(path)
+    for wanted in states(9):
+        assert torch.equal(raw[wanted.name], wanted.weight)
+        assert torch.equal(averaged[wanted.name], wanted.weight / 2 + 9)
+        read = reader.parameter(wanted.name)
+        assert list(read.moments) == [*MOMENTS, EMA]
+        assert torch.equal(read.moments[EMA], averaged[wanted.name])
+    save(run, 12, checkpoints=1)
+    assert [name for name in names(run / "weights") if name.startswith(EMA)] == ["ema-00000009.safetensors"]
+
+
+def test_the_newest_are_kept_each_by_its_own_number(run: Path) -> None:
+    for step in (5, 10, 15, 20, 100):
+        save(run, step, checkpoints=2, weights=3)
+    assert names(run / "checkpoints") == ["latest", "step-00000020", "step-00000100"]
+    assert names(run / "weights") == ["SHA256SUMS", *(f"step-{step:08}.safetensors" for step in (15, 20, 100))]
+    assert pointer(run) == "step-00000100\n"
+
+
+def test_what_is_removed_loses_its_name_first(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed in the middle of it, no half-removed folder looks like a checkpoint."""
+    removed: list[str] = []
+    original = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", lambda path: (removed.append(path.name), original(path)))
+    save(run, 5)
+    flip(save(run, 10))
+    save(run, 10, checkpoints=1)
+    assert removed == [".step-00000010.removed.tmp", ".step-00000005.removed.tmp"]
+    assert names(run / "checkpoints") == ["latest", "step-00000010"]
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(run: Path) -> None:
+    save(run, 5)
+    flip(save(run, 10))
+    path = save(run, 10, again=True)
+    assert checkpoint_problem(path) is None
+    assert CheckpointReader(path).state["again"] is True
+    assert names(run / "checkpoints") == ["latest", "step-00000005", "step-00000010"]
+
+
+def test_a_damaged_newer_checkpoint_does_not_push_out_the_one_just_written(run: Path) -> None:
+    """The run fell back from step 30 to 10 and saves more often now."""
+    save(run, 10)
+    flip(save(run, 30))
+    path = save(run, 20, checkpoints=1)
+    assert checkpoint_problem(path) is None
+    assert (run / "checkpoints" / pointer(run).strip()).is_dir()
+    assert newest_checkpoint(run, lambda _: None) == path
+
+
+def test_nothing_in_a_run_folder_is_a_pickle(run: Path) -> None:
+    save(run, 1)
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert len(files) == 6
+    for file in files:
+        # A pickle of protocol 2 or later, and the zip that torch.save writes.
+        assert not file.read_bytes().startswith((b"\x80", b"PK")), file
+
+
+def test_weights_of_the_best_steps_stay(run: Path) -> None:
+    for step in range(1, 6):
+        save(run, step, weights=2, best=(2,))
+    assert weight_steps(run) == [2, 4, 5]
+    save(run, 6, weights=2, best=(4,))
+    assert weight_steps(run) == [4, 5, 6]

@@ -1,0 +1,203 @@
+"""Which checkpoint a start takes, and what damage it finds."""
+
+import hashlib
+import json
+import os
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_transformer.errors import UserError
+from dist_transformer.run.checkpoint import (
+    FORMAT_VERSION,
+    checkpoint_problem,
+    manifest_content,
+    newest_checkpoint,
+)
+from tests.run.saving import flip, save
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "a run's folder"
+
+
+def test_a_run_folder_without_checkpoints_starts_anew(run: Path) -> None:
+    warned: list[str] = []
+    assert newest_checkpoint(run, warned.append) is None
+    (run / "checkpoints").mkdir(parents=True)
+    assert newest_checkpoint(run, warned.append) is None
+    assert warned == []
+
+
+def test_the_newest_is_chosen(run: Path) -> None:
+    for step in (90, 100, 10):
+        save(run, step)
+    warned: list[str] = []
+    assert newest_checkpoint(run, warned.append) == run / "checkpoints" / "step-00000100"
+    assert warned == []
+
+
+def _rewrite_manifest(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    change(manifest)
+    (path / "manifest.json").write_bytes(manifest_content(manifest))
+
+
+def _entry(file: Path) -> dict[str, Any]:
+    return {"bytes": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+
+
+def _truncate(path: Path, size: int | None = None) -> None:
+    part = path / "part-00000.safetensors"
+    os.truncate(part, part.stat().st_size - 1 if size is None else size)
+
+
+def _edit_state(path: Path) -> None:
+    """The same size: the step is another."""
+    text = (path / "state.json").read_text()
+    edited = text.replace('"step": 20', '"step": 21')
+    assert edited != text
+    (path / "state.json").write_text(edited)
+
+
+def _outside_name(path: Path) -> None:
+    outside = path.parent / "step-00000010" / "state.json"
+    _rewrite_manifest(path, lambda m: m["files"].update({"../step-00000010/state.json": _entry(outside)}))
+
+
+def _symlink(path: Path, name: str = "part-00000.safetensors") -> None:
+    """The content is right, but it is not the checkpoint's own."""
+    elsewhere = path.parents[1] / f"elsewhere-{name}"
+    (path / name).rename(elsewhere)
+    (path / name).symlink_to(elsewhere)
+
+
+def _linked_folder(path: Path) -> None:
+    path.rename(path.parents[1] / "elsewhere")
+    path.symlink_to(path.parents[1] / "elsewhere")
+
+
+def _extra_part(path: Path) -> None:
+    """A reader takes every part that it finds, so each must be in the manifest."""
+    part = path / "part-00000.safetensors"
+    (path / "part-00001.safetensors").write_bytes(part.read_bytes())
+
+
+def _forge(path: Path, name: str) -> None:
+    """A pickle in place of a file, and a manifest that states its hash."""
+    (path / name).write_bytes(pickle.dumps({"weight": 1.0}))
+    _rewrite_manifest(path, lambda m: m["files"].update({name: _entry(path / name)}))
+
+
+def _folder_for_file(path: Path) -> None:
+    (path / "state.json").unlink()
+    (path / "state.json").mkdir()
+
+
+# Each kind of damage, and the file that the warning must name.
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "flip": (flip, "part-00000.safetensors"),
+    "flip the first byte": (lambda path: flip(path, at=0), "part-00000.safetensors"),
+    "flip the last byte": (lambda path: flip(path, at=1), "part-00000.safetensors"),
+    "truncated": (_truncate, "part-00000.safetensors"),
+    "empty part": (lambda path: _truncate(path, 0), "part-00000.safetensors"),
+    "no part": (lambda path: (path / "part-00000.safetensors").unlink(), "part-00000.safetensors"),
+    "one byte more": (lambda path: (path / "state.json").open("a").write("\n"), "state.json"),
+    "edited state": (_edit_state, "state.json"),
+    "empty state": (lambda path: (path / "state.json").write_text(""), "state.json"),
+    "no state": (lambda path: (path / "state.json").unlink(), "state.json"),
+    "folder for file": (_folder_for_file, "state.json"),
+    "pickle for a part": (lambda path: _forge(path, "part-00000.safetensors"), "part-00000.safetensors"),
+    "pickle for the state": (lambda path: _forge(path, "state.json"), "state.json"),
+    "no manifest": (lambda path: (path / "manifest.json").unlink(), "manifest.json"),
+    "empty manifest": (lambda path: (path / "manifest.json").write_text(""), "manifest.json"),
+    "manifest of another kind": (lambda path: (path / "manifest.json").write_text("[]"), "manifest.json"),
+    "manifest without files": (lambda path: (path / "manifest.json").write_text("{}"), ""),
+    "files are a list": (lambda path: _rewrite_manifest(path, lambda m: m.update(files=["state.json"])), ""),
+    "no hash": (lambda path: _rewrite_manifest(path, lambda m: m["files"]["state.json"].pop("sha256")), ""),
+    "nothing stated": (lambda path: _rewrite_manifest(path, lambda m: m["files"].clear()), ""),
+    "part not stated": (
+        lambda path: _rewrite_manifest(path, lambda m: m["files"].pop("part-00000.safetensors")),
+        "part-00000.safetensors",
+    ),
+    "a part too many": (_extra_part, "part-00001.safetensors"),
+    "name outside": (_outside_name, "../step-00000010/state.json"),
+    "link": (_symlink, "part-00000.safetensors"),
+    "linked state": (lambda path: _symlink(path, "state.json"), "state.json"),
+    "linked manifest": (lambda path: _symlink(path, "manifest.json"), "manifest.json"),
+    "linked folder": (_linked_folder, "step-00000020"),
+    "nested too deep": (lambda path: (path / "manifest.json").write_text("[" * 10**5), ""),
+    "newer format": (
+        lambda path: _rewrite_manifest(path, lambda m: m.update(format_version=FORMAT_VERSION + 1)),
+        "newer version",
+    ),
+    "format is a text": (lambda path: _rewrite_manifest(path, lambda m: m.update(format_version="1")), ""),
+}
+
+
+def damage(path: Path, kind: str) -> str:
+    action, named = DAMAGES[kind]
+    action(path)
+    return named
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damage_is_found_and_the_older_checkpoint_is_taken(kind: str, run: Path) -> None:
+    older, path = save(run, 10), save(run, 20)
+    named = damage(path, kind)
+    problem = checkpoint_problem(path)
+    assert problem is not None
+    assert "step-00000020" in problem
+    assert named in problem
+    warned: list[str] = []
+    assert newest_checkpoint(run, warned.append) == older
+    assert warned == [
+        f"{problem}: it is not used",
+        f"falling back to {older}: every step after 10 is computed again",
+    ]
+
+
+def test_every_byte_of_a_checkpoint_is_guarded(run: Path) -> None:
+    path = save(run, 20)
+    for name in ("manifest.json", "part-00000.safetensors", "state.json"):
+        content = (path / name).read_bytes()
+        for at in range(0, len(content), 7):
+            (path / name).write_bytes(content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :])
+            assert checkpoint_problem(path) is not None
+        (path / name).write_bytes(content)
+    assert checkpoint_problem(path) is None
+
+
+def test_the_first_format_whose_manifest_states_no_hash_is_read(run: Path) -> None:
+    path = save(run, 20)
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["sha256"]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    assert "no usable manifest ('sha256')" in str(checkpoint_problem(path))
+    (path / "manifest.json").write_text(json.dumps({**manifest, "format_version": 1}))
+    assert checkpoint_problem(path) is None
+
+
+def test_when_all_are_damaged_training_does_not_start_anew(run: Path) -> None:
+    for step, kind in ((10, "flip"), (20, "truncated"), (30, "no manifest")):
+        damage(save(run, step), kind)
+    warned: list[str] = []
+    message = rf"no checkpoint in {re.escape(str(run))}/checkpoints is usable: restore one from a backup, or choose"
+    with pytest.raises(UserError, match=message):
+        newest_checkpoint(run, warned.append)
+    assert ["step-000000" + warning.split("step-000000")[1][:2] for warning in warned] == [
+        "step-00000030", "step-00000020", "step-00000010",
+    ]  # fmt: skip
+
+
+def test_a_link_in_place_of_all_checkpoints_is_refused(run: Path) -> None:
+    save(run, 10)
+    (run / "checkpoints").rename(run / "elsewhere")
+    (run / "checkpoints").symlink_to("elsewhere")
+    with pytest.raises(UserError, match=r"checkpoints is a link: put the real folder there"):
+        newest_checkpoint(run, pytest.fail)

@@ -1,0 +1,320 @@
+import dataclasses
+import errno
+import fcntl
+import hashlib
+import json
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dist_transformer.config.settings import PRESETS, BatchConfig, ModelConfig, OptimizerConfig, TrainConfig, from_plain
+from dist_transformer.errors import UserError
+from dist_transformer.run.checkpoint import CheckpointReader
+from dist_transformer.run.checkpoint_writer import Retention
+from dist_transformer.run.folder import (
+    average_notes,
+    check_settings,
+    describe_run,
+    next_command,
+    open_run,
+    remove_newer,
+    run_identity,
+    sole_writer,
+    write_settings,
+)
+from dist_transformer.runtime.interpreter import typed_path
+from dist_transformer.runtime.launch import as_typed
+from dist_transformer.training.engine.engine import MOMENTS, ParameterState
+from tests.conftest import ROOT
+from tests.run.saving import save_checkpoint
+
+DS_CONFIG = {"zero_optimization": {"stage": 1, "overlap_comm": True}}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> TrainConfig:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "index.json").write_text('{"corpus": "hand-written"}')
+    (data / "tokenizer.json").write_text("{}")
+    return dataclasses.replace(PRESETS["tiny"], data=(str(data),), run_dir=tmp_path / "runs" / "1")
+
+
+def described(config: TrainConfig, ds_config: dict[str, Any] = DS_CONFIG) -> dict[str, Any]:
+    return describe_run(config, [Path(place) for place in config.data], ds_config)
+
+
+@pytest.fixture
+def run_dir(config: TrainConfig) -> Path:
+    write_settings(config.run_dir, described(config), Path(config.data[0]) / "tokenizer.json")
+    return config.run_dir
+
+
+def test_what_is_written(config: TrainConfig, run_dir: Path) -> None:
+    assert sorted(path.name for path in run_dir.iterdir()) == ["config.json", "tokenizer.json"]
+    assert (run_dir / "tokenizer.json").read_text() == "{}"
+    written = json.loads((run_dir / "config.json").read_text())
+    index = (Path(config.data[0]) / "index.json").read_bytes()
+    assert written.pop("data_sha256") == [hashlib.sha256(index).hexdigest()]
+    assert written.pop("deepspeed") == DS_CONFIG
+    assert written.pop("init_from_sha256") is None
+    assert from_plain(TrainConfig, written, "config.json") == config
+
+
+def test_the_same_settings_change_nothing(config: TrainConfig, run_dir: Path) -> None:
+    assert check_settings(run_dir, described(config)) == []
+
+
+CHANGED: list[tuple[dict[str, Any], str, str, str]] = [
+    ({"model": ModelConfig(width=128, heads=4, ffn_width=256, encoder_layers=2, decoder_layers=3)},
+     "model.decoder_layers", "2", "3"),
+    ({"model": dataclasses.replace(PRESETS["tiny"].model, norm="pre")}, "model.norm", "'post'", "'pre'"),
+    ({"model": dataclasses.replace(PRESETS["tiny"].model, dropout=0.2)}, "model.dropout", "0.1", "0.2"),
+    ({"model": dataclasses.replace(PRESETS["tiny"].model, vocab_size=9)}, "model.vocab_size", "0", "9"),
+    ({"batch": BatchConfig(max_target_tokens=1024, packs_per_step=3)}, "batch.packs_per_step", "2", "3"),
+    ({"batch": BatchConfig(max_target_tokens=1024, packs_per_step=2, packs_per_micro_batch=2)},
+     "batch.packs_per_micro_batch", "1", "2"),
+    ({"batch": BatchConfig(max_target_tokens=1024, packs_per_step=2, max_source_tokens=77)},
+     "batch.max_source_tokens", "None", "77"),
+    ({"batch": BatchConfig(max_target_tokens=1024, packs_per_step=2, window_shards=2)},
+     "batch.window_shards", "8", "2"),
+    ({"seed": 2}, "seed", "1", "2"),
+    ({"init_from": Path("models/base")}, "init_from", "None", "'models/base'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "name", "old", "new"), CHANGED)
+def test_another_model_batch_or_seed_is_refused_by_name(
+    changes: dict[str, Any], name: str, old: str, new: str, config: TrainConfig, run_dir: Path
+) -> None:
+    wanted = described(dataclasses.replace(config, **changes))
+    with pytest.raises(UserError) as refused:
+        check_settings(run_dir, wanted)
+    message = f"{run_dir} was trained with {name} = {old}, not {new}: use the old value, or another --run-dir"
+    assert str(refused.value) == message
+
+
+def test_what_cannot_be_resumed_is_another_run(config: TrainConfig) -> None:
+    identity = run_identity(described(config))
+    assert len(identity) == 16
+    others = [dataclasses.replace(config, **changes) for changes, *_ in CHANGED]
+    assert len({identity, *(run_identity(described(other)) for other in others)}) == 1 + len(CHANGED)
+    longer = dataclasses.replace(config, max_steps=900, precision="fp32", run_dir=config.run_dir / "moved")
+    assert run_identity(described(longer, {})) == identity
+    (Path(config.data[0]) / "index.json").write_text('{"corpus": "another"}')
+    assert run_identity(described(config)) != identity
+
+
+def test_other_data_is_refused(config: TrainConfig, run_dir: Path) -> None:
+    (data,) = config.data
+    other = Path(data).with_name("other")
+    shutil.copytree(data, other)
+    (other / "index.json").write_text('{"corpus": "another"}')
+    with pytest.raises(UserError) as refused:
+        check_settings(run_dir, described(dataclasses.replace(config, data=(str(other),))))
+    assert str(refused.value) == (
+        f"{run_dir} was trained on other data ({data}) than --data {other}: give the same data, which may be elsewhere "
+        "by now, or choose another --run-dir"
+    )
+    (Path(data) / "index.json").write_text('{"corpus": "another"}')
+    with pytest.raises(UserError) as refused:
+        check_settings(run_dir, described(config))
+    assert str(refused.value) == (
+        f"{run_dir} was trained on other data: --data {data} has changed since: put back what was there, or choose "
+        "another --run-dir"
+    )
+
+
+def test_the_same_data_elsewhere_is_accepted(config: TrainConfig, run_dir: Path) -> None:
+    moved = Path(config.data[0]).with_name("moved")
+    Path(config.data[0]).rename(moved)
+    changed = check_settings(run_dir, described(dataclasses.replace(config, data=(str(moved),))))
+    assert changed == [f"data: {list(config.data)!r} -> {[str(moved)]!r}"]
+
+
+def test_the_rest_may_change_and_is_listed(config: TrainConfig, run_dir: Path) -> None:
+    changed = dataclasses.replace(
+        config,
+        max_steps=900,
+        precision="fp32",
+        deepspeed_config=Path("z2.json"),
+        optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=1e-3, warmup_steps=200),
+    )
+    wanted = described(changed, {"zero_optimization": {"stage": 2}, "wall_clock_breakdown": True})
+    assert check_settings(run_dir, wanted) == [
+        "deepspeed.wall_clock_breakdown: None -> True",
+        "deepspeed.zero_optimization.overlap_comm: True -> None",
+        "deepspeed.zero_optimization.stage: 1 -> 2",
+        "deepspeed_config: None -> 'z2.json'",
+        "max_steps: 1000 -> 900",
+        "optimizer.peak_lr: 0.003 -> 0.001",
+        "precision: 'bf16' -> 'fp32'",
+    ]
+
+
+def test_a_missing_or_damaged_settings_file_is_named(config: TrainConfig, run_dir: Path) -> None:
+    wanted = described(config)
+    (run_dir / "config.json").write_text("{")
+    with pytest.raises(UserError, match=r"config\.json cannot be read as JSON"):
+        check_settings(run_dir, wanted)
+    (run_dir / "config.json").unlink()
+    with pytest.raises(UserError, match=r"config\.json does not exist"):
+        check_settings(run_dir, wanted)
+
+
+def test_settings_are_replaced_whole(config: TrainConfig, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk while the settings are written anew leaves the old ones."""
+    before = (run_dir / "config.json").read_text()
+
+    def torn(path: Path, text: str, **_: Any) -> int:
+        path.open("w").write(text[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", torn)
+    with pytest.raises(OSError, match="No space left"):
+        write_settings(run_dir, described(dataclasses.replace(config, max_steps=5)), run_dir / "tokenizer.json")
+    monkeypatch.undo()
+    assert (run_dir / "config.json").read_text() == before
+
+
+def test_what_a_resumed_run_computes_anew_is_removed(tmp_path: Path) -> None:
+    files = {
+        f"{folder}/step-000000{step}{end}"
+        for folder, end in (("weights", ".safetensors"), ("samples", ".json"))
+        for step in (10, 20, 30)
+    } | {f"weights/ema-000000{step}.safetensors" for step in (20, 30)}
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    remove_newer(tmp_path, 20)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
+    assert left == {name for name in files if "-00000030" not in name}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        ({}, 0.0, []),
+        ({"ema_decay": 0.99}, 0.999, []),
+        ({}, 0.999, ["the moving average of the weights begins with those of step 7"]),
+        ({"ema_decay": 0.0}, 0.999, ["the moving average of the weights begins with those of step 7"]),
+        ({"ema_decay": 0.999}, 0.0, ["the moving average of the weights is given up; its files in weights/ stay"]),
+    ],
+)
+def test_an_average_that_begins_or_ends_is_told(before: dict[str, Any], now: float, expected: list[str]) -> None:
+    assert average_notes({"step": 7, **before}, now) == expected
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from dist_transformer.run.folder import sole_writer
+with sole_writer(Path(sys.argv[1]), print):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_folder_in_use_is_refused_and_is_free_when_its_process_is_killed(tmp_path: Path) -> None:
+    run_dir = tmp_path / "a run"
+    command = [sys.executable, "-c", HOLDER, str(run_dir)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(UserError) as refused, sole_writer(run_dir, pytest.fail, patience=0.0):
+            pass
+        who = f"{run_dir} is in use by process {process.pid} on {socket.gethostname()} since 20"
+        assert str(refused.value).startswith(who)
+        assert "wait until that run ends, or end it" in str(refused.value)
+        # The next start comes while this one still ends: it waits.
+        threading.Timer(0.3, process.kill).start()
+        with sole_writer(run_dir, pytest.fail, patience=60.0):
+            assert str(process.pid) not in (run_dir / "lock").read_text()
+    assert (run_dir / "lock").read_text() == ""
+    with sole_writer(run_dir, pytest.fail, patience=0.0):
+        pass
+
+
+def test_a_file_system_without_locks_is_used_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    notes: list[str] = []
+    with sole_writer(tmp_path, notes.append):
+        pass
+    assert len(notes) == 1
+    assert "lock cannot be locked" in notes[0]
+    assert "make sure yourself that no other run writes to this folder" in notes[0]
+
+
+def opened(config: TrainConfig, held: ExitStack) -> tuple[str | None, list[str]]:
+    """Where the run goes on, and what is said."""
+    folder = SimpleNamespace(path=Path(config.data[0]))
+    origin, notes = open_run(config, described(config), folder, held)  # type: ignore[arg-type]
+    return origin.path.name if isinstance(origin, CheckpointReader) else None, notes
+
+
+def test_a_run_takes_its_folder_and_moves_the_pointer_off_a_damaged_checkpoint(config: TrainConfig) -> None:
+    run_dir = config.run_dir
+    with ExitStack() as held:
+        assert opened(config, held) == (None, [])
+        with pytest.raises(UserError, match="is in use by"), sole_writer(run_dir, pytest.fail, patience=0.0):
+            pass
+        for step in (1, 2):
+            weight = torch.zeros(3)
+            state = ParameterState(name="w", weight=weight, moments=dict.fromkeys(MOMENTS, weight))
+            retention = Retention(checkpoints=2, weights=2)
+            save_checkpoint(run_dir, [state], {"step": step}, retention=retention, weights_metadata={})
+    (run_dir / "checkpoints" / "step-00000002" / "state.json").write_text("{}")
+    with ExitStack() as held:
+        name, notes = opened(config, held)
+    assert name == "step-00000001"
+    assert "state.json is damaged" in notes[0]
+    assert notes[1].endswith("step-00000001: every step after 1 is computed again")
+    assert (run_dir / "checkpoints" / "latest").read_text() == "step-00000001\n"
+    assert [file.name for file in run_dir.glob("weights/step-*")] == ["step-00000001.safetensors"]
+    # A start that is refused lets go of the folder.
+    with ExitStack() as held, pytest.raises(UserError, match=r"model\.dropout"):
+        opened(dataclasses.replace(config, model=dataclasses.replace(config.model, dropout=0.4)), held)
+    with sole_writer(run_dir, pytest.fail, patience=0.0):
+        pass
+
+
+def test_a_mistyped_folder_is_not_made(config: TrainConfig) -> None:
+    required = dataclasses.replace(config, resume="required")
+    with ExitStack() as held, pytest.raises(UserError, match=r"--resume required, but .* holds no checkpoint"):
+        opened(required, held)
+    assert not config.run_dir.exists()
+
+
+@pytest.mark.parametrize("name", ["index.json", "model.safetensors"])
+def test_a_data_or_model_folder_is_not_written_over(name: str, config: TrainConfig) -> None:
+    config.run_dir.mkdir(parents=True)
+    (config.run_dir / name).write_text("{}")
+    with ExitStack() as held, pytest.raises(UserError, match=rf"folder \(it has {name}\): choose another"):
+        opened(config, held)
+    assert [file.name for file in config.run_dir.iterdir()] == [name]
+
+
+def test_the_next_command_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    run_dir = tmp_path / "it's a run"
+    (run_dir / "weights").mkdir(parents=True)
+    for step in (10, 20):
+        (run_dir / "weights" / f"step-{step}.safetensors").touch()
+    _, command = next_command(run_dir).splitlines()
+    typed = command.removeprefix("next:").strip()
+    words = shlex.split(typed)
+    assert typed == as_typed([sys.executable, *words[1:]])
+    assert words[1] == typed_path(ROOT / "tools" / "average_checkpoints.py")
+    assert words[2:] == ["--run-dir", str(run_dir), "--last", "2", "--out", str(run_dir / "model")]

@@ -1,0 +1,104 @@
+"""Links, pickles and files that do not belong into a run folder."""
+
+import io
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.run.sound_run import NEWEST, PART, failures
+
+
+@pytest.mark.parametrize(
+    "place", [PART, f"{NEWEST}/manifest.json", NEWEST, "checkpoints/latest", "checkpoints", "ledger.jsonl"]
+)
+def test_a_link_is_not_followed(run: Path, place: str) -> None:
+    """What it leads to is sound, and still refused, by the general check and where it would be read."""
+    (run / place).rename(run.parent / "elsewhere")
+    (run / place).symlink_to(run.parent / "elsewhere")
+    found = failures(run)
+    assert f"{run / place} is a link" in found["files"]
+    assert len(found) >= 2
+
+
+@pytest.mark.parametrize("place", ["config.json", "tokenizer.json"])
+def test_settings_or_tokenizer_behind_a_link(run: Path, place: str) -> None:
+    (run / place).rename(run.parent / "elsewhere")
+    (run / place).symlink_to(run.parent / "elsewhere")
+    assert f"{run / place} is a link, a folder or no plain file" in "".join(failures(run).values())
+
+
+def zipped_pickle() -> bytes:
+    """As torch writes its checkpoints."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps({}))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("optimizer.pt", b"anything"),
+        ("samples/notes.json", pickle.dumps({"a": 1})),
+        ("tensorboard/events", pickle.dumps([1], protocol=2)),
+        ("model.bin", zipped_pickle()),
+    ],
+)
+def test_a_pickle(run: Path, name: str, content: bytes) -> None:
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).write_bytes(content)
+    found = failures(run)
+    assert found.keys() == {"files"}
+    assert f"{run / name} is a pickle" in found["files"]
+
+
+def test_a_zip_without_a_pickle_is_none(run: Path) -> None:
+    with zipfile.ZipFile(run / "samples.zip", "w") as archive:
+        archive.writestr("a.txt", "a")
+    assert failures(run) == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoints/.step-00000006.tmp", "weights/.step-00000006.safetensors.tmp", "config.json.tmp"]
+)
+def test_what_a_killed_writer_leaves(run: Path, name: str) -> None:
+    (run / name).write_text("")
+    assert f"{run / name} was left by a writer that was killed" in failures(run)["files"]
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoints/step-4", "checkpoints/notes.txt", "weights/best.safetensors", "weights/ema-4.safetensors"]
+)
+def test_what_is_no_file_of_a_run(run: Path, name: str) -> None:
+    (run / name).write_text("")
+    assert f"{run / name} is no file of a run" in failures(run)["files"]
+
+
+def test_a_pipe_stops_nothing(run: Path) -> None:
+    os.mkfifo(run / "pipe")
+    assert "pipe is a link or no plain file" in failures(run)["files"]
+
+
+def test_all_that_does_not_belong_is_named(run: Path) -> None:
+    """Up to five, and how many more there are."""
+    for number in range(7):
+        (run / f"checkpoints/notes-{number}.txt").write_text("")
+    found = failures(run)["files"]
+    assert found.count("is no file of a run: move it away") == 5
+    assert found.endswith("; and 2 more")
+
+
+def test_a_folder_that_cannot_be_read_is_not_taken_as_empty(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = os.scandir
+
+    def refused(path: Any) -> Any:
+        if Path(path).name == "weights":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    assert "cannot be read (PermissionError: [Errno 13] Permission denied" in failures(run)["files"]

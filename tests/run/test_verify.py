@@ -1,0 +1,210 @@
+"""A run folder damaged in one place at a time: which check finds it, and what it says."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_transformer.errors import UserError
+from dist_transformer.run.ledger import GENESIS, Ledger, chain_link
+from dist_transformer.run.verify import verify_run
+from tests.run.sound_run import LEFT_OUT, NEWEST, PART, edit_json, edit_manifest, failures, flip, seal
+
+
+def test_a_sound_run(run: Path) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    checks = verify_run(run)
+    assert [check.what for check in checks if check.passed] == [
+        "settings",
+        "files",
+        "ledger",
+        "checkpoint step-00000002",
+        "checkpoint step-00000004",
+        "latest",
+        "weights",
+    ]
+    assert len(checks) == 7
+    details = {check.what: check.detail for check in checks}
+    assert details["ledger"] == "unbroken from step 1 to 5, 515 target tokens, shards left out 1 times"
+    assert details["latest"] == "names step-00000004, which is whole"
+    assert details["weights"].startswith("2 file(s)")
+    assert details["weights"].endswith("; 2 equal to a checkpoint's")
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_what_is_no_run_folder(tmp_path: Path, run: Path) -> None:
+    (run / "model.safetensors").touch()
+    with pytest.raises(UserError, match=r"is not a run folder but a model folder .* give the --run-dir of a training"):
+        verify_run(run)
+    for path in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(UserError, match=r"is not a run folder .* give the --run-dir of a training"):
+            verify_run(path)
+
+
+def test_a_flipped_byte_of_a_checkpoint(run: Path) -> None:
+    flip(run / PART)
+    found = failures(run)
+    assert found.keys() == {"checkpoint step-00000004", "latest"}
+    assert f"{run / PART} is damaged" in found["checkpoint step-00000004"]
+    assert "names step-00000004, which is not whole" in found["latest"]
+
+
+@pytest.mark.parametrize("name", ["state.json", "part-00000.safetensors", "manifest.json"])
+def test_a_file_of_a_checkpoint_is_missing_or_cut(run: Path, name: str) -> None:
+    content = (run / NEWEST / name).read_bytes()
+    (run / NEWEST / name).write_bytes(content[:-5])
+    assert name.partition(".")[0] in failures(run)["checkpoint step-00000004"]
+    (run / NEWEST / name).unlink()
+    assert name.partition(".")[0] in failures(run)["checkpoint step-00000004"]
+
+
+@pytest.mark.parametrize("name", ["../../../secret", "..", "/etc/hostname", "", ".", "sub/part", "a\0b"])
+def test_a_manifest_that_leads_elsewhere(run: Path, name: str) -> None:
+    (run.parent / "secret").write_text("x")
+    entry = {"bytes": 1, "sha256": hashlib.sha256(b"x").hexdigest()}
+    manifest = json.loads((run / NEWEST / "manifest.json").read_text())
+    edit_manifest(run / NEWEST, files={**manifest["files"], name: entry})
+    assert "is missing or not a plain file" in failures(run)["checkpoint step-00000004"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"step": 3}, "states step 3: the folder was renamed"),
+        ({"ledger_chain": "0" * 64}, "does not continue the ledger at step 4"),
+        ({"target_tokens": 409}, "does not continue the ledger at step 4 (409 target tokens, the ledger has 410)"),
+        ({"left_out": []}, "states other shards as left out than the ledger"),
+        ({"model": {}}, "states another model than config.json"),
+        ({"tokenizer_sha256": "0" * 64}, "states another tokenizer"),
+    ],
+)
+def test_a_state_that_is_not_this_runs(run: Path, changes: dict[str, Any], message: str) -> None:
+    edit_json(run / NEWEST / "state.json", **changes)
+    seal(run / NEWEST)
+    assert message in failures(run)["checkpoint step-00000004"]
+
+
+def test_a_state_without_its_fields(run: Path) -> None:
+    (run / NEWEST / "state.json").write_text("{}")
+    seal(run / NEWEST)
+    assert "cannot be read (KeyError: 'step')" in failures(run)["checkpoint step-00000004"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("step-00000009\n", "names step-00000009, which does not exist"),
+        ("step-00000002\n", None),
+        ("../checkpoints/step-00000004\n", "not the name of a checkpoint"),
+        ("step-00000004/../step-00000004\n", "not the name of a checkpoint"),
+        ("step-00000004\nstep-00000002\n", "not the name of a checkpoint"),
+        ("", "not the name of a checkpoint"),
+        (b"\xff\xfe", "cannot be read (UnicodeDecodeError"),
+    ],
+)
+def test_the_pointer(run: Path, content: str | bytes, message: str | None) -> None:
+    """An older whole checkpoint is right: a run that is killed between renaming and pointing leaves it so."""
+    (run / "checkpoints/latest").write_bytes(content.encode() if isinstance(content, str) else content)
+    found = failures(run)
+    assert found.keys() == ({"latest"} if message else set())
+    assert message is None or message in found["latest"]
+
+
+def test_no_pointer_and_no_checkpoints(run: Path) -> None:
+    (run / "checkpoints/latest").unlink()
+    assert "latest is missing" in failures(run)["latest"]
+    (run / "checkpoints").rename(run.parent / "gone")
+    assert "holds no checkpoint: nothing can be resumed" in failures(run)["latest"]
+
+
+def ledger_lines(run: Path) -> list[str]:
+    return (run / "ledger.jsonl").read_text().splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "broken"),
+    [
+        (lambda lines: [*lines[:2], lines[2].replace('"target_tokens": 103', '"target_tokens": 104'), *lines[3:]], 3),
+        (lambda lines: [lines[0], *lines[2:]], 2),
+        (lambda lines: [*lines[:2], lines[2].replace('"shard": 1', '"shard": 2'), *lines[3:]], 3),
+        (lambda lines: lines[1:], 1),
+        (lambda lines: [*lines[:4], lines[4][:20]], 5),
+    ],
+)
+def test_an_edited_ledger(run: Path, change: Callable[[list[str]], list[str]], broken: int) -> None:
+    (run / "ledger.jsonl").write_text("".join(change(ledger_lines(run))))
+    found = failures(run)
+    assert f"line {broken}: the chain is broken" in found["ledger"]
+    assert "not checked against the ledger" in found["checkpoint step-00000002"]
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    [[{"corpus": 0, "shard": -1, "epoch": 0, "window": 0, "packs": 0}], [{"shard": 1}], [7], 7, "x", {"corpus": 0}],
+)
+def test_a_ledger_whose_chain_holds_over_shards_that_make_no_sense(run: Path, left_out: Any) -> None:
+    """As somebody would write it who knows how to chain."""
+    chain, lines = GENESIS, []
+    for entry in map(json.loads, ledger_lines(run)):
+        changed = {**entry, "left_out": left_out} if entry["step"] == 3 else entry
+        chain = chain_link(chain, changed)
+        lines.append(json.dumps({**changed, "chain": chain}) + "\n")
+    (run / "ledger.jsonl").write_text("".join(lines))
+    found = failures(run)
+    assert re.search(r"left_out is not what a run writes|cannot be read \((Type|Value)Error", found["ledger"])
+    assert "not checked against the ledger" in found["checkpoint step-00000002"]
+
+
+def test_a_ledger_that_lost_its_end(run: Path) -> None:
+    lines = ledger_lines(run)
+    (run / "ledger.jsonl").write_text("".join(lines[:4]))
+    assert failures(run) == {}
+    (run / "ledger.jsonl").write_text("".join(lines[:3]))
+    found = failures(run)
+    assert found.keys() == {"checkpoint step-00000004", "latest"}
+    assert "is of step 4, and the ledger ends at step 3" in found["checkpoint step-00000004"]
+
+
+def test_a_ledger_rewritten_with_a_chain_of_its_own(run: Path) -> None:
+    """Its chain holds: only the checkpoints tell."""
+    (run / "ledger.jsonl").unlink()
+    ledger = Ledger(run / "ledger.jsonl")
+    for step in range(1, 6):
+        left_out = (LEFT_OUT,) if step == 3 else ()
+        ledger.add(step, pair_hash=7 * step + (step == 3), target_tokens=100 + step, left_out=left_out)
+    ledger.flush()
+    found = failures(run)
+    assert found.keys() == {"checkpoint step-00000004", "latest"}
+    assert "does not continue the ledger at step 4" in found["checkpoint step-00000004"]
+
+
+def test_an_empty_ledger_and_none(run: Path) -> None:
+    (run / "ledger.jsonl").write_text("")
+    assert "no step of this run is proven" in failures(run)["ledger"]
+    (run / "ledger.jsonl").unlink()
+    assert "ledger.jsonl is missing" in failures(run)["ledger"]
+
+
+def test_checks_that_need_the_settings_say_so(run: Path) -> None:
+    (run / "config.json").write_text("{")
+    found = failures(run)
+    assert "cannot be read as JSON" in found["settings"]
+    assert found["weights"] == "not checked, for config.json cannot be read (above)"
+    edit = {"seed": "one"}
+    (run / "config.json").write_text(json.dumps(edit))
+    assert "config.json: seed must be int, not 'one'" in failures(run)["settings"]
+
+
+def test_a_data_folder_that_is_none(run: Path, tmp_path: Path) -> None:
+    found = {check.what: check.detail for check in verify_run(run, [str(tmp_path / "none")]) if not check.passed}
+    assert found.keys() == {"data", "sentences"}
+    assert found["sentences"] == "not compared, for the data folder cannot be read (above)"
+
+
+def test_another_number_of_data_folders_is_refused(run: Path, tmp_path: Path) -> None:
+    found = {check.what: check.detail for check in verify_run(run, ["a", "b"]) if not check.passed}
+    assert found["data"] == "the run was trained on 1 data folder(s), not 2: give its --data"

@@ -1,0 +1,106 @@
+"""What a run may begin with, in one process: no engine."""
+
+import dataclasses
+import hashlib
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dist_transformer.config.settings import PRESETS
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.errors import UserError
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.run.warm_start import InitialWeights, read_initial_weights
+from dist_transformer.runtime.distributed import World
+from dist_transformer.training.dry_run import run_test_mode
+
+
+def read(path: Path, tokenizer: Tokenizer, model: Transformer, **changes: Any) -> InitialWeights:
+    config = dataclasses.replace(model.config, **changes)
+    return read_initial_weights(path, config, tokenizer_sha256=tokenizer.sha256)
+
+
+def test_the_weights_are_those_of_the_folder(
+    model_folder: Path, toy_tokenizer: Tokenizer, random_model: Transformer
+) -> None:
+    initial = read(model_folder, toy_tokenizer, random_model)
+    assert initial.sha256 == hashlib.sha256((model_folder / "model.safetensors").read_bytes()).hexdigest()
+    expected = dict(random_model.named_parameters())
+    assert sorted(initial.parameter_names()) == sorted(expected)
+    for name, parameter in expected.items():
+        assert torch.equal(initial.weight(name), parameter)
+
+
+def test_dropout_and_length_may_differ(model_folder: Path, toy_tokenizer: Tokenizer, random_model: Transformer) -> None:
+    free = {"dropout": 0.4, "attention_dropout": 0.1, "ffn_dropout": 0.2, "embedding_init": "xavier"}
+    initial = read(model_folder, toy_tokenizer, random_model, **free, max_positions=500)
+    assert initial.parameter_names()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"width": 32, "head_width": 8}, "model.width = 16, not 32; model.head_width = None, not 8"),
+        ({"heads": 4}, "model.heads = 2, not 4"),
+        ({"decoder_layers": 3}, "model.decoder_layers = 1, not 3"),
+        ({"norm": "pre"}, "model.norm = 'post', not 'pre'"),
+        ({"positions": "learned"}, "model.positions = 'sinusoidal', not 'learned'"),
+        ({"tie_embeddings": True}, "model.tie_embeddings = False, not True"),
+    ],
+)
+def test_another_network_is_refused_by_the_fields(
+    model_folder: Path, toy_tokenizer: Tokenizer, random_model: Transformer, changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        read(model_folder, toy_tokenizer, random_model, **changes)
+    remedy = "give this run the values of the model, or leave --init-from out"
+    assert str(refused.value) == f"--init-from {model_folder} has {named}: {remedy}"
+
+
+def test_learned_positions_have_a_length(
+    model_folder: Path, toy_tokenizer: Tokenizer, random_model: Transformer
+) -> None:
+    """Where positions are weights, as many must be there as the run has."""
+    with pytest.raises(UserError, match=r"model\.positions = .*; model\.max_positions = 160, not 161"):
+        read(model_folder, toy_tokenizer, random_model, positions="learned", max_positions=161)
+
+
+def test_another_vocabulary_is_refused_with_the_command(model_folder: Path, random_model: Transformer) -> None:
+    remedy = f"tools/prepare_data.py --tokenizer {model_folder / 'tokenizer.json'}, or leave --init-from out"
+    with pytest.raises(UserError, match=f"was trained with another vocabulary .* {re.escape(remedy)}$"):
+        read_initial_weights(model_folder, random_model.config, tokenizer_sha256="0" * 64)
+
+
+@pytest.mark.parametrize("name", ["", "config.json", "nothing"])
+def test_what_is_no_model_folder(
+    tmp_path: Path, model_folder: Path, toy_tokenizer: Tokenizer, random_model: Transformer, name: str
+) -> None:
+    """A run folder has a config.json too."""
+    shutil.copy(model_folder / "config.json", tmp_path)
+    with pytest.raises(UserError, match=r"is not a model folder \(it has no model.safetensors\): make one"):
+        read(tmp_path / name, toy_tokenizer, random_model)
+
+
+def test_a_damaged_model_folder_is_named(
+    tmp_path: Path, model_folder: Path, toy_tokenizer: Tokenizer, random_model: Transformer
+) -> None:
+    damaged = Path(shutil.copytree(model_folder, tmp_path / "model"))
+    file = damaged / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(UserError, match=re.escape(f"{file} cannot be read")):
+        read(damaged, toy_tokenizer, random_model)
+
+
+def test_test_mode_finds_it_before_a_job_is_queued(tmp_path: Path, toy_data: DataFolder, model_folder: Path) -> None:
+    """It begins with drawn weights itself, but says at once when the run could not begin with these."""
+    config = dataclasses.replace(
+        PRESETS["tiny"], data=(str(toy_data.path),), run_dir=tmp_path / "run", init_from=model_folder
+    )
+    with pytest.raises(UserError, match=r"^--init-from .* was trained with another vocabulary"):
+        run_test_mode(config, World(), torch.device("cpu"))
+    assert not (tmp_path / "run").exists()

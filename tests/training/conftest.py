@@ -1,5 +1,0 @@
-"""A run folder to damage."""
-
-from tests.training.sound_run import run, sound_run
-
-__all__ = ["run", "sound_run"]

@@ -1,0 +1,144 @@
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dist_transformer.config.settings import OptimizerConfig
+from dist_transformer.training.engine.schedule import (
+    RateScheduler,
+    average_decay,
+    inverse_sqrt_rate,
+    learning_rate,
+    noam_rate,
+    scheduler_hook,
+)
+
+# d_model^-0.5 · min(step^-0.5, step · 4000^-1.5), computed apart from this code with 30 decimal digits.
+NOAM = {
+    512: {
+        1: 1.74692810742171e-7,
+        3_999: 6.98596550157942e-4,
+        4_000: 6.98771242968684e-4,
+        4_001: 6.98683912937353e-4,
+        100_000: 1.39754248593737e-4,
+    },
+    1024: {
+        1: 1.23526471100327e-7,
+        3_999: 4.93982357930209e-4,
+        4_000: 4.94105884401309e-4,
+        4_001: 4.94044132743954e-4,
+        100_000: 9.88211768802619e-5,
+    },
+}
+
+
+@pytest.mark.parametrize("width", NOAM)
+def test_noam_is_the_papers_formula(width: int) -> None:
+    rates = {step: noam_rate(step, width=width, warmup_steps=4000) for step in NOAM[width]}
+    assert rates == pytest.approx(NOAM[width], rel=1e-13)
+
+
+def test_scale_is_a_factor() -> None:
+    assert noam_rate(4_000, width=512, warmup_steps=4000, scale=2.5) == pytest.approx(2.5 * 6.98771242968684e-4, 1e-13)
+
+
+def test_inverse_sqrt_rises_to_its_peak_and_falls_with_the_root() -> None:
+    expected = {1: 2.5e-7, 100: 2.5e-5, 3_999: 9.9975e-4, 4_000: 1e-3, 4_001: 9.99875023432618e-4, 16_000: 5e-4}
+    rates = {step: inverse_sqrt_rate(step, peak=1e-3, warmup_steps=4000) for step in expected}
+    assert rates == pytest.approx(expected, rel=1e-13)
+    assert max(inverse_sqrt_rate(step, peak=1e-3, warmup_steps=40) for step in range(1, 400)) == 1e-3
+
+
+def test_the_config_chooses_the_schedule() -> None:
+    noam = OptimizerConfig(schedule="noam", warmup_steps=4000, lr_scale=2.0, peak_lr=9.0)
+    assert learning_rate(4_001, noam, width=512) == pytest.approx(2 * 6.98683912937353e-4, rel=1e-13)
+    inverse = OptimizerConfig(schedule="inverse_sqrt", warmup_steps=100, lr_scale=9.0, peak_lr=4e-3)
+    assert learning_rate(50, inverse, width=512) == pytest.approx(2e-3, rel=1e-13)
+    assert learning_rate(400, inverse, width=512) == pytest.approx(2e-3, rel=1e-13)
+
+
+def two_groups() -> torch.optim.Optimizer:
+    parameters = [nn.Parameter(torch.ones(1)) for _ in range(2)]
+    return torch.optim.SGD([{"params": [parameter]} for parameter in parameters], lr=99.0)
+
+
+def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
+    return [group["lr"] for group in optimizer.param_groups]
+
+
+def test_the_first_update_uses_the_first_rate_and_each_one_its_own() -> None:
+    optimizer = two_groups()
+    scheduler = RateScheduler(optimizer, float)
+    used = []
+    for _ in range(4):
+        used.append(rates_of(optimizer))
+        optimizer.step()
+        scheduler.step()
+    assert used == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [4.0, 4.0]]
+    assert scheduler.get_last_lr() == [5.0, 5.0]
+    assert scheduler.updates == 4
+
+
+def test_groups_that_a_load_replaces_get_the_rate() -> None:
+    """torch's `load_state_dict` makes new dictionaries; a scheduler that keeps the old ones is frozen."""
+    optimizer = two_groups()
+    scheduler = RateScheduler(optimizer, float)
+    old = optimizer.param_groups
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.param_groups[0] is not old[0]
+    scheduler.step()
+    assert rates_of(optimizer) == [2.0, 2.0]
+    optimizer.param_groups = [{**group, "lr": -1.0} for group in optimizer.param_groups]
+    scheduler.step()
+    assert rates_of(optimizer) == scheduler.get_last_lr() == [3.0, 3.0]
+
+
+def test_state_goes_through_a_checkpoint() -> None:
+    first = RateScheduler(two_groups(), float)
+    for _ in range(7):
+        first.step()
+    optimizer = two_groups()
+    second = RateScheduler(optimizer, float)
+    second.load_state_dict(first.state_dict())
+    assert rates_of(optimizer) == [8.0, 8.0]
+    second.step()
+    assert rates_of(optimizer) == [9.0, 9.0]
+
+
+def test_a_skipped_step_does_not_advance_the_schedule() -> None:
+    """DeepSpeed does not call `step()` then; no other count is kept."""
+    optimizer = two_groups()
+    RateScheduler(optimizer, float)
+    optimizer.step()
+    optimizer.step()
+    assert rates_of(optimizer) == [1.0, 1.0]
+
+
+def test_step_takes_no_argument() -> None:
+    """DeepSpeed calls `step(batch_size)` when `step()` raises TypeError: that must not pass for an update."""
+    scheduler: Any = RateScheduler(two_groups(), float)
+    scheduler.step()
+    with pytest.raises(TypeError):
+        scheduler.step(64)
+    assert scheduler.updates == 1
+
+
+def test_the_hook_makes_the_scheduler_for_deepspeeds_optimizer() -> None:
+    optimizer = two_groups()
+    scheduler = scheduler_hook(OptimizerConfig(), width=512)(optimizer)
+    assert isinstance(scheduler, RateScheduler)
+    assert scheduler.optimizer is optimizer
+    assert rates_of(optimizer) == pytest.approx([NOAM[512][1]] * 2, rel=1e-13)
+    for _ in range(3_999):
+        scheduler.step()
+    assert rates_of(optimizer) == pytest.approx([NOAM[512][4_000]] * 2, rel=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("updates", "decay", "expected"),
+    # 8,991 / 9,000 = 0.999: there the warm-up ends.
+    [(1, 0.999, 2 / 11), (90, 0.999, 0.91), (8_990, 0.9999, 0.999), (8_991, 0.999, 0.999), (10**6, 0.5, 0.5)],
+)
+def test_the_average_forgets_the_beginning(updates: int, decay: float, expected: float) -> None:
+    assert average_decay(updates, decay) == pytest.approx(expected, rel=1e-15)

@@ -1,0 +1,278 @@
+"""Who is behind, as heartbeats tell it; how long phases take; which launchers stand above a process."""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from dist_transformer.runtime.distributed import World
+from dist_transformer.training.fault_tolerance import watchdog as module
+from dist_transformer.training.fault_tolerance.heartbeats import Beat, Failure, Heartbeats, who_is_behind
+from dist_transformer.training.fault_tolerance.launcher_watch import LauncherWatch
+from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
+from tests.jobs import PATIENCE
+
+
+def beat(rank: int, count: int, step: int, *, progress: int = 50, where: str = "a.py:1 f") -> Beat:
+    return Beat(
+        rank=rank, count=count, progress=progress, phase="training", step=step, where=where,
+        host="n1", process=100 + rank,
+    )  # fmt: skip
+
+
+def test_a_rank_without_new_beats_is_named() -> None:
+    before = {0: beat(0, 5, 7), 1: beat(1, 5, 7)}
+    after = {0: beat(0, 8, 7), 1: beat(1, 5, 7)}
+    found = who_is_behind(before, after, 2)
+    assert found == "rank 1 (n1, process 101) gives no sign of life; last seen in training, step 7, a.py:1 f"
+
+
+def test_ranks_that_got_less_far_are_named() -> None:
+    before = {rank: beat(rank, 5, 7, progress=49 if rank == 2 else 50) for rank in range(4)}
+    after = {rank: beat(rank, 8, 7, progress=49 if rank == 2 else 50) for rank in range(4)}
+    assert who_is_behind(before, after, 4) == "rank 2 (n1, process 102) is behind, in training, step 7, a.py:1 f"
+
+
+def test_ranks_that_never_began_are_named() -> None:
+    assert who_is_behind({0: beat(0, 1, 0)}, {0: beat(0, 2, 0)}, 3) == "rank 1 never began\nrank 2 never began"
+
+
+def test_where_nobody_is_behind_all_say_where_they_are() -> None:
+    before = {0: beat(0, 1, 4), 1: beat(1, 1, 4)}
+    after = {1: beat(1, 2, 4, where="b.py:2 g"), 0: beat(0, 2, 4)}
+    assert who_is_behind(before, after, 2).splitlines() == [
+        "rank 0 (n1, process 100) is in training, step 4, a.py:1 f",
+        "rank 1 (n1, process 101) is in training, step 4, b.py:2 g",
+    ]
+
+
+def test_the_first_failure_stands_until_the_next_launch(tmp_path: Path) -> None:
+    ranks = [Heartbeats(tmp_path / "run", World(rank=rank, size=2), "first") for rank in range(2)]
+    ranks[0].start_anew()
+    assert ranks[0].known_failure() is None
+    failures = [Failure(rank=rank, reason=f"error {rank}", is_hang=False) for rank in range(2)]
+    assert ranks[1].first_failure(failures[1]) == failures[1]
+    assert ranks[0].first_failure(failures[0]) == failures[1]
+    assert ranks[0].known_failure() == failures[1]
+    assert Heartbeats(tmp_path / "run", World(), "second").known_failure() is None
+    ranks[0].publish(beat(0, 1, 1))
+    ranks[0].start_anew()
+    assert list(ranks[0].folder.iterdir()) == []
+
+
+def test_an_error_is_told_to_the_others_and_theirs_is_an_echo(tmp_path: Path) -> None:
+    with contextlib.closing(Watchdog(World(), {})) as watchdog:
+        assert watchdog.fail(ValueError("before anybody could be told")) is None
+        watchdog.start(LauncherWatch()).publish_in(tmp_path)
+        assert watchdog.fail(ValueError("boom\nand more")) is None
+        (file,) = (tmp_path / "heartbeats").glob("failure-*.json")
+        assert json.loads(file.read_text()) == {"rank": 0, "reason": "ValueError: boom", "is_hang": False}
+        other = Failure(rank=1, reason="OSError: disk full", is_hang=False)
+        file.write_text(json.dumps(dataclasses.asdict(other)))
+        assert watchdog.fail(ConnectionError("closed by peer")) == other
+        shutil.rmtree(tmp_path / "heartbeats")
+        assert watchdog.fail(ValueError("the folder is gone")) is None
+
+
+def test_a_rank_that_ended_well_leaves_no_file(tmp_path: Path) -> None:
+    watchdog = Watchdog(World(), {})
+    watchdog.publish_in(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    watchdog.start(LauncherWatch()).publish_in(tmp_path)
+    watchdog.close()
+    assert list((tmp_path / "heartbeats").iterdir()) == []
+
+
+def test_nothing_is_written_after_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that takes two seconds for a beat, longer than a beat may take, holds `close` up for as long."""
+    publish, is_slow = Heartbeats.publish, threading.Event()
+
+    def publish_slowly(heartbeats: Heartbeats, beat: Beat) -> None:
+        if beat.count > 0:
+            is_slow.set()
+            time.sleep(2)
+        publish(heartbeats, beat)
+
+    monkeypatch.setattr(Heartbeats, "publish", publish_slowly)
+    watchdog = Watchdog(World(), {Phase.STEP: 4}).start(LauncherWatch())
+    watchdog.publish_in(tmp_path)
+    assert is_slow.wait(60)
+    watchdog.close()
+    assert list((tmp_path / "heartbeats").iterdir()) == []
+    time.sleep(3)
+    assert list((tmp_path / "heartbeats").iterdir()) == []
+
+
+def test_a_report_that_is_under_way_ends_with_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Another rank has found a hang; while this one finds out who is behind, it ends well."""
+    asks, closed, said = threading.Event(), threading.Event(), threading.Event()
+
+    def ask(heartbeats: Heartbeats, *, wait_seconds: float) -> str:
+        asks.set()
+        closed.wait(60)
+        said.set()
+        return "rank 7 is behind"
+
+    monkeypatch.setattr(Heartbeats, "who_is_behind", ask)
+    watchdog = Watchdog(World(), {Phase.STEP: 4}).start(LauncherWatch())
+    watchdog.publish_in(tmp_path)
+    watchdog._heartbeats.first_failure(Failure(rank=7, reason="no progress", is_hang=True))
+    assert asks.wait(60)
+    watchdog.close()
+    stacks = tmp_path / "hangs" / "rank-0.txt"
+    before = stacks.read_text()
+    closed.set()
+    assert said.wait(60)
+    time.sleep(0.5)
+    assert stacks.read_text() == before
+    assert "rank 7 is behind" not in capfd.readouterr().err
+
+
+def test_a_launch_begins_while_ranks_of_the_last_one_leave(tmp_path: Path) -> None:
+    last, here = (Heartbeats(tmp_path, World(), launch) for launch in ("last", "here"))
+    last.start_anew()
+    ended = threading.Event()
+
+    def beat_on() -> None:
+        for count in itertools.count():
+            # What it writes is removed at any moment.
+            with contextlib.suppress(OSError):
+                last.publish(beat(0, count, 99))
+            if ended.is_set():
+                break
+
+    leaving = threading.Thread(target=beat_on)
+    leaving.start()
+    try:
+        for _ in range(300):
+            here.start_anew()
+    finally:
+        ended.set()
+        leaving.join()
+    here.publish(beat(0, 1, 5, where="b.py:2 g"))
+    last.publish(beat(0, 1000, 99))
+    last.withdraw()
+    assert here.who_is_behind(wait_seconds=0) == (
+        "rank 0 (n1, process 100) gives no sign of life; last seen in training, step 5, b.py:2 g"
+    )
+
+
+def test_the_longest_of_each_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step, which compiles, does not count."""
+    clock = iter([0, 5, 105, 107, 110, 111, 131])
+    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(clock)))
+    watchdog = Watchdog(World(), {})
+    for phase in (Phase.STEP, Phase.STEP, Phase.STEP, Phase.EVALUATION, Phase.CHECKPOINT, Phase.STEP):
+        watchdog.enter(phase)
+    took = {phase: seconds for phase, seconds in watchdog.longest.items() if seconds}
+    assert took == {Phase.JOINING: 5, Phase.STEP: 3, Phase.EVALUATION: 1, Phase.CHECKPOINT: 20}
+
+
+HANG = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from dist_transformer.runtime.distributed import World
+from dist_transformer.training.fault_tolerance.heartbeats import Heartbeats
+from dist_transformer.training.fault_tolerance.launcher_watch import LauncherWatch
+from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
+
+# Two seconds later than it could, as on a busy machine.
+behind = Heartbeats.who_is_behind
+Heartbeats.who_is_behind = lambda self, *, wait_seconds: behind(self, wait_seconds=wait_seconds + 2)
+limits = {Phase.STEP: 1.5, Phase.EVALUATION: 1000}
+watchdog = Watchdog(World(), limits).start(LauncherWatch())
+watchdog.publish_in(Path(sys.argv[1]))
+watchdog.enter(Phase.EVALUATION, 1)
+time.sleep(1.8)
+watchdog.enter(Phase.STEP, 2)
+for _ in range(4):
+    time.sleep(0.45)
+    watchdog.progress()
+subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {os.getpid()}"])
+time.sleep(0.3)
+os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(0.2)
+watchdog.progress()
+print("healthy", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_hang_ends_the_process_with_its_stacks(tmp_path: Path) -> None:
+    """Neither a long validation, nor steps that go on, nor a job that was suspended."""
+    done = subprocess.run(
+        [sys.executable, "-c", HANG, str(tmp_path)], capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
+    assert (done.returncode, done.stdout) == (1, "healthy\n")
+    stacks = (tmp_path / "hangs" / "rank-0.txt").read_text()
+    for text in (done.stderr, stacks):
+        assert "no progress in training, step 2" in text
+        assert f'File "<string>", line {len(HANG.splitlines())} in <module>' in text
+        assert "rank 0 (" in text
+    assert done.stderr.endswith("error: rank 0 ends: no progress in training, step 2, for 0.025 minutes\n")
+
+
+ASK = """
+from dist_transformer.training.fault_tolerance.launcher_watch import LauncherWatch
+print(len(LauncherWatch()._parents))
+"""
+
+
+def test_launchers_are_told_from_other_parents(tmp_path: Path) -> None:
+    """A shell or pytest above a rank may end; `torchrun` may not."""
+    assert LauncherWatch()._parents == []
+    launcher = tmp_path / "torchrun"
+    launcher.write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {ASK!r}], check=True)\n")
+    found = subprocess.run([sys.executable, str(launcher)], capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout == "1\n"
+    assert LauncherWatch().gone() is None
+
+
+def test_a_launcher_that_ended_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = LauncherWatch()
+    watch._parents = [(os.getpid(), os.getppid())]
+    assert watch.gone() is None
+    watch._parents = [(os.getpid(), 999_999_999)]
+    assert watch.gone() == "its launcher, process 999999999,"
+
+
+ORPHAN = f"""
+import os, subprocess, sys, time
+
+while os.getppid() != 1:
+    time.sleep(0.01)
+subprocess.run([sys.executable, "-c", {ASK.replace("len(", "(").replace("._parents", ".gone()")!r}], check=True)
+"""
+
+
+@pytest.mark.parametrize(("arguments", "is_gone"), [([], True), (["--node_rank=1"], False)])
+def test_a_launcher_killed_before_its_ranks_began_is_noticed(
+    tmp_path: Path, arguments: list[str], *, is_gone: bool
+) -> None:
+    """What is above the launcher of another node, ssh or a shell, may end."""
+    launcher = tmp_path / "deepspeed.launcher.launch"
+    launcher.write_text(ORPHAN)
+    outer = f"import subprocess, sys; subprocess.Popen([sys.executable, '-u', {str(launcher)!r}, *sys.argv[1:]])"
+    found = subprocess.run(
+        [sys.executable, "-c", outer, *arguments], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+    assert found.startswith("the launcher of process ") if is_gone else found == "None\n"
+
+
+def test_a_launcher_with_a_living_parent_is_not_an_orphan(tmp_path: Path) -> None:
+    """As one that a shell or a script of the user's own started."""
+    launcher = tmp_path / "deepspeed.launcher.launch"
+    launcher.write_text(ORPHAN.replace("while os.getppid() != 1", "while os.getppid() == 1"))
+    found = subprocess.run([sys.executable, str(launcher)], capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout == "None\n"
