@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.preflight.check import PreflightSettings, preflight
-from dist_transformer.preflight.verdicts import Verdict
+from dist_transformer.preflight.checks import Verdict
 from dist_transformer.runtime.distributed import read_world
 
 _COLUMNS = 100

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from dist_transformer.preflight import probes
+from dist_transformer.preflight.checks import Verdict, judge
 from dist_transformer.preflight.facts import Facts, gather
-from dist_transformer.preflight.roll_call import Watch, joined
-from dist_transformer.preflight.verdicts import Verdict, judge
+from dist_transformer.preflight.rendezvous import Watch, joined
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.distributed import World
 

@@ -19,7 +19,7 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.storage import check_file, is_url, refuse_password
 from dist_transformer.errors import UserError
 from dist_transformer.preflight.facts import DataFacts, Facts, Reduction, SharedFolder
-from dist_transformer.preflight.roll_call import Watch
+from dist_transformer.preflight.rendezvous import Watch
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.distributed import World
 

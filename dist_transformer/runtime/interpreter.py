@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def check_interpreter():  # type: ignore[no-untyped-def]

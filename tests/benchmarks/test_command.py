@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import command as benchmark
 from dist_transformer.errors import UserError
-from tools import benchmark
 
 MEASURED = benchmark.Measured(
     what="a measure", figures={"rate": 2.5}, given=["--data", "DATA", "--steps=2"], table="the table", seeds=[3],

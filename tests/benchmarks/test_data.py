@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dist_transformer.benchmarks.data import (
+from benchmarks.data import (
     DataBenchmark,
     first_packs,
     own_works,
@@ -15,13 +15,13 @@ from dist_transformer.benchmarks.data import (
     preparation_works,
     write_text,
 )
-from dist_transformer.benchmarks.first_step import measure_first_step, simulate_lengths
+from benchmarks.first_step import measure_first_step, simulate_lengths
+from benchmarks.results_table import make_lines, read_result
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.plan import Budgets
 from dist_transformer.errors import UserError
 from tests.conftest import run_command
-from tools.results_table import make_lines, read_result
 
 BUDGETS = Budgets(max_source_tokens=512, max_target_tokens=512, max_sentences=64)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from dist_transformer.benchmarks.decoding import DecodeBenchmark, decode_table, make_work
+from benchmarks.decoding import DecodeBenchmark, decode_table, make_work
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.ctranslate2_model import save_for_ctranslate2, translate_ids, word
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
+from dist_transformer.export.ctranslate2 import save_for_ctranslate2, translate_ids, word
 from dist_transformer.inference.beam import BeamSettings, beam_search
 from dist_transformer.model.transformer import Transformer
 from tests.conftest import run_command

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from dist_transformer.benchmarks import measure
-from dist_transformer.benchmarks.measure import Measure, measure_rates, one_thread, rate, write_result
+from benchmarks import measure
+from benchmarks.measure import Measure, measure_rates, one_thread, rate, write_result
 from dist_transformer.errors import UserError
 
 

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.benchmarks.charts import bar_groups
-from dist_transformer.benchmarks.measure import who_can_run
-from dist_transformer.benchmarks.suite import (
+from benchmarks import bench, gpu_check
+from benchmarks import command as benchmark
+from benchmarks.charts import bar_groups
+from benchmarks.measure import who_can_run
+from benchmarks.results_table import make_lines, read_result
+from benchmarks.suite import (
     CORPORA,
     SOURCE,
     TARGET,
@@ -23,8 +26,6 @@ from dist_transformer.benchmarks.suite import (
 )
 from dist_transformer.errors import UserError
 from tests.conftest import run_command
-from tools import bench, benchmark, gpu_check
-from tools.results_table import make_lines, read_result
 
 
 def rate(*values: float) -> dict[str, Any]:

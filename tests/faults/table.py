@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from dist_transformer.benchmarks.measure import result_of, write_result
+from benchmarks.measure import result_of, write_result
 from dist_transformer.config.settings import read_json
 from dist_transformer.data.folder.format import DataIndex
 from dist_transformer.files import exclusive

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.results_table import make_lines, read_result
 from dist_transformer.data.folder.reader import DataFolder
 from tests.faults.__main__ import CAMPAIGNS, examine
 from tests.faults.campaign import Campaign, Case, Found, Lab
 from tests.faults.table import Table
-from tools.results_table import make_lines, read_result
 
 
 def whole(case: Case, lab: Lab) -> Found:

@@ -1,0 +1,433 @@
+"""Measure a part of dist_transformer on this machine, side by side with its peers.
+
+tools/benchmark.py data --data data/mine --json results/data.json
+tools/benchmark.py train --data data/mine --preset tiny --json results/bench-cpu-tiny.json
+tools/benchmark.py decode --model runs/mine/model --src test.en --ref test.de
+tools/benchmark.py ranks --data data/mine --preset multi30k --ranks 2
+tools/benchmark.py stages --data data/mine --preset multi30k --json results/stages.json
+deepspeed --num_gpus 2 tools/benchmark.py train --data data/mine --peers stock plain
+
+Prints a table; --json also writes a result file in the layout of tools/results_table.py.
+"""
+
+import argparse
+import dataclasses
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.data import DataBenchmark, data_table, run_data_benchmark
+from benchmarks.decoding import LABELS as DECODE_LABELS
+from benchmarks.decoding import DecodeBenchmark, decode_table, run_decoding_benchmark
+from benchmarks.measure import ROOT, result_of, write_result
+from benchmarks.training.cost_curve import cost_table, curve_of, run_cost_curve
+from benchmarks.training.field import (
+    LABELS,
+    TrainBenchmark,
+    run_training_benchmark,
+    train_table,
+)
+from benchmarks.training.learning import learn
+from benchmarks.training.ranks import RanksBenchmark, ranks_table, run_ranks_benchmark
+from benchmarks.training.stages import StagesBenchmark, run_stages_benchmark, stages_table
+from dist_transformer.config.settings import PRESETS, TrainConfig
+from dist_transformer.data.folder.format import DataIndex
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.text.files import read_lines
+from dist_transformer.errors import UserError
+from dist_transformer.inference.options import PRECISIONS
+from dist_transformer.model_folder import ModelInfo, read_model_info
+from dist_transformer.runtime.distributed import World, process_group, read_world
+
+DATA = ("--data", "DATA")
+DATA_ROW = {
+    "what": "data pipeline, one process and one thread, tokens a CPU second",
+    "steps": "—",
+    "result": "planning takes {figures[percent_of_training][plan]:.1f}% of training at "
+    "{figures[training_speed]:,} tokens/s; "
+    "budgets {figures[fill_percent][both]:.1f}% full; first step of {figures[simulated_index][pairs]:,} pairs after "
+    "{figures[simulated_index][seconds][median]:.1f} s; preparation at "
+    "{figures[target_tokens_per_second][prepare][median]:,.0f} (`tokenizers` alone: "
+    "{figures[target_tokens_per_second][tokenizers_encode_batch_fast][median]:,.0f}), in "
+    "{figures[preparation_memory][1x][peak_mib]:,.0f} MiB for {figures[preparation_memory][1x][pairs]:,} pairs and "
+    "{figures[preparation_memory][10x][peak_mib]:,.0f} MiB for {figures[preparation_memory][10x][pairs]:,}",
+}
+TRAIN_ROW = {
+    "what": "training, preset `{figures[preset]}`, {figures[precision]}, {figures[world_size]} process(es); "
+    "{figures[unit]}, beside peers in the same run",
+    "steps": "—",
+    "result": "{figures[contenders][FIRST][rates][median]:,.0f}, which is",
+}
+RANKS_ROW = {
+    "what": "a training step, preset `{figures[preset]}`, {figures[precision]}, on {figures[ranks]} one-thread ranks",
+    "steps": "—",
+    "result": "{figures[several_ranks][median]:.3f} s against {figures[one_rank][median]:.3f} s: "
+    "{figures[overhead_percent][median]:.1f}% of it beyond its share of the work, {figures[communication_percent]"
+    "[median]:.1f}% beyond what as many processes take for their shares that do not communicate",
+}
+DECODE_ROW = {
+    "what": "decoding by a model of {figures[parameters]:,} parameters after {figures[trained_steps]:,} steps, beam "
+    "{figures[beam_size]}, `{figures[precision]}`; {figures[unit]}, beside peers in the same run",
+    "steps": "—",
+    "result": "{figures[contenders][ours][sentences_per_second][median]:,.1f}, which is",
+}
+COST_ROW = {
+    "what": "one training step of width {figures[base][width]} on {figures[base][tokens]:,} tokens, under plain torch",
+    "steps": "—",
+    "result": "{figures[base][step_seconds][median]:.4f} {figures[unit]}, {figures[base][peak_mib]:,.0f} MiB",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What a part found, and what its result file says of it."""
+
+    what: str
+    figures: dict[str, Any]
+    given: Sequence[object]
+    """Flags of the part, without folders: a result says nothing of where it was made."""
+    table: str | None = None
+    row: dict[str, str] | None = None
+    text: DataIndex | ModelInfo | None = None
+    """Where the text comes from."""
+    seeds: Sequence[int] = ()
+    flaw: str | None = None
+    """Why the figures must not be believed."""
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
+        raise UserError(f"--json {arguments.json} is in no folder that exists: make the folder first")
+    started = time.monotonic()
+    measured: Measured | None = arguments.measure(arguments)
+    if measured is None:
+        return
+    if measured.table is not None:
+        print(measured.table)
+    if arguments.json is not None:
+        command = ["python", "tools/benchmark.py", arguments.part, *map(str, measured.given)]
+        result = result_of(
+            measured.text,
+            what=measured.what,
+            command=shlex.join([*command, *(["--", *arguments.flags] if arguments.flags else [])]),
+            seeds=measured.seeds,
+            wall_seconds=round(time.monotonic() - started, 1),
+            figures=measured.figures,
+            rows=[measured.row] if measured.row else [],
+        )
+        write_result(arguments.json, result)
+    if measured.flaw is not None:
+        raise UserError(measured.flaw)
+
+
+def config_of(arguments: argparse.Namespace) -> TrainConfig:
+    """The preset with the flags of training that were given."""
+    if not arguments.flags and arguments.preset in PRESETS:
+        return dataclasses.replace(PRESETS[arguments.preset], data=(str(arguments.data),))
+    from dist_transformer.train import parse_arguments as parse_training
+
+    flags = ["--preset", arguments.preset, "--data", str(arguments.data), "--run-dir", "unused", *arguments.flags]
+    return parse_training(flags)[0]
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def measure_learning(arguments: argparse.Namespace) -> Measured:
+    config = config_of(arguments)
+    with process_group(World(), single=True) as device:
+        figures = learn(config, minutes=arguments.minutes, out=arguments.out, device=device, report=say)
+    return Measured(
+        what="a model trained for some minutes",
+        figures=figures,
+        given=[*DATA, "--preset", arguments.preset, f"--minutes={arguments.minutes:g}", "--out", "MODEL"],
+        text=DataFolder.open(arguments.data).index,
+        seeds=[config.seed],
+    )
+
+
+def measure_training(arguments: argparse.Namespace) -> Measured | None:
+    """None on all ranks but the first."""
+    config = config_of(arguments)
+    settings = TrainBenchmark(
+        config=config, peers=tuple(arguments.peers), steps=arguments.steps, rounds=arguments.rounds
+    )  # fmt: skip
+    world = read_world()
+
+    def report(line: str) -> None:
+        if world.is_main:
+            say(line)
+
+    with process_group(world, single=True) as device:
+        figures = {"preset": arguments.preset, **run_training_benchmark(settings, world, device, report)}
+    if not world.is_main:
+        return None
+    first, *peers = figures["contenders"]
+    beside = ", ".join(f"{{figures[contenders][{name}][ours_to_this][median]:.2f}}× {LABELS[name]}" for name in peers)
+    counts = [f"--{name}={getattr(settings, name)}" for name in ("steps", "rounds")]
+    flaw = "the losses of the contenders part: what was measured is not the same work (see nll in --json)"
+    return Measured(
+        what=f"training beside peers, in turns; {figures['unit']}; medians of rounds",
+        figures=figures,
+        given=[*DATA, "--preset", arguments.preset, "--peers", *peers, *counts],
+        table=train_table(figures),
+        row={**TRAIN_ROW, "result": f"{TRAIN_ROW['result']} {beside}".replace("FIRST", first)},
+        text=DataFolder.open(arguments.data).index,
+        seeds=[config.seed],
+        flaw=None if figures["loss_curves_agree"] else flaw,
+    )
+
+
+def measure_ranks(arguments: argparse.Namespace) -> Measured:
+    config = config_of(arguments)
+    settings = RanksBenchmark(
+        config=config, ranks=arguments.ranks, steps=arguments.steps, rounds=arguments.rounds
+    )  # fmt: skip
+    figures = {"preset": arguments.preset, **run_ranks_benchmark(settings, say)}
+    counts = [f"--{name}={getattr(settings, name)}" for name in ("ranks", "steps", "rounds")]
+    return Measured(
+        what="a training step on several ranks of one machine beside the same step on one; medians of rounds",
+        figures=figures,
+        given=[*DATA, "--preset", arguments.preset, *counts],
+        table=ranks_table(figures),
+        row=RANKS_ROW,
+        text=DataFolder.open(arguments.data).index,
+        seeds=[config.seed],
+    )
+
+
+def measure_stages(arguments: argparse.Namespace) -> Measured:
+    config = config_of(arguments)
+    settings = StagesBenchmark(
+        config=config, ds_configs=ROOT / "ds_configs", ranks=arguments.ranks,
+        micro_batches=arguments.micro_batches, steps=arguments.steps, rounds=arguments.rounds,
+    )  # fmt: skip
+    figures = {"preset": arguments.preset, **run_stages_benchmark(settings, say)}
+    counts = [f"--{name}={getattr(settings, name)}" for name in ("ranks", "steps", "rounds")]
+    return Measured(
+        what="ZeRO stages on several ranks of one machine: CPU time, bytes sent and memory; medians of rounds",
+        figures=figures,
+        given=[*DATA, "--preset", arguments.preset, *counts, "--micro-batches", *settings.micro_batches],
+        table=stages_table(figures),
+        text=DataFolder.open(arguments.data).index,
+        seeds=[config.seed],
+    )
+
+
+def measure_decoding(arguments: argparse.Namespace) -> Measured:
+    sources, references = (list(read_lines(file)) for file in (arguments.src, arguments.ref))
+    settings = DecodeBenchmark(
+        model=arguments.model, sources=sources[: arguments.sentences], references=references[: arguments.sentences],
+        peers=tuple(arguments.peers), rounds=arguments.rounds, beam_size=arguments.beam,
+        precision=arguments.precision,
+    )  # fmt: skip
+    with process_group(read_world()) as device:
+        figures = run_decoding_benchmark(settings, device, say)
+    peers = [name for name in figures["contenders"] if name != "ours"]
+    beside = ", ".join(
+        f"{{figures[contenders][{name}][ours_to_this][median]:.2f}}× {DECODE_LABELS[name]}" for name in peers
+    )
+    flaw = "the BLEU scores part: what was measured is not the same work"
+    return Measured(
+        what=f"decoding beside peers, in turns, on the same weights; {figures['unit']}; medians of rounds",
+        figures=figures,
+        given=[
+            *("--model", "MODEL", "--src", "SRC", "--ref", "REF", "--peers", *peers),
+            *(f"--rounds={settings.rounds}", f"--beam={settings.beam_size}"),
+            *([f"--precision={settings.precision}"] if settings.precision else []),
+            f"--sentences={len(settings.sources)}",
+        ],
+        table=decode_table(figures),
+        row={**DECODE_ROW, "result": f"{DECODE_ROW['result']} {beside}"},
+        text=read_model_info(arguments.model),
+        flaw=None if figures["scores_agree"] else flaw,
+    )
+
+
+def measure_costs(arguments: argparse.Namespace) -> Measured:
+    with process_group(World()) as device:
+        figures = run_cost_curve(curve_of(device, repeats=arguments.repeats), device, say)
+    return Measured(
+        what="time and memory of a step against model size, sentence length and tokens at once; modelled scaling",
+        figures=figures,
+        given=[f"--repeats={arguments.repeats}"],
+        table=cost_table(figures),
+        row=COST_ROW,
+    )
+
+
+def measure_data(arguments: argparse.Namespace) -> Measured:
+    settings = DataBenchmark(
+        data=arguments.data, seconds=arguments.seconds, repeats=arguments.repeats,
+        pairs=arguments.pairs, text_pairs=arguments.text_pairs, memory_pairs=arguments.memory_pairs,
+        seed=arguments.seed,
+    )  # fmt: skip
+    figures = run_data_benchmark(settings, say)
+    names = ("seconds", "repeats", "pairs", "text_pairs", "memory_pairs", "seed")
+    return Measured(
+        what="the data pipeline beside its peers, one process and one thread, target tokens a CPU second; medians",
+        figures=figures,
+        given=[*DATA, *(f"--{name.replace('_', '-')}={getattr(settings, name)}" for name in names)],
+        table=data_table(figures),
+        row=DATA_ROW,
+        text=DataFolder.open(arguments.data).index,
+        seeds=[settings.seed],
+    )
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    # DeepSpeed's launcher adds this one; the environment says the same.
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    parts = parser.add_subparsers(title="what to measure", required=True, dest="part", metavar="PART")
+    data = add_part(
+        parts,
+        "data",
+        measure_data,
+        trains=False,
+        help="planning, reading, building and preparing, beside `datasets` and `tokenizers`",
+        description="Planning, reading, building and preparing, beside `datasets` and `tokenizers`: one process, one "
+        "thread. Rates are target tokens a CPU second.",
+    )
+    defaults = {name: field.default for name, field in DataBenchmark.__dataclass_fields__.items()}
+    data.add_argument("--data", type=Path, required=True, help="data folder")
+    for name, kind, meaning in (
+        ("seconds", float, "seconds of each measure in each round"),
+        ("repeats", int, "rounds; the median of them is reported"),
+        ("pairs", int, "pairs of the simulated index; each takes 4 bytes in the folder for temporary files"),
+        ("text_pairs", int, "sentence pairs that are prepared anew"),
+        ("memory_pairs", int, "sentence pairs, and ten times as many, whose preparation's memory is measured"),
+        ("seed", int, "of plan, simulated lengths and chosen text"),
+    ):
+        flag = "--" + name.replace("_", "-")
+        data.add_argument(flag, type=kind, default=defaults[name], metavar="N", help=f"{meaning} (default %(default)s)")
+    add_train_parser(parts)
+    add_ranks_parser(parts)
+    add_stages_parser(parts)
+    add_decode_parser(parts)
+    add_learn_parser(parts)
+    add_cost_parser(parts)
+    return parser.parse_args()
+
+
+def add_part(parts: Any, name: str, measure: Callable[..., Measured | None], *, trains: bool, **texts: str) -> Any:
+    """A parser with what all parts, and all that train, take."""
+    part = parts.add_parser(name, allow_abbrev=False, **texts)
+    part.set_defaults(measure=measure, flags=[])
+    if trains:
+        part.add_argument("--data", type=Path, required=True, help="data folder")
+        part.add_argument("--preset", default="tiny", help="model and batch (default: %(default)s)")
+        part.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of dist_transformer.train")
+    part.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
+    return part
+
+
+def add_train_parser(parts: Any) -> None:
+    training = add_part(
+        parts,
+        "train",
+        measure_training,
+        trains=True,
+        help="training steps, beside torch.nn.Transformer, MarianMTModel and plain torch",
+        description="Training steps on real text, in turns. The unit is real target tokens, padding not counted, a "
+        "second: of CPU time without a GPU, of wall time with one. Exits 1 when the losses of the contenders part.",
+    )
+    training.add_argument(
+        "--peers", nargs="*", default=[name for name in LABELS if name != "ours"], metavar="P",
+        help="; ".join(f"{name}: {label}" for name, label in LABELS.items() if name != "ours") + " (default: all)",
+    )  # fmt: skip
+    training.add_argument("--steps", type=int, default=10, metavar="N", help="optimizer steps of each in each round")
+    training.add_argument("--rounds", type=int, default=6, metavar="N", help="rounds; medians are reported")
+
+
+def add_ranks_parser(parts: Any) -> None:
+    several = add_part(
+        parts,
+        "ranks",
+        measure_ranks,
+        trains=True,
+        help="training steps on several ranks, beside the same steps on one",
+        description="The same training steps on one rank, on several of this machine, and shared out to processes that "
+        "do not communicate, one thread each, in turns: seconds of a step by the wall's clock, the share of it that is "
+        "not work, and the share that is communication and waiting.",
+    )
+    several.add_argument("--ranks", type=int, default=2, metavar="N", help="ranks (default: %(default)s)")
+    several.add_argument("--steps", type=int, default=20, metavar="N", help="optimizer steps of each in each round")
+    several.add_argument("--rounds", type=int, default=4, metavar="N", help="rounds; medians are reported")
+
+
+def add_stages_parser(parts: Any) -> None:
+    stages = add_part(
+        parts,
+        "stages",
+        measure_stages,
+        trains=True,
+        help="training steps under each ZeRO stage: CPU time, bytes sent, memory",
+        description="The same training steps under ZeRO 0 to 3 on several ranks of this machine, one thread each: CPU "
+        "seconds of a step, bytes that its collectives send around a ring, and bytes of the states, of one rank.",
+    )
+    stages.add_argument("--ranks", type=int, default=2, metavar="N", help="ranks (default: %(default)s)")
+    stages.add_argument(
+        "--micro-batches", type=int, nargs="+", default=[1, 4, 16], metavar="N",
+        help="micro-batches of each rank per step (default: 1 4 16)",
+    )  # fmt: skip
+    stages.add_argument("--steps", type=int, default=2, metavar="N", help="optimizer steps of each (default: 2)")
+    stages.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds; medians are reported")
+
+
+def add_learn_parser(parts: Any) -> None:
+    learning = add_part(
+        parts,
+        "learn",
+        measure_learning,
+        trains=True,
+        help="a model that was trained for some minutes, to measure with",
+        description="Train in one process for some minutes, without checkpoints, and write a model folder.",
+    )
+    learning.add_argument("--minutes", type=float, default=5.0, metavar="M", help="of training (default: %(default)s)")
+    learning.add_argument("--out", type=Path, required=True, metavar="MODEL", help="model folder")
+
+
+def add_cost_parser(parts: Any) -> None:
+    cost = add_part(
+        parts,
+        "cost",
+        measure_costs,
+        trains=False,
+        help="time and memory of a step against model size, sentence length and tokens at once",
+        description="Steps of models of several sizes on random sentences, under plain torch, each point in a process "
+        "of its own; and what 16 nodes of 8 GPUs would reach, which is a model and no measurement.",
+    )
+    cost.add_argument("--repeats", type=int, default=5, metavar="N", help="measures of each point (default: 5)")
+
+
+def add_decode_parser(parts: Any) -> None:
+    decoding = add_part(
+        parts,
+        "decode",
+        measure_decoding,
+        trains=False,
+        help="beam search, beside Hugging Face's generate and CTranslate2",
+        description="Beam search with the same weights, in turns. The unit is sentences a second: of CPU time without "
+        "a GPU, of wall time with one. Exits 1 when the BLEU scores part.",
+    )
+    decoding.add_argument("--model", type=Path, required=True, help="model folder")
+    for name, what in (("src", "source"), ("ref", "reference")):
+        decoding.add_argument(f"--{name}", type=Path, required=True, metavar="F", help=f"{what}, one sentence a line")
+    decoding.add_argument("--sentences", type=int, metavar="N", help="only the first N (default: all)")
+    decoding.add_argument(
+        "--peers", nargs="*", default=[name for name in DECODE_LABELS if name != "ours"], metavar="P",
+        help="; ".join(f"{name}: {label}" for name, label in DECODE_LABELS.items() if name != "ours")
+        + " (default: all)",
+    )  # fmt: skip
+    decoding.add_argument("--beam", type=int, default=4, metavar="K", help="hypotheses (default: %(default)s)")
+    precisions, meaning = tuple(PRECISIONS), "of all (default: fp32 on a CPU, bf16 on a GPU)"
+    decoding.add_argument("--precision", choices=precisions, help=meaning)
+    decoding.add_argument("--rounds", type=int, default=4, metavar="N", help="rounds; medians are reported")

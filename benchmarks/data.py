@@ -1,0 +1,285 @@
+"""The data pipeline measured, one process and one thread, beside what users would take in its place.
+
+Rates are target tokens a CPU second (`</s>` included), of the same sentences for all. Peers hand over the ids of both
+sides, and no more: they plan no batches and build no tensors.
+"""
+
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer as Backend
+
+from benchmarks.first_step import measure_first_step, simulate_lengths
+from benchmarks.measure import Measure, measure_rates, one_thread
+from benchmarks.preparation_memory import measure_preparation_memory
+from dist_transformer.config.settings import BatchConfig
+from dist_transformer.data.folder.format import TOKENIZER_FILE
+from dist_transformer.data.folder.reader import DataFolder, Split
+from dist_transformer.data.loading.collate import Stream
+from dist_transformer.data.loading.packing import Budgets
+from dist_transformer.data.loading.plan import Pack, Plan, Position, resolve_budgets
+from dist_transformer.data.loading.prefetch import BLOCK
+from dist_transformer.data.loading.statistics import first_epoch
+from dist_transformer.data.prepare.pipeline import prepare
+from dist_transformer.data.prepare.settings import PrepareSettings
+from dist_transformer.data.text.files import LineFiles
+from dist_transformer.errors import UserError
+
+# A fast GPU's training speed, target tokens a second: what the data must keep up with.
+TRAINING_SPEED = 400_000
+# Packs that are read again and again: their shards are in memory, as those of a window are in training.
+_PACKS = 256
+_PEER_ROWS = 1000
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataBenchmark:
+    data: Path
+    """Data folder."""
+    seconds: float = 5.0
+    """Of each measure in each round."""
+    repeats: int = 5
+    """Rounds."""
+    pairs: int = 100_000_000
+    """Of the simulated index."""
+    text_pairs: int = 20_000
+    """Sentence pairs that are prepared anew."""
+    memory_pairs: int = 150_000
+    """Sentence pairs, and ten times as many, whose preparation's memory is measured."""
+    seed: int = 1
+    batch: BatchConfig = field(default_factory=BatchConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "repeats", "pairs"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"{name} is {getattr(self, name)}: give a number above 0")
+        for name in ("text_pairs", "memory_pairs"):
+            if getattr(self, name) < 20:
+                raise UserError(f"{name} is {getattr(self, name)}: give 20 or more, for some are held out")
+
+
+def run_data_benchmark(settings: DataBenchmark, report: Report) -> dict[str, Any]:
+    """All figures; `report` gets a line now and then."""
+    folder = DataFolder.open(settings.data)
+    split, batch = folder.train, settings.batch
+    budgets = resolve_budgets(
+        batch, source_tokens=split.info.source_tokens, target_tokens=split.info.target_tokens
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="dist_transformer-benchmark-") as scratch, one_thread():
+        report("rates: planning, reading, building, datasets, preparation")
+        works = {**own_works(split, budgets, settings), **peer_works(split, budgets, settings)}
+        works |= preparation_works(folder, Path(scratch), pairs=settings.text_pairs, seed=settings.seed)
+        rates = measure_rates(works, seconds=settings.seconds, repeats=settings.repeats, report=report)
+        report("fill of an epoch")
+        epoch = first_epoch(split, budgets, window_shards=batch.window_shards, seed=settings.seed)
+        report(f"first step of {settings.pairs:,} simulated pairs")
+        simulated = simulated_index(split, Path(scratch), settings)
+        report(f"memory of preparing {settings.memory_pairs:,} pairs, and ten times as many")
+        files, _ = write_text(folder, Path(scratch), pairs=settings.memory_pairs, seed=settings.seed)
+        memory = measure_preparation_memory(files, folder.path / TOKENIZER_FILE, Path(scratch))
+    return {
+        "threads": 1,
+        "seconds_per_measure": settings.seconds,
+        "repeats": settings.repeats,
+        "pairs": split.info.pairs,
+        "shards": len(split.info.shards),
+        "target_tokens_per_second": {name: rates[name].to_json() for name in works},
+        "training_speed": TRAINING_SPEED,
+        "percent_of_training": {
+            name: 100 * TRAINING_SPEED / rates[name].median for name in ("plan", "read_tokens", "build_micro_batch")
+        },
+        "fill_percent": {
+            "source": 100 * epoch.source_fill,
+            "target": 100 * epoch.target_fill,
+            "both": 100 * epoch.fill,
+        },
+        "unfit_pairs": epoch.unfit_pairs,
+        "simulated_index": simulated,
+        "preparation_memory": memory,
+    }
+
+
+def data_table(figures: dict[str, Any]) -> str:
+    """What was measured, in at most 80 characters a line."""
+    lines = [f"{'target tokens a CPU second':30} {'median':>12} {'lowest':>12} {'highest':>12}"]
+    for name, found in figures["target_tokens_per_second"].items():
+        lines.append(f"{name:30} {found['median']:12,.0f} {found['lowest']:12,.0f} {found['highest']:12,.0f}")
+    fill, simulated = figures["fill_percent"], figures["simulated_index"]
+    shares = ", ".join(f"{name} {share:.1f}%" for name, share in figures["percent_of_training"].items())
+    before, peak = (simulated[name]["median"] for name in ("before_mib", "peak_mib"))
+    seconds = simulated["seconds"]
+    return "\n".join(
+        [
+            *lines,
+            f"share of the time of training at {figures['training_speed']:,} target tokens/s:",
+            f"  {shares}",
+            f"fill of an epoch: source {fill['source']:.2f}%, target {fill['target']:.2f}%, "
+            f"together {fill['both']:.2f}%",
+            f"  {figures['unfit_pairs']:,} pairs fit no pack",
+            f"first step of {simulated['pairs']:,} simulated pairs: {seconds['median']:.2f} s "
+            f"({seconds['lowest']:.2f} to {seconds['highest']:.2f})",
+            f"  resident at most {peak:,.0f} MiB ({before:,.0f} at the start; "
+            f"up to {simulated['lengths_mib']:,.0f} are the mapped lengths)",
+            *(
+                f"preparation of {found['pairs']:,} pairs: resident at most {found['peak_mib']:,.0f} MiB "
+                f"({found['before_mib']:,.0f} at the start)"
+                for found in figures["preparation_memory"].values()
+            ),
+        ]
+    )
+
+
+def own_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[str, Iterator[int]]:
+    """Planning alone; ids of warm shards; and tensors in full, as many packs together as in training."""
+    packs = first_packs(split, budgets, settings)
+    stream = Stream(split, budgets, packs_per_micro_batch=1)
+
+    def planning() -> Iterator[int]:
+        plan = make_plan(split, budgets, settings)
+        for step in plan.steps(Position(), settings.batch.packs_per_step):
+            yield step.target_tokens
+
+    def reading() -> Iterator[int]:
+        for pack in itertools.cycle(packs):
+            split.tokens(pack.pair_ids)
+            yield pack.target_tokens
+
+    def building() -> Iterator[int]:
+        blocks = [packs[first : first + BLOCK] for first in range(0, len(packs), BLOCK)]
+        for block in itertools.cycle(blocks):
+            stream.build_all([[pack] for pack in block])
+            yield sum(pack.target_tokens for pack in block)
+
+    return {"plan": planning(), "read_tokens": reading(), "build_micro_batch": building()}
+
+
+def peer_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[str, Iterator[int]]:
+    """`datasets` over the same shards: streamed in order, and at random in our packs; as Python lists and as Arrow.
+
+    Arrow is its quickest form; in order, without a shuffle buffer, is its quickest stream.
+    """
+    import datasets
+
+    files = [str(split.folder / shard.file) for shard in split.info.shards]
+    packs = first_packs(split, budgets, settings)
+
+    def stream() -> Any:
+        return datasets.load_dataset("arrow", data_files={"train": files}, split="train", streaming=True)
+
+    def rows() -> Iterator[int]:
+        dataset = stream()
+        while True:
+            for row in dataset:
+                yield len(row["tgt"]) + 1
+
+    def tables() -> Iterator[int]:
+        dataset = stream().with_format("arrow")
+        while True:
+            for table in dataset.iter(batch_size=_PEER_ROWS):
+                yield _target_tokens(table)
+
+    def random_rows() -> Iterator[int]:
+        dataset = datasets.concatenate_datasets([datasets.Dataset.from_file(file) for file in files])
+        for pack in itertools.cycle(packs):
+            yield sum(map(len, dataset[pack.pair_ids]["tgt"])) + len(pack.pair_ids)
+
+    def random_tables() -> Iterator[int]:
+        dataset = datasets.concatenate_datasets([datasets.Dataset.from_file(file) for file in files])
+        dataset = dataset.with_format("arrow")
+        for pack in itertools.cycle(packs):
+            yield _target_tokens(dataset[pack.pair_ids])
+
+    return {
+        "datasets_stream_rows": rows(),
+        "datasets_stream_arrow": tables(),
+        "datasets_random_rows": random_rows(),
+        "datasets_random_arrow": random_tables(),
+    }
+
+
+def preparation_works(folder: DataFolder, scratch: Path, *, pairs: int, seed: int) -> dict[str, Iterator[int]]:
+    """Text to data folder with a given vocabulary, and the encoding alone, of the same text, by `tokenizers`.
+
+    Both read tokenizer.json once, before the rounds that count.
+    """
+    files, tokens = write_text(folder, scratch, pairs=pairs, seed=seed)
+    texts = [file.read_bytes().decode("utf-8").split("\n")[:-1] for file in files]
+    backend = Backend.from_file(str(folder.path / TOKENIZER_FILE))
+
+    def preparing() -> Iterator[int]:
+        for number in itertools.count():
+            settings = PrepareSettings(
+                out=scratch / f"prepared-{number}",
+                sources=(LineFiles(source=files[0], target=files[1]),),
+                tokenizer=folder.path / TOKENIZER_FILE,
+                source_language=folder.index.source_language,
+                target_language=folder.index.target_language,
+            )
+            prepare(settings, lambda _: None)
+            yield tokens
+
+    def encoding(encode: Callable[[Sequence[str]], object]) -> Iterator[int]:
+        while True:
+            for lines in texts:
+                encode(lines)
+            yield tokens
+
+    return {
+        "prepare": preparing(),
+        "tokenizers_encode_batch": encoding(backend.encode_batch),
+        "tokenizers_encode_batch_fast": encoding(backend.encode_batch_fast),
+    }
+
+
+def write_text(folder: DataFolder, scratch: Path, *, pairs: int, seed: int) -> tuple[tuple[Path, Path], int]:
+    """Random pairs as two files, some more than once where the corpus has fewer; also gives their target tokens."""
+    tokenizer = folder.tokenizer()
+    chosen = np.resize(np.random.default_rng(seed).permutation(folder.index.train.pairs), pairs)
+    source, source_lengths, target, target_lengths = folder.train.tokens(chosen)
+    files = scratch / f"{pairs}.source", scratch / f"{pairs}.target"
+    for file, values, lengths in zip(files, (source, target), (source_lengths, target_lengths), strict=True):
+        lines = [tokenizer.decode(ids.tolist()) for ids in np.split(values, np.cumsum(lengths)[:-1])]
+        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="")
+    return files, len(target) + len(chosen)
+
+
+def simulated_index(split: Split, scratch: Path, settings: DataBenchmark) -> dict[str, Any]:
+    """A process of its own for each repeat."""
+    file = scratch / "lengths.npy"
+    started = time.perf_counter()
+    simulate_lengths(split.lengths, settings.pairs, file, seed=settings.seed)
+    written = time.perf_counter() - started
+    found = [
+        measure_first_step(file, settings.batch, pairs_per_shard=100_000, seed=settings.seed)
+        for _ in range(settings.repeats)
+    ]
+    measures = {name: Measure(tuple(values[name] for values in found)).to_json() for name in found[0]}
+    return {"pairs": settings.pairs, "lengths_mib": file.stat().st_size / 2**20, "drawn_seconds": written, **measures}
+
+
+def make_plan(split: Split, budgets: Budgets, settings: DataBenchmark) -> Plan:
+    return Plan(
+        split.lengths, split.shard_starts,
+        budgets=budgets, window_shards=settings.batch.window_shards, seed=settings.seed,
+    )  # fmt: skip
+
+
+def first_packs(split: Split, budgets: Budgets, settings: DataBenchmark) -> list[Pack]:
+    """The packs with which the first epoch begins."""
+    steps = make_plan(split, budgets, settings).steps(Position(), 1)
+    first = itertools.takewhile(lambda step: step.epoch == 0, itertools.islice(steps, _PACKS))
+    return [pack for step in first for pack in step.packs if pack]
+
+
+def _target_tokens(table: Any) -> int:
+    """Of an Arrow table, with both sides' ids laid out for use."""
+    lengths = [len(table[side].combine_chunks().flatten().to_numpy()) for side in ("src", "tgt")]
+    return lengths[1] + table.num_rows

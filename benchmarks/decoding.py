@@ -1,0 +1,204 @@
+"""Decoding measured: our search, Hugging Face's `generate` and CTranslate2 on the same weights and lines, in turns.
+
+Unit: sentences a second, of the process' CPU time on a CPU and of wall time on a GPU. The peers divide a hypothesis'
+log probability by length^α where we, as the paper, divide by ((5 + length) / 6)^α; the scores must lie near each other.
+"""
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.measure import Measure, now, who_can_run
+from dist_transformer.data.tokenizer import EOS_ID, PAD_ID, Tokenizer
+from dist_transformer.errors import UserError
+from dist_transformer.evaluation.bleu import corpus_bleu
+from dist_transformer.export.ctranslate2 import save_for_ctranslate2, translate_ids
+from dist_transformer.export.marian import marian_model
+from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.options import PRECISIONS
+from dist_transformer.inference.translator import Translator
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.model_folder import load_model
+
+LABELS = {
+    "ours": "ours",
+    "generate": "Marian, HF generate",
+    "ctranslate2": "CTranslate2",
+}
+_NEEDS = {"ours": (), "generate": ("transformers",), "ctranslate2": ("ctranslate2",)}
+# BLEU of the same weights under search as others write it must lie so near to ours.
+BLEU_TOLERANCE = 0.7
+_GENERATE_SENTENCES = 64
+
+Translate = Callable[[], list[str]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeBenchmark:
+    model: Path
+    """Model folder."""
+    sources: Sequence[str]
+    references: Sequence[str]
+    peers: tuple[str, ...]
+    """Of `LABELS`; ours is always there."""
+    rounds: int
+    beam_size: int = 4
+    length_penalty: float = 0.6
+    max_extra_tokens: int = 50
+    precision: str | None = None
+    """Of all; fp32 on a CPU and bf16 on a GPU when not given."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise UserError(f"--rounds is {self.rounds}: give 1 or more")
+        if not self.sources or len(self.sources) != len(self.references):
+            raise UserError(
+                f"{len(self.sources)} source and {len(self.references)} reference lines: give as many of both"
+            )
+        for peer in self.peers:
+            if peer not in LABELS:
+                raise UserError(f"--peers {peer} is unknown: choose among {', '.join(LABELS)}")
+
+
+def run_decoding_benchmark(
+    settings: DecodeBenchmark, device: torch.device, report: Callable[[str], None]
+) -> dict[str, Any]:
+    """All figures."""
+    dtype = PRECISIONS[settings.precision or ("bf16" if device.type == "cuda" else "fp32")]
+    model, tokenizer, info = load_model(settings.model, device, dtype)
+    wanted = {LABELS[name]: _NEEDS[name] for name in LABELS if name == "ours" or name in settings.peers}
+    names = [name for name in LABELS if LABELS[name] in who_can_run(wanted, report)]
+    if "ctranslate2" in names and not ctranslate2_computes(dtype, device):
+        report(f"left out, for it does not compute in {_compute_type(dtype)} here: {LABELS['ctranslate2']}")
+        names.remove("ctranslate2")
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    outputs: dict[str, list[str]] = {}
+    with tempfile.TemporaryDirectory(prefix="dist_transformer-benchmark-") as scratch:
+        works = {name: make_work(name, model, tokenizer, settings, Path(scratch)) for name in names}
+        for name, work in works.items():
+            outputs[name] = work()
+            report(f"{LABELS[name]}: warm")
+        for number in range(settings.rounds):
+            for name in names if number % 2 == 0 else reversed(names):
+                started = now(device)
+                outputs[name] = works[name]()
+                seconds[name].append(now(device) - started)
+            report(f"round {number + 1} of {settings.rounds}")
+    figures: dict[str, dict[str, Any]] = {}
+    for name in names:
+        words = sum(len(ids) + 1 for ids in tokenizer.encode_batch(outputs[name]))
+        ratios = (theirs / ours for ours, theirs in zip(seconds["ours"], seconds[name], strict=True))
+        bleu = corpus_bleu(
+            outputs[name], settings.references, target_language=info.target_language, lowercase=tokenizer.lowercase
+        )
+        figures[name] = {
+            "sentences_per_second": Measure(tuple(len(settings.sources) / s for s in seconds[name])).to_json(),
+            "tokens_per_second": Measure(tuple(words / s for s in seconds[name])).to_json(),
+            "ours_to_this": Measure(tuple(ratios)).to_json(),
+            "bleu": bleu.value,
+            "signature": bleu.signature,
+        }
+    ours = figures["ours"]["bleu"]
+    return {
+        "unit": "sentences a CPU second" if device.type == "cpu" else "sentences a second",
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "trained_steps": max(info.steps),
+        "precision": _compute_type(dtype),
+        "beam_size": settings.beam_size,
+        "sentences": len(settings.sources),
+        "rounds": settings.rounds,
+        "scores_agree": all(abs(found["bleu"] - ours) <= BLEU_TOLERANCE for found in figures.values()),
+        "contenders": figures,
+    }
+
+
+def make_work(
+    name: str, model: Transformer, tokenizer: Tokenizer, settings: DecodeBenchmark, scratch: Path
+) -> Translate:
+    """What translates all lines once, from text to text."""
+    lines, device = list(settings.sources), model.embedding.device
+    beam = BeamSettings(
+        beam_size=settings.beam_size, length_penalty=settings.length_penalty,
+        max_extra_tokens=settings.max_extra_tokens,
+    )  # fmt: skip
+    if name == "ours":
+        translator = Translator(model, tokenizer, device, beam)
+        return lambda: [translation.text for translation in translator.translate(lines)]
+    if name == "generate":
+        marian: Any = marian_model(model)
+        marian = marian.to(device=device, dtype=model.embedding.dtype).eval()
+        return lambda: generate(marian, tokenizer, lines, settings)
+    return ctranslate2_work(model, tokenizer, lines, settings, scratch)
+
+
+def ctranslate2_computes(dtype: torch.dtype, device: torch.device) -> bool:
+    import ctranslate2
+
+    return _compute_type(dtype) in ctranslate2.get_supported_compute_types(device.type)
+
+
+def _compute_type(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def ctranslate2_work(
+    model: Transformer, tokenizer: Tokenizer, lines: list[str], settings: DecodeBenchmark, scratch: Path
+) -> Translate:
+    import ctranslate2
+
+    device = model.embedding.device
+    save_for_ctranslate2(model, scratch / "ctranslate2")
+    translator = ctranslate2.Translator(
+        str(scratch / "ctranslate2"), device=device.type, intra_threads=torch.get_num_threads(), inter_threads=1,
+        compute_type=_compute_type(model.embedding.dtype),
+    )  # fmt: skip
+
+    def work() -> list[str]:
+        ids = translate_ids(
+            translator, tokenizer.encode_batch(lines), beam_size=settings.beam_size,
+            length_penalty=settings.length_penalty, max_extra_tokens=settings.max_extra_tokens,
+        )  # fmt: skip
+        return [tokenizer.decode(found) for found in ids]
+
+    return work
+
+
+def generate(marian: Any, tokenizer: Tokenizer, lines: list[str], settings: DecodeBenchmark) -> list[str]:
+    """Batches of 64 sentences of similar length, longest first."""
+    sources = [[*ids, EOS_ID] for ids in tokenizer.encode_batch(lines)]
+    order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
+    texts = [""] * len(sources)
+    for start in range(0, len(order), _GENERATE_SENTENCES):
+        rows = order[start : start + _GENERATE_SENTENCES]
+        longest = len(sources[rows[0]])
+        tokens = torch.full((len(rows), longest), PAD_ID)
+        for row, i in enumerate(rows):
+            tokens[row, : len(sources[i])] = torch.tensor(sources[i])
+        with torch.inference_mode():
+            found = marian.generate(
+                input_ids=tokens.to(marian.device), attention_mask=(tokens != PAD_ID).long().to(marian.device),
+                num_beams=settings.beam_size, length_penalty=settings.length_penalty, early_stopping=False,
+                max_new_tokens=longest + settings.max_extra_tokens, do_sample=False,
+            )  # fmt: skip
+        for i, ids in zip(rows, found.tolist(), strict=True):
+            texts[i] = tokenizer.decode(ids)
+    return texts
+
+
+def decode_table(figures: dict[str, Any]) -> str:
+    """What was measured, in at most 80 characters a line."""
+    lines = [
+        f"{figures['unit']}, beam {figures['beam_size']}, {figures['precision']}, {figures['sentences']:,} sentences",
+        f"{'':22} {'median':>8} {'lowest':>8} {'highest':>8} {'tokens/s':>9} {'ours is':>8} {'BLEU':>6}",
+    ]
+    for name, found in figures["contenders"].items():
+        rate = found["sentences_per_second"]
+        lines.append(
+            f"{LABELS[name]:22} {rate['median']:8,.1f} {rate['lowest']:8,.1f} {rate['highest']:8,.1f} "
+            f"{found['tokens_per_second']['median']:9,.0f} {found['ours_to_this']['median']:7.2f}× {found['bleu']:6.2f}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,240 @@
+"""Rates of several pieces of work, taken in turns, and the result file that keeps them.
+
+In turns, because a machine that other work slows down for a while then slows all of them.
+"""
+
+import datetime
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dist_transformer.data.folder.format import DataIndex
+from dist_transformer.errors import UserError, exit_on_user_error
+from dist_transformer.run.environment import describe_environment
+from dist_transformer.runtime.launch import RANK_VARIABLES, free_port
+
+if TYPE_CHECKING:
+    import torch
+
+    from dist_transformer.model_folder import ModelInfo
+
+# Share of a measure's time that each piece of work runs beforehand, uncounted: files are read, caches warm up.
+_WARM_UP = 0.2
+NO_CORPUS = "no text"
+ROOT = Path(__file__).resolve().parents[1]
+"""The clone that these benchmarks are of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Repeated values of one figure."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "median": self.median,
+            "lowest": min(self.values),
+            "highest": max(self.values),
+            "values": list(self.values),
+        }
+
+
+def now(device: "torch.device | None" = None) -> float:
+    """Seconds of the clock that all benchmarks go by.
+
+    Of this process' CPU time, all threads together, which other work on the machine changes little; on a GPU wall
+    time, when all that it was given is done.
+    """
+    if device is not None and device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+    return time.process_time()
+
+
+def rate(work: Iterator[int], seconds: float) -> float:
+    """Units of work a CPU second, where each item of `work` says how many units it was; at least one item is taken.
+
+    The clock stops between items: an item that takes longer than `seconds` counts in full.
+    """
+    started, units, elapsed = now(), 0, 0.0
+    while elapsed < seconds or units == 0:
+        units += next(work)
+        elapsed = now() - started
+    return units / elapsed
+
+
+def measure_rates(
+    works: Mapping[str, Iterator[int]], *, seconds: float, repeats: int, report: Callable[[str], None]
+) -> dict[str, Measure]:
+    """The rates of endless pieces of work, `repeats` rounds of `seconds` each."""
+    for work in works.values():
+        rate(work, _WARM_UP * seconds)
+    values: dict[str, list[float]] = {name: [] for name in works}
+    for number in range(repeats):
+        for name, work in works.items():
+            values[name].append(rate(work, seconds))
+        report(f"round {number + 1} of {repeats}")
+    return {name: Measure(tuple(rates)) for name, rates in values.items()}
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch, Arrow and tokenizers compute on one thread, as long as this lasts."""
+    import pyarrow as pa
+    import torch
+
+    name = "TOKENIZERS_PARALLELISM"
+    before = (torch.get_num_threads(), pa.cpu_count(), os.environ.get(name))
+    torch.set_num_threads(1)
+    pa.set_cpu_count(1)
+    # tokenizers asks the environment at each call.
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        pa.set_cpu_count(before[1])
+        if before[2] is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before[2]
+
+
+def measure_apart(
+    module: str, request: dict[str, Any], *, failure: str, remedy: str, ranks: int = 1
+) -> dict[str, float]:
+    """What a module, run in processes of its own, says of a request: see `answer`.
+
+    Args:
+        ranks: of its world; the first one answers.
+    """
+    command = [sys.executable, "-m", module, json.dumps(request)]
+    started = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        for environment in _environments(ranks)
+    ]
+    # Each is read by a thread of its own: one whose pipe is full would hold up the others.
+    with ThreadPoolExecutor(ranks) as readers:
+        outputs = list(readers.map(subprocess.Popen.communicate, started))
+    for process, (_, errors) in zip(started, outputs, strict=True):
+        if process.returncode != 0:
+            killed = "it was killed, as one is that needs more memory than there is"
+            last = killed if process.returncode < 0 else (errors.strip().splitlines() or ["it said nothing"])[-1]
+            raise UserError(f"{failure}: {last.removeprefix('error: ')}: {remedy}")
+    # Libraries may print before.
+    found: dict[str, float] = json.loads(outputs[0][0].splitlines()[-1])
+    return found
+
+
+def _environments(ranks: int) -> list[dict[str, str]]:
+    """Of the processes of a world on this machine."""
+    alone = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+    # The benchmarks are of the clone, not of an installed package.
+    alone["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), alone.get("PYTHONPATH"))))
+    if ranks == 1:
+        return [alone]
+    shared = {
+        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }  # fmt: skip
+    return [{**alone, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+def check_counts(settings: object, **least: int) -> None:
+    """Compare numbers of a benchmark's settings with the least that can be measured, by the name of each field.
+
+    Raises:
+        UserError: one is smaller; it names the flag.
+    """
+    for name, smallest in least.items():
+        if getattr(settings, name) < smallest:
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag} is {getattr(settings, name)}: give {smallest} or more")
+
+
+def answer(measure: Callable[[dict[str, Any]], dict[str, float]]) -> None:
+    """What such a module does when it is run."""
+    exit_on_user_error(lambda: print(json.dumps(measure(json.loads(sys.argv[1])))))
+
+
+def resident_mib(field: str) -> float:
+    """Memory of this process by Linux' /proc: getrusage would count what its parent had resident when it began.
+
+    Args:
+        field: VmRSS is what is resident now, VmHWM the most that ever was.
+    """
+    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
+
+
+def who_can_run(needs: Mapping[str, Sequence[str]], report: Callable[[str], None]) -> list[str]:
+    """Of those named, who has all packages that they need; each of the others is told of."""
+    found = []
+    for name, packages in needs.items():
+        missing = [package for package in packages if importlib.util.find_spec(package) is None]
+        if missing:
+            report(f"left out, for {', '.join(missing)} is not installed: {name}")
+        else:
+            found.append(name)
+    return found
+
+
+def result_of(
+    index: "DataIndex | ModelInfo | None",
+    *,
+    what: str,
+    command: str,
+    seeds: Sequence[int],
+    wall_seconds: float,
+    figures: dict[str, Any],
+    rows: Sequence[dict[str, str]],
+) -> dict[str, Any]:
+    """A result in the layout of tools/results_table.py.
+
+    Args:
+        index: of the text; None where none was used.
+    """
+    machine = describe_environment()
+    machine["gpus"] = ", ".join(machine["gpus"]) or "none"
+    form = "{cores} cores of {processor}, {memory_gib} GiB, GPUs: {gpus}; torch {torch}, Python {python}"
+    # What a second of CPU time does depends on how many threads share the work.
+    form += f"; OMP_NUM_THREADS={threads}" if (threads := os.environ.get("OMP_NUM_THREADS")) else ""
+    return {
+        "what": what,
+        "corpus": f"{index.corpus} ({index.source_language}-{index.target_language})" if index else NO_CORPUS,
+        "synthetic": index.synthetic if index else True,
+        "date": datetime.date.today().isoformat(),
+        "machine": form.format(**machine),
+        "commands": [command],
+        "seeds": list(seeds),
+        "wall_seconds": wall_seconds,
+        "figures": figures,
+        "rows": list(rows),
+    }
+
+
+def write_result(path: Path, result: dict[str, Any]) -> None:
+    """A reader finds the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): choose another --json") from None

@@ -1,0 +1,60 @@
+"""How much memory a preparation takes, at a size and at ten times that; each in a process of its own."""
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import answer, measure_apart, resident_mib
+from dist_transformer.data.prepare.pipeline import prepare
+from dist_transformer.data.prepare.settings import PrepareSettings
+from dist_transformer.data.text.files import LineFiles
+
+TIMES = 10
+
+
+def measure_preparation_memory(files: tuple[Path, Path], tokenizer: Path, scratch: Path) -> dict[str, dict[str, float]]:
+    """`pairs`, `seconds`, `peak_mib` and `before_mib` of a preparation of two texts, and of ten times these.
+
+    One process does it all, so it is the largest; with more `--workers` each does what this one does.
+    """
+    longer = scratch / "longer.source", scratch / "longer.target"
+    for file, copy in zip(files, longer, strict=True):
+        copy.write_bytes(b"")
+        for _ in range(TIMES):
+            with file.open("rb") as text, copy.open("ab") as end:
+                shutil.copyfileobj(text, end)
+    found = {}
+    for name, (source, target) in {"1x": files, f"{TIMES}x": longer}.items():
+        out = scratch / f"memory-{name}"
+        request = {"source": str(source), "target": str(target), "tokenizer": str(tokenizer), "out": str(out)}
+        found[name] = measure_apart(
+            __name__, request, failure="a preparation failed", remedy="lower --memory-pairs, or set TMPDIR"
+        )
+        shutil.rmtree(out)
+    return found
+
+
+def prepare_text(request: dict[str, Any]) -> dict[str, float]:
+    """What the process does and measures."""
+    before = resident_mib("VmRSS")
+    started = time.perf_counter()
+    settings = PrepareSettings(
+        out=Path(request["out"]),
+        sources=(LineFiles(source=Path(request["source"]), target=Path(request["target"])),),
+        tokenizer=Path(request["tokenizer"]),
+        source_language="source",
+        target_language="target",
+        workers=1,
+    )
+    index = prepare(settings, lambda _: None)
+    return {
+        "pairs": index.pairs_read,
+        "seconds": time.perf_counter() - started,
+        "peak_mib": resident_mib("VmHWM"),
+        "before_mib": before,
+    }
+
+
+if __name__ == "__main__":
+    answer(prepare_text)

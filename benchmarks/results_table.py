@@ -1,0 +1,154 @@
+"""The README's tables of figures: results from results/*.json, and what training costs.
+
+Rewrites the parts of README.md between `<!-- NAME: made by tools/results_table.py -->` and `<!-- end of NAME -->`;
+NAME is `results`, or `costs` for dist_transformer/planning/costs.py. With --check it writes nothing and exits 1 when
+README and figures differ. A result file is one JSON object:
+
+    what           what was run and what it shows, in a sentence or two
+    corpus         the corpus and its languages: the table's first column
+    synthetic      true: made by a grammar, says nothing about real text
+    date           of the run, YYYY-MM-DD
+    machine        "4 cores of AMD EPYC, …": cores of a processor, then memory, GPUs, versions of torch and DeepSpeed
+    commands       what was typed, in order
+    seeds          of the runs
+    wall_seconds   for all of it, or null where nobody measured it
+    figures        everything that was measured, nested as the result needs
+    rows           lines of the table, each its other columns: {"what": …, "steps": …, "result": …}
+
+The three texts of a row name figures by their place in the file, with Python's format syntax, and hold no number of
+their own: "{figures[test][bleu]:.1f} BLEU". Real text comes first, then the newest.
+"""
+
+import argparse
+import datetime
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from dist_transformer.config.settings import read_json
+from dist_transformer.errors import UserError
+from dist_transformer.planning.costs import cost_table
+
+_ROOT = Path(__file__).resolve().parents[1]
+_BLOCK = re.compile(
+    r"(?P<start><!-- (?P<name>\w+): made by tools/results_table\.py -->\n).*?(?P<end><!-- end of (?P=name) -->)",
+    re.DOTALL,
+)
+HEAD = ["| corpus | what | steps | result | processor | date |", "|---|---|---|---|---|---|"]
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "what": str,
+    "corpus": str,
+    "synthetic": bool,
+    "date": str,
+    "machine": str,
+    "commands": list,
+    "seeds": list,
+    "wall_seconds": (int, float, type(None)),
+    "figures": dict,
+    "rows": list,
+}
+_COLUMNS = ("what", "steps", "result")
+_PROCESSOR = re.compile(r"\bcores? of (?:an? )?(?P<name>[^,;]+)")
+_PLACEHOLDER = re.compile(r"\{[^{}]*\}")
+# Digits inside a name are no figure: test_2016_flickr, 13a, bf16, ZeRO-1, Multi30k.
+_NUMBER = re.compile(r"(?<![\w-])[0-9][0-9.,]*(?![\w-])")
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    file = _ROOT / "README.md"
+    readme = file.read_text(encoding="utf-8")
+    wanted = fill_blocks(readme, {"results": make_table(_ROOT / "results"), "costs": cost_table()})
+    if arguments.check and wanted != readme:
+        raise UserError("README.md is not what the figures give: run tools/results_table.py")
+    if wanted != readme:
+        file.write_text(wanted, encoding="utf-8")
+        print("README.md: tables rewritten", file=sys.stderr)
+
+
+def fill_blocks(readme: str, tables: dict[str, str]) -> str:
+    """The README with each marked part holding the table of its name.
+
+    Raises:
+        UserError: no part is marked, or one has a name without a table.
+    """
+    blocks = list(_BLOCK.finditer(readme))
+    if not blocks:
+        raise UserError("README.md has no marked part: put the two markers (--help) around the table of results")
+    for block in blocks:
+        if block["name"] not in tables:
+            raise UserError(f"README.md marks a part {block['name']!r}: choose one of {', '.join(tables)}")
+    return _BLOCK.sub(lambda block: f"{block['start']}{tables[block['name']]}\n{block['end']}", readme)
+
+
+def make_table(folder: Path) -> str:
+    """The Markdown table of all rows of the result files of a folder.
+
+    Raises:
+        UserError: a file that does not keep to the layout.
+    """
+    results = [(file, read_result(file)) for file in sorted(folder.glob("*.json"))]
+    results.sort(key=lambda pair: pair[1]["date"], reverse=True)
+    results.sort(key=lambda pair: pair[1]["synthetic"])
+    lines = [line for file, result in results for line in make_lines(file, result)]
+    return "\n".join([*HEAD, *lines])
+
+
+def read_result(file: Path) -> dict[str, Any]:
+    """A result file, checked against the layout."""
+    result = read_json(file)
+    if wrong := sorted(result.keys() ^ _KINDS.keys()):
+        what = "misses" if wrong[0] in _KINDS else "has an unknown"
+        raise UserError(f"{file} {what} field {wrong[0]!r}: the layout is in tools/results_table.py --help")
+    for name, kind in _KINDS.items():
+        if not isinstance(result[name], kind):
+            raise UserError(f"{file}: {name} is {result[name]!r:.60}: the layout is in tools/results_table.py --help")
+    try:
+        datetime.date.fromisoformat(result["date"])
+    except ValueError:
+        raise UserError(f"{file}: date is {result['date']!r}: write it as 2026-01-31") from None
+    if _PROCESSOR.search(result["machine"]) is None:
+        raise UserError(f'{file}: machine is {result["machine"]!r}: begin it with "N cores of PROCESSOR,"')
+    if any(not isinstance(row, dict) or row.keys() != set(_COLUMNS) for row in result["rows"]):
+        raise UserError(f"{file}: a row must hold {', '.join(_COLUMNS)} and nothing else")
+    return result
+
+
+def make_lines(file: Path, result: dict[str, Any]) -> list[str]:
+    lines = []
+    for row in result["rows"]:
+        what, steps, text = (fill(row[name], result, file) for name in _COLUMNS)
+        text += f", `{file.parent.name}/{file.name}`"
+        lines.append(f"| {result['corpus']} | {what} | {steps} | {text} | {processor_of(result)} | {result['date']} |")
+    return lines
+
+
+def processor_of(result: dict[str, Any]) -> str:
+    """Name the processor of a result's machine."""
+    match = _PROCESSOR.search(result["machine"])
+    assert match is not None
+    return match["name"]
+
+
+def fill(template: str, result: dict[str, Any], file: Path) -> str:
+    """A text of the row with its figures.
+
+    Raises:
+        UserError: it names a figure that is not in the file, or holds a number of its own.
+    """
+    if number := _NUMBER.search(_PLACEHOLDER.sub("", template)):
+        raise UserError(f"{file}: row says {number[0]!r} itself: put the number into figures and name its place")
+    try:
+        return template.format_map(result)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{file}: row {template!r:.200} cannot be filled ({error!r}): check the names") from None
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--check", action="store_true", help="only compare; exit 1 where they differ (default: write)")
+    return parser.parse_args()

@@ -1,0 +1,241 @@
+"""Why the loss curves of some trainers zig-zag: one model, one set of budgets, three orders of the batches.
+
+tools/batch_order.py --data DATA --out DIR --preset multi30k --epochs 4
+
+`sorted` cuts all pairs, sorted by length, into packs and visits the packs in that order each epoch, as a trainer does
+that sorts and does not shuffle; `buckets` visits the same packs in a new random order each epoch; `random` is how
+dist_transformer trains: pairs of all lengths in every pack. Initial weights, dropout seeds, budgets, learning rates and
+epochs are the same. One process, without DeepSpeed; bf16 weights with fp32 masters, or fp32 (--precision).
+
+Writes DIR/batch_order.json (loss and mean pair length of every step) and DIR/batch_order.png, and prints what explains
+the picture. "Within an epoch" means: after the mean over the surrounding epoch is taken off each step's loss.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dist_transformer.config.settings import PRESETS, TrainConfig
+from dist_transformer.data.folder.reader import DataFolder, Split
+from dist_transformer.data.loading.collate import Stream
+from dist_transformer.data.loading.packing import Budgets
+from dist_transformer.data.loading.plan import Pack, Plan, Position, Step, resolve_budgets
+from dist_transformer.errors import UserError
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.training.engine.schedule import learning_rate
+from dist_transformer.training.trainer import micro_batch_seed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """One run; entry i of each array is step i."""
+
+    epoch: np.ndarray
+    loss: np.ndarray
+    """Label-smoothed training loss per target token."""
+    pair_tokens: np.ndarray
+    """Mean tokens of a pair, source and target together."""
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    if arguments.epochs < 2:
+        raise UserError(f"--epochs is {arguments.epochs}: give at least 2, the mean over an epoch is taken off")
+    if arguments.preset not in PRESETS:
+        raise UserError(f"--preset {arguments.preset} is unknown: choose one of {', '.join(PRESETS)}")
+    folder = DataFolder.open(arguments.data)
+    config = dataclasses.replace(PRESETS[arguments.preset], seed=arguments.seed, precision=arguments.precision)
+    model = dataclasses.replace(config.model, vocab_size=folder.index.vocab_size)
+    config = dataclasses.replace(config, model=model)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    budgets = resolve_budgets(
+        config.batch, source_tokens=folder.train.info.source_tokens, target_tokens=folder.train.info.target_tokens
+    )
+    curves: dict[str, Curve] = {}
+    for name, order in orders(folder.train, budgets, config).items():
+        print(f"== {name}", file=sys.stderr, flush=True)
+        curves[name] = train(folder.train, budgets, config, order, epochs=arguments.epochs)
+        figures = {name: explain(curve) for name, curve in curves.items()}
+        write_results(arguments.out, arguments.preset, config, curves, figures)
+    print(json.dumps(figures, indent=1))
+
+
+def orders(split: Split, budgets: Budgets, config: TrainConfig) -> dict[str, Callable[[int], Iterator[Step]]]:
+    """By name: the steps of an epoch."""
+    size = config.batch.packs_per_step
+    plan = Plan(
+        split.lengths, split.shard_starts, budgets=budgets, window_shards=config.batch.window_shards, seed=config.seed
+    )
+    steps = join_packs(cut_by_length(np.asarray(split.lengths), budgets), size)
+
+    def shuffled(epoch: int) -> Iterator[Step]:
+        order = np.random.default_rng([config.seed, epoch]).permutation(len(steps))
+        return (dataclasses.replace(steps[number], epoch=epoch) for number in order)
+
+    def random(epoch: int) -> Iterator[Step]:
+        for step in plan.steps(Position(epoch=epoch), size):
+            if step.epoch > epoch:
+                return
+            yield step
+
+    return {
+        "sorted": lambda epoch: (dataclasses.replace(step, epoch=epoch) for step in steps),
+        "random": random,
+        "buckets": shuffled,
+    }
+
+
+def cut_by_length(lengths: np.ndarray, budgets: Budgets) -> list[Pack]:
+    """All pairs that fit a pack, shortest first, cut where a budget is full."""
+    limits = (budgets.max_source_tokens, budgets.max_target_tokens)
+    fits = np.flatnonzero((lengths <= limits).all(axis=1))
+    order = fits[np.lexsort((lengths[fits, 0], lengths[fits, 1]))]
+    packs, start = [], 0
+    while start < len(order):
+        sums = np.cumsum(lengths[order[start : start + budgets.max_sentences]], axis=0, dtype=np.int64)
+        count = int((sums <= limits).all(axis=1).sum())
+        source_tokens, target_tokens = (int(total) for total in sums[count - 1])
+        ids = order[start : start + count]
+        packs.append(Pack(pair_ids=ids, source_tokens=source_tokens, target_tokens=target_tokens))
+        start += count
+    return packs
+
+
+def join_packs(packs: list[Pack], packs_per_step: int) -> list[Step]:
+    """Neighbouring packs make a step, as in the plan; the last one is filled with packs of weight zero."""
+    groups = [packs[first : first + packs_per_step] for first in range(0, len(packs), packs_per_step)]
+    return [
+        Step(epoch=0, packs=(*group, *[None] * (packs_per_step - len(group))), position=Position()) for group in groups
+    ]
+
+
+def train(
+    split: Split, budgets: Budgets, config: TrainConfig, order: Callable[[int], Iterator[Step]], *, epochs: int
+) -> Curve:
+    """Train from the seed's weights, whole steps at once."""
+    torch.manual_seed(config.seed)
+    model = Transformer(config.model)
+    masters = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
+    if config.precision == "bf16":
+        model.cast_parameters(torch.bfloat16)
+    settings = config.optimizer
+    betas = (settings.beta1, settings.beta2)
+    optimizer = torch.optim.AdamW(masters, lr=0.0, betas=betas, eps=settings.epsilon, weight_decay=0.0, fused=True)
+    stream = Stream(split, budgets, packs_per_micro_batch=config.batch.packs_per_step)
+    rows, number, started = [], 0, time.monotonic()
+    for epoch in range(epochs):
+        for step in order(epoch):
+            number += 1
+            torch.manual_seed(micro_batch_seed(config.seed, epoch, number, 0))
+            sums = model(stream.build(step.packs), settings.label_smoothing)
+            (sums.loss / step.target_tokens).backward()
+            optimizer.param_groups[0]["lr"] = learning_rate(number, settings, width=config.model.width)
+            update(model, masters, optimizer)
+            pairs = sum(len(pack.pair_ids) for pack in step.packs if pack)
+            pair_tokens = (step.source_tokens + step.target_tokens) / pairs
+            rows.append((epoch, sums.loss.item() / step.target_tokens, pair_tokens))
+        print(f"epoch {epoch}: {number} steps, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+    epoch_column, loss, lengths = (np.array(column) for column in zip(*rows, strict=True))
+    return Curve(epoch=epoch_column, loss=loss, pair_tokens=lengths)
+
+
+@torch.no_grad()
+def update(model: Transformer, masters: list[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
+    """Adam on the fp32 masters, copied back to the model's precision."""
+    parameters = list(model.parameters())
+    for parameter, master in zip(parameters, masters, strict=True):
+        assert parameter.grad is not None
+        master.grad, parameter.grad = parameter.grad.float(), None
+    optimizer.step()
+    for parameter, master in zip(parameters, masters, strict=True):
+        parameter.copy_(master)
+
+
+def explain(curve: Curve) -> dict[str, float]:
+    """Figures that say how much of the curve is the order of its batches."""
+    per_epoch = round(len(curve.loss) / (int(curve.epoch[-1]) + 1))
+    rest, inside = off_trend(curve.loss, per_epoch)
+    epochs, lengths = curve.epoch[inside], curve.pair_tokens[inside]
+    starts = np.flatnonzero(np.diff(curve.epoch)) + 1
+    return {
+        "steps_per_epoch": per_epoch,
+        "last_epoch_mean_loss": float(curve.loss[curve.epoch == curve.epoch[-1]].mean()),
+        "within_epoch_std": float(rest.std()),
+        "within_epoch_range": float(np.mean([np.ptp(rest[epochs == epoch]) for epoch in np.unique(epochs)])),
+        "neighbour_std": float(np.diff(rest).std() / 2**0.5),
+        "jump_between_epochs": float(np.mean(curve.loss[starts] - curve.loss[starts - 1])),
+        "pair_tokens_min": float(curve.pair_tokens.min()),
+        "pair_tokens_max": float(curve.pair_tokens.max()),
+        "correlation_of_loss_and_length": float(np.corrcoef(rest, lengths)[0, 1]),
+    }
+
+
+def off_trend(loss: np.ndarray, per_epoch: int) -> tuple[np.ndarray, slice]:
+    """The loss without its mean over the epoch around each step, and which steps have such an epoch."""
+    window = per_epoch + 1 - per_epoch % 2
+    trend = np.convolve(loss, np.full(window, 1 / window), mode="valid")
+    inside = slice(window // 2, window // 2 + len(trend))
+    return loss[inside] - trend, inside
+
+
+def write_results(
+    out: Path, preset: str, config: TrainConfig, curves: dict[str, Curve], figures: dict[str, dict[str, float]]
+) -> None:
+    """DIR/batch_order.json and DIR/batch_order.png."""
+    described: dict[str, Any] = {"preset": preset, "seed": config.seed, "precision": config.precision}
+    steps = {
+        name: {field.name: np.round(getattr(curve, field.name), 4).tolist() for field in dataclasses.fields(curve)}
+        for name, curve in curves.items()
+    }
+    content = json.dumps({**described, "figures": figures, "curves": steps}) + "\n"
+    (out / "batch_order.json").write_text(content, encoding="utf-8")
+    draw(curves, out / "batch_order.png")
+
+
+def draw(curves: dict[str, Curve], file: Path) -> None:
+    """Loss of every order, and below it the mean length of a step's pairs."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
+    colours = {"sorted": "tab:red", "buckets": "tab:orange", "random": "tab:blue"}
+    for name, curve in curves.items():
+        numbers = np.arange(1, len(curve.loss) + 1)
+        # Buckets swing from step to step: thin, and behind the others.
+        width, depth = (0.7, 1) if name == "buckets" else (1.3, 2)
+        style: dict[str, Any] = {"color": colours[name], "linewidth": width, "zorder": depth, "label": name}
+        upper.plot(numbers, curve.loss, **style)
+        lower.plot(numbers, curve.pair_tokens, **style)
+    starts = np.flatnonzero(np.diff(curves["sorted"].epoch)) + 1
+    for axis in (upper, lower):
+        axis.spines[["top", "right"]].set_visible(False)
+        for start in starts:
+            axis.axvline(start + 0.5, color="0.85", zorder=0)
+    upper.set_ylabel("training loss per token (nats)")
+    upper.legend(frameon=False)
+    lower.set_ylabel("mean tokens of a pair")
+    lower.set_xlabel("step (lines: epochs)")
+    FigureCanvasAgg(figure).print_png(str(file))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--data", type=Path, required=True, help="data folder")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of figures and picture")
+    parser.add_argument("--preset", default="multi30k", help="model, batch and rates (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=4, help="passes over the pairs, 2 or more (default: %(default)s)")
+    parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=1, help="of weights, order and dropout (default: %(default)s)")
+    return parser.parse_args()

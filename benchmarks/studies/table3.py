@@ -1,0 +1,268 @@
+"""Table 3 of the paper, trained here: each row with the real command, then dev perplexity and BLEU beside the paper's.
+
+tools/table3.py --data DATA --out DIR --preset multi30k --max-steps 1500 --rows A1 C1 D1 --noise 0.3
+tools/table3.py --data DATA --out DIR --preset multi30k --max-steps 800 -- --optimizer.warmup-steps 200
+
+A row changes the preset as the paper's row changes its base model. Base is always among them. Flags after `--` change
+the preset for all rows, before a row changes it. DIR/ROW is the row's run folder; run the command again after an
+interruption, or with other rows: finished rows stay in the table, a begun one goes on from its checkpoint. --flags-of
+ROW prints the flags of the row's training, for those who start it in another way (slurm/ablations.sh). Writes
+DIR/table3.md and DIR/table3.json (in the layout of tools/results_table.py) after every row. Perplexity is that of the
+last weights, BLEU that of the mean of the last --average weight files (the paper averages none: 1).
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dist_transformer import train
+from dist_transformer.config.settings import TrainConfig, read_json, to_plain
+from dist_transformer.config.table3 import VARIANTS, apply_variant, changes, find_variant
+from dist_transformer.data.folder.format import VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE, DataIndex
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.errors import UserError
+from dist_transformer.files import sha256_of
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.reporting.reporter import perplexity, read_records
+from dist_transformer.run.environment import describe_environment
+from dist_transformer.runtime.launch import deepspeed_command, run_printed, tool_command
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    for name in ("ranks", "average"):
+        if getattr(arguments, name) < 1:
+            raise UserError(f"--{name} is {getattr(arguments, name)}: give a number above 0")
+    for row in arguments.rows:
+        find_variant(row)
+    if arguments.flags_of is not None:
+        print("\n".join(train_flags(arguments.flags_of, arguments)))
+        return
+    index = DataFolder.open(arguments.data).index
+    finished: list[dict[str, Any]] = []
+    for row in VARIANTS:
+        config = row_config(row, arguments)
+        kept = finished_before(row, config, arguments)
+        if kept is None and row not in {"base", *arguments.rows}:
+            continue
+        finished.append(kept or finish_row(row, config, index, arguments))
+        table = make_table(finished, noise=arguments.noise)
+        write_results(arguments, index, finished, table)
+    print(table)
+
+
+def train_flags(row: str, arguments: argparse.Namespace) -> list[str]:
+    """Of the row's training: the flags that all rows have, then what the row changes of them."""
+    base, config = base_config(row, arguments), row_config(row, arguments)
+    changed = []
+    for part in ("model", "optimizer"):
+        before, after = to_plain(getattr(base, part)), to_plain(getattr(config, part))
+        names = [name for name in after if after[name] != before[name]]
+        changed += [f"--{part}.{name.replace('_', '-')}={after[name]}" for name in names]
+    return [*common_flags(row, arguments), *changed, "--max-steps", str(config.max_steps)]
+
+
+def common_flags(row: str, arguments: argparse.Namespace) -> list[str]:
+    places = ["--data", str(arguments.data), "--run-dir", str(arguments.out / row)]
+    return ["--preset", arguments.preset, *places, "--seed", str(arguments.seed), *arguments.flags]
+
+
+def base_config(row: str, arguments: argparse.Namespace) -> TrainConfig:
+    """What stands for the paper's base model, in the row's folder."""
+    return train.parse_arguments(common_flags(row, arguments))[0]
+
+
+def row_config(row: str, arguments: argparse.Namespace) -> TrainConfig:
+    """What the row makes of base. Its changes come after all flags: `--model.ffn-width` is then that of base."""
+    config = apply_variant(base_config(row, arguments), row)
+    if config.validate_every == 0:
+        raise UserError("--validate-every 0 gives no perplexity for the table: leave it out, or give steps above 0")
+    if arguments.max_steps is None:
+        return config
+    return dataclasses.replace(config, max_steps=round(arguments.max_steps * VARIANTS[row].steps))
+
+
+def finished_before(row: str, config: TrainConfig, arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """The figures of a row that an earlier call finished with the same settings."""
+    record = arguments.out / row / "row.json"
+    if not record.exists() or (kept := read_json(record))["settings"] != row_settings(config, arguments):
+        return None
+    print(f"== {row}: finished before, BLEU {kept['bleu']:.2f}", file=sys.stderr, flush=True)
+    return kept
+
+
+def row_settings(config: TrainConfig, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a row's figures depend on."""
+    settings = {name: value for name, value in to_plain(config).items() if name not in {"data", "run_dir"}}
+    return {**settings, "average": arguments.average, "data_sha256": sha256_of(arguments.data / "index.json")}
+
+
+def finish_row(row: str, config: TrainConfig, index: DataIndex, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Train, average and decode a row, or go on where that stopped."""
+    run = arguments.out / row
+    started = time.monotonic()
+    check_steps(run, config.max_steps)
+    commands = [run_printed(train_command(row, arguments), output=sys.stderr)]
+    end = read_records(run, "end")[-1]
+    weights = len(list((run / "weights").glob("step-*.safetensors")))
+    flags = ["--run-dir", run, "--out", run / "model", "--last", min(arguments.average, weights)]
+    commands.append(run_printed(tool_command("average_checkpoints.py", *flags), output=sys.stderr))
+    commands.append(run_printed(evaluate_command(run, index, arguments), output=sys.stderr))
+    scores, valid = read_json(run / "bleu.json"), read_records(run, "valid")[-1]
+    values = {
+        "row": row,
+        "change": changes(row_config("base", arguments), config),
+        "parameters": count_parameters(config, index.vocab_size),
+        "steps": end["step"],
+        "nll": valid["nll"],
+        "ppl": perplexity(valid["nll"]),
+        **{name: scores[name] for name in ("bleu", "signature", "sentences")},
+        **{name: end[name] for name in ("train_seconds", "target_tokens_per_second", "training_flops")},
+        "wall_seconds": time.monotonic() - started,
+        "settings": row_settings(config, arguments),
+        "commands": commands,
+    }
+    write_whole(run / "row.json", json.dumps(values, indent=1) + "\n")
+    return values
+
+
+def check_steps(run: Path, max_steps: int) -> None:
+    """Refuse a run folder that is past `max_steps`: training would leave it as it is."""
+    saved = read_records(run, "checkpoint") if (run / "metrics.jsonl").exists() else []
+    if saved and saved[-1]["step"] > max_steps:
+        raise UserError(f"{run} has {saved[-1]['step']} steps, this call allows {max_steps}: choose another --out")
+
+
+def train_command(row: str, arguments: argparse.Namespace) -> list[object]:
+    return [*deepspeed_command(arguments.ranks), "--module", "dist_transformer.train", *train_flags(row, arguments)]
+
+
+def evaluate_command(run: Path, index: DataIndex, arguments: argparse.Namespace) -> list[object]:
+    """Beam search with the paper's settings on the validation text as the user gave it."""
+    valid = arguments.data / VALID_FOLDER
+    files = ["--src", valid / VALID_SOURCE_FILE, "--ref", valid / VALID_TARGET_FILE, "--json", run / "bleu.json"]
+    case = ["--lowercase"] if index.lowercase else []
+    script = tool_command("evaluate_bleu.py", "--model", run / "model", *files, *case)[1:]
+    return [*deepspeed_command(arguments.ranks), *script]
+
+
+def count_parameters(config: TrainConfig, vocab_size: int) -> int:
+    with torch.device("meta"):
+        model = Transformer(dataclasses.replace(config.model, vocab_size=vocab_size))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def direction(difference: float, paper: float, *, threshold: float) -> str:
+    """Whether a row moved from base as it does in the paper: `yes`, `no`, or `within noise` below the threshold."""
+    if abs(difference) < threshold:
+        return "within noise"
+    return "yes" if difference * paper > 0 or difference == paper == 0 else "no"
+
+
+def compare(rows: list[dict[str, Any]], *, noise: float) -> list[dict[str, Any]]:
+    """Each row, base first, with its difference from base, the paper's, and whether they agree; BLEU points."""
+    base = VARIANTS["base"].paper
+    compared = []
+    for row in rows:
+        paper = VARIANTS[row["row"]].paper
+        ours, theirs = row["bleu"] - rows[0]["bleu"], round(paper.bleu - base.bleu, 1)
+        figures = {"bleu_difference": ours, "paper_bleu_difference": theirs}
+        agrees = None if row["row"] == "base" else direction(ours, theirs, threshold=2 * noise)
+        compared.append({**row, **figures, "paper": dataclasses.asdict(paper), "same_direction": agrees})
+    return compared
+
+
+def make_table(rows: list[dict[str, Any]], *, noise: float) -> str:
+    """The Markdown table of finished rows, base first."""
+    lines = [
+        "| row | change | parameters | dev ppl | dev BLEU | difference | the paper's | same direction? |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in compare(rows, noise=noise):
+        measured = [f"{row['parameters'] / 1e6:.2f}M", f"{row['ppl']:.2f}", f"{row['bleu']:.1f}"]
+        cells = [row["row"], row["change"], *measured]
+        if row["same_direction"] is None:
+            cells += ["", "", ""]
+        else:
+            differences = (row["bleu_difference"], row["paper_bleu_difference"])
+            cells += [*(f"{value:+.1f}" for value in differences), row["same_direction"]]
+        lines.append(f"| {' | '.join(cells)} |")
+    threshold = f"{2 * noise:g} BLEU, twice the spread between seeds" if noise else "none, no --noise was given"
+    lines += ["", f"Differences are in BLEU, from base. Threshold for `within noise`: {threshold}."]
+    if any(row["row"].startswith("B") for row in rows):
+        lines += ["", "Rows B narrow the values with the keys; the paper narrows queries and keys only."]
+    return "\n".join(lines)
+
+
+def write_results(arguments: argparse.Namespace, index: DataIndex, rows: list[dict[str, Any]], table: str) -> None:
+    """DIR/table3.md and DIR/table3.json."""
+    compared = compare(rows, noise=arguments.noise)
+    verdicts = [row["same_direction"] for row in compared if row["same_direction"] is not None]
+    counts = {verdict: verdicts.count(verdict) for verdict in ("yes", "no", "within noise")}
+    machine = describe_environment()
+    machine["gpus"] = ", ".join(machine["gpus"]) or "none"
+    result = {
+        "what": "rows of the paper's Table 3, each relative to the preset; dev perplexity and BLEU beside the paper's",
+        "corpus": f"{index.corpus} ({index.source_language}-{index.target_language})",
+        "synthetic": index.synthetic,
+        "date": datetime.date.today().isoformat(),
+        "machine": "{cores} cores of {processor}, {memory_gib} GiB, GPUs: {gpus}; torch {torch}, DeepSpeed {deepspeed}"
+        .format(**machine),
+        "commands": [command for row in rows for command in row["commands"]],
+        "seeds": [arguments.seed],
+        "wall_seconds": sum(row["wall_seconds"] for row in rows),
+        "figures": {
+            "preset": arguments.preset, "noise_bleu": arguments.noise, "compared": len(verdicts), "verdicts": counts,
+            "base_steps": rows[0]["steps"], "rows": compared,
+        },
+        "rows": [{
+            "what": "the paper's table of variations relative to preset `{figures[preset]}`",
+            "steps": "{figures[base_steps]:,}",
+            "result": "{figures[verdicts][yes]} of {figures[compared]} rows differ from base in the paper's direction, "
+            "{figures[verdicts][no]} in the other, {figures[verdicts][within noise]} within noise",
+        }],
+    }  # fmt: skip
+    write_whole(arguments.out / "table3.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    write_whole(arguments.out / "table3.md", table + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A reader, or an interruption, finds the old file or the new one."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--data", type=Path, required=True, help="data folder")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the rows and the table")
+    parser.add_argument("--preset", default="multi30k", help="stands for the paper's base (default: %(default)s)")
+    parser.add_argument(
+        "--rows", nargs="+", default=list(VARIANTS), metavar="ROW", help=f"of {', '.join(VARIANTS)} (default: all)"
+    )
+    parser.add_argument(
+        "--max-steps", type=int, metavar="N", help="optimizer steps of base; big takes three times as many (default: "
+        "the preset's)"
+    )  # fmt: skip
+    parser.add_argument("--flags-of", metavar="ROW", help="print the flags of this row's training, one a line, and end")
+    parser.add_argument("--ranks", type=int, default=2, help="processes (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of weights, order and dropout (default: %(default)s)")
+    parser.add_argument(
+        "--average", type=int, default=5, metavar="N", help="weight files averaged for BLEU (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--noise", type=float, default=0.0, metavar="BLEU", help="standard deviation of BLEU between seeds; below "
+        "twice that a difference is called noise (default: %(default)s, not measured)"
+    )  # fmt: skip
+    parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of dist_transformer.train, for every row")
+    return parser.parse_args()

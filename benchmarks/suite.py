@@ -1,0 +1,165 @@
+"""Several benchmarks as one: their corpora, the parts that each command measures, and the file that keeps all of them.
+
+A part is a command of `tools/`, run in a process of its own, whose result file becomes a part of the suite's.
+"""
+
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.charts import bar_groups, curves
+from benchmarks.measure import NO_CORPUS, write_result
+from dist_transformer.config.settings import read_json
+from dist_transformer.errors import UserError
+from dist_transformer.planning.hardware import kind_of_device
+from dist_transformer.reporting.figures import as_png, bar_picture, cost_picture
+from dist_transformer.runtime.launch import run_printed, tool_command
+
+CORPORA = "DIST_TRANSFORMER_DATA"
+"""The environment variable that names the folder of corpora."""
+TRAINING_TEXT = "mix_en_de/train"
+CORPUS = "mix_en_de"
+TEST_SETS = {"newstest2014": "newstest/newstest2014", "test_2016_flickr": "multi30k/test_2016_flickr"}
+SOURCE, TARGET = "en", "de"
+_SHARED = ("corpus", "synthetic", "date", "machine", "commands", "seeds", "wall_seconds")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suite:
+    corpora: Path
+    """Folder with the texts above, `.en` and `.de`."""
+    work: Path
+    """For the data folder, models and results of parts; what is there is used again."""
+    vocab_size: int
+    deadline: float | None = None
+    """By time.monotonic(): what is still measured then is ended."""
+
+    @property
+    def data(self) -> Path:
+        return self.work / f"data-{self.vocab_size}"
+
+    def prepare(self) -> None:
+        """Make the data folder unless it is there."""
+        if not (self.data / "index.json").exists():
+            self.work.mkdir(parents=True, exist_ok=True)
+            texts = ["--src", self.text(TRAINING_TEXT, SOURCE), "--tgt", self.text(TRAINING_TEXT, TARGET)]
+            self.run("prepare_data.py", *texts, "--vocab-size", self.vocab_size, "--corpus", CORPUS, "--out", self.data)
+
+    def text(self, name: str, language: str) -> Path:
+        """
+        Raises:
+            UserError: the file is missing.
+        """
+        file = self.corpora / f"{name}.{language}"
+        if not file.is_file():
+            raise UserError(f"{file} does not exist: add it, or name another folder by --data or {CORPORA}")
+        return file
+
+    def test_set(self, name: str) -> list[object]:
+        """Flags of tools that translate."""
+        path = TEST_SETS[name]
+        return ["--src", self.text(path, SOURCE), "--ref", self.text(path, TARGET)]
+
+    def model(self, preset: str, *, minutes: float, flags: Sequence[object]) -> Path:
+        """A model folder, trained for so long, with these flags of training, unless it is there."""
+        path = self.work / f"model-{preset}-{minutes:g}"
+        if not path.exists():
+            settings = ["--data", self.data, "--preset", preset, "--minutes", minutes, "--out", path]
+            self.measure(f"learn-{preset}-{minutes:g}", "learn", *settings, "--", *flags)
+        return path
+
+    def measure(self, part: str, *command: object) -> dict[str, Any]:
+        """The result of a benchmark: what follows tools/benchmark.py, without --json."""
+        file = self.work / f"{part}.json"
+        # Flags of training, if there are any, stand last.
+        self.run("benchmark.py", command[0], "--json", file, *command[1:])
+        return read_json(file)
+
+    def run(self, tool: str, *arguments: object) -> None:
+        """A command of tools/, printed."""
+        left = None if self.deadline is None else max(1.0, self.deadline - time.monotonic())
+        run_printed(tool_command(tool, *arguments), output=sys.stderr, seconds=left)
+
+
+def brief_schedule(*, peak_lr: float = 7e-4, warmup_steps: int = 1000) -> list[object]:
+    """Flags of a training of minutes: the paper's warm-up is longer."""
+    rates = ["--optimizer.peak-lr", peak_lr, "--optimizer.warmup-steps", warmup_steps]
+    return ["--optimizer.schedule", "inverse_sqrt", *rates]
+
+
+def find_corpora(given: Path | None) -> Path | None:
+    """The folder of corpora: what was given, or the environment's; None where neither is.
+
+    Raises:
+        UserError: it is named, and not there.
+    """
+    named = given or (Path(os.environ[CORPORA]) if os.environ.get(CORPORA) else None)
+    if named is not None and not named.is_dir():
+        raise UserError(f"{named} is not a folder: name the folder of corpora by --data or {CORPORA}")
+    return named
+
+
+def device_name() -> str:
+    """Short, for file names: `cpu`, or the GPU as the table of GPUs calls it."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "cpu"
+    properties = torch.cuda.get_device_properties(0)
+    known = kind_of_device(f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+    return known or re.sub(r"[^a-z0-9]+", "-", properties.name.lower()).strip("-")
+
+
+def machine_load() -> str | None:
+    """Says so when other work has the machine: ask before the first part."""
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    return f"shared with other work, load {load:.1f} on {cores} cores before it began" if load > 0.25 * cores else None
+
+
+def merge(file: Path, parts: dict[str, dict[str, Any]], *, what: str, load: str | None = None) -> None:
+    """Put results into the parts of `file`, and draw its rates beside it; what it had of the same machine stays.
+
+    The figures of a file are those of each part, by the part's name; the layout is that of tools/results_table.py.
+    """
+    machine = next(iter(parts.values()))["machine"]
+    before = read_json(file)["figures"] if file.exists() else {}
+    figures = {name: part for name, part in before.items() if part["machine"] == machine}
+    figures.update((name, _as_part(name, result, load)) for name, result in parts.items())
+    # A part without text says nothing of the corpus.
+    texts = [part for part in figures.values() if part["corpus"] != NO_CORPUS]
+    loads = sorted({part["load"] for part in figures.values() if part["load"]})
+    result = {
+        "what": what,
+        "corpus": "; ".join(dict.fromkeys(part["corpus"] for part in texts)) or NO_CORPUS,
+        "synthetic": all(part["synthetic"] for part in texts),
+        "date": max(part["date"] for part in figures.values()),
+        "machine": "; ".join([machine, *loads]),
+        "commands": [command for part in figures.values() for command in part["commands"]],
+        "seeds": sorted({seed for part in figures.values() for seed in part["seeds"]}),
+        "wall_seconds": round(sum(part["wall_seconds"] for part in figures.values()), 1),
+        "figures": figures,
+        "rows": [row for part in figures.values() for row in part["rows"]],
+    }
+    write_result(file, result)
+    if groups := bar_groups(figures):
+        file.with_suffix(".png").write_bytes(as_png(bar_picture(groups, note=result["machine"])))
+    for part in (part for part in figures.values() if "modelled_scaling" in part):
+        scaling = [(row["devices"], row["target_tokens_per_second"]) for row in part["modelled_scaling"]["rows"]]
+        picture = cost_picture(curves(part), scaling, unit=part["unit"], note=result["machine"])
+        file.with_name(f"{file.stem}-cost.png").write_bytes(as_png(picture))
+
+
+def _as_part(name: str, result: dict[str, Any], load: str | None) -> dict[str, Any]:
+    """A result without what all parts share; what its rows name is in the merged file, and they tell of other work."""
+
+    def moved(row: dict[str, str]) -> dict[str, str]:
+        texts = {column: text.replace("{figures[", f"{{figures[{name}][") for column, text in row.items()}
+        return {**texts, "what": texts["what"] + (", on a machine shared with other work" if load else "")}
+
+    shared = {field: result[field] for field in _SHARED}
+    return {**result["figures"], **shared, "load": load, "rows": [moved(row) for row in result["rows"]]}

@@ -1,0 +1,276 @@
+"""Training measured: our engine, its controls and peers, in one process, on the same text, in turns.
+
+Unit: real target tokens, padding not counted, a second: of the process' CPU time on a CPU, which other work on the
+machine changes little, and of wall time on a GPU.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.measure import (
+    Measure,
+    answer,
+    check_counts,
+    measure_apart,
+    now,
+    resident_mib,
+    who_can_run,
+)
+from benchmarks.training.contenders import Contender, Stretch, own_contenders
+from benchmarks.training.peers import peer_contenders
+from benchmarks.training.text import TextSample
+from dist_transformer.config.settings import TrainConfig, from_plain, to_plain
+from dist_transformer.data.loading.loader import TrainingData, open_training_data
+from dist_transformer.errors import UserError
+from dist_transformer.model.transformer import Transformer, training_flops
+from dist_transformer.runtime.distributed import World, process_group
+from dist_transformer.training.engine.ds_config import DEFAULT_ZERO
+
+LABELS = {
+    "ours": "ours: packs, DeepSpeed ZeRO-1",
+    "stock": "ours, DeepSpeed's own defaults",
+    "plain": "ours, plain torch (native DDP)",
+    "torch": "P1 torch.nn.Transformer, padded",
+    "trainer": "P2 Marian, HF Trainer, by length",
+    "compiled": "P3 Marian, compiled, buckets",
+}
+"""Contenders, in the order of the table."""
+SHARED = ("ours", "stock", "plain")
+"""Those that train on several ranks."""
+NEEDS = {
+    "ours": ("deepspeed",),
+    "stock": ("deepspeed",),
+    "plain": (),
+    "torch": (),
+    "trainer": ("transformers", "accelerate", "datasets"),
+    "compiled": ("transformers",),
+}
+"""Packages, besides those that all need."""
+_DS_CONFIGS: dict[str, dict[str, Any]] = {
+    "ours": {"zero_optimization": DEFAULT_ZERO},
+    "stock": {"zero_optimization": {"stage": 1}},
+}
+_SAMPLE_PAIRS = 20_000
+_VALID_PAIRS = 100
+# Losses of the same model on the same text, from the same weights, must lie so near each other.
+START_TOLERANCE, END_TOLERANCE = 0.01, 0.05
+
+Report = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TrainBenchmark:
+    config: TrainConfig
+    """Model, batch, optimizer and precision; `data` names the data folder."""
+    peers: tuple[str, ...]
+    """Of `LABELS`. Ours is always there; without DeepSpeed plain torch trains our model in its place."""
+    steps: int
+    """Optimizer steps of each contender in each round."""
+    rounds: int
+    warm_up: int = 2
+    """Steps that are not counted."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, steps=1, rounds=1, warm_up=1)
+        for peer in self.peers:
+            if peer not in LABELS:
+                raise UserError(f"--peers {peer} is unknown: choose among {', '.join(LABELS)}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Field:
+    """Those who compete, not yet made, and what they compete on."""
+
+    factories: dict[str, Callable[[], Contender]]
+    config: TrainConfig
+    sample: TextSample
+    valid: TextSample
+    device: torch.device
+
+    def pick(self, names: Sequence[str]) -> dict[str, Contender]:
+        return {name: self.factories[name]() for name in LABELS if name in names}
+
+
+def open_field(config: TrainConfig, world: World, device: torch.device) -> Field:
+    """Read the text and draw the weights that all start from."""
+    data: TrainingData = open_training_data(config)
+    index, split = data.first.index, data.first.train
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=index.vocab_size))
+    torch.manual_seed(config.seed)
+    model = Transformer(config.model).to(device)
+    longest = min(config.model.max_positions, *data.budgets.tokens.tolist())
+    sample = TextSample(split, pairs=_SAMPLE_PAIRS, longest=longest, seed=config.seed)
+    valid = TextSample(data.first.valid, pairs=_VALID_PAIRS, longest=longest, seed=config.seed)
+    factories = own_contenders(model, data, config, _DS_CONFIGS, world) | peer_contenders(model, sample, config)
+    return Field(factories, config, sample, valid, device)
+
+
+def run_training_benchmark(
+    settings: TrainBenchmark, world: World, device: torch.device, report: Report
+) -> dict[str, Any]:
+    """All figures; every rank runs it."""
+    field = open_field(settings.config, world, device)
+    names = choose(settings.peers, report)
+    first = names[0]
+    if world.size > 1 and (alone := [name for name in names if name not in SHARED]):
+        raise UserError(f"--peers {' '.join(alone)} train on one process: start it without a launcher")
+    # First, each alone: who does not fit the memory ends it before anything is timed.
+    memory = peak_memories(settings.config, names, report) if world.size == 1 else {}
+    started = time.monotonic()
+    contenders = field.pick(names)
+    curves = {name: [contender.nll(field.valid)] for name, contender in contenders.items()}
+    for name, contender in contenders.items():
+        contender.train(settings.warm_up)
+        report(f"{LABELS[name]}: warm after {time.monotonic() - started:.0f} s")
+    compiled_before = graphs_compiled()
+    stretches: dict[str, list[Stretch]] = {name: [] for name in names}
+    products: list[float] = []
+    for number in range(settings.rounds):
+        # There and back: a machine that slows down or warms up favours nobody.
+        for name in names if number % 2 == 0 else reversed(names):
+            stretches[name].append(contenders[name].train(settings.steps))
+        products.append(product_rate(device))
+        for name, contender in contenders.items():
+            curves[name].append(contender.nll(field.valid))
+        report(f"round {number + 1} of {settings.rounds}")
+    figures = {name: summary(stretches[name], field, products) for name in names}
+    for name, found in figures.items():
+        found["nll"] = curves[name]
+        if name in memory:
+            found["peak_gib"] = memory[name]
+        pairs = zip(figures[first]["rates"]["values"], found["rates"]["values"], strict=True)
+        found["ours_to_this"] = Measure(tuple(ours / theirs for ours, theirs in pairs)).to_json()
+    return {
+        "unit": "real target tokens a CPU second" if device.type == "cpu" else "real target tokens a second",
+        "parameters": sum(p.numel() for p in Transformer(field.config.model).parameters()),
+        "precision": settings.config.precision,
+        "world_size": world.size,
+        "steps_per_round": settings.steps,
+        "rounds": settings.rounds,
+        "tokens_per_step": settings.config.batch.max_target_tokens * settings.config.batch.packs_per_step,
+        "product_flops_per_second": Measure(tuple(products)).to_json(),
+        "graphs_compiled_in_rounds": graphs_compiled() - compiled_before,
+        "loss_curves_agree": curves_agree(curves),
+        "contenders": figures,
+    }
+
+
+def choose(peers: Sequence[str], report: Report) -> list[str]:
+    """Whom this machine can measure, in the order of `LABELS`: first the one that the others are compared with."""
+    wanted = {LABELS[name]: NEEDS[name] for name in LABELS if name in ("ours", *peers)}
+    able = who_can_run(wanted, report)
+    names = [name for name in LABELS if LABELS[name] in able]
+    return names if "ours" in names else ["plain", *(name for name in names if name != "plain")]
+
+
+def summary(stretches: Sequence[Stretch], field: Field, products: Sequence[float]) -> dict[str, Any]:
+    """Rates and shares of one contender."""
+    total = {name: sum(stretch.seconds[name] for stretch in stretches) for name in stretches[0].seconds}
+    source, target = (sum(getattr(s, f"{side}_tokens") for s in stretches) for side in ("source", "target"))
+    flops = training_flops(field.config.model, source_tokens=source, target_tokens=target)
+    return {
+        "rates": Measure(tuple(s.target_tokens / s.seconds["clock"] for s in stretches)).to_json(),
+        "wall_rates": Measure(tuple(s.target_tokens / s.seconds["wall"] for s in stretches)).to_json(),
+        "tokens_per_step": target / sum(s.steps for s in stretches),
+        "fill": (source + target) / sum(s.computed_tokens for s in stretches),
+        "mfu": flops / total["clock"] / statistics.median(products),
+        "data_share": total["data"] / total["wall"],
+        "optimizer_share": total["optimizer"] / total["wall"],
+    }
+
+
+def train_table(figures: dict[str, Any]) -> str:
+    """What was measured, in at most 80 characters a line."""
+    contenders = figures["contenders"]
+    lines = [
+        f"{figures['unit']}, medians of {figures['rounds']} rounds (lowest to highest)",
+        f"{'':32} {'rate':>8} {'':>15} {'ours is':>8} {'MFU':>5} {'fill':>5}",
+    ]
+    for name, found in contenders.items():
+        rate, times = found["rates"], found["ours_to_this"]["median"]
+        spread = f"{rate['lowest']:,.0f}–{rate['highest']:,.0f}"
+        lines.append(
+            f"{LABELS[name]:32} {rate['median']:8,.0f} {spread:>15} {times:7.2f}× {found['mfu']:5.1%} "
+            f"{found['fill']:5.1%}"
+        )
+    lines += ["", f"{'':32} {'memory':>9} {'data':>6} {'update':>7} {'loss, first and last':>20}"]
+    for name, found in contenders.items():
+        memory = f"{found['peak_gib']:5.2f} GiB" if "peak_gib" in found else ""
+        lines.append(
+            f"{LABELS[name]:32} {memory:>9} {found['data_share']:6.1%} {found['optimizer_share']:7.1%} "
+            f"{found['nll'][0]:12.3f} {found['nll'][-1]:7.3f}"
+        )
+    product = figures["product_flops_per_second"]["median"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"MFU against a bf16 matrix product in the same run: {product / 1e12:.2f} TFLOP/s",
+            f"{figures['graphs_compiled_in_rounds']} graphs compiled in the rounds",
+        ]
+    )
+
+
+def curves_agree(curves: dict[str, list[float]]) -> bool:
+    """Whether all began with the loss of the first, and ended near it."""
+    ours = next(iter(curves.values()))
+    return all(
+        abs(curve[0] / ours[0] - 1) <= START_TOLERANCE and abs(curve[-1] / ours[-1] - 1) <= END_TOLERANCE
+        for curve in curves.values()
+    )
+
+
+def product_rate(device: torch.device, *, seconds: float = 0.5) -> float:
+    """FLOP/s of a bf16 matrix product as large as those of a feed-forward layer; CPU time, or a GPU's."""
+    rows, width, inner = (8192, 4096, 4096) if device.type == "cuda" else (4096, 512, 2048)
+    a = torch.randn(rows, width, device=device, dtype=torch.bfloat16)
+    b = torch.randn(inner, width, device=device, dtype=torch.bfloat16)
+
+    a @ b.t()
+    started, done = now(device), 0
+    while now(device) - started < seconds:
+        for _ in range(5):
+            a @ b.t()
+        done += 5
+    return done * 2 * rows * width * inner / (now(device) - started)
+
+
+def graphs_compiled() -> int:
+    """By torch.compile, in this process so far."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def peak_memories(config: TrainConfig, names: Sequence[str], report: Report) -> dict[str, float]:
+    """GiB that a process needs to train each, beyond what it had before the model was made; in processes of their own.
+
+    Resident memory on a CPU, allocated memory on a GPU.
+    """
+    memory = {}
+    for name in names:
+        report(f"memory of {LABELS[name]}")
+        request = {"config": to_plain(config), "name": name, "steps": 2}
+        failure = f"{LABELS[name]} could not be measured alone"
+        memory[name] = measure_apart(__name__, request, failure=failure, remedy="leave it out of --peers")["peak_gib"]
+    return memory
+
+
+def _train_alone(request: dict[str, Any]) -> dict[str, float]:
+    with process_group(World(), single=True) as device:
+        field = open_field(from_plain(TrainConfig, request["config"], "request"), World(), device)
+        before = resident_mib("VmRSS")
+        (contender,) = field.pick([request["name"]]).values()
+        contender.train(request["steps"])
+        if device.type == "cuda":
+            return {"peak_gib": torch.cuda.max_memory_allocated() / 2**30}
+        return {"peak_gib": (resident_mib("VmHWM") - before) / 1024}
+
+
+if __name__ == "__main__":
+    answer(_train_alone)

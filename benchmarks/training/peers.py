@@ -1,0 +1,302 @@
+"""Peers in training: the same model as others would write and batch it, from the same weights.
+
+P1  `torch.nn.Transformer`, random pairs padded to the longest
+P2  `MarianMTModel` under Hugging Face's `Trainer`, grouped by length
+P3  `MarianMTModel` compiled, batches of similar lengths under a budget of tokens, fused Adam, a loop by hand
+
+P2 and P3 train in bf16 by autocast on fp32 weights, as is usual for them; P1 too.
+"""
+
+import itertools
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.training.contenders import Contender, Stretch, adam_settings, make_scheduler
+from benchmarks.training.text import IGNORED_LABEL, PaddedBatch, TextSample
+from dist_transformer.config.settings import TrainConfig
+from dist_transformer.export.marian import marian_model
+from dist_transformer.model.positions import sinusoidal_positions
+from dist_transformer.model.transformer import Transformer
+
+Logits = Callable[[PaddedBatch], torch.Tensor]
+
+
+class TorchTransformer(nn.Module):
+    """`torch.nn.Transformer` with embeddings, positions and tied output, dropout where the paper has it."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        config = model.config
+        settings: dict[str, Any] = {"dropout": config.dropout, "batch_first": True, "activation": "relu"}
+        sizes = (config.width, config.heads, config.ffn_width)
+        self.core = nn.Transformer(
+            config.width, config.heads,
+            custom_encoder=nn.TransformerEncoder(
+                nn.TransformerEncoderLayer(*sizes, **settings), config.encoder_layers, enable_nested_tensor=False
+            ),
+            custom_decoder=nn.TransformerDecoder(nn.TransformerDecoderLayer(*sizes, **settings), config.decoder_layers),
+            batch_first=True,
+        )  # fmt: skip
+        for layer in (*self.core.encoder.layers, *self.core.decoder.layers):
+            layer.dropout.p = config.ffn_dropout
+            for attention in ("self_attn", "multihead_attn"):
+                if hasattr(layer, attention):
+                    getattr(layer, attention).dropout = config.attention_dropout
+        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.register_buffer("positions", sinusoidal_positions(config.max_positions, config.width), persistent=False)
+        self.load_state_dict(torch_weights(model))
+
+    def forward(self, batch: PaddedBatch) -> torch.Tensor:
+        """Logits, shape (B, T, V)."""
+        padding = batch.source_mask_BS == 0
+        causal = nn.Transformer.generate_square_subsequent_mask(batch.target_BT.shape[1], device=padding.device)
+        hidden = self.core(
+            self._embed(batch.source_BS), self._embed(batch.target_BT), tgt_mask=causal, tgt_is_causal=True,
+            src_key_padding_mask=padding, memory_key_padding_mask=padding,
+        )  # fmt: skip
+        return functional.linear(hidden, self.embedding.weight)
+
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        positions: torch.Tensor = self.positions[: tokens.shape[1]]  # type: ignore[index]
+        return self.dropout(self.embedding(tokens) * self.embedding.embedding_dim**0.5 + positions)
+
+
+def torch_weights(model: Transformer) -> dict[str, torch.Tensor]:
+    """Our parameters under the names of `TorchTransformer`."""
+    state = model.state_dict()
+    out = {"embedding.weight": state["embedding"]}
+    attentions = {"self_attention": "self_attn", "cross_attention": "multihead_attn"}
+    others = {
+        "feed_forward.inner": "linear1", "feed_forward.outer": "linear2", "self_residual.norm": "norm1",
+    }  # fmt: skip
+    for side, count in (("encoder", model.config.encoder_layers), ("decoder", model.config.decoder_layers)):
+        last = {"ffn_residual.norm": "norm2"} if side == "encoder" else {
+            "cross_residual.norm": "norm2", "ffn_residual.norm": "norm3",
+        }  # fmt: skip
+        for i in range(count):
+            ours, theirs = f"{side}.{i}", f"core.{side}.layers.{i}"
+            for kind in ("weight", "bias"):
+                for name, other in {**others, **last}.items():
+                    out[f"{theirs}.{other}.{kind}"] = state[f"{ours}.{name}.{kind}"]
+                for name, other in attentions.items():
+                    if f"{ours}.{name}.qkv_{kind}" in state:
+                        out[f"{theirs}.{other}.in_proj_{kind}"] = state[f"{ours}.{name}.qkv_{kind}"]
+                        out[f"{theirs}.{other}.out_proj.{kind}"] = state[f"{ours}.{name}.output.{kind}"]
+    return out
+
+
+def marian_logits(marian: nn.Module, batch: PaddedBatch) -> torch.Tensor:
+    return marian(
+        input_ids=batch.source_BS, attention_mask=batch.source_mask_BS, decoder_input_ids=batch.target_BT
+    ).logits  # fmt: skip
+
+
+def loss_sum(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
+    return functional.cross_entropy(
+        logits.flatten(0, -2).float(), labels.flatten(), label_smoothing=smoothing, reduction="sum",
+        ignore_index=IGNORED_LABEL,
+    )  # fmt: skip
+
+
+class PaddedContender:
+    """A loop by hand over padded batches."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        logits: Logits,
+        batches: list[np.ndarray],
+        sample: TextSample,
+        config: TrainConfig,
+        *,
+        compiles: bool = False,
+    ) -> None:
+        self.model, self.logits, self.sample, self.config = model, logits, sample, config
+        self.device = next(model.parameters()).device
+        self.rows: Iterator[np.ndarray] = itertools.cycle(batches)
+        self.optimizer = torch.optim.AdamW(model.parameters(), fused=True, **adam_settings(config.optimizer))
+        self.scheduler = make_scheduler(self.optimizer, config)
+        self.loss = torch.compile(self._loss, dynamic=True) if compiles else self._loss
+
+    def _loss(self, batch: PaddedBatch) -> torch.Tensor:
+        return loss_sum(self.logits(batch), batch.labels_BT, self.config.optimizer.label_smoothing)
+
+    def train(self, steps: int) -> Stretch:
+        stretch = Stretch(self.device)
+        self.model.train()
+        with stretch.whole():
+            for _ in range(steps):
+                with stretch.part("data"):
+                    rows = next(self.rows)
+                    batch = self.sample.batch(rows).to(self.device)
+                    source, target = self.sample.sizes[rows].sum(0)
+                with autocast(self.device, self.config):
+                    loss = self.loss(batch)
+                (loss / int(target)).backward()
+                with stretch.part("optimizer"):
+                    self.optimizer.step()
+                    self.scheduler.step()
+                    self.optimizer.zero_grad(set_to_none=True)
+                stretch.steps += 1
+                computed = batch.source_BS.numel() + batch.target_BT.numel()
+                stretch.count(source=int(source), target=int(target), computed=computed)
+        return stretch
+
+    def nll(self, sample: TextSample) -> float:
+        return padded_nll(self.model, self.logits, sample, self.config)
+
+
+class TrainerContender:
+    """Hugging Face's `Trainer`: one long training in a thread, which waits where it would take the next batch."""
+
+    def __init__(self, marian: nn.Module, sample: TextSample, config: TrainConfig, *, pairs: int) -> None:
+        self.marian, self.sample, self.config, self.pairs = marian, sample, config, pairs
+        self.device = next(marian.parameters()).device
+        # The loader collates a batch ahead.
+        self.may_collate, self.step_done = threading.Semaphore(1), threading.Semaphore(0)
+        self.taken: list[tuple[np.ndarray, int]] = []
+        self.steps = 0
+        self.failure: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, args=(torch.get_num_threads(),), daemon=True)
+
+    def train(self, steps: int) -> Stretch:
+        if not self.thread.is_alive():
+            self.thread.start()
+        stretch = Stretch(self.device)
+        self.marian.train()
+        with stretch.whole():
+            for _ in range(steps):
+                self.may_collate.release()
+                self.step_done.acquire()
+                if self.failure is not None:
+                    raise self.failure
+        for sizes, computed in self.taken[self.steps : self.steps + steps]:
+            stretch.count(source=int(sizes[0]), target=int(sizes[1]), computed=computed)
+        stretch.steps = steps
+        self.steps += steps
+        return stretch
+
+    def nll(self, sample: TextSample) -> float:
+        return padded_nll(self.marian, partial(marian_logits, self.marian), sample, self.config)
+
+    def _run(self, threads: int) -> None:
+        from torch.utils.data import Sampler
+        from transformers import Trainer
+
+        pairs, seed = self.pairs, self.config.seed
+
+        class ByLength(Trainer):
+            """Its own groups in random order: it would begin with the longest, which a short run never leaves."""
+
+            def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
+                grouped = list(super()._get_train_sampler(train_dataset) or ())
+                batches = [grouped[start : start + pairs] for start in range(0, len(grouped), pairs)]
+                order = np.random.default_rng(seed).permutation(len(batches))
+                return ListSampler([row for i in order for row in batches[i]])
+
+        class ListSampler(Sampler[int]):
+            def __init__(self, rows: list[int]) -> None:
+                self.rows = rows
+
+            def __iter__(self) -> Iterator[int]:
+                return iter(self.rows)
+
+            def __len__(self) -> int:
+                return len(self.rows)
+
+        torch.set_num_threads(threads)
+        optimizer = torch.optim.AdamW(self.marian.parameters(), fused=True, **adam_settings(self.config.optimizer))
+        try:
+            with tempfile.TemporaryDirectory(prefix="dist_transformer-benchmark-") as scratch:
+                ByLength(
+                    model=self.marian, args=self._arguments(scratch), train_dataset=self._dataset(),
+                    data_collator=self._collate, callbacks=[self._callback()],
+                    optimizers=(optimizer, make_scheduler(optimizer, self.config)),  # type: ignore[arg-type]
+                ).train()  # fmt: skip
+        except BaseException as error:
+            self.failure = error
+            self.step_done.release()
+
+    def _arguments(self, scratch: str) -> Any:
+        from transformers import TrainingArguments
+
+        return TrainingArguments(
+            output_dir=scratch, per_device_train_batch_size=self.pairs, max_steps=10**9,
+            train_sampling_strategy="group_by_length", label_smoothing_factor=self.config.optimizer.label_smoothing,
+            max_grad_norm=0.0, bf16=self.config.precision == "bf16", use_cpu=self.device.type == "cpu",
+            seed=self.config.seed, report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True,
+            remove_unused_columns=False, ddp_find_unused_parameters=False,
+        )  # fmt: skip
+
+    def _dataset(self) -> Any:
+        from datasets import Dataset
+
+        return Dataset.from_dict({"row": list(range(len(self.sample))), "length": self.sample.sizes[:, 1].tolist()})
+
+    def _collate(self, items: list[dict[str, int]]) -> dict[str, torch.Tensor]:
+        self.may_collate.acquire()
+        rows = [item["row"] for item in items]
+        batch = self.sample.batch(rows)
+        self.taken.append((self.sample.sizes[rows].sum(0), batch.source_BS.numel() + batch.target_BT.numel()))
+        return {
+            "input_ids": batch.source_BS, "attention_mask": batch.source_mask_BS,
+            "decoder_input_ids": batch.target_BT, "labels": batch.labels_BT,
+        }  # fmt: skip
+
+    def _callback(self) -> Any:
+        from transformers import TrainerCallback
+
+        done = self.step_done
+
+        class SaysDone(TrainerCallback):
+            def on_step_end(self, *_: Any, **__: Any) -> None:
+                done.release()
+
+        return SaysDone()
+
+
+def autocast(device: torch.device, config: TrainConfig) -> torch.autocast:
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.precision == "bf16")
+
+
+@torch.no_grad()
+def padded_nll(model: nn.Module, logits: Logits, sample: TextSample, config: TrainConfig) -> float:
+    model.eval()
+    device = next(model.parameters()).device
+    total = 0.0
+    for rows in sample.bucketed(max_tokens=4096, seed=0):
+        batch = sample.batch(rows).to(device)
+        with autocast(device, config):
+            total += float(loss_sum(logits(batch), batch.labels_BT, 0.0))
+    return total / int(sample.sizes[:, 1].sum())
+
+
+def peer_contenders(model: Transformer, sample: TextSample, config: TrainConfig) -> dict[str, Callable[[], Contender]]:
+    """P1, P2 and P3; a step of each has about the real target tokens of a step of ours."""
+    device = model.embedding.device
+    budget = config.batch.max_target_tokens * config.batch.packs_per_step
+    pairs = max(1, round(budget / float(sample.sizes[:, 1].mean())))
+
+    def torch_transformer() -> Contender:
+        plain = TorchTransformer(model).to(device)
+        return PaddedContender(plain, plain, sample.random(pairs, seed=config.seed), sample, config)
+
+    def trainer() -> Contender:
+        return TrainerContender(marian_model(model).to(device), sample, config, pairs=pairs)  # type: ignore[arg-type]
+
+    def compiled() -> Contender:
+        marian = marian_model(model).to(device)  # type: ignore[arg-type]
+        batches = sample.bucketed(max_tokens=budget, seed=config.seed)
+        logits = partial(marian_logits, marian)
+        return PaddedContender(marian, logits, batches, sample, config, compiles=True)
+
+    return {"torch": torch_transformer, "trainer": trainer, "compiled": compiled}

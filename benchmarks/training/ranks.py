@@ -1,0 +1,121 @@
+"""What training on several ranks of this machine costs beside one: the same steps by each, in turns.
+
+Each measure is a launch of its own, one thread a rank, so that one rank has as much of the machine as each of several.
+What a step of several ranks takes beyond its share of the step of one is communication, waiting for the slowest, and
+memory that all use at once. Of these the last also slows processes that know nothing of each other.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from benchmarks.measure import Measure, answer, check_counts, measure_apart
+from benchmarks.training.field import open_field
+from dist_transformer.config.settings import TrainConfig, from_plain, to_plain
+from dist_transformer.errors import UserError
+from dist_transformer.runtime.distributed import process_group, read_world
+
+_WARM_UP_STEPS = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RanksBenchmark:
+    config: TrainConfig
+    """Its steps must have packs for all ranks, equally many."""
+    ranks: int
+    steps: int
+    """Optimizer steps of each measure."""
+    rounds: int
+
+    def __post_init__(self) -> None:
+        check_counts(self, ranks=2, steps=1, rounds=1)
+        packs = self.config.batch.packs_per_step
+        if packs % (self.ranks * self.config.batch.packs_per_micro_batch):
+            raise UserError(
+                f"--batch.packs-per-step is {packs}, which {self.ranks} ranks cannot share evenly: give a multiple"
+            )
+
+
+def run_ranks_benchmark(settings: RanksBenchmark, report: Callable[[str], None]) -> dict[str, Any]:
+    """Seconds of a step by the wall's clock, and what part of it is not work, or is communication and waiting.
+
+    `apart` are as many processes as there are ranks, each of which takes a rank's share of the step, at the same time
+    and alone. Each of them updates all weights, where a rank of ZeRO updates its part: what they say of communication
+    is too little by that difference, and the part that is not work bounds it from above.
+    """
+    ranks, batch = settings.ranks, settings.config.batch
+    share = dataclasses.replace(batch, packs_per_step=batch.packs_per_step // ranks)
+    apart = dataclasses.replace(settings.config, batch=share)
+    measures: dict[str, Callable[[], float]] = {
+        "one_rank": lambda: step_seconds(settings.config, ranks=1, steps=settings.steps),
+        "apart": lambda: seconds_side_by_side(apart, processes=ranks, steps=settings.steps),
+        "several_ranks": lambda: step_seconds(settings.config, ranks=ranks, steps=settings.steps),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in measures}
+    for number in range(settings.rounds):
+        # There and back: a machine that slows down favours nobody.
+        for name in measures if number % 2 == 0 else reversed(measures):
+            seconds[name].append(measures[name]())
+        report(f"round {number + 1} of {settings.rounds}")
+    rounds = list(zip(*seconds.values(), strict=True))
+    return {
+        "unit": "seconds of a step",
+        "precision": settings.config.precision,
+        "ranks": ranks,
+        "steps": settings.steps,
+        "packs_per_step": batch.packs_per_step,
+        "max_target_tokens": batch.max_target_tokens,
+        **{name: Measure(tuple(values)).to_json() for name, values in seconds.items()},
+        "overhead_percent": Measure(tuple(100 * (1 - one / ranks / several) for one, _, several in rounds)).to_json(),
+        "communication_percent": Measure(tuple(100 * (1 - apart / several) for _, apart, several in rounds)).to_json(),
+    }
+
+
+def seconds_side_by_side(config: TrainConfig, *, processes: int, steps: int) -> float:
+    """Of a step, the mean of processes of one rank that train at the same time."""
+    with ThreadPoolExecutor(processes) as pool:
+        started = [pool.submit(step_seconds, config, ranks=1, steps=steps) for _ in range(processes)]
+        return statistics.mean(future.result() for future in started)
+
+
+def step_seconds(config: TrainConfig, *, ranks: int, steps: int) -> float:
+    """Seconds of an optimizer step, mean of `steps`, in a launch of its own."""
+    request = {"config": to_plain(config), "steps": steps}
+    failure = f"training on {ranks} rank(s) failed"
+    return measure_apart(
+        __name__, request, failure=failure, remedy="try `python -m dist_transformer.train`", ranks=ranks
+    )["seconds"]
+
+
+def ranks_table(figures: dict[str, Any]) -> str:
+    def spread(name: str, form: str) -> str:
+        found = figures[name]
+        return f"{found['median']:{form}} ({found['lowest']:.3g}–{found['highest']:.3g})"
+
+    ranks, step = figures["ranks"], f"{figures['packs_per_step']} packs of {figures['max_target_tokens']:,} tokens"
+    return "\n".join([
+        f"seconds of a step, {step}; medians (lowest to highest)",
+        f"1 rank                        {spread('one_rank', '8.3f')}",
+        f"its share, {ranks} processes apart   {spread('apart', '8.3f')}",
+        f"{ranks} ranks                       {spread('several_ranks', '8.3f')}",
+        f"beyond their share of the work {spread('overhead_percent', '6.1f')}%",
+        f"of it communication            {spread('communication_percent', '6.1f')}%",
+    ])  # fmt: skip
+
+
+def _train(request: dict[str, Any]) -> dict[str, float]:
+    config, world = from_plain(TrainConfig, request["config"], "request"), read_world()
+    with process_group(world, single=True) as device:
+        torch.set_num_threads(1)
+        (contender,) = open_field(config, world, device).pick(["ours"]).values()
+        contender.train(_WARM_UP_STEPS)
+        stretch = contender.train(request["steps"])
+    return {"seconds": stretch.seconds["wall"] / request["steps"]}
+
+
+if __name__ == "__main__":
+    answer(_train)

@@ -1,0 +1,364 @@
+"""Facts of all ranks → one line a check: is the job fit to start, and what to do when it is not."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dist_transformer.preflight.facts import CACHE, RUN_FOLDER, SHARED_MEMORY, TEMPORARY_FOLDER, Facts, Volume
+from dist_transformer.preflight.rendezvous import as_ranges
+
+_GIB = 2**30
+# Seconds; beyond it, times in logs and of files mislead.
+_CLOCKS_APART = 1.0
+# What one process needs besides its model: Python, torch and DeepSpeed take about half a GiB.
+_LEAST_MEMORY, _GOOD_MEMORY = 1 * _GIB, 4 * _GIB
+_LEAST_FILES, _GOOD_FILES = 256, 1024
+_LEAST_SCRATCH, _GOOD_SCRATCH = _GIB // 4, 2 * _GIB
+# Containers give 64 MiB of /dev/shm when they are not told otherwise, and NCCL wants more.
+_GOOD_SHARED_MEMORY = _GIB // 2
+# A CUDA context takes about half a GiB.
+_CONTEXT = _GIB
+# GB/s of NCCL between GPUs below which it surely goes over TCP.
+_SLOW_NCCL = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """A row of the table."""
+
+    check: str
+    found: str
+    state: Literal["ok", "warn", "fail"] = "ok"
+    remedy: str = ""
+
+
+def judge(facts: Sequence[Facts], *, run_gib: float, verified: bool = False) -> list[Verdict]:
+    """
+    Args:
+        facts: of all ranks, in order.
+        run_gib: GiB that the run folder must have free.
+        verified: the hashes of the data were checked.
+    """
+    return [
+        _ranks(facts),
+        _versions(facts),
+        _code(facts),
+        _gpus(facts),
+        *_gpu_memory(facts),
+        _memory(facts),
+        _open_files(facts),
+        *_network(facts),
+        *_clocks(facts),
+        *_reductions(facts),
+        *_volumes(facts, run_gib),
+        *_shared_folder(facts),
+        *_data(facts, verified=verified),
+    ]
+
+
+def _by_value(facts: Sequence[Facts], value: Callable[[Facts], object]) -> dict[object, list[Facts]]:
+    groups: dict[object, list[Facts]] = {}
+    for fact in facts:
+        groups.setdefault(value(fact), []).append(fact)
+    return groups
+
+
+def _hosts(facts: Sequence[Facts]) -> str:
+    return ", ".join(dict.fromkeys(fact.host for fact in facts))
+
+
+def _differences(facts: Sequence[Facts], value: Callable[[Facts], object]) -> str:
+    """`2.11 on n1; 2.13 on n2, n3`."""
+    return "; ".join(f"{found} on {_hosts(group)}" for found, group in _by_value(facts, value).items())
+
+
+def _ranks(facts: Sequence[Facts]) -> Verdict:
+    nodes = _by_value(facts, lambda fact: fact.host)
+    where = ", ".join(f"{host} ({as_ranges([fact.rank for fact in group])})" for host, group in nodes.items())
+    found = f"{len(facts)} on {len(nodes)} node{'s' * (len(nodes) > 1)}: {where}"
+    if len({len(group) for group in nodes.values()}) > 1:
+        remedy = "start equally many processes on each node, or the fuller one sets the pace"
+        return Verdict(check="ranks", found=found, state="warn", remedy=remedy)
+    return Verdict(check="ranks", found=found)
+
+
+def _versions(facts: Sequence[Facts]) -> Verdict:
+    names = dict.fromkeys(name for fact in facts for name in fact.versions)
+
+    def differences(name: str) -> str:
+        return f"{name} {_differences(facts, lambda fact: fact.versions.get(name, 'not installed'))}"
+
+    apart = [differences(name) for name in names if len({fact.versions.get(name) for fact in facts}) > 1]
+    if apart:
+        remedy = "install the same versions everywhere, best one environment on a shared disk"
+        return Verdict(check="versions", found="; ".join(apart), state="fail", remedy=remedy)
+    missing = [name for name, found in facts[0].versions.items() if found == "not installed"]
+    found = ", ".join(f"{name} {facts[0].versions[name]}" for name in names)
+    if missing:
+        remedy = f"install {missing[0]} in the environment that the job uses: pip install -e ."
+        return Verdict(check="versions", found=found, state="fail", remedy=remedy)
+    return Verdict(check="versions", found=found)
+
+
+def _code(facts: Sequence[Facts]) -> Verdict:
+    if len({fact.code for fact in facts}) > 1:
+        found = _differences(facts, lambda fact: fact.code)
+        remedy = "bring all nodes to one revision, best one checkout on a shared disk"
+        return Verdict(check="code", found=found, state="fail", remedy=remedy)
+    return Verdict(check="code", found=f"{facts[0].code} (hash of the package's files)")
+
+
+def _gpus(facts: Sequence[Facts]) -> Verdict:
+    if not any(fact.gpus_visible or fact.gpus_present for fact in facts):
+        return Verdict(check="GPUs", found="none: training runs on CPU cores")
+    for found, remedy in _gpu_problems(facts):
+        return Verdict(check="GPUs", found=found, state="fail", remedy=remedy)
+    return _gpu_kinds(facts)
+
+
+def _gpu_problems(facts: Sequence[Facts]) -> Iterator[tuple[str, str]]:
+    """What is found, and the remedy; the first is the reason of those after it."""
+    if blind := [fact for fact in facts if fact.gpus_present and not fact.gpus_visible]:
+        yield (
+            f"{blind[0].gpus_present} in {_hosts(blind)}, and torch sees none",
+            "install a torch built for CUDA, check the driver (nvidia-smi) and CUDA_VISIBLE_DEVICES, and ask the "
+            "scheduler for GPUs",
+        )
+    if len({fact.gpus_visible for fact in facts}) > 1:
+        found = _differences(facts, lambda fact: f"{fact.gpus_visible} seen")
+        yield found, "exclude the node that lacks some, or mend it"
+    if without := [fact for fact in facts if fact.gpu is None]:
+        yield (
+            f"local rank {without[0].local_rank} on {without[0].host} has none of {without[0].gpus_visible}",
+            "start one process a GPU, and let each see all GPUs of its node (srun: --gpus-per-node, no --gpu-bind)",
+        )
+    for fact in facts:
+        if fact.gpu is not None and fact.gpu.problem:
+            yield f"rank {fact.rank} on {fact.host}: {fact.gpu.problem}", f"exclude {fact.host}, and have it looked at"
+    for group in _by_value(facts, lambda fact: fact.gpu and fact.gpu.uuid).values():
+        if len(group) > 1:
+            ranks = as_ranges([fact.rank for fact in group])
+            yield f"ranks {ranks} on {group[0].host} have the same one", "start one process a GPU"
+
+
+def _gpu_kinds(facts: Sequence[Facts]) -> Verdict:
+    def describe(fact: Facts) -> str:
+        assert fact.gpu is not None
+        bf16 = "bf16" if fact.gpu.has_bf16 else "no bf16"
+        return f"{fact.gpu.name}, {fact.gpu.total_bytes / _GIB:.0f} GiB, {bf16}"
+
+    found = _differences(facts, describe) if len(_by_value(facts, describe)) > 1 else describe(facts[0])
+    per_node = f"{facts[0].gpus_visible} a node, one a rank: {found}"
+    if any(fact.gpu and not fact.gpu.has_bf16 for fact in facts):
+        remedy = "train with --precision fp32: these GPUs have no bf16"
+        return Verdict(check="GPUs", found=per_node, state="warn", remedy=remedy)
+    if len(_by_value(facts, describe)) > 1:
+        remedy = "take nodes of one kind: the slowest GPU sets the pace"
+        return Verdict(check="GPUs", found=per_node, state="warn", remedy=remedy)
+    on_node = len([fact for fact in facts if fact.host == facts[0].host])
+    if on_node < facts[0].gpus_visible:
+        found = f"{found}; {facts[0].gpus_visible} a node, of which {on_node} work"
+        return Verdict(check="GPUs", found=found, state="warn", remedy="start one process for each GPU")
+    return Verdict(check="GPUs", found=per_node)
+
+
+def _gpu_memory(facts: Sequence[Facts]) -> Iterator[Verdict]:
+    gpus = [(fact, fact.gpu) for fact in facts if fact.gpu is not None]
+    if not gpus:
+        return
+    fact, gpu = max(gpus, key=lambda pair: pair[1].used_bytes)
+    found = f"at most {gpu.used_bytes / _GIB:.1f} GiB in use before training"
+    if gpu.used_bytes > _CONTEXT:
+        yield Verdict(
+            check="GPU memory", found=f"{found}: rank {fact.rank} on {fact.host}", state="warn",
+            remedy=f"see on {fact.host} who uses it (nvidia-smi), and end what was left running",
+        )  # fmt: skip
+    else:
+        yield Verdict(check="GPU memory", found=found)
+
+
+def _least(facts: Sequence[Facts], value: Callable[[Facts], float], least: float, good: float) -> tuple[Facts, str]:
+    lowest = min(facts, key=value)
+    state = "fail" if value(lowest) < least else "warn" if value(lowest) < good else "ok"
+    return lowest, state
+
+
+def _memory(facts: Sequence[Facts]) -> Verdict:
+    lowest, state = _least(facts, lambda fact: fact.available_bytes, _LEAST_MEMORY, _GOOD_MEMORY)
+    found = f"at least {lowest.available_bytes / _GIB:.1f} GiB free a process ({lowest.host})"
+    remedy = "ask for more memory (sbatch --mem), start fewer processes, or end what else runs there"
+    return Verdict(check="memory", found=found, state=state, remedy=remedy)  # type: ignore[arg-type]
+
+
+def _open_files(facts: Sequence[Facts]) -> Verdict:
+    lowest, state = _least(facts, lambda fact: fact.open_files, _LEAST_FILES, _GOOD_FILES)
+    found = f"at least {lowest.open_files:,} a process ({lowest.host})"
+    remedy = f"raise it in the job script: ulimit -n {_GOOD_FILES * 4}"
+    return Verdict(check="open files", found=found, state=state, remedy=remedy)  # type: ignore[arg-type]
+
+
+def names_an_interface(setting: str, interfaces: Sequence[str]) -> bool:
+    """NCCL_SOCKET_IFNAME: prefixes, `=` before exact names, `^` before what is not to be used."""
+    excludes = setting.startswith("^")
+    exact = setting.lstrip("^").startswith("=")
+    names = setting.lstrip("^").lstrip("=").split(",")
+
+    def matches(interface: str) -> bool:
+        return any(interface == name if exact else interface.startswith(name) for name in names if name)
+
+    return any(matches(interface) != excludes for interface in interfaces)
+
+
+def _is_loopback(address: str) -> bool:
+    return address == "::1" or address.startswith("127.")
+
+
+def _network(facts: Sequence[Facts]) -> Iterator[Verdict]:
+    if facts[0].master:
+        lost = [fact for fact in facts if not fact.master_addresses]
+        # On the node of rank 0 its own name may well lead to itself.
+        others = [fact for fact in facts if fact.host != facts[0].host]
+        local = [fact for fact in others if any(_is_loopback(address) for address in fact.master_addresses)]
+        found = f"{facts[0].master}: {', '.join(facts[0].master_addresses)}"
+        if lost:
+            yield Verdict(
+                check="MASTER_ADDR", found=f"{facts[0].master} does not resolve on {_hosts(lost)}", state="fail",
+                remedy="mend the name service there, or export MASTER_ADDR as an address",
+            )  # fmt: skip
+        elif local:
+            yield Verdict(
+                check="MASTER_ADDR", state="warn",
+                found=f"{facts[0].master} is {local[0].host} itself on {local[0].host}",
+                remedy="take its name off 127.0.1.1 in /etc/hosts, or export MASTER_ADDR as an address",
+            )  # fmt: skip
+        else:
+            yield Verdict(check="MASTER_ADDR", found=found)
+    for fact in facts:
+        if fact.interface_setting and not names_an_interface(fact.interface_setting, fact.interfaces):
+            yield Verdict(
+                check="network interface", state="fail",
+                found=f"NCCL_SOCKET_IFNAME={fact.interface_setting} names none of {', '.join(fact.interfaces)} "
+                f"on {fact.host}",
+                remedy="set it to one of those, or unset it",
+            )  # fmt: skip
+            return
+    if facts[0].interface_setting:
+        yield Verdict(check="network interface", found=f"NCCL_SOCKET_IFNAME={facts[0].interface_setting} exists")
+
+
+def _clocks(facts: Sequence[Facts]) -> Iterator[Verdict]:
+    offsets = [(fact.clock_offset, fact) for fact in facts if fact.clock_offset is not None]
+    if not offsets:
+        return
+    offset, fact = max(offsets, key=lambda pair: abs(pair[0]))
+    found = f"at most {abs(offset):.3f} s apart ({fact.host} and {facts[0].host})"
+    late = abs(offset) > _CLOCKS_APART
+    remedy = f"set the clock of {fact.host} (chrony or ntp): times in logs and of files mislead"
+    yield Verdict(check="clocks", found=found, state="warn" if late else "ok", remedy=remedy)
+
+
+def _reductions(facts: Sequence[Facts]) -> Iterator[Verdict]:
+    for number, reduction in enumerate(facts[0].reductions):
+        mine = [fact.reductions[number] for fact in facts]
+        seconds = max(one.seconds for one in mine)
+        speed = reduction.bytes / seconds / 1e9
+        check = f"all-reduce {reduction.bytes // 2**20} MiB"
+        found = f"{reduction.backend}: {speed:.2f} GB/s algorithm bandwidth, {1000 * seconds:.1f} ms"
+        wrong = [fact for fact, one in zip(facts, mine, strict=True) if not one.exact]
+        is_slow = reduction.backend == "nccl" and reduction.bytes >= 2**25 and speed < _SLOW_NCCL
+        if wrong:
+            yield Verdict(
+                check=check, found=f"{found}; WRONG SUMS on rank {as_ranges([fact.rank for fact in wrong])}",
+                state="fail", remedy="set NCCL_P2P_DISABLE=1 and try again; if that helps, have the links looked at",
+            )  # fmt: skip
+        elif is_slow:
+            yield Verdict(
+                check=check, found=found, state="warn",
+                remedy="NCCL goes over TCP: read what it chose with NCCL_DEBUG=INFO, and set NCCL_SOCKET_IFNAME",
+            )  # fmt: skip
+        else:
+            yield Verdict(check=check, found=found)
+
+
+def _volumes(facts: Sequence[Facts], run_gib: float) -> Iterator[Verdict]:
+    remedies = {
+        RUN_FOLDER: "free space or take another --run-dir; tools/plan_run.py says what a run needs",
+        TEMPORARY_FOLDER: "free space, or set TMPDIR to a folder with room",
+        CACHE: "free space, or choose another by --cache-dir",
+        SHARED_MEMORY: "remove what ended jobs left there; a container: --shm-size=8g, or mount the host's",
+    }
+    limits = {
+        RUN_FOLDER: (run_gib * _GIB, run_gib * _GIB),
+        TEMPORARY_FOLDER: (_LEAST_SCRATCH, _GOOD_SCRATCH),
+        CACHE: (_LEAST_SCRATCH, _GOOD_SCRATCH),
+        SHARED_MEMORY: (0, _GOOD_SHARED_MEMORY),
+    }
+    for name in (RUN_FOLDER, TEMPORARY_FOLDER, CACHE, SHARED_MEMORY):
+        if name in facts[0].volumes:
+            yield _volume(name, [(fact, fact.volumes[name]) for fact in facts], limits[name], remedies[name])
+
+
+def _volume(
+    name: str, seen: Sequence[tuple[Facts, Volume]], limits: tuple[float, float], remedy: str
+) -> Verdict:  # fmt: skip
+    bad = [(fact, volume) for fact, volume in seen if volume.problem]
+    if bad:
+        fact, volume = bad[0]
+        found = f"{volume.problem}; rank {fact.rank} on {fact.host}"
+        return Verdict(check=name, found=found, state="fail", remedy=f"correct the path or its rights; {remedy}")
+    free = {fact.rank: volume.free_bytes for fact, volume in seen}
+    lowest, state = _least([fact for fact, _ in seen], lambda fact: free[fact.rank], *limits)
+    found = f"{free[lowest.rank] / _GIB:,.1f} GiB free in {seen[0][1].path} ({lowest.host})"
+    if state == "fail":
+        found += f", and {limits[0] / _GIB:g} are needed"
+    return Verdict(check=name, found=found, state=state, remedy=remedy)  # type: ignore[arg-type]
+
+
+def _shared_folder(facts: Sequence[Facts]) -> Iterator[Verdict]:
+    seen = [(fact, fact.shared) for fact in facts if fact.shared is not None]
+    if not seen:
+        return
+    blind = [fact for fact, shared in seen if not shared.sees_rank_0 or not shared.seen_by_rank_0]
+    if blind:
+        yield Verdict(
+            check="run folder shared", state="fail",
+            found=f"files do not pass between rank 0 and rank {as_ranges([fact.rank for fact in blind])} "
+            f"on {_hosts(blind)}",
+            remedy="give a --run-dir on a disk that all nodes mount at the same path, and may write",
+        )  # fmt: skip
+        return
+    yield Verdict(check="run folder shared", found="files pass between rank 0 and all others")
+    loose = [(fact, shared) for fact, shared in seen if shared.lock != "held"]
+    if not loose:
+        yield Verdict(check="file locks", found="hold between all ranks")
+        return
+    fact, shared = loose[0]
+    near = fact.host == facts[0].host
+    what = "rank 0's lock did not hold" if shared.lock == "free" else f"locks fail ({shared.lock})"
+    yield Verdict(
+        check="file locks", state="fail" if near else "warn", found=f"{what} for rank {fact.rank} on {fact.host}",
+        remedy="mount the run folder with locks (NFS: without nolock or local_lock), or take another --run-dir",
+    )  # fmt: skip
+
+
+def _data(facts: Sequence[Facts], *, verified: bool) -> Iterator[Verdict]:
+    for number, first in enumerate(facts[0].data):
+        seen = [(fact, fact.data[number]) for fact in facts]
+        bad = [(fact, data) for fact, data in seen if data.problem]
+        hashes = {data.index_sha256[:12]: fact.host for fact, data in seen}
+        if bad:
+            fact, data = bad[0]
+            yield Verdict(
+                check="data", state="fail", found=f"rank {fact.rank} on {fact.host}: {data.problem}",
+                remedy="give a folder that tools/prepare_data.py made, at a path that all nodes see",
+            )  # fmt: skip
+        elif len(hashes) > 1:
+            yield Verdict(
+                check="data", state="fail",
+                found=f"{first.place}: index " + "; ".join(f"{found} on {host}" for found, host in hashes.items()),
+                remedy="copy the folder anew to the nodes where it differs",
+            )  # fmt: skip
+        else:
+            total = sum(data.verified_files for _, data in seen)
+            text = f"; hashes of {total:,} files right" if verified and total else ""
+            yield Verdict(check="data", found=f"{first.place}: index {first.index_sha256[:12]}{text}")

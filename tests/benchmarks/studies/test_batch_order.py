@@ -1,0 +1,143 @@
+"""tools/batch_order.py: the three orders, the figures on made-up curves, and the loop against the real trainer."""
+
+import dataclasses
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.studies.batch_order import Curve, cut_by_length, draw, explain, join_packs, off_trend, orders, train
+from dist_transformer.config.settings import PRESETS, TrainConfig, read_json
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.loading.packing import Budgets
+from dist_transformer.data.loading.plan import Pack, resolve_budgets
+from dist_transformer.reporting.reporter import read_records
+from tests.conftest import run_command
+
+
+def settings(folder: DataFolder, **changes: object) -> tuple[TrainConfig, Budgets]:
+    """Preset `tiny` with changes; a step is one micro-batch, as in the tool."""
+    config = dataclasses.replace(PRESETS["tiny"], **changes)  # type: ignore[arg-type]
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, vocab_size=folder.index.vocab_size),
+        batch=dataclasses.replace(config.batch, packs_per_micro_batch=config.batch.packs_per_step),
+    )
+    info = folder.train.info
+    budgets = resolve_budgets(config.batch, source_tokens=info.source_tokens, target_tokens=info.target_tokens)
+    return config, budgets
+
+
+def test_packs_are_cut_where_a_budget_is_full() -> None:
+    """By hand: budgets of 10 source and 8 target tokens, 3 pairs."""
+    lengths = np.array([(2, 5), (9, 3), (1, 1), (3, 2), (2, 2), (1, 1), (1, 9), (11, 1)])
+    packs = cut_by_length(lengths, Budgets(max_source_tokens=10, max_target_tokens=8, max_sentences=3))
+    # Sorted by target, then source: 2 and 5 (1, 1), 4 (2, 2), 3 (3, 2), 1 (9, 3), 0 (2, 5). Pairs 6 and 7 fit nothing.
+    assert [pack.pair_ids.tolist() for pack in packs] == [[2, 5, 4], [3], [1], [0]]
+    assert [(pack.source_tokens, pack.target_tokens) for pack in packs] == [(4, 4), (3, 2), (9, 3), (2, 5)]
+
+
+def test_neighbouring_packs_make_a_step() -> None:
+    packs = [Pack(pair_ids=np.array([number]), source_tokens=1, target_tokens=1) for number in range(5)]
+    steps = join_packs(packs, 2)
+    assert [step.packs for step in steps] == [(packs[0], packs[1]), (packs[2], packs[3]), (packs[4], None)]
+
+
+@pytest.mark.parametrize("name", ["sorted", "random", "buckets"])
+def test_every_order_visits_every_pair_once_an_epoch(name: str, toy_data: DataFolder) -> None:
+    config, budgets = settings(toy_data)
+    order = orders(toy_data.train, budgets, config)[name]
+    epochs = [[pack.pair_ids for step in order(epoch) for pack in step.packs if pack] for epoch in (0, 1)]
+    for packs in epochs:
+        assert sorted(np.concatenate(packs).tolist()) == list(range(toy_data.index.train.pairs))
+    same = [a.tolist() == b.tolist() for a, b in zip(*epochs, strict=False)]
+    assert all(same) if name == "sorted" else not all(same)
+    members = [{frozenset(pack.tolist()) for pack in packs} for packs in epochs]
+    assert (members[0] == members[1]) == (name != "random")
+
+
+def test_sorted_packs_grow_longer(toy_data: DataFolder) -> None:
+    config, budgets = settings(toy_data)
+    steps = list(orders(toy_data.train, budgets, config)["sorted"](3))
+    longest = [toy_data.train.lengths[pack.pair_ids, 1] for step in steps for pack in step.packs if pack]
+    assert all(left.max() <= right.min() for left, right in itertools.pairwise(longest))
+    assert {step.epoch for step in steps} == {3}
+
+
+def test_the_mean_over_an_epoch_is_taken_off() -> None:
+    """A straight line and a sawtooth of mean zero that repeats each epoch of 5 steps: the sawtooth is left."""
+    steps, tooth = np.arange(30), np.array([-2.0, -1.0, 0.0, 1.0, 2.0])
+    rest, inside = off_trend(9 - 0.1 * steps + np.tile(tooth, 6), per_epoch=5)
+    assert inside == slice(2, 28)
+    np.testing.assert_allclose(rest, np.tile(tooth, 6)[2:28], atol=1e-12)
+
+
+def test_figures_of_a_sawtooth_and_of_noise() -> None:
+    lengths = np.tile([10.0, 20.0, 30.0, 40.0, 50.0], 6)
+    epoch = np.repeat(np.arange(6), 5)
+    sawtooth = explain(Curve(epoch=epoch, loss=5 + 0.1 * lengths, pair_tokens=lengths))
+    assert sawtooth["steps_per_epoch"] == 5
+    assert sawtooth["correlation_of_loss_and_length"] == pytest.approx(1)
+    assert sawtooth["jump_between_epochs"] == pytest.approx(-4)
+    # Steps 2 to 27: two epochs are seen in part, 3 values each (-0, 1, 2 and -2, -1, 0), the others whole.
+    assert sawtooth["within_epoch_range"] == pytest.approx((4 * 4 + 2 * 2) / 6)
+    assert (sawtooth["pair_tokens_min"], sawtooth["pair_tokens_max"]) == (10, 50)
+    assert sawtooth["last_epoch_mean_loss"] == pytest.approx(8)
+    noise = np.random.default_rng(0).normal(0, 0.1, 3000)
+    figures = explain(Curve(epoch=np.repeat(np.arange(6), 500), loss=noise, pair_tokens=np.tile(lengths, 100)))
+    assert figures["neighbour_std"] == pytest.approx(0.1, rel=0.1)
+    assert figures["within_epoch_std"] == pytest.approx(0.1, rel=0.1)
+    assert abs(figures["correlation_of_loss_and_length"]) < 0.06
+
+
+def test_a_picture_of_the_orders_that_are_there(tmp_path: Path) -> None:
+    curve = Curve(epoch=np.array([0, 0, 1, 1]), loss=np.arange(4.0), pair_tokens=np.arange(4.0))
+    for names in (["sorted"], ["sorted", "random", "buckets"]):
+        draw(dict.fromkeys(names, curve), tmp_path / "order.png")
+        content = (tmp_path / "order.png").read_bytes()
+        assert content.startswith(b"\x89PNG")
+        # Width and height stand in bytes 16 to 24 of a PNG.
+        assert (int.from_bytes(content[16:20]), int.from_bytes(content[20:24])) == (900, 600)
+
+
+def test_bf16_trains_as_fp32_does(toy_data: DataFolder) -> None:
+    """Four steps of the same weights, pairs and dropout seeds at a high rate: it learns, and losses agree to 2%."""
+    curves, optimizer = {}, dataclasses.replace(PRESETS["tiny"].optimizer, warmup_steps=1)
+    for precision in ("bf16", "fp32"):
+        config, budgets = settings(toy_data, precision=precision, optimizer=optimizer)
+        order = orders(toy_data.train, budgets, config)["random"]
+        curves[precision] = train(
+            toy_data.train, budgets, config, lambda epoch, order=order: itertools.islice(order(epoch), 4), epochs=1
+        )
+    np.testing.assert_allclose(curves["bf16"].loss, curves["fp32"].loss, rtol=0.02)
+    assert curves["fp32"].loss[-1] < curves["fp32"].loss[0] - 0.3
+    np.testing.assert_array_equal(curves["bf16"].pair_tokens, curves["fp32"].pair_tokens)
+
+
+@pytest.mark.slow
+def test_the_loop_is_the_trainers(toy_data: DataFolder, tmp_path: Path) -> None:
+    """In fp32 and random order: the loss of every step is that of a run under DeepSpeed."""
+    flags = ["--data", toy_data.path, "--run-dir", tmp_path / "run", "--precision", "fp32", "--max-steps", 6]
+    flags += ["--log-every", 1, "--validate-every", 0, "--batch.packs-per-micro-batch", 2]
+    run_command(sys.executable, "-m", "dist_transformer.train", "--preset", "tiny", *flags)
+    expected = [record["loss"] for record in read_records(tmp_path / "run", "train")]
+    config, budgets = settings(toy_data, precision="fp32")
+    order = orders(toy_data.train, budgets, config)["random"]
+    curve = train(toy_data.train, budgets, config, lambda epoch: itertools.islice(order(epoch), 6), epochs=1)
+    assert len(expected) == 6
+    np.testing.assert_allclose(curve.loss, expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_tool_writes_figures_and_picture(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    run_command(sys.executable, "tools/prepare_data.py", "--toy", 250, "--vocab-size", 400, "--out", data)
+    command = [sys.executable, "tools/batch_order.py", "--data", data, "--out", tmp_path / "out"]
+    run_command(*command, "--preset", "tiny", "--epochs", 2)
+    result = read_json(tmp_path / "out" / "batch_order.json")
+    assert list(result["curves"]) == list(result["figures"]) == ["sorted", "random", "buckets"]
+    assert (tmp_path / "out" / "batch_order.png").stat().st_size > 10_000
+    output = run_command(*command, "--epochs", 1, status=1)
+    assert output.startswith("error: --epochs is 1: give at least 2")

@@ -1,0 +1,151 @@
+"""The README's tables are what the result files give, and every number of a row comes from its file."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.results_table import fill, fill_blocks, make_lines, make_table, read_result
+from dist_transformer.errors import UserError
+from tests.conftest import ROOT, run_command
+
+RESULT: dict[str, Any] = {
+    "what": "A run.",
+    "corpus": "Multi30k en→de",
+    "synthetic": False,
+    "date": "2026-01-31",
+    "machine": "2 cores of an AMD EPYC with avx512_bf16, 24 GiB; torch 2.13.0",
+    "commands": ["make"],
+    "seeds": [1],
+    "wall_seconds": None,
+    "figures": {"steps": 1500, "test_2016": {"last 3": {"bleu": 35.0642}}, "runs": [{"stage": 2}]},
+    "rows": [
+        {
+            "what": "preset `multi30k`, ZeRO-{figures[runs][0][stage]}",
+            "steps": "{figures[steps]:,}",
+            "result": "{figures[test_2016][last 3][bleu]:.1f} BLEU (test_2016, 13a)",
+        }
+    ],
+}
+MARKED = "# Title\n<!-- {0}: made by tools/results_table.py -->\nold\n<!-- end of {0} -->\nafter\n"
+
+
+def write(folder: Path, name: str, **changes: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    file = folder / name
+    file.write_text(json.dumps({**RESULT, **changes}), encoding="utf-8")
+    return file
+
+
+def test_the_readme_is_what_the_figures_give() -> None:
+    assert run_command(sys.executable, "tools/results_table.py", "--check") == ""
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "results").glob("*.json")), ids=lambda file: file.name)
+def test_every_number_of_a_row_comes_from_its_file(file: Path) -> None:
+    """Each number that stands in the README's line is one of the file's, rounded as it is shown."""
+    result = read_result(file)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    for line in make_lines(file, result):
+        assert line in readme
+        require_numbers_of(result, line)
+
+
+def require_numbers_of(result: dict[str, Any], line: str) -> None:
+    names = re.compile(r"\w+_\w+|`[^`]*`|13a|bf16")
+    shown = [
+        text.replace(",", "")
+        for text in re.findall(r"\d[\d,]*(?:\.\d+)?", names.sub("", " | ".join(line.split(" | ")[1:-2])))
+    ]
+    values = list(numbers_in(result["figures"])) + result["seeds"]
+    assert shown
+    for text in shown:
+        digits = len(text.partition(".")[2])
+        assert any(f"{value:.{digits}f}" == text for value in values), text
+
+
+def numbers_in(value: Any) -> list[float]:
+    if isinstance(value, dict | list):
+        inside = value.values() if isinstance(value, dict) else value
+        return [number for item in inside for number in numbers_in(item)]
+    return [value] if isinstance(value, int | float) else []
+
+
+def test_a_line_by_hand(tmp_path: Path) -> None:
+    file = write(tmp_path / "results", "run.json")
+    assert make_lines(file, read_result(file)) == [
+        "| Multi30k en→de | preset `multi30k`, ZeRO-2 | 1,500 | 35.1 BLEU (test_2016, 13a), `results/run.json` "
+        "| AMD EPYC with avx512_bf16 | 2026-01-31 |"
+    ]
+
+
+def test_real_text_first_then_the_newest_and_no_line_without_a_row(tmp_path: Path) -> None:
+    write(tmp_path, "a.json", date="2026-01-01", corpus="old")
+    write(tmp_path, "b.json", date="2026-03-01", corpus="toy", synthetic=True)
+    write(tmp_path, "c.json", date="2026-02-01", corpus="new")
+    write(tmp_path, "d.json", rows=[], corpus="none")
+    lines = make_table(tmp_path).splitlines()
+    assert lines[0] == "| corpus | what | steps | result | processor | date |"
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| new", "| old", "| toy"]
+
+
+def test_only_what_is_between_the_markers_changes() -> None:
+    readme = MARKED.format("results") + MARKED.format("costs")
+    filled = fill_blocks(readme, {"results": "| 1 |\n| \\2 |", "costs": "| c |"})
+    assert filled == MARKED.format("results").replace("old", "| 1 |\n| \\2 |") + MARKED.format("costs").replace(
+        "old", "| c |"
+    )
+    assert fill_blocks(filled, {"results": "| 1 |\n| \\2 |", "costs": "| c |"}) == filled
+
+
+@pytest.mark.parametrize(
+    ("readme", "message"),
+    [
+        ("# Title\n", "README.md has no marked part"),
+        (MARKED.format("results").replace("end of results", "end of costs"), "README.md has no marked part"),
+        (MARKED.format("speed"), "README.md marks a part 'speed': choose one of results"),
+    ],
+)
+def test_markers_that_are_not_right_are_refused(readme: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        fill_blocks(readme, {"results": "table"})
+
+
+@pytest.mark.parametrize("text", ["35.1 BLEU", "preset cut to 1,500 steps", "(3 seeds)", "= 7"])
+def test_a_row_may_hold_no_number_of_its_own(text: str) -> None:
+    with pytest.raises(UserError, match="put the number into figures"):
+        fill(text, RESULT, Path("results/run.json"))
+
+
+@pytest.mark.parametrize("text", ["{figures[bleu]}", "{figures[runs][3]}", "{nothing}", "{figures[steps]:,", "{}"])
+def test_a_figure_that_is_not_there_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"run\.json: row .* cannot be filled"):
+        fill(text, RESULT, Path("results/run.json"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bleu": 3.0}, "has an unknown field 'bleu'"),
+        ({"seeds": 1}, "seeds is 1"),
+        ({"date": "31.1.2026"}, "date is '31.1.2026'"),
+        ({"rows": [{"what": "w", "steps": "s"}]}, "a row must hold what, steps, result"),
+        ({"figures": None}, "figures is None"),
+        ({"machine": "a laptop"}, "machine is 'a laptop': begin it with \"N cores of PROCESSOR,\""),
+    ],
+)
+def test_a_file_that_does_not_keep_to_the_layout_is_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        read_result(write(tmp_path, "run.json", **changes))
+
+
+def test_a_missing_field_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({name: value for name, value in RESULT.items() if name != "machine"}), encoding="utf-8")
+    with pytest.raises(UserError, match="misses field 'machine'"):
+        read_result(file)

@@ -1,0 +1,122 @@
+"""The contenders do the same work, and what is reported is what they did."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.training.contenders import Stretch
+from benchmarks.training.field import (
+    LABELS,
+    Field,
+    TrainBenchmark,
+    curves_agree,
+    open_field,
+    train_table,
+)
+from dist_transformer.config.settings import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.errors import UserError
+from dist_transformer.runtime.distributed import World, process_group
+from dist_transformer.runtime.launch import deepspeed_command
+from tests.conftest import run_command
+
+MODEL = ModelConfig(width=32, heads=2, ffn_width=64, encoder_layers=1, decoder_layers=2, dropout=0.0)
+
+
+def make_config(data: DataFolder) -> TrainConfig:
+    return TrainConfig(
+        data=(str(data.path),), run_dir=Path("unused"), model=MODEL, precision="fp32",
+        batch=BatchConfig(max_target_tokens=256, packs_per_step=2),
+        optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=1e-2, warmup_steps=4),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def field(toy_data: DataFolder) -> Iterator[Field]:
+    with process_group(World(), single=True) as device:
+        yield open_field(make_config(toy_data), World(), device)
+
+
+@pytest.fixture(scope="module")
+def contenders(field: Field) -> dict[str, object]:
+    # Compiling takes a minute; P3 is otherwise the loop of P1 with the model of P2.
+    return field.pick([name for name in LABELS if name != "compiled"])
+
+
+def test_all_start_with_the_same_function(field: Field, contenders: dict) -> None:
+    losses = {name: contender.nll(field.valid) for name, contender in contenders.items()}
+    assert list(losses) == ["ours", "stock", "plain", "torch", "trainer"]
+    for name, loss in losses.items():
+        assert loss == pytest.approx(losses["ours"], rel=1e-5), name
+
+
+def test_a_stretch_counts_what_was_trained(field: Field, contenders: dict) -> None:
+    """Under DeepSpeed and under plain torch the same packs give the same weights; all learn, by about as much."""
+    before = contenders["ours"].nll(field.valid)
+    stretches = {name: contender.train(4) for name, contender in contenders.items()}
+    losses = {name: contender.nll(field.valid) for name, contender in contenders.items()}
+    for name, stretch in stretches.items():
+        assert stretch.steps == 4
+        assert 0.6 * 4 * 512 < stretch.target_tokens <= 1.5 * 4 * 512, name
+        assert stretch.source_tokens + stretch.target_tokens <= stretch.computed_tokens
+        assert losses[name] == pytest.approx(losses["ours"], rel=0.05), name
+        assert losses[name] < before - 0.2
+    ours, plain = stretches["ours"], stretches["plain"]
+    assert (ours.source_tokens, ours.target_tokens) == (plain.source_tokens, plain.target_tokens)
+    assert losses["plain"] == pytest.approx(losses["ours"], rel=1e-4)
+    assert losses["stock"] == pytest.approx(losses["ours"], rel=1e-4)
+
+
+def test_random_padding_wastes_most(contenders: dict) -> None:
+    fill = {
+        name: (stretch.source_tokens + stretch.target_tokens) / stretch.computed_tokens
+        for name, stretch in ((name, contenders[name].train(2)) for name in ("ours", "torch", "trainer"))
+    }
+    assert fill["ours"] > 0.95
+    assert fill["torch"] < fill["trainer"] < fill["ours"]
+
+
+def test_time_of_a_part_is_within_the_whole() -> None:
+    stretch = Stretch(torch.device("cpu"))
+    with stretch.whole(), stretch.part("data"):
+        sum(range(10**5))
+    assert 0 < stretch.seconds["data"] <= stretch.seconds["wall"]
+    assert stretch.seconds["optimizer"] == 0
+
+
+def test_losses_that_part_are_noticed() -> None:
+    assert curves_agree({"ours": [10.0, 8.0], "torch": [10.05, 8.3]})
+    assert not curves_agree({"ours": [10.0, 8.0], "torch": [10.2, 8.0]})
+    assert not curves_agree({"ours": [10.0, 8.0], "torch": [10.0, 7.0]})
+
+
+def test_settings_that_cannot_be_measured(toy_data: DataFolder) -> None:
+    settings = TrainBenchmark(config=make_config(toy_data), peers=(), steps=1, rounds=1)
+    with pytest.raises(UserError, match="--rounds is 0"):
+        dataclasses.replace(settings, rounds=0)
+    with pytest.raises(UserError, match="--peers p4 is unknown: choose among ours, stock"):
+        dataclasses.replace(settings, peers=("p4",))
+
+
+@pytest.mark.slow
+def test_the_command_on_two_ranks(toy_data: DataFolder, tmp_path: Path) -> None:
+    """The table and the file of a real launch, in which the ranks share a step."""
+    command = [
+        *deepspeed_command(2), "tools/benchmark.py", "train",
+        "--data", toy_data.path, "--peers", "plain", "--steps", "2", "--rounds", "2", "--json", tmp_path / "r.json",
+        "--", "--precision", "fp32", "--model.width", "32", "--model.heads", "2", "--batch.max-target-tokens", "256",
+    ]  # fmt: skip
+    output = run_command(*command)
+    result = json.loads((tmp_path / "r.json").read_text())
+    figures = result["figures"]
+    assert figures["world_size"] == 2
+    assert figures["loss_curves_agree"]
+    assert list(figures["contenders"]) == ["ours", "plain"]
+    assert train_table(figures) in output
+    assert all(len(line) <= 80 for line in train_table(figures).splitlines())
+    # Each rank computes one of the step's two packs.
+    assert 0.8 * 256 < figures["contenders"]["ours"]["tokens_per_step"] <= 256

@@ -1,0 +1,38 @@
+"""The paper's cost of training, from its own figures, and ours, from the sizes of the matrices."""
+
+import pytest
+
+from dist_transformer.planning.costs import PAPER_RUNS, cost_table, work_flops
+
+
+@pytest.mark.parametrize(("model", "printed"), [("base", 3.3e18), ("big", 2.3e19)])
+def test_the_papers_figure_is_device_time(model: str, printed: float) -> None:
+    """12 hours, or 3.5 days, of 8 P100 at 9.5 TFLOP/s each; the paper prints two digits."""
+    seconds = {"base": 12 * 60 * 60, "big": 7 * 12 * 60 * 60}[model]
+    assert PAPER_RUNS[model].printed_flops == printed
+    assert PAPER_RUNS[model].device_flops == pytest.approx(seconds * 8 * 9.5e12)
+    assert float(f"{PAPER_RUNS[model].device_flops:.1e}") == printed
+
+
+@pytest.mark.parametrize(
+    ("model", "width", "ffn", "steps"), [("base", 512, 2048, 100_000), ("big", 1024, 4096, 300_000)]
+)
+def test_the_work_by_hand(model: str, width: int, ffn: int, steps: int) -> None:
+    """Each source and target token of 25,000 + 25,000 a step passes its matrices, 6 operations an element."""
+    encoder = 6 * (4 * width**2 + 2 * width * ffn)
+    decoder = 6 * (8 * width**2 + 2 * width * ffn)
+    output = 37_000 * width
+    assert work_flops(model) == 6 * (encoder + decoder + output) * 25_000 * steps
+
+
+def test_the_work_is_a_third_of_the_device_time() -> None:
+    """So the P100s kept 2.7 (base) and 4.0 (big) of the 9.5 TFLOP/s that the paper assumes."""
+    ratios = {model: work_flops(model) / run.device_flops for model, run in PAPER_RUNS.items()}
+    assert ratios == {"base": pytest.approx(0.288, abs=1e-3), "big": pytest.approx(0.419, abs=1e-3)}
+
+
+def test_the_table_says_so() -> None:
+    assert cost_table().splitlines()[2:] == [
+        "| base, 100,000 steps | 9.4e+17 | 12 h × 8 × 9.5 TFLOP/s = 3.3e+18 | 0.29 |",
+        "| big, 300,000 steps | 9.6e+18 | 84 h × 8 × 9.5 TFLOP/s = 2.3e+19 | 0.42 |",
+    ]

@@ -1,0 +1,213 @@
+"""Verdicts on facts that are written by hand: two nodes, of which one has something wrong."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dist_transformer.preflight.checks import Verdict, judge, names_an_interface
+from dist_transformer.preflight.facts import (
+    CACHE,
+    RUN_FOLDER,
+    SHARED_MEMORY,
+    TEMPORARY_FOLDER,
+    DataFacts,
+    Facts,
+    Gpu,
+    Reduction,
+    SharedFolder,
+    Volume,
+)
+
+GIB = 2**30
+
+
+def volumes(**changes: Volume) -> dict[str, Volume]:
+    names = {"run": RUN_FOLDER, "scratch": TEMPORARY_FOLDER, "cache": CACHE, "shm": SHARED_MEMORY}
+    plain = {name: Volume(path=f"/{name}", free_bytes=100 * GIB) for name in names}
+    return {names[name]: volume for name, volume in {**plain, **changes}.items()}
+
+
+def facts_of(rank: int) -> Facts:
+    """Two nodes with two H100 each, all well."""
+    gpu = Gpu(name="NVIDIA H100", uuid=f"GPU-{rank}", total_bytes=79 * GIB, used_bytes=GIB // 2, has_bf16=True)
+    return Facts(
+        rank=rank,
+        local_rank=rank % 2,
+        host="n1" if rank < 2 else "n2",
+        versions={"python": "3.11.7", "torch": "2.11.0", "deepspeed": "0.19.8", "dist_transformer": "0.1.0"},
+        code="abc",
+        gpus_present=2,
+        gpus_visible=2,
+        gpu=gpu,
+        available_bytes=50 * GIB,
+        open_files=65_536,
+        volumes=volumes(),
+        interfaces=("lo", "eth0", "ib0"),
+        master="n1",
+        master_addresses=("10.0.0.1",),
+        clock_offset=0.002 if rank == 2 else None,
+        shared=SharedFolder(sees_rank_0=True, seen_by_rank_0=True),
+        data=(DataFacts(place="data", index_sha256="0123456789abcdef"),),
+        reductions=(Reduction(backend="nccl", bytes=2**28, seconds=0.002 + 0.0001 * rank, exact=True),),
+    )
+
+
+def judged(change: Callable[[Facts], dict[str, Any]] = lambda _: {}, **settings: Any) -> dict[str, Verdict]:
+    facts = [replace(fact, **change(fact)) for fact in map(facts_of, range(4))]
+    return {verdict.check: verdict for verdict in judge(facts, **{"run_gib": 20.0, **settings})}
+
+
+def on_rank(rank: int, **changes: Any) -> Callable[[Facts], dict[str, Any]]:
+    return lambda fact: changes if fact.rank == rank else {}
+
+
+def on_n2(**changes: Any) -> Callable[[Facts], dict[str, Any]]:
+    return lambda fact: changes if fact.host == "n2" else {}
+
+
+def gpu_on_rank(rank: int, **changes: Any) -> Callable[[Facts], dict[str, Any]]:
+    return lambda fact: {"gpu": replace(fact.gpu, **changes)} if fact.rank == rank and fact.gpu else {}
+
+
+def test_two_equal_nodes_are_fit() -> None:
+    found = judged()
+    assert {verdict.state for verdict in found.values()} == {"ok"}
+    assert found["ranks"].found == "4 on 2 nodes: n1 (0-1), n2 (2-3)"
+    assert found["GPUs"].found == "2 a node, one a rank: NVIDIA H100, 79 GiB, bf16"
+    assert found["clocks"].found == "at most 0.002 s apart (n2 and n1)"
+    # The slowest of the ranks: 2^28 bytes in 2.3 ms.
+    assert found["all-reduce 256 MiB"].found == "nccl: 116.71 GB/s algorithm bandwidth, 2.3 ms"
+
+
+LATE = Reduction(backend="nccl", bytes=2**28, seconds=0.5, exact=True)
+WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "state", "found", "remedy"),
+    [
+        (on_rank(3, host="n3"), "ranks", "warn", "n2 (2), n3 (3)", "equally many processes"),
+        (
+            on_n2(versions={"python": "3.11.7", "torch": "2.13.0", "deepspeed": "0.19.8", "dist_transformer": "0.1.0"}),
+            "versions", "fail", "torch 2.11.0 on n1; 2.13.0 on n2", "the same versions everywhere",
+        ),
+        (on_n2(versions={"python": "3.11.7"}), "versions", "fail", "deepspeed 0.19.8 on n1; not installed on n2", ""),
+        (on_n2(code="def"), "code", "fail", "abc on n1; def on n2", "one revision"),
+        (on_n2(gpus_visible=0, gpu=None), "GPUs", "fail", "2 in n2, and torch sees none", "nvidia-smi"),
+        (on_n2(gpus_visible=1), "GPUs", "fail", "2 seen on n1; 1 seen on n2", "exclude the node"),
+        (
+            lambda fact: {"gpus_visible": 1, "gpu": fact.gpu if fact.local_rank == 0 else None},
+            "GPUs", "fail", "local rank 1 on n1 has none of 1", "let each see all GPUs of its node",
+        ),
+        (gpu_on_rank(3, uuid="GPU-2"), "GPUs", "fail", "ranks 2-3 on n2 have the same one", "one process a GPU"),
+        (gpu_on_rank(1, problem="CUDA error: ECC"), "GPUs", "fail", "rank 1 on n1: CUDA error: ECC", "exclude n1"),
+        (gpu_on_rank(1, has_bf16=False), "GPUs", "warn", "no bf16", "--precision fp32"),
+        (gpu_on_rank(1, name="NVIDIA A100"), "GPUs", "warn", "NVIDIA A100, 79 GiB, bf16 on n1", "nodes of one kind"),
+        (lambda _: {"gpus_visible": 8, "gpus_present": 8}, "GPUs", "warn", "8 a node, of which 2 work", "for each GPU"),
+        (gpu_on_rank(2, used_bytes=9 * GIB), "GPU memory", "warn", "9.0 GiB in use before training: rank 2", "nvidia"),
+        (on_rank(1, available_bytes=GIB // 2), "memory", "fail", "at least 0.5 GiB free a process (n1)", "--mem"),
+        (on_rank(1, available_bytes=2 * GIB), "memory", "warn", "at least 2.0 GiB free a process (n1)", "--mem"),
+        (on_n2(open_files=100), "open files", "fail", "at least 100 a process (n2)", "ulimit -n"),
+        (on_n2(open_files=512), "open files", "warn", "at least 512 a process (n2)", "ulimit -n"),
+        (on_n2(master_addresses=()), "MASTER_ADDR", "fail", "n1 does not resolve on n2", "name service"),
+        (on_n2(master_addresses=("127.0.1.1",)), "MASTER_ADDR", "warn", "n1 is n2 itself on n2", "/etc/hosts"),
+        (
+            on_n2(interface_setting="ib7"),
+            "network interface", "fail", "NCCL_SOCKET_IFNAME=ib7 names none of lo, eth0, ib0 on n2", "unset it",
+        ),
+        (
+            lambda fact: {"clock_offset": {1: 0.5, 2: -7.5}.get(fact.rank)},
+            "clocks", "warn", "at most 7.500 s apart (n2 and n1)", "clock of n2",
+        ),
+        (on_rank(3, reductions=(WRONG,)), "all-reduce 256 MiB", "fail", "WRONG SUMS on rank 3", "NCCL_P2P_DISABLE"),
+        (on_rank(3, reductions=(LATE,)), "all-reduce 256 MiB", "warn", "nccl: 0.54 GB/s", "NCCL_DEBUG=INFO"),
+        (
+            on_n2(volumes=volumes(run=Volume(path="/run", free_bytes=5 * GIB))),
+            RUN_FOLDER, "fail", "5.0 GiB free in /run (n2), and 20 are needed", "tools/plan_run.py",
+        ),
+        (
+            on_n2(volumes=volumes(run=Volume(path="/run", problem="/run cannot be written (Read-only)"))),
+            RUN_FOLDER, "fail", "/run cannot be written (Read-only); rank 2 on n2", "correct the path",
+        ),
+        (
+            on_n2(volumes=volumes(scratch=Volume(path="/tmp", free_bytes=GIB // 8))),
+            TEMPORARY_FOLDER, "fail", "0.1 GiB free in /scratch (n2)", "TMPDIR",
+        ),
+        (
+            on_n2(volumes=volumes(cache=Volume(path="/cache", free_bytes=GIB))),
+            CACHE, "warn", "1.0 GiB free in /cache (n2)", "--cache-dir",
+        ),
+        (
+            on_n2(volumes=volumes(shm=Volume(path="/dev/shm", free_bytes=64 * 2**20))),
+            SHARED_MEMORY, "warn", "0.1 GiB free in /shm (n2)", "--shm-size",
+        ),
+        (
+            on_n2(shared=SharedFolder(sees_rank_0=False, lock="not tried")),
+            "run folder shared", "fail", "between rank 0 and rank 2-3 on n2", "all nodes mount at the same path",
+        ),
+        (
+            on_rank(3, shared=SharedFolder(sees_rank_0=True, seen_by_rank_0=False)),
+            "run folder shared", "fail", "between rank 0 and rank 3 on n2", "may write",
+        ),
+        (
+            on_rank(1, shared=SharedFolder(sees_rank_0=True, seen_by_rank_0=True, lock="free")),
+            "file locks", "fail", "rank 0's lock did not hold for rank 1 on n1", "nolock",
+        ),
+        (
+            on_rank(3, shared=SharedFolder(sees_rank_0=True, seen_by_rank_0=True, lock="No locks available")),
+            "file locks", "warn", "locks fail (No locks available) for rank 3 on n2", "nolock",
+        ),
+        (
+            on_n2(data=(DataFacts(place="data", index_sha256="ffff"),)),
+            "data", "fail", "data: index 0123456789ab on n1; ffff on n2", "copy the folder anew",
+        ),
+        (
+            on_rank(3, data=(DataFacts(place="data", problem="data/index.json cannot be read (gone)"),)),
+            "data", "fail", "rank 3 on n2: data/index.json cannot be read (gone)", "prepare_data.py",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_on_one_node_is_named_with_its_remedy(
+    change: Callable[[Facts], dict[str, Any]], check: str, state: str, found: str, remedy: str
+) -> None:
+    verdicts = judged(change)
+    assert verdicts[check].state == state
+    assert found in verdicts[check].found
+    assert remedy in verdicts[check].remedy
+    assert verdicts[check].remedy
+    assert {verdict.check for verdict in verdicts.values() if verdict.state != "ok"} == {check}
+
+
+def test_nodes_without_gpus_are_fit() -> None:
+    verdicts = judged(lambda _: {"gpus_present": 0, "gpus_visible": 0, "gpu": None})
+    assert verdicts["GPUs"] == Verdict(check="GPUs", found="none: training runs on CPU cores")
+    assert "GPU memory" not in verdicts
+
+
+def test_the_first_node_may_know_itself_by_a_local_address() -> None:
+    verdicts = judged(lambda fact: {"master_addresses": ("127.0.1.1",)} if fact.host == "n1" else {})
+    assert verdicts["MASTER_ADDR"].state == "ok"
+
+
+def test_the_threshold_of_the_run_folder_is_the_callers() -> None:
+    assert judged(run_gib=100.0)[RUN_FOLDER].state == "ok"
+    assert judged(run_gib=100.1)[RUN_FOLDER].state == "fail"
+
+
+def test_verified_files_are_counted() -> None:
+    data = DataFacts(place="data", index_sha256="0123456789abcdef", verified_files=3)
+    found = judged(lambda _: {"data": (data,)}, verified=True)["data"].found
+    assert found == "data: index 0123456789ab; hashes of 12 files right"
+
+
+@pytest.mark.parametrize(
+    ("setting", "found"),
+    [
+        ("eth", True), ("eth0", True), ("=eth0", True), ("=eth", False), ("ib,eth", True), ("mlx", False),
+        ("^lo", True), ("^lo,eth,ib", False), ("^=eth", True), ("^=lo,eth0,ib0", False),
+    ],
+)  # fmt: skip
+def test_interfaces_as_nccl_reads_them(setting: str, found: bool) -> None:
+    assert names_an_interface(setting, ("lo", "eth0", "ib0")) is found
