@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dist_transformer.cli.plan import main, parse_arguments
 from dist_transformer.config.settings import EMBEDDED_CORPUS
 from dist_transformer.errors import UserError
-from tools.plan_run import main, parse_arguments
 
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str) -> str:

@@ -1,0 +1,188 @@
+"""Average weights of a run into a model folder.
+
+tools/average_checkpoints.py --run-dir RUN --last 5 --out MODEL
+tools/average_checkpoints.py --run-dir RUN --every 10 --last 20 --out MODEL
+tools/average_checkpoints.py --run-dir RUN --sweep 1,5,10,20 --src dev.en --ref dev.de --out MODEL
+
+Give one of --last, --best, --sweep (all with --run-dir) and --checkpoints.
+
+--last N takes the newest N weight files, whatever lies between them: those of save_every and those of validations, the
+last step, and beyond keep_weights the files of the best validations. It warns when their steps are not evenly spaced.
+--every MINUTES --last N spaces them in time, as the paper does (N files at 10-minute intervals): the newest, and before
+each the one nearest to MINUTES earlier. The clock is training time: pauses between jobs, validation and saving do not
+count. A distance that is off by more than half of MINUTES is refused.
+
+Weights must be of one run: the same model, tokenizer, data, seed and batch. A step counts once; a model folder that is
+the mean of k steps counts k times, so that the result is the mean of all steps.
+
+--sweep averages each N of the last weight files (or of the best, with --best; or spaced, with --every), translates a
+dev set with each mean and scores it; it writes the table to OUT.sweep.json and OUT.sweep.md and the mean of the highest
+BLEU, of equal ones the one of the smallest N, to --out. It runs alone or under a launcher (deepspeed, torchrun, srun,
+mpirun), which shares the decoding; the result is the same.
+"""
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+
+from dist_transformer.averaging.choice import ChosenWeights, best_weights, newest_weights, spaced_weights
+from dist_transformer.averaging.mean import average
+from dist_transformer.averaging.sweep import Candidate, DevSet, Sweep, sweep, validation_text, write_sweep
+from dist_transformer.errors import UserError
+from dist_transformer.inference.options import PRECISIONS, add_decoding_options, beam_settings
+from dist_transformer.model_folder import refuse_other_content
+from dist_transformer.runtime.distributed import World, error_of_all, on_all_ranks, process_group, rank, read_world
+
+# `--best` without a number, which then comes from --sweep.
+_NO_NUMBER = "N"
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    check_arguments(arguments)
+    world = read_world()
+    if arguments.sweep is not None:
+        run_sweep(arguments, world)
+    elif world.is_main:
+        # One rank is enough: nothing here is a collective.
+        average_once(arguments)
+
+
+def average_once(arguments: argparse.Namespace) -> None:
+    paths, notes = arguments.checkpoints, []
+    if paths is None:
+        chosen = choose(arguments, arguments.best if arguments.last is None else arguments.last)
+        if chosen.warning is not None:
+            print(f"warning: {chosen.warning}", file=sys.stderr)
+        print(f"chosen: {chosen.how}")
+        paths, notes = chosen.paths, [f"Chosen: {chosen.how}"]
+    info = average(paths, arguments.out, notes=notes)
+    print(f"averaged {len(paths)} set(s) of weights, steps {', '.join(map(str, info.steps))}: {arguments.out}")
+
+
+def choose(arguments: argparse.Namespace, count: int) -> ChosenWeights:
+    if arguments.best is not None:
+        return best_weights(arguments.run_dir, count, arguments.by)
+    if arguments.every is not None:
+        return spaced_weights(arguments.run_dir, count, arguments.every)
+    return newest_weights(arguments.run_dir, count)
+
+
+def run_sweep(arguments: argparse.Namespace, world: World) -> None:
+    counts = parse_counts(arguments.sweep)
+    with process_group(world) as device, error_of_all(world):
+        on_all_ranks(lambda: refuse_other_content(arguments.out))
+        source, reference = arguments.src, arguments.ref
+        if source is None:
+            source, reference = on_all_ranks(lambda: validation_text(arguments.run_dir))
+        dev = DevSet(
+            source=source,
+            reference=reference,
+            settings=beam_settings(arguments),
+            dtype=PRECISIONS[arguments.precision],
+            max_batch_tokens=arguments.batch_tokens,
+        )
+        report = print_candidate if world.is_main else lambda _: None
+        result = sweep(counts, partial(choose, arguments), dev, device, report)
+        on_all_ranks(lambda: write_best(result, arguments.out) if rank() == 0 else None)
+
+
+def print_candidate(candidate: Candidate) -> None:
+    """As soon as it is known."""
+    if candidate.chosen.warning is not None:
+        print(f"warning: {candidate.chosen.warning}", file=sys.stderr)
+    print(f"N = {candidate.count}: {candidate.bleu:.2f} BLEU, {candidate.evaluation.seconds:.0f} s", file=sys.stderr)
+
+
+def write_best(result: Sweep, out: Path) -> None:
+    """The table first: a full disk does not cost what was measured."""
+    print(result.table(), flush=True)
+    write_sweep(result, out)
+    best = result.best
+    average(best.chosen.paths, out, notes=[f"Chosen: {best.chosen.how}", result.note()])
+    print(f"averaged {best.count} set(s) of weights: {out}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--run-dir", type=Path, metavar="RUN", help="run folder, with --last, --best or --sweep")
+    parser.add_argument("--last", type=int, metavar="N", help="its newest N weight files")
+    parser.add_argument(
+        "--every", type=float, metavar="MINUTES", help="with --last or --sweep: so many minutes of training apart"
+    )
+    parser.add_argument(
+        "--best",
+        nargs="?",
+        const=_NO_NUMBER,
+        metavar="N",
+        help="its N weight files with the best validation, of equal ones the earlier; with --sweep without N",
+    )
+    parser.add_argument(
+        "--by",
+        choices=["nll", "bleu"],
+        help="with --best: nll, the lowest loss a target token, not smoothed; bleu, the highest BLEU, 0 to 100, of the "
+        "translated validation sentences (default: the run's best_by)",
+    )
+    parser.add_argument(
+        "--checkpoints", type=Path, nargs="+", metavar="A", help="weight files, checkpoints or model folders"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="model folder to write")
+    group = parser.add_argument_group("with --sweep")
+    group.add_argument("--sweep", metavar="N,N,…", help="average each of these numbers of weight files, and compare")
+    group.add_argument("--src", type=Path, metavar="F", help="dev set: source text, one sentence a line")
+    text = "and raw reference text, line by line (default: the validation text of the run's data folder)"
+    group.add_argument("--ref", type=Path, metavar="F", help=text)
+    add_decoding_options(group)
+    # DeepSpeed's launcher adds this one; the environment says the same.
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def check_arguments(arguments: argparse.Namespace) -> None:
+    """Refuse flags that do not go together; `--best` becomes a number, but for a sweep."""
+    by_best = arguments.best is not None
+    given = (arguments.last, arguments.best if arguments.sweep is None else arguments.sweep, arguments.checkpoints)
+    if sum(value is not None for value in given) != 1:
+        raise UserError("give one of --last, --best, --sweep and --checkpoints")
+    if (arguments.run_dir is None) == (arguments.checkpoints is None):
+        raise UserError("give --run-dir with --last, --best or --sweep, and only with them")
+    if arguments.by is not None and not by_best:
+        raise UserError(f"--by {arguments.by} says what --best compares: give --best, or leave --by out")
+    if arguments.every is not None:
+        if by_best or arguments.checkpoints is not None:
+            raise UserError("--every spaces the last weight files: give it with --last or --sweep alone")
+        if not 0 < arguments.every < float("inf"):
+            raise UserError(f"--every is {arguments.every}: give minutes above 0")
+    if (arguments.src is None) != (arguments.ref is None) or (arguments.sweep is None and arguments.src is not None):
+        raise UserError("--src and --ref are the dev set of --sweep: give both with it, or none")
+    if arguments.sweep is None and (flags := decoding_flags(arguments)):
+        raise UserError(f"{flags[0]} says how --sweep decodes: give --sweep, or leave it out")
+    if by_best and arguments.sweep is not None and arguments.best != _NO_NUMBER:
+        raise UserError(f"--best {arguments.best} with --sweep has two numbers: leave that of --best out")
+    if arguments.sweep is None and arguments.checkpoints is None:
+        arguments.last, arguments.best = (
+            None if value is None else parse_count(flag, str(value))
+            for flag, value in (("--last", arguments.last), ("--best", arguments.best))
+        )
+
+
+def decoding_flags(arguments: argparse.Namespace) -> list[str]:
+    """Those of the shared decoding flags that are not as they are when nobody gives them."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_decoding_options(parser)
+    defaults = vars(parser.parse_args([]))
+    return [f"--{name.replace('_', '-')}" for name in defaults if getattr(arguments, name) != defaults[name]]
+
+
+def parse_counts(text: str) -> list[int]:
+    return [parse_count("--sweep", number) for number in text.split(",")]
+
+
+def parse_count(flag: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        example = ", several with commas between" if flag == "--sweep" else ""
+        raise UserError(f"{flag} is {text}: give a number above 0{example}")
+    return int(text)

@@ -1,0 +1,86 @@
+"""The whole way on the embedded synthetic corpus: prepare, train on 2 ranks under DeepSpeed, average, decode, BLEU.
+
+Prints each command before it runs it, so that they can be typed again on one's own data. A demo that was interrupted
+goes on where it stopped.
+"""
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+
+from dist_transformer.config.settings import PRESETS, read_json
+from dist_transformer.reporting.reporter import read_records
+from dist_transformer.runtime.launch import as_typed, deepspeed_command, installed_program, run_printed, tool_command
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    run, ranks = arguments.run_dir, arguments.ranks
+    data, model = run / "data", run / "model"
+    if not (data / "index.json").exists():
+        flags = ["--toy", arguments.train_pairs, "--vocab-size", 1000, "--out", data]
+        call("The corpus: synthetic sentences of a small grammar", tool_command("prepare_data.py", *flags))
+    settings = ["--preset", "tiny", "--data", data, "--run-dir", run, "--max-steps", str(arguments.max_steps)]
+    train = [*deepspeed_command(ranks), "--module", "dist_transformer.train", *settings]
+    call(f"Training: {ranks} ranks, ZeRO-1, bf16", train)
+    average = tool_command("average_checkpoints.py", "--run-dir", run, "--last", str(arguments.average), "--out", model)
+    call(f"The mean of the last {arguments.average} weight files", average)
+    files = ["--src", data / "text" / "test.en", "--ref", data / "text" / "test.de", "--json", run / "bleu.json"]
+    script = tool_command("evaluate_bleu.py", "--model", model, *files)[1:]
+    call("Beam search on unseen sentences and BLEU", [*deepspeed_command(ranks), *script])
+    result = write_result(run)
+    print_summary(run, result)
+
+
+def call(title: str, command: list[object]) -> None:
+    print(f"\n== {title}")
+    run_printed(command)
+
+
+def write_result(run: Path) -> dict[str, object]:
+    scores = read_json(run / "bleu.json")
+    end = read_records(run, "end")[-1]
+    measured = ("train_seconds", "target_tokens_per_second", "training_flops", "world_size", "zero_stage")
+    result: dict[str, object] = {
+        "bleu": scores["bleu"],
+        "signature": scores["signature"],
+        "synthetic": True,
+        **{name: end[name] for name in measured},
+    }
+    (run / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return result
+
+
+def print_summary(run: Path, result: dict[str, object]) -> None:
+    data = run / "data" / "text"
+    hypotheses = Path(str(read_json(run / "bleu.json")["hypotheses"])).read_text(encoding="utf-8").split("\n")
+    sources = (data / "test.en").read_text(encoding="utf-8").split("\n")
+    print("\n== Three unseen sentences")
+    for source, hypothesis in list(zip(sources, hypotheses, strict=False))[:3]:
+        print(f"  {source}\n    -> {hypothesis}")
+    translate = as_typed(tool_command("translate.py", "--model", run / "model"))
+    curves = as_typed([installed_program("tensorboard"), "--host", "localhost", "--logdir", run / "tensorboard"])
+    flags = ["--src", "F", "--tgt", "F", "--vocab-size", 10_000, "--out", "DATA"]
+    print(
+        f"\n== Done\n"
+        f"BLEU {result['bleu']:.1f} on the synthetic corpus (it shows that all parts work, no more)\n"
+        f"trained {result['train_seconds']:.0f} s at {result['target_tokens_per_second']:,.0f} target tokens/s on "
+        f"{result['world_size']} ranks; all figures: {run / 'result.json'}\n\n"
+        f"Next, in a new shell after: cd {shlex.quote(str(Path.cwd()))}\n"
+        f"  translate:     echo 'The old man sees the small dog.' | {translate}\n"
+        f"  report:        {as_typed(tool_command('report.py', run))}\n"
+        f"  curves:        {curves}\n"
+        f"  your own text: {as_typed(tool_command('prepare_data.py', *flags))}"
+    )
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run-dir", type=Path, default=Path("runs/demo"), help="run folder (default: %(default)s)")
+    parser.add_argument("--ranks", type=int, default=2, help="processes (default: %(default)s)")
+    parser.add_argument("--train-pairs", type=int, default=25_000, help="synthetic pairs (default: %(default)s)")
+    steps = PRESETS["tiny"].max_steps
+    parser.add_argument("--max-steps", type=int, default=steps, help="optimizer steps (default: %(default)s)")
+    parser.add_argument("--average", type=int, default=3, help="weight files averaged (default: %(default)s)")
+    return parser.parse_args()

@@ -1,0 +1,119 @@
+"""What is in a data folder: counts, lengths of sentences, how full the packs of an epoch get, and some sentences.
+
+tools/inspect_shards.py data/mine
+tools/inspect_shards.py data/mine --max-target-tokens 8192 --examples 10 --png lengths.png --verify
+
+Tokens count the one special token of each side. Fill is the share of the packs' budgets that is text, over one epoch.
+"""
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from dist_transformer.config.settings import BatchConfig
+from dist_transformer.data.folder.format import SplitInfo
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.loading.events import EpochSummary
+from dist_transformer.data.loading.plan import resolve_budgets
+from dist_transformer.data.loading.statistics import count_lengths, first_epoch, length_histograms, random_examples
+from dist_transformer.errors import UserError
+from dist_transformer.reporting.figures import as_png, length_picture
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    for name in ("examples", "seed"):
+        if (value := getattr(arguments, name)) < 0:
+            raise UserError(f"--{name} is {value}: give 0 or a number above 0")
+    batch = dataclasses.replace(BatchConfig(), **given(arguments))
+    folder = DataFolder.open(arguments.data)
+    if arguments.verify:
+        folder.verify()
+        print("hashes: every file is as the index states\n")
+    index, train = folder.index, folder.train
+    budgets = resolve_budgets(
+        batch, source_tokens=train.info.source_tokens, target_tokens=train.info.target_tokens
+    )  # fmt: skip
+    names = [f"source, {index.source_language}", f"target, {index.target_language}"]
+    print(describe(folder))
+    lengths = count_lengths(train)
+    print("\n" + length_histograms(lengths, names))
+    for name, side in zip(names, lengths, strict=True):
+        marks = ", ".join(f"{share:.0%} up to {side.quantile(share)}" for share in (0.5, 0.9, 0.99))
+        print(f"{name}: mean {side.mean:.1f} tokens, {marks}, longest {side.longest}")
+    print("\n" + describe_epoch(first_epoch(train, budgets, window_shards=batch.window_shards, seed=arguments.seed)))
+    if arguments.examples:
+        print()
+        for source, target in random_examples(train, folder.tokenizer(), arguments.examples, seed=arguments.seed):
+            print(f"{source} ||| {target}")
+    if arguments.png is not None:
+        write_picture(arguments.png, as_png(length_picture(lengths, names)))
+
+
+def given(arguments: argparse.Namespace) -> dict[str, int]:
+    """The budgets that were given; the others are a training's defaults."""
+    names = ("max_target_tokens", "max_source_tokens", "max_sentences")
+    return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+
+
+def describe(folder: DataFolder) -> str:
+    index = folder.index
+    lines = [
+        f"{index.corpus} ({index.source_language}-{index.target_language}{', synthetic' if index.synthetic else ''}), "
+        f"vocabulary {index.vocab_size:,}{', lowercased' if index.lowercase else ''}"
+    ]
+    rows: list[tuple[str, SplitInfo, dict[str, int]]] = [
+        ("train", index.train, index.dropped),
+        ("valid", index.valid, index.valid_dropped),
+    ]
+    for name, split, dropped in rows:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items()) or "none"
+        lines += [
+            f"{name}: {split.pairs:,} pairs in {len(split.shards):,} shard(s); dropped: {reasons}",
+            f"       {split.source_tokens:,} source and {split.target_tokens:,} target tokens",
+        ]
+    return "\n".join(lines)
+
+
+def describe_epoch(epoch: EpochSummary) -> str:
+    budgets, totals = epoch.budgets, epoch.totals
+    return (
+        f"an epoch: {totals.packs:,} packs of at most {budgets.max_source_tokens:,} source tokens, "
+        f"{budgets.max_target_tokens:,} target tokens,\n          {budgets.max_sentences:,} pairs; "
+        f"{totals.pairs / totals.packs:.1f} pairs a pack; {epoch.unfit_pairs:,} pairs fit no pack\n"
+        f"fill:     source {epoch.source_fill:.2%}, target {epoch.target_fill:.2%}, together {epoch.fill:.2%}"
+    )
+
+
+def write_picture(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): choose another --png") from None
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    default = BatchConfig().max_target_tokens
+    parser.add_argument("data", type=Path, metavar="DATA", help="data folder made by tools/prepare_data.py")
+    parser.add_argument(
+        "--max-target-tokens", type=int, metavar="N", help=f"target tokens that fit a pack (default: {default})"
+    )
+    parser.add_argument(
+        "--max-source-tokens",
+        type=int,
+        metavar="N",
+        help="source tokens that fit a pack (default: the target budget times the corpus' ratio of source to target)",
+    )
+    parser.add_argument(
+        "--max-sentences", type=int, metavar="N", help="pairs that fit a pack (default: an eighth of the target budget)"
+    )
+    parser.add_argument(
+        "--examples", type=int, default=5, metavar="K", help="random training pairs to print (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the examples and of the epoch (default: %(default)s)")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the lengths (default: no picture)")
+    parser.add_argument("--verify", action="store_true", help="first check the SHA-256 of every file (default: do not)")
+    return parser.parse_args()

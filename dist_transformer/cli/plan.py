@@ -1,0 +1,224 @@
+"""What would a training run need? Memory by ZeRO stage, time, jobs, disk and epochs, before anything is queued.
+
+tools/plan_run.py --preset big --nodes 2 --gpus 8 --gpu h100 --batch.packs-per-step 16
+tools/plan_run.py --against runs/mine
+
+Takes the flags of training. Memory follows from what DeepSpeed allocates; speed is a model, not a measurement: a stated
+share of the GPU's peak (--mfu). For a CPU no speed is claimed. --against puts what a run folder measured beside what is
+predicted for its settings and machine. The exit status is 1 when the run would not fit.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
+from dist_transformer.config.table3 import preset_with_variant
+from dist_transformer.errors import UserError
+from dist_transformer.planning.measured import Comparison, compare, read_run
+from dist_transformer.planning.plan import Cluster, RunPlan, plan_run, what_would_fit
+from dist_transformer.planning.speed import MFU
+from dist_transformer.training.engine.ds_config import load_ds_config
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    preset: str = "base"
+    """Defaults of the settings of training."""
+    variant: str = "base"
+    """Row of the paper's Table 3 that changes them."""
+    nodes: int = 1
+    """Machines."""
+    gpus: int = 1
+    """On each node, one process a GPU; with --gpu cpu, processes."""
+    gpu: str = "h100"
+    """Kind of GPU; an unknown one lists those that are known. cpu: memory only."""
+    network_gbit: float | None = None
+    """Network of a node, Gbit/s one way; the maker's own server's if not given."""
+    job_hours: float = 24.0
+    """Longest job that the scheduler allows."""
+    mfu: float = MFU
+    """Share of the GPU's peak that training is taken to reach."""
+    against: Path | None = None
+    """A run folder: plan its settings on its machine, beside what it measured."""
+    json: Path | None = None
+    """Also write the plan here."""
+    train: Annotated[TrainConfig, tyro.conf.arg(name="")]
+
+
+def main() -> None:
+    arguments = parse_arguments(sys.argv[1:])
+    cluster = Cluster(
+        nodes=arguments.nodes, gpus=arguments.gpus, gpu=arguments.gpu, network_gbit=arguments.network_gbit,
+        job_hours=arguments.job_hours, mfu=arguments.mfu,
+    )  # fmt: skip
+    comparisons: list[Comparison] = []
+    if arguments.against is None:
+        plan = plan_run(arguments.train, cluster, load_ds_config(arguments.train.deepspeed_config))
+    else:
+        run = read_run(arguments.against)
+        plan = plan_run(run.config, run.cluster(cluster), run.ds_config, run.workload())
+        comparisons = list(compare(plan, run))
+    print("\n".join((*describe(plan), *memory_table(plan), *speed_and_run(plan), *comparison_table(comparisons))))
+    if arguments.json is not None:
+        write_json(arguments.json, plan, comparisons)
+    refuse_what_does_not_fit(plan)
+
+
+def parse_arguments(arguments: list[str]) -> Arguments:
+    chooser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    chooser.add_argument("--preset", default="base")
+    chooser.add_argument("--variant", default="base")
+    chosen, _ = chooser.parse_known_args(arguments)
+    preset = dataclasses.replace(preset_with_variant(chosen.preset, chosen.variant), data=EMBEDDED_CORPUS)
+    default = Arguments(preset=chosen.preset, variant=chosen.variant, train=preset)
+    description = (
+        "What would a training run need? Memory by ZeRO stage follows from what DeepSpeed allocates; speed is a model, "
+        "not a measurement: a stated share of the GPU's peak (--mfu). Takes the flags of training besides its own, and "
+        "exits 1 when the run would not fit."
+    )
+    parsed = tyro.cli(Arguments, default=default, args=arguments, prog="tools/plan_run.py", description=description)
+    if parsed.against is not None and dataclasses.replace(parsed, against=None, json=None) != default:
+        raise UserError("--against takes settings and machine from the run: give no other flags than --json with it")
+    return parsed
+
+
+def describe(plan: RunPlan) -> Iterator[str]:
+    config, cluster, work = plan.config, plan.cluster, plan.work
+    batch = config.batch
+    known = "assumed: give --data" if work.assumed else "of the data"
+    device = "CPU process" if plan.gpu is None else cluster.gpu
+    yield f"model     {plan.parameters:,} parameters with {work.vocab_size:,} words, {config.precision}"
+    yield f"machine   {cluster.nodes} node(s) with {cluster.gpus} x {device}, {plan.chosen.zero.name}"
+    yield (
+        f"a step    {batch.packs_per_step} packs of {work.source_budget:,} source and {batch.max_target_tokens:,} "
+        f"target tokens, {work.fill:.1%} full"
+    )
+    yield (
+        f"          {plan.target_tokens_per_step:,.0f} target tokens; a rank computes {plan.accumulation} x "
+        f"{batch.packs_per_micro_batch} pack(s)"
+    )
+    yield f"text      vocabulary, source budget and fill {known}"
+
+
+def memory_table(plan: RunPlan) -> Iterator[str]:
+    unit, name = (_GIB, "GiB") if plan.chosen.memory.peak > 2 * _GIB else (2**20, "MiB")
+    of = f" of {plan.gpu.memory_gib * _GIB / unit:,.0f}" if plan.gpu else ""
+    columns = ("weights", "optimizer", "gradients", "activations", "loss", "buffers", f"needed{of}", "host")
+    widths = [max(len(column), 7) + 2 for column in columns]
+    yield ""
+    yield f"memory of one rank, {name}"
+    yield " " * 16 + "".join(f"{column:>{width}}" for column, width in zip(columns, widths, strict=True))
+    for stage in plan.stages:
+        memory = stage.memory
+        values = (
+            memory.weights, memory.masters + memory.moments, memory.gradients, memory.activations, memory.loss,
+            memory.buffers, memory.needed, memory.host,
+        )  # fmt: skip
+        digits = 2 if unit == _GIB else 0
+        cells = "".join(f"{value / unit:>{width},.{digits}f}" for value, width in zip(values, widths, strict=True))
+        verdict = {None: "", True: "  fits", False: "  too large"}[stage.fits]
+        yield f"{'>' if stage is plan.chosen else ' '} {stage.zero.name:14}{cells}{verdict}"
+    yield "needed: the peak, 5% for gaps and 1.5 GiB for CUDA and libraries; >: what the run would use"
+
+
+def speed_and_run(plan: RunPlan) -> Iterator[str]:
+    yield ""
+    cluster, time = plan.cluster, plan.step_time
+    if time is None or plan.gpu is None:
+        why = (
+            "for a CPU: train some steps, and see them with --against"
+            if plan.gpu is None
+            else "with offload: hosts differ"
+        )
+        yield f"speed     no claim {why}"
+    else:
+        peak = plan.gpu.bf16_tflops if plan.config.precision == "bf16" else plan.gpu.fp32_tflops
+        yield (
+            f"speed     {plan.target_tokens_per_second:,.0f} target tokens/s: a MODEL, not a measurement "
+            f"(--mfu {cluster.mfu:g} of {peak:g} TFLOP/s)"
+        )
+        yield (
+            f"          a step {1000 * time.total:,.1f} ms: operations {1000 * time.compute:,.1f}, update "
+            f"{1000 * time.update:,.1f}, communication {1000 * time.communication:,.1f}"
+        )
+    yield f"run       {plan.config.max_steps:,} steps, {plan.training_flops:.2e} FLOPs"
+    if plan.hours is not None and plan.jobs is not None:
+        jobs = f"{plan.jobs} job{'s' * (plan.jobs > 1)} of {cluster.job_hours:g} h, {plan.jobs - 1} requeue(s)"
+        yield f"          {plan.hours:,.1f} h and what validating and saving take: {jobs}"
+    if plan.epochs is not None:
+        yield f"          {plan.epochs:,.1f} epochs of {plan.work.corpus_target_tokens:,} target tokens"
+    checkpoint, weights = plan.checkpoint_bytes / _GIB, plan.weights_bytes / _GIB
+    yield (
+        f"disk      {plan.disk_bytes / _GIB:,.2f} GiB at most: a checkpoint {checkpoint:,.2f}, a weight file "
+        f"{weights:,.2f}"
+    )
+
+
+def comparison_table(comparisons: list[Comparison]) -> Iterator[str]:
+    if not comparisons:
+        return
+    yield ""
+    yield f"{'':40}{'predicted':>14}{'measured':>14}{'predicted ÷ measured':>23}"
+    for row in comparisons:
+        name = f"{row.what}{f', {row.unit}' if row.unit else ''}"
+        ratio = f"{row.predicted / row.measured:.2f}" if row.predicted and row.measured else "—"
+        yield f"{name:40}{shown(row.predicted):>14}{shown(row.measured):>14}{ratio:>23}"
+
+
+def shown(value: float | None) -> str:
+    if value is None:
+        return "—"
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.2f}"
+
+
+def write_json(path: Path, plan: RunPlan, comparisons: list[Comparison]) -> None:
+    values: dict[str, Any] = {
+        "cluster": dataclasses.asdict(plan.cluster),
+        "workload": dataclasses.asdict(plan.work),
+        "parameters": plan.parameters,
+        "zero_stage": plan.chosen.zero.stage,
+        "stages": [
+            {"name": stage.zero.name, "fits": stage.fits, "needed": stage.memory.needed, "peak": stage.memory.peak}
+            | dataclasses.asdict(stage.memory)
+            for stage in plan.stages
+        ],
+        "speed_is": "a model, not a measurement",
+        "step_seconds": plan.step_time and dataclasses.asdict(plan.step_time) | {"total": plan.step_time.total},
+        "target_tokens_per_step": plan.target_tokens_per_step,
+        "target_tokens_per_second": plan.target_tokens_per_second,
+        "hours": plan.hours,
+        "jobs": plan.jobs,
+        "epochs": plan.epochs,
+        "training_flops": plan.training_flops,
+        "disk_bytes": plan.disk_bytes,
+        "comparison": [dataclasses.asdict(row) for row in comparisons],
+    }
+    try:
+        path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): choose another --json") from None
+
+
+def refuse_what_does_not_fit(plan: RunPlan) -> None:
+    if plan.chosen.fits is not False:
+        return
+    remedy = what_would_fit(plan)
+    needed = f"{plan.chosen.zero.name} needs {plan.chosen.memory.needed / _GIB:.1f} GiB a GPU"
+    raise UserError(
+        f"the run does not fit: {needed}; "
+        + (
+            f"train with {remedy}"
+            if remedy
+            else "nothing makes it fit: take a GPU with more memory, or a smaller model"
+        )
+    )

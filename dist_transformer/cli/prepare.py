@@ -1,0 +1,223 @@
+"""Text files or a hub dataset → a data folder: vocabulary, token shards, validation set.
+
+tools/prepare_data.py --src train.en --tgt train.de --valid-src val.en --valid-tgt val.de --vocab-size 10000 --out data
+"""
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+from dist_transformer.data.prepare.mpi_ranks import Team
+from dist_transformer.data.prepare.pipeline import prepare
+from dist_transformer.data.prepare.settings import PrepareSettings
+from dist_transformer.data.text.files import JsonlFile, PairSource, TsvFile, expand, line_files
+from dist_transformer.data.text.tables import HubDataset, ParquetFile
+from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
+from dist_transformer.errors import UserError
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    # A batch system ends a job with SIGTERM: it is answered as Ctrl-C is.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    team = Team.join()
+    try:
+        run(arguments, team)
+    except UserError:
+        if team.is_main:
+            raise
+        # Rank 0 has the same error, and says it for all.
+        raise SystemExit(1) from None
+    except (KeyboardInterrupt, SystemExit) as stop:
+        print("interrupted: the same command goes on where this one ended", file=sys.stderr, flush=True)
+        status = stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 128 + signal.SIGINT
+        team.abort(status)
+        raise SystemExit(status) from None
+    except BaseException:
+        # The other ranks would wait for this one.
+        traceback.print_exc()
+        team.abort(1)
+        raise SystemExit(1) from None
+
+
+def run(arguments: argparse.Namespace, team: Team) -> None:
+    workers = arguments.workers if arguments.workers is not None else team.cores()
+    # What is learned or encoded in this process takes no more cores than were asked for.
+    os.environ.setdefault("RAYON_NUM_THREADS", str(workers))
+    with tempfile.TemporaryDirectory() as scratch:
+        settings = team.together(lambda: settings_from(arguments, Path(scratch), workers))
+        prepare(settings, print_line, team=team, show_progress=sys.stderr.isatty())
+
+
+def print_line(line: str) -> None:
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        # `| head` has read enough; the preparation goes on.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    defaults = {field.name: field.default for field in PrepareSettings.__dataclass_fields__.values()}
+
+    text = parser.add_argument_group(
+        "text (several kinds may be given; all are used)",
+        'Text files may be plain, .gz, .xz or .bz2. A file F may be a pattern in quotes: "part-*.en" stands for all '
+        "that it matches, sorted by name.",
+    )
+    text.add_argument("--src", nargs="+", type=Path, default=[], metavar="F", help="source text, one sentence a line")
+    text.add_argument("--tgt", nargs="+", type=Path, default=[], metavar="F", help="its translations, line by line")
+    text.add_argument("--tsv", nargs="+", type=Path, default=[], metavar="F", help="tab-separated columns, no quoting")
+    text.add_argument(
+        "--tsv-columns", nargs=2, type=int, default=[0, 1], metavar="N", help="source and target column (default 0 1)"
+    )
+    text.add_argument("--jsonl", nargs="+", type=Path, default=[], metavar="F", help="one JSON object a line")
+    text.add_argument(
+        "--parquet", nargs="+", type=Path, default=[], metavar="F", help="two columns, or two fields of `translation`"
+    )
+    text.add_argument("--src-field", metavar="NAME", help="field of --jsonl and --parquet with the source text")
+    text.add_argument("--tgt-field", metavar="NAME", help="field of --jsonl and --parquet with the target text")
+    text.add_argument("--dataset", metavar="NAME", help="hub dataset, or a local folder of Parquet or JSON files")
+    text.add_argument("--dataset-config", metavar="C", help="its configuration, such as de-en (default: its own)")
+    text.add_argument("--dataset-split", default="train", metavar="S", help="its training split (default train)")
+    text.add_argument("--dataset-valid-split", metavar="S", help="its validation split (default: pairs are held out)")
+    text.add_argument("--streaming", action="store_true", help="read --dataset as it arrives, and store no copy of it")
+    text.add_argument(
+        "--toy", type=int, metavar="PAIRS", help="the built-in synthetic English-German text, this many pairs"
+    )
+
+    valid = parser.add_argument_group("validation")
+    valid.add_argument("--valid-src", nargs="+", type=Path, default=[], metavar="F", help="source text")
+    valid.add_argument("--valid-tgt", nargs="+", type=Path, default=[], metavar="F", help="its translations")
+    valid.add_argument(
+        "--valid-pairs",
+        type=int,
+        default=defaults["valid_pairs"],
+        metavar="N",
+        help="without validation text: pairs held out, at most a tenth of all (default %(default)s)",
+    )
+
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DATA", help="the folder to make; must not exist, or be empty"
+    )
+    parser.add_argument(
+        "--vocab-size", type=int, metavar="N", help="entries, both languages together (needed without --tokenizer)"
+    )
+    parser.add_argument(
+        "--vocab-sample-pairs",
+        type=int,
+        default=defaults["vocab_sample_pairs"],
+        metavar="N",
+        help="learn the vocabulary from about N pairs drawn by --seed when there are more (default %(default)s)",
+    )
+    parser.add_argument("--tokenizer", type=Path, metavar="T", help="use this tokenizer.json (default: learn one)")
+    parser.add_argument("--lowercase", action="store_true", help="lowercase all text (default: case is kept)")
+    parser.add_argument(
+        "--normalization",
+        choices=["nfkc", "nfc"],
+        help="of all text: nfkc turns variants into plain characters, such as full-width punctuation into ASCII; nfc "
+        "keeps them, as Chinese wants it (default: that of --tokenizer, or nfkc)",
+    )
+    parser.add_argument("--src-lang", metavar="L", help="source language (default: from the file name, train.en → en)")
+    parser.add_argument("--tgt-lang", metavar="L", help="target language (default: from the file name)")
+    parser.add_argument("--corpus", default="", metavar="NAME", help="name in reports (default: the first source)")
+    for name, kind, meaning in (
+        ("max_tokens", int, "tokens of the longest side kept, its special token included"),
+        ("max_length_ratio", float, "(longer + 5) / (shorter + 5) tokens above which a pair is dropped"),
+        ("pairs_per_shard", int, "pairs in a shard, on average"),
+        ("seed", int, "of the order of pairs and of the held-out choice"),
+    ):
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(
+            flag, type=kind, default=defaults[name], metavar="N", help=f"{meaning} (default %(default)s)"
+        )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes, on each rank under mpirun or srun (default: one for each core that the rank may use, for all "
+        "stages but one divide by chunks; a text of less than 50,000 pairs takes one)",
+    )
+    return parser.parse_args()
+
+
+def settings_from(arguments: argparse.Namespace, scratch: Path, workers: int) -> PrepareSettings:
+    """The library's settings; the toy corpus is written to `scratch` first."""
+    sources = file_sources(arguments)
+    valid_src, valid_tgt = expand(arguments.valid_src, "--valid-src"), expand(arguments.valid_tgt, "--valid-tgt")
+    validation: list[PairSource] = list(line_files(valid_src, valid_tgt))
+    if arguments.streaming and not arguments.dataset:
+        raise UserError("--streaming is for --dataset, and files are read as they are: leave it out")
+    if arguments.dataset:
+        if not (arguments.src_lang and arguments.tgt_lang):
+            raise UserError("--dataset needs its two languages: give --src-lang and --tgt-lang")
+        sources.append(_dataset(arguments, arguments.dataset_split))
+        if arguments.dataset_valid_split:
+            validation.append(_dataset(arguments, arguments.dataset_valid_split))
+    if arguments.toy is not None:
+        if arguments.toy < 1:
+            raise UserError(f"--toy {arguments.toy} gives no text: ask for at least 1 pair")
+        held_out = max(1, min(1_000, arguments.toy // 10))
+        write_toy_corpus(
+            scratch,
+            make_toy_corpus(train_pairs=arguments.toy, valid_pairs=held_out, test_pairs=held_out, seed=arguments.seed),
+        )
+        sources += line_files([scratch / "train.en"], [scratch / "train.de"])
+        validation += line_files([scratch / "valid.en"], [scratch / "valid.de"])
+    return PrepareSettings(
+        out=arguments.out,
+        sources=tuple(sources),
+        validation=tuple(validation),
+        vocab_size=arguments.vocab_size,
+        tokenizer=arguments.tokenizer,
+        lowercase=arguments.lowercase,
+        normalization=arguments.normalization,
+        max_tokens=arguments.max_tokens,
+        max_length_ratio=arguments.max_length_ratio,
+        pairs_per_shard=arguments.pairs_per_shard,
+        seed=arguments.seed,
+        valid_pairs=arguments.valid_pairs,
+        source_language=arguments.src_lang,
+        target_language=arguments.tgt_lang,
+        corpus=arguments.corpus or ("toy grammar" if arguments.toy is not None else ""),
+        synthetic=arguments.toy is not None,
+        keep_text=scratch if arguments.toy is not None else None,
+        vocab_sample_pairs=arguments.vocab_sample_pairs,
+        workers=workers,
+    )
+
+
+def file_sources(arguments: argparse.Namespace) -> list[PairSource]:
+    sources: list[PairSource] = list(line_files(expand(arguments.src, "--src"), expand(arguments.tgt, "--tgt")))
+    source_column, target_column = arguments.tsv_columns
+    sources += [
+        TsvFile(path=path, source_column=source_column, target_column=target_column)
+        for path in expand(arguments.tsv, "--tsv")
+    ]
+    kinds: list[tuple[str, type[JsonlFile] | type[ParquetFile]]] = [("jsonl", JsonlFile), ("parquet", ParquetFile)]
+    for name, kind in kinds:
+        paths = expand(getattr(arguments, name), f"--{name}")
+        if paths and not (arguments.src_field and arguments.tgt_field):
+            raise UserError(f"--{name} needs the names of its two text fields: give --src-field and --tgt-field")
+        sources += [
+            kind(path=path, source_field=arguments.src_field, target_field=arguments.tgt_field) for path in paths
+        ]
+    return sources
+
+
+def _dataset(arguments: argparse.Namespace, split: str) -> HubDataset:
+    return HubDataset(
+        dataset=arguments.dataset,
+        config=arguments.dataset_config,
+        split=split,
+        source_language=arguments.src_lang,
+        target_language=arguments.tgt_lang,
+        streaming=arguments.streaming,
+    )

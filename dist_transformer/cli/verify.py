@@ -1,0 +1,54 @@
+"""Check a run folder: every hash of every checkpoint, the pointer, the weights, the chain of the sample ledger.
+
+tools/verify_run.py runs/mine
+tools/verify_run.py runs/mine --data data/mine
+
+With --data, what each step had to train on is computed anew from the data folder alone, without a model, and compared
+with what the ledger says that the processes really computed. Shards that the run left out are left out again, and
+named. Prints a table; the exit status is 1 when anything is wrong. No link is followed, and nothing is written but the
+cache of shards behind URLs.
+"""
+
+import argparse
+from pathlib import Path
+
+from tqdm import tqdm
+
+from dist_transformer.errors import UserError
+from dist_transformer.run.verify import Check, verify_run
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    # disable=None: a bar in a terminal, nothing in a file.
+    with tqdm(unit=" steps", disable=None, leave=False) as bar:
+        checks = verify_run(arguments.run, arguments.data, cache_dir=arguments.cache_dir, on_step=bar.update)
+    print(make_table(checks))
+    if failed := sum(not check.passed for check in checks):
+        raise UserError(f"{arguments.run}: {failed} of {len(checks)} checks failed: see FAIL in the table above")
+
+
+def make_table(checks: list[Check]) -> str:
+    width = max(len(check.what) for check in checks)
+    rows = [(check.what, "ok" if check.passed else "FAIL", check.detail) for check in checks]
+    return "\n".join(
+        f"{what:{width}}  {state:5}  {detail}" for what, state, detail in [("what", "state", "detail"), *rows]
+    )
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder: the --run-dir of a training")
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        default=[],
+        metavar="DATA",
+        help="data folders of the run in its order, or their URLs: also compare every step with them (default: do not)",
+    )
+    parser.add_argument(
+        "--cache-dir", type=Path, metavar="DIR", help="for shards behind URLs, on local disk (default: that of the run)"
+    )
+    return parser.parse_args()
