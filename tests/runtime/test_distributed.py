@@ -20,8 +20,9 @@ from dist_transformer.runtime import distributed, rendezvous
 from dist_transformer.runtime.distributed import World, process_group, read_world
 from dist_transformer.runtime.launch import RANK_VARIABLES, free_port
 from dist_transformer.runtime.rendezvous import meet
+from tests.conftest import ROOT
 
-WORKER = Path(__file__).parent / "distributed" / "worker_world.py"
+WORKER = ROOT / "tests" / "distributed" / "worker_world.py"
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_", "PMI", "CROSS_", "GROUP_")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dist_transformer.data.folder import format as shards
+from dist_transformer.data.folder import reader as folder_module
 from dist_transformer.data.folder.format import (
     FORMAT_VERSION,
     DataIndex,
@@ -21,7 +22,6 @@ from dist_transformer.data.folder.format import (
     write_split,
 )
 from dist_transformer.data.folder.reader import DataFolder, Split
-from dist_transformer.data.folder.reader import reader as folder_module
 from dist_transformer.data.tokenizer import train_tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.files import sha256_of

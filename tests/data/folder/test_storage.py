@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from dist_transformer.data.folder import storage
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.folder.reader import storage as shard_files
 from dist_transformer.data.folder.storage import CacheSettings, fetch, refuse_password
 from dist_transformer.errors import UserError
 
@@ -22,7 +22,7 @@ GIB = 2**30
 @pytest.fixture
 def remote(toy_data: DataFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryFileSystem]:
     """The toy corpus at memory://bucket/toy; attempts follow each other at once."""
-    monkeypatch.setattr(shard_files, "_FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(storage, "_FIRST_PAUSE_SECONDS", 0.0)
     store = MemoryFileSystem()
     store.put(str(toy_data.path), "/bucket/toy", recursive=True)
     yield store

@@ -10,8 +10,8 @@ import pytest
 import sacrebleu
 
 from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.prepare import pipeline as module
 from dist_transformer.data.prepare.ingest import pair_hash
-from dist_transformer.data.prepare.pipeline import pipeline as module
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import line_files

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dist_transformer.data.prepare import pipeline as module
 from dist_transformer.data.prepare.ingest import pair_hash
-from dist_transformer.data.prepare.pipeline import pipeline as module
 from dist_transformer.data.text.files import TsvFile, line_files
 from dist_transformer.errors import UserError
 from tests.data.prepare.preparing import corpus, run, with_validation, write_pairs

@@ -9,7 +9,7 @@ import pytest
 
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.prepare.pipeline import pipeline as module
+from dist_transformer.data.prepare import pipeline as module
 from tests.data.prepare.preparing import corpus, run, train_text
 
 
