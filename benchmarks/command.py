@@ -33,7 +33,8 @@ from benchmarks.training.field import (
 from benchmarks.training.learning import learn
 from benchmarks.training.ranks import RanksBenchmark, ranks_table, run_ranks_benchmark
 from benchmarks.training.stages import StagesBenchmark, run_stages_benchmark, stages_table
-from dist_transformer.config.settings import PRESETS, TrainConfig
+from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.format import DataIndex
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.text.files import read_lines

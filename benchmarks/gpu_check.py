@@ -112,7 +112,7 @@ def measure_decoding(suite: Any) -> Results:
 def measure_bleu(suite: Any) -> Results:
     """A score of so short a training on so little text shows that all parts learn, and no more."""
     from benchmarks.suite import brief_schedule
-    from dist_transformer.config.settings import read_json
+    from dist_transformer.config.plain import read_json
 
     minutes = 5
     model = suite.model("base", minutes=minutes, flags=brief_schedule())

@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dist_transformer.config.settings import read_json
+from dist_transformer.config.plain import read_json
 from dist_transformer.errors import UserError
 from dist_transformer.planning.costs import cost_table
 

@@ -18,7 +18,8 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dist_transformer.config.settings import ModelConfig, from_plain, read_json, to_plain
+from dist_transformer.config.plain import from_plain, read_json, to_plain
+from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.files import make_folder_beside, sync, with_default_rights

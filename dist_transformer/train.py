@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from dist_transformer.config.settings import EMBEDDED_CORPUS, PRESETS, TrainConfig
+from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.config.table3 import VARIANTS, preset_with_variant
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.planning.hardware import peak_flops

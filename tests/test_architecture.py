@@ -1,10 +1,12 @@
 """Rules about the code itself, read from its syntax trees."""
 
 import ast
+import graphlib
 import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,29 +19,41 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 TOOLS = sorted((ROOT / "tools").glob("[a-z]*.py"))
+BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 
-# What imports only from lines above its own. `model_folder` is the format between training and inference: it holds a
-# model and a tokenizer.
+# A room imports only from rooms above its own line; within a line, rooms do not import one another. A room that is not
+# listed belongs to its parent. `model_folder` is the format between training and inference.
 LAYERS = [
-    {"allocator", "errors", "files", "interpreter", "streams"},
-    {"launch"},
-    {"rendezvous"},
-    {"config", "distributed", "environment", "packed"},
-    {"data", "model", "variants"},
-    {"costs", "ctranslate2_model", "marian", "model_folder"},
-    {"inference"},
+    {"errors", "packed"},
+    {"files"},
+    {"config", "runtime"},
+    {"data.tokenizer", "model"},
+    {"data.text", "data.folder"},
+    {"data.prepare", "data.loading"},
+    {"model_folder"},
+    {"run", "inference"},
     {"evaluation"},
-    {"pictures"},
+    {"reporting", "averaging"},
+    {"training.engine", "training.fault_tolerance"},
     {"training"},
-    {"averaging", "report", "planning", "preflight"},
-    {"train", "benchmarks"},
+    {"planning", "preflight", "export"},
+    {"train"},
+    {"cli"},
 ]
-LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 
 
 def part_of(module: str) -> str:
     """`dist_transformer.data.loading.plan` → `data`; the package itself, which holds the version only → ``."""
     return module.removeprefix("dist_transformer").removeprefix(".").partition(".")[0]
+
+
+def room_of(module: str) -> str | None:
+    """The longest of the listed rooms that a module lies in; None for the package itself and for empty folders."""
+    name = module.removeprefix("dist_transformer").removeprefix(".")
+    while name and name not in LEVEL:
+        name = name.rpartition(".")[0]
+    return name or None
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -54,8 +68,8 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def own_imports(path: Path) -> set[str]:
-    """Parts of the package; its version is a name of the package itself."""
-    return {part_of(name) for name in imports(path) if name.startswith("dist_transformer.")} - {"__version__"}
+    """Modules of the package, by their whole names."""
+    return {name for name in imports(path) if name in MODULES and part_of(name)}
 
 
 def foreign_imports(path: Path) -> set[str]:
@@ -70,20 +84,39 @@ def calls_and_attributes(path: Path) -> Iterator[str]:
 
 
 def test_every_module_has_a_place() -> None:
-    parts = {part_of(module) for module in MODULES} - {""}
-    assert parts == set(LEVEL)
+    homeless = [name for name, path in MODULES.items() if room_of(name) is None and path.read_text().strip()]
+    assert homeless == ["dist_transformer"]
+    assert {room_of(module) for module in MODULES} - {None} == set(LEVEL)
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if part_of(module)])
+@pytest.mark.parametrize("module", [module for module in MODULES if room_of(module)])
 def test_imports_go_one_way(module: str) -> None:
-    part = part_of(module)
-    for imported in own_imports(MODULES[module]) - {part}:
-        assert LEVEL[imported] < LEVEL[part], f"{module} imports {imported}"
+    room = room_of(module)
+    assert room is not None
+    for imported in own_imports(MODULES[module]):
+        other = room_of(imported)
+        if other is not None and other != room:
+            assert LEVEL[other] < LEVEL[room], f"{module} imports {imported}"
 
 
-def test_the_library_does_not_import_tools() -> None:
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {module: own_imports(path) for module, path in MODULES.items()}
+    # graphlib raises on a circle, and names it.
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+# A folder with more modules is two rooms.
+MOST_MODULES = 14
+
+
+def test_no_folder_holds_many_modules() -> None:
+    modules = Counter(path.parent for path in MODULES.values() if path.name != "__init__.py")
+    assert {str(folder): count for folder, count in modules.items() if count > MOST_MODULES} == {}
+
+
+def test_the_package_imports_nothing_that_lies_beside_it() -> None:
     for module, path in MODULES.items():
-        assert "tools" not in foreign_imports(path), module
+        assert not {"tools", "benchmarks", "tests"} & foreign_imports(path), module
 
 
 def test_only_the_engine_imports_deepspeed() -> None:
@@ -94,7 +127,7 @@ def test_only_the_engine_imports_deepspeed() -> None:
         name for name in imports(MODULES["dist_transformer.training.engine.ds_config"]) if name.startswith("deepspeed")
     }
     assert names == {"deepspeed.runtime.zero.config", "deepspeed.runtime.zero.config.DeepSpeedZeroConfig"}
-    for path in TOOLS:
+    for path in (*BENCHMARKS, *TOOLS):
         assert "deepspeed" not in foreign_imports(path), path
 
 
@@ -105,7 +138,7 @@ FORBIDDEN_IN_MODEL = {"os", "io", "pathlib", "shutil", "tempfile", "json", "sock
 @pytest.mark.parametrize("module", [module for module in MODULES if part_of(module) == "model"])
 def test_the_model_is_pure_torch(module: str) -> None:
     path = MODULES[module]
-    assert own_imports(path) <= {"config", "errors", "packed", "model"}
+    assert {part_of(name) for name in own_imports(path)} <= {"config", "errors", "packed", "model"}
     assert not foreign_imports(path) & FORBIDDEN_IN_MODEL
     names = [*imports(path), *calls_and_attributes(path)]
     for forbidden in ("torch.distributed", "torch.optim", "torch.load", "torch.save"):
@@ -113,7 +146,7 @@ def test_the_model_is_pure_torch(module: str) -> None:
     assert not {"open", "print", "input"} & set(calls_and_attributes(path))
 
 
-@pytest.mark.parametrize("path", [*MODULES.values(), *TOOLS], ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", [*MODULES.values(), *BENCHMARKS, *TOOLS], ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_is_pickled(path: Path) -> None:
     assert not foreign_imports(path) & {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
     forbidden = {"torch.load", "torch.save", "np.save", "np.savez", "eval", "exec", "__import__"}
@@ -125,10 +158,10 @@ def test_nothing_is_pickled(path: Path) -> None:
 
 
 # Modules are split by stage; 400 lines is the aim, and this is the bound.
-LONGEST = 450
+LONGEST = 440
 
 
-@pytest.mark.parametrize("path", [*MODULES.values(), *TOOLS], ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", [*MODULES.values(), *BENCHMARKS, *TOOLS], ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_module_is_long(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.config.settings import PRESETS, TrainConfig
+from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.settings import TrainConfig
 from dist_transformer.errors import UserError
 from dist_transformer.train import parse_arguments
 

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dist_transformer.config.settings import PRESETS, TrainConfig
+from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.reader import DataFolder, Split
 from dist_transformer.data.loading.collate import Stream
 from dist_transformer.data.loading.packing import Budgets

@@ -23,15 +23,18 @@ from typing import Any
 import torch
 
 from dist_transformer import train
-from dist_transformer.config.settings import TrainConfig, read_json, to_plain
+from dist_transformer.config.plain import read_json, to_plain
+from dist_transformer.config.settings import TrainConfig
 from dist_transformer.config.table3 import VARIANTS, apply_variant, changes, find_variant
 from dist_transformer.data.folder.format import VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE, DataIndex
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
 from dist_transformer.files import sha256_of
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.reporting.reporter import perplexity, read_records
+from dist_transformer.reporting.reporter import perplexity
 from dist_transformer.run.environment import describe_environment
+from dist_transformer.run.layout import METRICS_FILE, weight_files
+from dist_transformer.run.records import read_records
 from dist_transformer.runtime.launch import deepspeed_command, run_printed, tool_command
 
 
@@ -111,7 +114,7 @@ def finish_row(row: str, config: TrainConfig, index: DataIndex, arguments: argpa
     check_steps(run, config.max_steps)
     commands = [run_printed(train_command(row, arguments), output=sys.stderr)]
     end = read_records(run, "end")[-1]
-    weights = len(list((run / "weights").glob("step-*.safetensors")))
+    weights = len(weight_files(run))
     flags = ["--run-dir", run, "--out", run / "model", "--last", min(arguments.average, weights)]
     commands.append(run_printed(tool_command("average_checkpoints.py", *flags), output=sys.stderr))
     commands.append(run_printed(evaluate_command(run, index, arguments), output=sys.stderr))
@@ -135,7 +138,7 @@ def finish_row(row: str, config: TrainConfig, index: DataIndex, arguments: argpa
 
 def check_steps(run: Path, max_steps: int) -> None:
     """Refuse a run folder that is past `max_steps`: training would leave it as it is."""
-    saved = read_records(run, "checkpoint") if (run / "metrics.jsonl").exists() else []
+    saved = read_records(run, "checkpoint") if (run / METRICS_FILE).exists() else []
     if saved and saved[-1]["step"] > max_steps:
         raise UserError(f"{run} has {saved[-1]['step']} steps, this call allows {max_steps}: choose another --out")
 

@@ -16,7 +16,8 @@ import torch
 
 from benchmarks.measure import Measure, answer, measure_apart, now, resident_mib
 from benchmarks.training.contenders import PlainDriver
-from dist_transformer.config.settings import BatchConfig, ModelConfig, TrainConfig, from_plain, to_plain
+from dist_transformer.config.plain import from_plain, to_plain
+from dist_transformer.config.settings import BatchConfig, ModelConfig, TrainConfig
 from dist_transformer.data.tokenizer import EOS_ID
 from dist_transformer.model.transformer import Transformer, training_flops
 from dist_transformer.packed import PackedBatch, pack_side

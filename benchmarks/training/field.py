@@ -24,7 +24,8 @@ from benchmarks.measure import (
 from benchmarks.training.contenders import Contender, Stretch, own_contenders
 from benchmarks.training.peers import peer_contenders
 from benchmarks.training.text import TextSample
-from dist_transformer.config.settings import TrainConfig, from_plain, to_plain
+from dist_transformer.config.plain import from_plain, to_plain
+from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.loading.loader import TrainingData, open_training_data
 from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer, training_flops

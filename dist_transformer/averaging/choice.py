@@ -2,19 +2,15 @@
 
 import itertools
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from dist_transformer.averaging.sources import weight_file_metadata
-from dist_transformer.config.settings import read_json
+from dist_transformer.config.plain import read_json
 from dist_transformer.errors import UserError
-from dist_transformer.reporting.reporter import read_records
-
-METRICS_FILE = "metrics.jsonl"
-# Other sets of weights of a step would have a suffix of their own.
-_WEIGHTS_NAME = re.compile(r"step-(\d{8,})\.safetensors")
+from dist_transformer.run.layout import METRICS_FILE, SETTINGS_FILE, WEIGHTS, weight_files
+from dist_transformer.run.records import read_records
 
 Measure = Literal["nll", "bleu"]
 """Of a validation: -log p a target token, the lowest is best; sacreBLEU of its translations, the highest is best."""
@@ -38,10 +34,10 @@ def newest_weights(run_dir: Path, count: int) -> ChosenWeights:
     Raises:
         UserError: there are fewer.
     """
-    files = _weight_files(run_dir)
+    files = weight_files(run_dir)
     if len(files) < count:
         raise UserError(
-            f"{run_dir / 'weights'} has {_files(len(files))}, not {count}: "
+            f"{run_dir / WEIGHTS} has {_files(len(files))}, not {count}: "
             + (f"use --last {len(files)} or train on" if files else "train first, or check --run-dir")
         )
     steps = sorted(files)[-count:]
@@ -64,9 +60,9 @@ def spaced_weights(run_dir: Path, count: int, minutes: float) -> ChosenWeights:
     Raises:
         UserError: there are fewer whose distances are `minutes`, give or take half of it.
     """
-    files = _weight_files(run_dir)
+    files = weight_files(run_dir)
     if not files:
-        raise UserError(f"{run_dir / 'weights'} has no weight files: train first, or check --run-dir")
+        raise UserError(f"{run_dir / WEIGHTS} has no weight files: train first, or check --run-dir")
     times = _training_minutes(run_dir, files)
     steps = sorted(files)[-1:]
     gaps: list[float] = []
@@ -96,13 +92,13 @@ def best_weights(run_dir: Path, count: int, by: Measure | None = None) -> Chosen
     """
     records = _records(run_dir, "valid", "use --last")
     if by is None:
-        by = read_json(run_dir / "config.json")["best_by"]
+        by = read_json(run_dir / SETTINGS_FILE)["best_by"]
     # A loss that was not finite is written as null.
     values = {record["step"]: record[by] for record in records if record.get(by) is not None}
     if not values:
         remedy = "use --by nll" if records else "use --last, or train with --validate-every above 0"
         raise UserError(f"{run_dir / METRICS_FILE} has no validation with {by}: {remedy}")
-    files = _weight_files(run_dir)
+    files = weight_files(run_dir)
     sign = 1 if by == "nll" else -1
     ranked = sorted(values, key=lambda step: (sign * values[step], step))
     kept = [step for step in ranked if step in files]
@@ -123,12 +119,6 @@ def best_weights(run_dir: Path, count: int, by: Measure | None = None) -> Chosen
         how=f"best validation {by} at {listed}",
         warning=f"better by {by}, but their weights were not kept: steps {lost}" if lost else None,
     )
-
-
-def _weight_files(run_dir: Path) -> dict[int, Path]:
-    """Step to file."""
-    named = ((_WEIGHTS_NAME.fullmatch(file.name), file) for file in (run_dir / "weights").glob("step-*"))
-    return {int(match[1]): file for match, file in named if match}
 
 
 def _files(count: int) -> str:
@@ -161,7 +151,7 @@ def _training_minutes(run_dir: Path, files: dict[int, Path]) -> dict[int, float]
 def _too_few(run_dir: Path, steps: list[int], count: int, minutes: float) -> str:
     names = f"steps {', '.join(map(str, steps))}" if len(steps) > 1 else f"step {steps[0]}"
     return (
-        f"{run_dir / 'weights'} has {_files(len(steps))} about {minutes:g} minutes of training apart ({names}), "
+        f"{run_dir / WEIGHTS} has {_files(len(steps))} about {minutes:g} minutes of training apart ({names}), "
         f"not {count}: use --last {len(steps)} or another --every, or train with a lower --save-every and a higher "
         "--keep-weights"
     )

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dist_transformer.config.settings import ModelConfig, from_plain, read_json
+from dist_transformer.config.plain import from_plain, read_json
+from dist_transformer.config.settings import ModelConfig
 from dist_transformer.errors import UserError
 from dist_transformer.files import is_pickle
 from dist_transformer.model_folder import TOKENIZER_FILE, WEIGHTS_FILE, ModelInfo, read_model_info
 from dist_transformer.run.checkpoint import checkpoint_problem
+from dist_transformer.run.layout import STATE_FILE
 from dist_transformer.run.tensors import parameter_shapes
 
 # The prefix under which a checkpoint keeps weights beside moments.
@@ -122,14 +124,14 @@ def _open(path: Path) -> WeightSource:
         opened = _open_tensors(path)
         info = _model_info(_metadata(opened, path), path)
         return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, _names(opened, path))
-    if (path / "state.json").exists():
+    if (path / STATE_FILE).exists():
         problem = checkpoint_problem(path)
         if problem:
             raise UserError(f"{problem}: choose another checkpoint")
         files: dict[str, Path] = {}
         for part in sorted(path.glob("part-*.safetensors")):
             files.update(_names(_open_tensors(part), part, _CHECKPOINT_PREFIX))
-        info = _model_info(read_json(path / "state.json"), path)
+        info = _model_info(read_json(path / STATE_FILE), path)
         return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, files, _CHECKPOINT_PREFIX)
     if (path / WEIGHTS_FILE).exists():
         file = path / WEIGHTS_FILE

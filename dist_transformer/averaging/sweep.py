@@ -15,7 +15,7 @@ import torch
 
 from dist_transformer.averaging.choice import ChosenWeights
 from dist_transformer.averaging.mean import mean_weights
-from dist_transformer.config.settings import read_json
+from dist_transformer.config.plain import read_json
 from dist_transformer.data.folder.format import INDEX_FILE, VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.storage import is_url
@@ -26,6 +26,7 @@ from dist_transformer.files import sha256_of, sync, whole_file, write_synced
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import for_decoding
+from dist_transformer.run.layout import SETTINGS_FILE
 from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks, rank
 
 
@@ -192,7 +193,7 @@ def validation_text(run_dir: Path) -> tuple[Path, Path]:
     Raises:
         UserError: the data folder is not at hand, or has changed.
     """
-    settings = read_json(run_dir / "config.json")
+    settings = read_json(run_dir / SETTINGS_FILE)
     place, sha256 = settings["data"][0], settings["data_sha256"][0]
     if is_url(place) or not (Path(place) / INDEX_FILE).exists():
         raise UserError(f"{run_dir} was validated on text of {place}, which is not at hand: give --src and --ref")

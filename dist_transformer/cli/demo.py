@@ -9,8 +9,9 @@ import json
 import shlex
 from pathlib import Path
 
-from dist_transformer.config.settings import PRESETS, read_json
-from dist_transformer.reporting.reporter import read_records
+from dist_transformer.config.plain import read_json
+from dist_transformer.config.presets import PRESETS
+from dist_transformer.run.records import read_records
 from dist_transformer.runtime.launch import as_typed, deepspeed_command, installed_program, run_printed, tool_command
 
 

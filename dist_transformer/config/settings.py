@@ -1,21 +1,15 @@
-"""What can be set: frozen dataclasses, the presets, and their validation.
+"""What can be set: frozen dataclasses and their validation.
 
-Unknown names fail when a config is read back; wrong values fail at construction with the field, the value and the
-remedy. The resolved config of a run is written to its folder.
+Wrong values fail at construction with the field, the value and the remedy. The resolved config of a run is written to
+its folder.
 """
 
-import dataclasses
-import json
 import math
-import types
-import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 from dist_transformer.errors import UserError
-
-T = TypeVar("T")
 
 EMBEDDED_CORPUS = ("embedded corpus",)
 """Stands for the synthetic corpus where --test-mode expects a data folder."""
@@ -263,121 +257,3 @@ class TrainConfig:
             self.checkpoint_timeout_minutes,
             self.evaluation_timeout_minutes,
         )
-
-
-def _preset(**settings: Any) -> TrainConfig:
-    return TrainConfig(data=("data",), run_dir=Path("run"), **settings)
-
-
-_BIG = ModelConfig(width=1024, heads=16, ffn_width=4096, dropout=0.3)
-
-PRESETS: dict[str, TrainConfig] = {
-    # For the embedded corpus and smoke tests: minutes on two CPU cores.
-    "tiny": _preset(
-        model=ModelConfig(width=128, heads=4, ffn_width=256, encoder_layers=2, decoder_layers=2, dropout=0.1),
-        batch=BatchConfig(max_target_tokens=1024, packs_per_step=2),
-        optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=3e-3, warmup_steps=200),
-        max_steps=1000,
-        save_every=100,
-        validate_every=200,
-        validate_sentences=100,
-        log_every=20,
-    ),
-    # Transformer-Tiny on Multi30k: 2 x 4096 tokens a step, at most 8,000 updates, patience 10.
-    "multi30k": _preset(
-        model=ModelConfig(width=128, heads=4, ffn_width=256, encoder_layers=4, decoder_layers=4, dropout=0.3),
-        batch=BatchConfig(max_target_tokens=4096, packs_per_step=2),
-        optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=5e-3, warmup_steps=2000),
-        max_steps=8000,
-        save_every=250,
-        validate_every=250,
-        patience=10,
-    ),
-    # 10k joint vocabulary, speeches or captions, English to Chinese.
-    "ted_en_zh": _preset(
-        model=ModelConfig(width=256, heads=4, ffn_width=1024, encoder_layers=4, decoder_layers=4, dropout=0.3),
-        batch=BatchConfig(max_target_tokens=4096, packs_per_step=2),
-        optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=2e-3, warmup_steps=2000),
-        max_steps=20_000,
-    ),
-    # The paper's base: about 25k source and 25k target tokens a step, 100k steps.
-    "base": _preset(),
-    # The paper's big: 300k steps, the last 20 weight files averaged.
-    "big": _preset(model=_BIG, max_steps=300_000),
-    # Ott et al. 2018, section 3: 3584 x 8 GPUs x accumulation 16, peak 1e-3.
-    "big_large_batch": _preset(
-        model=_BIG,
-        batch=BatchConfig(max_target_tokens=3584, packs_per_step=128),
-        optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=1e-3),
-        max_steps=20_000,
-        save_every=500,
-    ),
-}
-
-
-def to_plain(config: Any) -> dict[str, Any]:
-    """A config as JSON values."""
-    values = {field_.name: getattr(config, field_.name) for field_ in dataclasses.fields(config)}
-    return {name: _to_json(value) for name, value in values.items()}
-
-
-def _to_json(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return to_plain(value)
-    if isinstance(value, tuple):
-        return [_to_json(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
-
-
-def from_plain(kind: type[T], values: dict[str, Any], where: str) -> T:
-    """Build a config of type `kind` from JSON values.
-
-    Raises:
-        UserError: an unknown name, a missing one or a wrong value; `where` names the file.
-    """
-    hints = typing.get_type_hints(kind)
-    if not isinstance(values, dict):
-        raise UserError(f"{where} must hold an object of settings, not {values!r:.60}")
-    unknown = sorted(set(values) - set(hints))
-    if unknown:
-        raise UserError(f"{where}: unknown setting {unknown[0]!r}: remove it, or use the version that wrote the file")
-    arguments = {name: _plain_value(hints[name], value, f"{where}: {name}") for name, value in values.items()}
-    try:
-        return kind(**arguments)
-    except TypeError as error:
-        raise UserError(f"{where}: {error}: the file is incomplete, write it anew") from None
-
-
-def _plain_value(hint: Any, value: Any, where: str) -> Any:
-    """A setting from its JSON value, of the type that its field states."""
-    if dataclasses.is_dataclass(hint):
-        return from_plain(typing.cast(type, hint), value, where)
-    origin, options = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal and value in options:
-        return value
-    if origin is tuple and isinstance(value, list):
-        return tuple(_plain_value(options[0], item, where) for item in value)
-    kinds = options if origin in (types.UnionType, typing.Union) else (hint,)
-    if Path in kinds and isinstance(value, str):
-        return Path(value)
-    if type(value) in kinds or (float in kinds and type(value) is int):
-        return value
-    wanted = " or ".join(map(repr, options)) if origin is Literal else getattr(hint, "__name__", str(hint))
-    raise UserError(f"{where} must be {wanted}, not {value!r:.60}: correct the file")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        UserError: the file is missing or is not a JSON object.
-    """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist: check the path") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as JSON ({error}): restore or rewrite it") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path} must hold a JSON object, not {type(values).__name__}")
-    return values

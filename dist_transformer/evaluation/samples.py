@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from dist_transformer.config.settings import read_json
+from dist_transformer.config.plain import read_json
 from dist_transformer.data.tokenizer import SPECIALS, Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.files import sync, write_synced
 from dist_transformer.inference.attention_maps import cross_attention_maps
 from dist_transformer.inference.translator import Translator
+from dist_transformer.run.layout import SAMPLES, step_name
 
-SAMPLES_FOLDER = "samples"
 # Longer sentences have no maps: their pictures could not be read, and a map of 1,024 by 1,024 is 6 MB of text.
 LONGEST_MAP = 60
 _END = SPECIALS[-1]
@@ -136,7 +136,7 @@ def write_sheet(run_dir: Path, sheet: SampleSheet) -> Path:
     Raises:
         UserError: it cannot be written.
     """
-    path = run_dir / SAMPLES_FOLDER / f"step-{sheet.step:08d}.json"
+    path = run_dir / SAMPLES / f"{step_name(sheet.step)}.json"
     temporary = path.with_name(f".{path.name}")
     text = json.dumps(dataclasses.asdict(sheet), ensure_ascii=False, allow_nan=False)
     try:
@@ -155,7 +155,7 @@ def read_sheets(run_dir: Path) -> list[SampleSheet]:
     Raises:
         UserError: one is damaged.
     """
-    sheets = [_read_sheet(path) for path in (run_dir / SAMPLES_FOLDER).glob("step-*.json")]
+    sheets = [_read_sheet(path) for path in (run_dir / SAMPLES).glob("step-*.json")]
     return sorted(sheets, key=lambda sheet: sheet.step)
 
 

@@ -64,12 +64,12 @@ class _SmoothedLoss(torch.autograd.Function):
             every_word_D = hidden_TD.sum(0, dtype=torch.float32) * (-smoothing / vocabulary)
             grad_weight_VD = every_word_D.expand(vocabulary, width).contiguous()
             product_VD = torch.empty_like(weight_VD)
-        block_rows = min(len(hidden_TD), max(1, _BLOCK_ELEMENTS[device.type] // vocabulary, _ROWS_PER_WIDTH * width))
+        block_rows, part_rows = logit_rows(len(hidden_TD), vocabulary, width, device.type)
         logits_CV = hidden_TD.new_empty(block_rows, vocabulary)
         for rows in _slices(len(hidden_TD), block_rows):
             hidden_CD, picks_C1 = hidden_TD[rows], picks_T1[rows]
             block_CV = torch.mm(hidden_CD, weight_VD.t(), out=logits_CV[: len(hidden_CD)])
-            for part in _slices(len(hidden_CD), _SOFTMAX_ELEMENTS[device.type] // vocabulary):
+            for part in _slices(len(hidden_CD), part_rows):
                 log_total_R1, picked_R1 = softmax_rows(block_CV[part], picks_C1[part], smoothing, needs_grad)
                 log_totals.append(log_total_R1)
                 picked.append(picked_R1)
@@ -101,8 +101,20 @@ class _SmoothedLoss(torch.autograd.Function):
         )
 
 
+def logit_rows(rows: int, vocabulary: int, width: int, device_type: str) -> tuple[int, int]:
+    """Size the blocks of logits, which bound the memory of the loss.
+
+    Args:
+        rows: target tokens of a micro-batch.
+
+    Returns:
+        rows of a block in the training precision, and those of it that are in fp32 at a time.
+    """
+    block = min(rows, max(1, _BLOCK_ELEMENTS[device_type] // vocabulary, _ROWS_PER_WIDTH * width))
+    return block, min(block, max(1, _SOFTMAX_ELEMENTS[device_type] // vocabulary))
+
+
 def _slices(count: int, size: int) -> list[slice]:
-    size = max(1, size)
     return [slice(start, start + size) for start in range(0, count, size)]
 
 

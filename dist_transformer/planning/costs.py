@@ -8,7 +8,7 @@ each GPU". `training_flops` counts the operations that the weights and tokens ne
 import dataclasses
 from dataclasses import dataclass
 
-from dist_transformer.config.settings import PRESETS
+from dist_transformer.config.presets import PRESETS
 from dist_transformer.model.transformer import training_flops
 
 GPUS = 8

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dist_transformer.config.settings import TrainConfig, from_plain, read_json
+from dist_transformer.config.plain import from_plain, read_json
+from dist_transformer.config.settings import TrainConfig
 from dist_transformer.errors import UserError
 from dist_transformer.planning.hardware import CPU, kind_of_device
 from dist_transformer.planning.memory import SENTENCE_TOKENS
 from dist_transformer.planning.plan import Cluster, RunPlan, Workload, look_at_work
-from dist_transformer.reporting.reporter import read_records
 from dist_transformer.run.environment import read_environments
+from dist_transformer.run.layout import SETTINGS_FILE, checkpoints_of
+from dist_transformer.run.records import read_records
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,11 +64,11 @@ def read_run(run_dir: Path) -> MeasuredRun:
     Raises:
         UserError: not a run folder, or one that has not trained long enough to say anything.
     """
-    settings = read_json(run_dir / "config.json")
+    settings = read_json(run_dir / SETTINGS_FILE)
     # The file also says which data and weights the run began with.
     names = {field.name for field in dataclasses.fields(TrainConfig)}
     values = {name: value for name, value in settings.items() if name in names}
-    config = from_plain(TrainConfig, values, str(run_dir / "config.json"))
+    config = from_plain(TrainConfig, values, str(run_dir / SETTINGS_FILE))
     starts, records = read_environments(run_dir), _train_records(run_dir)
     if not starts or not records:
         raise UserError(f"{run_dir} has not trained yet: give a run folder with log lines and environment.json")
@@ -108,8 +110,8 @@ def _median(values: list[float]) -> float:
 
 
 def _newest_checkpoint(run_dir: Path) -> int | None:
-    folders = sorted((run_dir / "checkpoints").glob("step-*"))
-    return sum(file.stat().st_size for file in folders[-1].iterdir()) if folders else None
+    folders = checkpoints_of(run_dir)
+    return sum(file.stat().st_size for file in folders[0].iterdir()) if folders else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

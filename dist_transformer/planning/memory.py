@@ -25,13 +25,12 @@ from typing import Any
 import torch
 
 from dist_transformer.config.settings import ModelConfig
+from dist_transformer.model.loss import logit_rows
 from dist_transformer.model.transformer import Transformer
 
 BYTES = {"bf16": 2, "fp32": 4}
 SENTENCE_TOKENS = 30.0
 """Of a sentence of news, where no data says."""
-# A block of logits on a GPU, and what of it is in fp32 at a time (model/loss.py).
-_BLOCK_ELEMENTS, _SOFTMAX_ELEMENTS = 2**29, 2**27
 # Elements that DeepSpeed lays side by side to reduce them without ZeRO (`runtime/engine.py`).
 _STAGE_0_BUCKET = 500_000_000
 # CUDA context and libraries; communication buffers of NCCL. A round figure, not measured.
@@ -231,8 +230,7 @@ def _loss_bytes(config: ModelConfig, micro: MicroBatch, precision: str) -> int:
     """Hidden states and their gradient (2bTD); that of the projection in fp32, a block's share of it and the cast
     (VD · (4 + b)); one block of logits in the training precision, a part of it twice in fp32."""
     element = BYTES[precision]
-    rows = min(micro.target_tokens, max(1, _BLOCK_ELEMENTS // config.vocab_size))
-    elements = rows * config.vocab_size
-    logits = elements * element + min(elements, _SOFTMAX_ELEMENTS) * 8
+    block, part = logit_rows(micro.target_tokens, config.vocab_size, config.width, "cuda")
+    logits = config.vocab_size * (block * element + part * 8)
     projection = config.vocab_size * config.width * (4 + element)
     return 2 * element * micro.target_tokens * config.width + projection + logits

@@ -16,6 +16,7 @@ from dist_transformer.data.loading.events import EpochSummary
 from dist_transformer.evaluation.samples import SampleSheet
 from dist_transformer.reporting.board import Board
 from dist_transformer.reporting.figures import attention_picture, learning_rate_picture, position_picture
+from dist_transformer.run.layout import METRICS_FILE, TENSORBOARD
 
 # Of a terminal whose width is not known.
 _COLUMNS = 80
@@ -38,7 +39,7 @@ class Reporter:
         self.is_main, self.quiet = is_main, quiet
         if not is_main:
             return
-        self.file = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
+        self.file = (run_dir / METRICS_FILE).open("a", encoding="utf-8")
         self.max_steps, self.first_step = max_steps, first_step
         # A bar where a person looks on; plain lines, without carriage returns, where either stream goes to a file.
         self.bar = None
@@ -47,7 +48,7 @@ class Reporter:
             form = _bar_format(max_steps, [], room)
             self.bar = tqdm(total=max_steps, initial=first_step, bar_format=form, ncols=room, smoothing=0.05)
         self.figures: list[str] = []
-        self.board = Board(run_dir / "tensorboard", first_step=first_step, warn=self.say)
+        self.board = Board(run_dir / TENSORBOARD, first_step=first_step, warn=self.say)
 
     def record(self, kind: str, step: int, values: dict[str, Any], *, place: str = "") -> None:
         """Keep `values` of `step`; `kind` is `train`, `valid`, `epoch`, `checkpoint` or `end`.
@@ -208,10 +209,3 @@ def format_seconds(seconds: float) -> str:
 def perplexity(nll: float) -> float:
     """exp(nll per token), not smoothed; infinite where that overflows."""
     return math.inf if nll >= 700 else math.exp(nll)
-
-
-def read_records(run_dir: Path, kind: str) -> list[dict[str, Any]]:
-    """The records of one kind in a run's `metrics.jsonl`, in order."""
-    lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines]
-    return [record for record in records if record["kind"] == kind]

@@ -1,11 +1,6 @@
 """Checkpoints as they lie on disk: one fp32 tensor a parameter, for any world and any ZeRO stage; choosing and reading.
 
-    RUN/checkpoints/latest                 the name of the newest
-    RUN/checkpoints/step-00001000/         manifest.json, state.json, part-00000.safetensors, one part a rank
-    RUN/weights/step-00001000.safetensors  fp32 weights alone, for averaging
-    RUN/weights/SHA256SUMS                 their hashes, as `sha256sum --check` reads them
-
-`checkpoint_writer` writes them.
+`layout` names their files; `checkpoint_writer` writes them.
 """
 
 import hashlib
@@ -18,36 +13,17 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dist_transformer.config.settings import read_json
+from dist_transformer.config.plain import read_json
 from dist_transformer.errors import UserError
 from dist_transformer.files import sha256_of
+from dist_transformer.run.layout import CHECKPOINTS, MANIFEST_FILE, STATE_FILE, WEIGHT_HASHES, checkpoints_of, step_of
+from dist_transformer.run.state import EMA, MOMENTS, ParameterState
 from dist_transformer.runtime import distributed
-from dist_transformer.training.engine.engine import EMA, MOMENTS, ParameterState
 
 FORMAT_VERSION = 2
 """Since 2 a manifest states its own hash."""
-CHECKPOINTS, WEIGHTS, POINTER = "checkpoints", "weights", "latest"
-WEIGHT_HASHES = "SHA256SUMS"
-
-_STEP_NAME = re.compile(r"step-(\d{8,})")
 _NO_HASH = "0" * 64
 _HASH_LINE = re.compile(r"([0-9a-f]{64})  ([^/\n]+)")
-
-
-def step_name(step: int) -> str:
-    return f"step-{step:08d}"
-
-
-def step_of(name: str) -> int | None:
-    """The step of a checkpoint's folder; None when it has another name."""
-    match = _STEP_NAME.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-def checkpoints_of(run_dir: Path) -> list[Path]:
-    """Whatever has a checkpoint's name, newest first."""
-    found = {step: path for path in (run_dir / CHECKPOINTS).glob("step-*") if (step := step_of(path.name)) is not None}
-    return [found[step] for step in sorted(found, reverse=True)]
 
 
 def checkpoint_problem(path: Path) -> str | None:
@@ -61,18 +37,18 @@ def _stated_files(path: Path) -> tuple[dict[str, Any], str | None]:
     if path.is_symlink() or not path.is_dir():
         return {}, f"{path} is a link or no folder"
     try:
-        if (path / "manifest.json").is_symlink():
+        if (path / MANIFEST_FILE).is_symlink():
             return {}, f"{path / 'manifest.json'} is a link"
-        manifest = read_json(path / "manifest.json")
+        manifest = read_json(path / MANIFEST_FILE)
         if manifest["format_version"] > FORMAT_VERSION:
             return {}, f"{path} was written by a newer version of dist_transformer"
         if manifest["format_version"] != 1:
-            _require_stated_hash(path / "manifest.json", manifest["sha256"])
+            _require_stated_hash(path / MANIFEST_FILE, manifest["sha256"])
         files = {name: (stated["bytes"], stated["sha256"]) for name, stated in manifest["files"].items()}
-        unlisted = {file.name for file in path.iterdir()} - files.keys() - {"manifest.json"}
+        unlisted = {file.name for file in path.iterdir()} - files.keys() - {MANIFEST_FILE}
     except (UserError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         return {}, f"{path} has no usable manifest ({error})"
-    if "state.json" not in files:
+    if STATE_FILE not in files:
         return {}, f"{path} has no usable manifest (it states no state.json)"
     return files, f"{path / min(unlisted)} is not in the manifest" if unlisted else None
 
@@ -175,7 +151,7 @@ class CheckpointReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.state = read_json(path / "state.json")
+        self.state = read_json(path / STATE_FILE)
         self._files: dict[str, Any] = {}
         for part in sorted(path.glob("part-*.safetensors")):
             try:

@@ -26,20 +26,20 @@ from safetensors.torch import save_file
 
 from dist_transformer.errors import UserError
 from dist_transformer.files import replace_synced, sha256_of, sync, with_default_rights, write_synced
-from dist_transformer.run.checkpoint import (
+from dist_transformer.run.checkpoint import FORMAT_VERSION, manifest_content, weight_hashes
+from dist_transformer.run.layout import (
     CHECKPOINTS,
-    FORMAT_VERSION,
+    MANIFEST_FILE,
     POINTER,
+    STATE_FILE,
     WEIGHT_HASHES,
     WEIGHTS,
     checkpoints_of,
-    manifest_content,
     step_name,
     step_of,
-    weight_hashes,
 )
+from dist_transformer.run.state import EMA, ParameterState
 from dist_transformer.runtime import distributed
-from dist_transformer.training.engine.engine import EMA, ParameterState
 
 # Of the state, what the manifest repeats: a reader need not open anything else to know what it has before it.
 _IDENTITY = ("step", "position", "tokenizer_sha256")
@@ -270,11 +270,11 @@ class CheckpointWriter:
         common = {"format_version": FORMAT_VERSION, "versions": versions()}
         for name in _weight_files(snapshot):
             self._name_weights(temporary / name, files)
-        _write_json(temporary / "state.json", {**common, **snapshot.state})
-        files["state.json"] = _describe(temporary / "state.json")
+        _write_json(temporary / STATE_FILE, {**common, **snapshot.state})
+        files[STATE_FILE] = _describe(temporary / STATE_FILE)
         identity = {key: snapshot.state.get(key) for key in _IDENTITY}
         manifest = {**common, **identity, "config": self.config, "files": files}
-        write_synced(temporary / "manifest.json", manifest_content(manifest))
+        write_synced(temporary / MANIFEST_FILE, manifest_content(manifest))
         sync(temporary)
         final = temporary.with_name(snapshot.name)
         # Of the same step there may be a damaged one, which this run was resumed past.

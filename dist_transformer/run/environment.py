@@ -14,8 +14,7 @@ from typing import Any
 
 from dist_transformer import __version__
 from dist_transformer.files import sync, write_synced
-
-ENVIRONMENT_FILE = "environment.json"
+from dist_transformer.run.layout import ENVIRONMENT_FILE
 
 _PACKAGES = ("torch", "deepspeed")
 

@@ -13,20 +13,29 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from dist_transformer.config.settings import TrainConfig, read_json, to_plain
+from dist_transformer.config.plain import read_json, to_plain
+from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.format import INDEX_FILE, TOKENIZER_FILE
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
 from dist_transformer.files import exclusive, sha256_of
 from dist_transformer.model_folder import WEIGHTS_FILE
-from dist_transformer.run.checkpoint import CHECKPOINTS, POINTER, CheckpointReader, newest_checkpoint
+from dist_transformer.run.checkpoint import CheckpointReader, newest_checkpoint
 from dist_transformer.run.checkpoint_writer import move_pointer
+from dist_transformer.run.layout import (
+    CHECKPOINTS,
+    LEDGER_FILE,
+    LOCK_FILE,
+    METRICS_FILE,
+    POINTER,
+    SETTINGS_FILE,
+    WEIGHTS,
+    weight_files,
+)
 from dist_transformer.run.ledger import truncate_jsonl
 from dist_transformer.run.warm_start import InitialWeights, read_initial_weights
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.launch import as_typed, tool_command
-
-LOCK_FILE = "lock"
 
 # A requeued job starts while the last ranks of its former start still end.
 _PATIENCE_SECONDS = 5.0
@@ -84,7 +93,7 @@ def open_run(
             )
         if path is not None:
             reader = CheckpointReader(path)
-            described["init_from_sha256"] = read_json(run_dir / "config.json").get("init_from_sha256")
+            described["init_from_sha256"] = read_json(run_dir / SETTINGS_FILE).get("init_from_sha256")
             notes += [f"setting changed: {line}" for line in check_settings(run_dir, described)]
             notes += average_notes(reader.state, config.ema_decay)
             notes.append(f"resumed from {path}")
@@ -112,7 +121,7 @@ def _begin(run_dir: Path, described: dict[str, Any], tokenizer: Path, reader: Ch
     """Write the settings, and take away what is newer than the checkpoint; for rank 0."""
     write_settings(run_dir, described, tokenizer)
     last_step = reader.state["step"] if reader else 0
-    for name in ("metrics.jsonl", "ledger.jsonl"):
+    for name in (METRICS_FILE, LEDGER_FILE):
         truncate_jsonl(run_dir / name, last_step)
     if reader is not None:
         # A folder without checkpoints may still hold the only weights of a run: those stay.
@@ -208,7 +217,7 @@ def check_settings(run_dir: Path, wanted: dict[str, Any]) -> list[str]:
     Raises:
         UserError: a setting that must not change, by name.
     """
-    before = _flatten(read_json(run_dir / "config.json"))
+    before = _flatten(read_json(run_dir / SETTINGS_FILE))
     now = _flatten(wanted)
     changed = []
     for name in sorted(before.keys() | now.keys()):
@@ -266,16 +275,16 @@ def write_settings(run_dir: Path, described: dict[str, Any], tokenizer: Path) ->
     run_dir.mkdir(parents=True, exist_ok=True)
     temporary = run_dir / "config.json.tmp"
     temporary.write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(run_dir / "config.json")
-    shutil.copyfile(tokenizer, run_dir / "tokenizer.json")
+    temporary.replace(run_dir / SETTINGS_FILE)
+    shutil.copyfile(tokenizer, run_dir / TOKENIZER_FILE)
 
 
 def next_command(run_dir: Path) -> str:
     """What a user does with a run that has ended, as two lines."""
-    weights = min(5, len(list((run_dir / "weights").glob("step-*.safetensors"))))
+    weights = min(5, len(weight_files(run_dir)))
     flags = ["--run-dir", run_dir, "--last", weights, "--out", run_dir / "model"]
     command = as_typed(tool_command("average_checkpoints.py", *flags))
-    return f"weights: {run_dir / 'weights'}\nnext:    {command}"
+    return f"weights: {run_dir / WEIGHTS}\nnext:    {command}"
 
 
 def remove_newer(run_dir: Path, step: int) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 from safetensors import safe_open
 
-from dist_transformer.config.settings import TrainConfig, from_plain, read_json
+from dist_transformer.config.plain import from_plain, read_json
+from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.format import INDEX_FILE, TOKENIZER_FILE
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.events import LeftOut
@@ -25,12 +26,15 @@ from dist_transformer.data.loading.mixture import position_from_json
 from dist_transformer.errors import UserError
 from dist_transformer.files import is_pickle, sha256_of
 from dist_transformer.model_folder import WEIGHTS_FILE
-from dist_transformer.run.checkpoint import (
+from dist_transformer.run.checkpoint import CheckpointReader, checkpoint_problem, weight_hashes, weights_problem
+from dist_transformer.run.layout import (
+    CHECKPOINTS,
+    LEDGER_FILE,
+    POINTER,
+    SETTINGS_FILE,
+    STATE_FILE,
     WEIGHT_HASHES,
-    CheckpointReader,
-    checkpoint_problem,
-    weight_hashes,
-    weights_problem,
+    WEIGHTS,
 )
 from dist_transformer.run.ledger import left_out_records, read_ledger
 from dist_transformer.run.replay import planned_steps
@@ -40,8 +44,6 @@ from dist_transformer.run.tensors import (
     parameter_shapes,
     tensors_problem,
 )
-
-SETTINGS_FILE, LEDGER_FILE, POINTER_FILE = "config.json", "ledger.jsonl", "latest"
 
 # What config.json states besides the settings.
 _NO_SETTINGS = ("data_sha256", "init_from_sha256", "deepspeed")
@@ -158,7 +160,7 @@ class _Verification:
 
     def checkpoint_folders(self) -> list[Path]:
         """Those that have a checkpoint's name; `files` reports what else there is."""
-        folder = self.run_dir / "checkpoints"
+        folder = self.run_dir / CHECKPOINTS
         if folder.is_symlink() or not folder.is_dir():
             return []
         return sorted(path for path in folder.iterdir() if _STEP_NAME.fullmatch(path.name))
@@ -172,7 +174,7 @@ class _Verification:
             raise UserError(f"{problem}: remove the folder, and training resumes from an older checkpoint")
         parts = sorted(path.glob("part-*.safetensors"))
         shapes = parameter_shapes(self._known_config().model)
-        averaged = read_json(path / "state.json").get("ema_decay", 0) > 0
+        averaged = read_json(path / STATE_FILE).get("ema_decay", 0) > 0
         if problem := tensors_problem(parts, checkpoint_shapes(shapes, averaged=averaged)):
             raise UserError(f"{problem}: remove {path}, and training resumes from an older checkpoint")
         reader = CheckpointReader(path)
@@ -205,7 +207,7 @@ class _Verification:
     def pointer(self) -> str:
         if not self.checkpoint_folders():
             raise UserError(f"{self.run_dir / 'checkpoints'} holds no checkpoint: nothing can be resumed")
-        path = _plain_file(self.run_dir / "checkpoints" / POINTER_FILE)
+        path = _plain_file(self.run_dir / CHECKPOINTS / POINTER)
         name = path.read_text(encoding="utf-8").removesuffix("\n")
         if not _STEP_NAME.fullmatch(name):
             raise UserError(f"{path} holds {name!r:.60}, not the name of a checkpoint such as step-00001000")
@@ -215,7 +217,7 @@ class _Verification:
         return f"names {name}, which is whole"
 
     def weights(self) -> str:
-        folder = self.run_dir / "weights"
+        folder = self.run_dir / WEIGHTS
         if folder.is_symlink() or not folder.is_dir():
             raise UserError(f"{folder} is missing or a link: nothing can be averaged")
         shapes = parameter_shapes(self._known_config().model)
@@ -335,8 +337,8 @@ def _require_known(path: Path, run_dir: Path) -> None:
         raise UserError(f"{path} is a pickle, which runs code when it is loaded, and no file of a run: remove it")
     place = path.relative_to(run_dir).parts
     known = {
-        "checkpoints": re.compile(rf"{POINTER_FILE}|{_STEP_NAME.pattern}"),
-        "weights": re.compile(rf"{WEIGHT_HASHES}|{_WEIGHTS_NAME.pattern}"),
+        CHECKPOINTS: re.compile(rf"{POINTER}|{_STEP_NAME.pattern}"),
+        WEIGHTS: re.compile(rf"{WEIGHT_HASHES}|{_WEIGHTS_NAME.pattern}"),
     }
     if len(place) == 2 and place[0] in known and not known[place[0]].fullmatch(place[1]):
         raise UserError(f"{path} is no file of a run: move it away")

@@ -29,8 +29,9 @@ from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.errors import UserError
 from dist_transformer.inference.beam import BeamSettings, beam_search
 from dist_transformer.packed import PackedBatch, PackedTokens, pack_side
-from dist_transformer.reporting.reporter import read_records
-from dist_transformer.run.checkpoint import checkpoint_problem, step_name
+from dist_transformer.run.checkpoint import checkpoint_problem
+from dist_transformer.run.layout import CHECKPOINTS, LEDGER_FILE, WEIGHTS, step_name
+from dist_transformer.run.records import read_records
 from dist_transformer.run.warm_start import read_initial_weights
 from dist_transformer.runtime.distributed import World
 from dist_transformer.training.engine.memory import peak_memory_bytes
@@ -136,7 +137,7 @@ def _train(config: TrainConfig, world: World, device: torch.device) -> tuple[lis
     records = {kind: read_records(config.run_dir, kind) for kind in ("train", "valid", "checkpoint", "end")}
     after = records["valid"][-1]["nll"]
     losses = [record["nll"] for record in records["train"]]
-    checkpoint = config.run_dir / "checkpoints" / step_name(_STEPS)
+    checkpoint = config.run_dir / CHECKPOINTS / step_name(_STEPS)
     problem = checkpoint_problem(checkpoint)
     size = sum(file.stat().st_size for file in checkpoint.iterdir()) / 2**20
     checks = [
@@ -158,17 +159,17 @@ def _train(config: TrainConfig, world: World, device: torch.device) -> tuple[lis
 def _resume_and_decode(config: TrainConfig, world: World, device: torch.device) -> list[Check]:
     """Take the last checkpoint away, resume from the one before, and compare what comes out."""
     run = config.run_dir
-    weights = run / "weights" / f"{step_name(_STEPS)}.safetensors"
+    weights = run / WEIGHTS / f"{step_name(_STEPS)}.safetensors"
     expected = {name: tensor.clone() for name, tensor in load_file(weights).items()}
-    ledger = (run / "ledger.jsonl").read_text(encoding="utf-8")
-    shutil.rmtree(run / "checkpoints" / step_name(_STEPS))
+    ledger = (run / LEDGER_FILE).read_text(encoding="utf-8")
+    shutil.rmtree(run / CHECKPOINTS / step_name(_STEPS))
     gc.collect()
     trainer = Trainer(dataclasses.replace(config, resume="required"), world, device, quiet=True)
     trainer.train()
     found = load_file(weights)
     apart = max(float((found[name] - tensor).abs().max()) for name, tensor in expected.items())
     scale = max(float(tensor.abs().max()) for tensor in expected.values())
-    same_ledger = (run / "ledger.jsonl").read_text(encoding="utf-8") == ledger
+    same_ledger = (run / LEDGER_FILE).read_text(encoding="utf-8") == ledger
     # On CUDA sums in the attention's backward pass come in any order.
     limit = 0.0 if device.type == "cpu" else 0.02 * scale
     return [

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dist_transformer.config.settings import TrainConfig, to_plain
+from dist_transformer.config.plain import to_plain
+from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.loading.collate import MicroBatch
 from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.data.loading.plan import Step
@@ -27,6 +28,7 @@ from dist_transformer.run.checkpoint import CheckpointReader
 from dist_transformer.run.checkpoint_writer import CheckpointWriter, Retention, Saved
 from dist_transformer.run.environment import describe_environment, record_environment
 from dist_transformer.run.folder import describe_run, open_run, run_identity
+from dist_transformer.run.layout import LEDGER_FILE
 from dist_transformer.run.ledger import Ledger, batch_hash
 from dist_transformer.run.progress import Progress
 from dist_transformer.run.warm_start import InitialWeights
@@ -96,7 +98,7 @@ class Trainer:
         positions_PD = model.positions.table[:_PICTURED_POSITIONS].detach().float().cpu().numpy()
         self.engine = Engine(model, config, ds_config, world_size=world.size)
         self.progress = self._restore(origin)
-        self.ledger = Ledger(config.run_dir / "ledger.jsonl", chain=self.progress.ledger_chain)
+        self.ledger = Ledger(config.run_dir / LEDGER_FILE, chain=self.progress.ledger_chain)
         self.writer = CheckpointWriter(
             config.run_dir, config=described, flushed=(self.ledger.path,), timeout_minutes=timeout
         )  # fmt: skip

@@ -8,13 +8,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dist_transformer.config.settings import ModelConfig, to_plain
+from dist_transformer.config.plain import to_plain
+from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
-from dist_transformer.run.checkpoint import step_name
 from dist_transformer.run.checkpoint_writer import Retention
-from dist_transformer.training.engine.engine import MOMENTS, ParameterState
+from dist_transformer.run.layout import step_name
+from dist_transformer.run.state import MOMENTS, ParameterState
 from tests.run.saving import save_checkpoint
 
 TOKENIZER = train_tokenizer(["a b"], vocab_size=300)

@@ -5,16 +5,9 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.config.settings import (
-    PRESETS,
-    BatchConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TrainConfig,
-    from_plain,
-    read_json,
-    to_plain,
-)
+from dist_transformer.config.plain import from_plain, read_json, to_plain
+from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.settings import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
 from dist_transformer.errors import UserError
 
 NEW_RUN = {"data": ("d",), "run_dir": Path("r")}

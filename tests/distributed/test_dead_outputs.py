@@ -13,8 +13,9 @@ import pytest
 
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
-from dist_transformer.reporting.reporter import read_records
-from dist_transformer.run.checkpoint import checkpoint_problem, checkpoints_of
+from dist_transformer.run.checkpoint import checkpoint_problem
+from dist_transformer.run.layout import checkpoints_of
+from dist_transformer.run.records import read_records
 from tests.conftest import ROOT, deepspeed_command
 from tests.faults.disks import mounted
 from tests.jobs import PATIENCE, SMALL

@@ -16,7 +16,8 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import numpy as np
 import torch
 
-from dist_transformer.config.settings import PRESETS, BatchConfig
+from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.settings import BatchConfig
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedBatch, pack_side
 from dist_transformer.runtime.distributed import process_group, read_world

@@ -18,11 +18,12 @@ import torch
 from dist_transformer.errors import UserError
 from dist_transformer.files import sha256_of
 from dist_transformer.run import checkpoint, checkpoint_writer
-from dist_transformer.run.checkpoint import CheckpointReader, newest_checkpoint, step_name
+from dist_transformer.run.checkpoint import CheckpointReader, newest_checkpoint
 from dist_transformer.run.checkpoint_writer import CheckpointWriter, Retention
+from dist_transformer.run.layout import step_name
+from dist_transformer.run.state import MOMENTS, ParameterState
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.distributed import World, process_group, read_world
-from dist_transformer.training.engine.engine import MOMENTS, ParameterState
 
 ALL = Retention(checkpoints=99, weights=99)
 

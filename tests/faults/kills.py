@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from dist_transformer.reporting.reporter import read_records
-from dist_transformer.run.checkpoint import step_of
+from dist_transformer.run.layout import step_of
+from dist_transformer.run.records import read_records
 from tests.faults.campaign import STAGES, Campaign, Case, Found, Lab, failing, newest_whole, same_end, unfinished
 from tests.jobs import PATIENCE, Job
 

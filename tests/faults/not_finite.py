@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from dist_transformer.run.checkpoint import CheckpointReader, step_name
+from dist_transformer.run.checkpoint import CheckpointReader
+from dist_transformer.run.layout import step_name
 from tests.faults.campaign import STAGES, Campaign, Case, Found, Lab, clear_errors, failing
 
 _ABORTS_AT = 3

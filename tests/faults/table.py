@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import result_of, write_result
-from dist_transformer.config.settings import read_json
+from dist_transformer.config.plain import read_json
 from dist_transformer.data.folder.format import DataIndex
 from dist_transformer.files import exclusive
 from tests.faults.campaign import Campaign, Case, Found

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dist_transformer.config.settings import PRESETS, ModelConfig
+from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.positions import sinusoidal_positions

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.config.settings import PRESETS, to_plain
+from dist_transformer.config.plain import to_plain
+from dist_transformer.config.presets import PRESETS
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
 from dist_transformer.planning.measured import Comparison, compare, read_run

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.config.settings import EMBEDDED_CORPUS, PRESETS, TrainConfig
+from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import training_flops

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.config.settings import PRESETS
+from dist_transformer.config.presets import PRESETS
 from dist_transformer.planning.hardware import GpuKind
 from dist_transformer.planning.memory import ZeroSettings
 from dist_transformer.planning.speed import StepTime, predict_step

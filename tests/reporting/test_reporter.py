@@ -24,7 +24,8 @@ from dist_transformer.data.loading.events import EpochSummary, Totals
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.evaluation.samples import Sample, SampleSheet
 from dist_transformer.model.positions import sinusoidal_positions
-from dist_transformer.reporting.reporter import Reporter, format_seconds, perplexity, read_records, samples_table
+from dist_transformer.reporting.reporter import Reporter, format_seconds, perplexity, samples_table
+from dist_transformer.run.records import read_records
 
 VALUES = {
     "loss": 1.5, "nll": 1.25, "ppl": 3.49, "learning_rate": 3e-4, "gradient_norm": 0.75,

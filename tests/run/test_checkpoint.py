@@ -20,7 +20,7 @@ from dist_transformer.run.checkpoint import (
     weights_problem,
 )
 from dist_transformer.run.checkpoint_writer import CheckpointWriter, Retention
-from dist_transformer.training.engine.engine import EMA, MOMENTS
+from dist_transformer.run.state import EMA, MOMENTS
 from tests.rights import wrong_rights
 from tests.run.saving import SHAPES, flip, names, pointer, save, save_averaged, states, weight_steps
 

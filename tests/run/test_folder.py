@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from dist_transformer.config.settings import PRESETS, BatchConfig, ModelConfig, OptimizerConfig, TrainConfig, from_plain
+from dist_transformer.config.plain import from_plain
+from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.settings import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
 from dist_transformer.errors import UserError
 from dist_transformer.run.checkpoint import CheckpointReader
 from dist_transformer.run.checkpoint_writer import Retention
@@ -32,9 +34,9 @@ from dist_transformer.run.folder import (
     sole_writer,
     write_settings,
 )
+from dist_transformer.run.state import MOMENTS, ParameterState
 from dist_transformer.runtime.interpreter import typed_path
 from dist_transformer.runtime.launch import as_typed
-from dist_transformer.training.engine.engine import MOMENTS, ParameterState
 from tests.conftest import ROOT
 from tests.run.saving import save_checkpoint
 
@@ -311,7 +313,7 @@ def test_the_next_command_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
     run_dir = tmp_path / "it's a run"
     (run_dir / "weights").mkdir(parents=True)
     for step in (10, 20):
-        (run_dir / "weights" / f"step-{step}.safetensors").touch()
+        (run_dir / "weights" / f"step-{step:08d}.safetensors").touch()
     _, command = next_command(run_dir).splitlines()
     typed = command.removeprefix("next:").strip()
     words = shlex.split(typed)

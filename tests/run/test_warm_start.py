@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dist_transformer.config.settings import PRESETS
+from dist_transformer.config.presets import PRESETS
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dist_transformer import train
-from dist_transformer.config.settings import PRESETS
+from dist_transformer.config.presets import PRESETS
 from dist_transformer.model.transformer import training_flops
 from dist_transformer.runtime.distributed import World
 from dist_transformer.training.interval import Interval

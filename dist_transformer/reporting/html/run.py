@@ -11,13 +11,14 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from dist_transformer.config.settings import read_json
+from dist_transformer.config.plain import read_json
+from dist_transformer.data.folder.format import INDEX_FILE
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.samples import SampleSheet, read_sheets
-from dist_transformer.model_folder import WEIGHTS_FILE
+from dist_transformer.model_folder import CONFIG_FILE, WEIGHTS_FILE
 from dist_transformer.run.environment import read_environments
-
-_METRICS_FILE, _SETTINGS_FILE = "metrics.jsonl", "config.json"
+from dist_transformer.run.layout import METRICS_FILE, SETTINGS_FILE, weight_files
+from dist_transformer.run.records import scan_records
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,16 +97,16 @@ def load_run(run_dir: Path) -> Run:
     Raises:
         UserError: it is not a run folder, or its config.json or a sheet of samples cannot be read.
     """
-    if not any((run_dir / name).is_file() for name in (_SETTINGS_FILE, _METRICS_FILE)):
+    if not any((run_dir / name).is_file() for name in (SETTINGS_FILE, METRICS_FILE)):
         raise UserError(
-            f"{run_dir} is not a run folder: it holds neither {_SETTINGS_FILE} nor {_METRICS_FILE}; "
+            f"{run_dir} is not a run folder: it holds neither {SETTINGS_FILE} nor {METRICS_FILE}; "
             "give the --run-dir of a training"
         )
     if (run_dir / WEIGHTS_FILE).is_file():
         raise UserError(f"{run_dir} is a model folder (it has {WEIGHTS_FILE}): give the run folder that it came from")
-    settings = read_json(run_dir / _SETTINGS_FILE) if (run_dir / _SETTINGS_FILE).is_file() else {}
-    metrics = run_dir / _METRICS_FILE
-    records, damaged = _read_metrics(metrics) if metrics.is_file() else ({}, ())
+    settings = read_json(run_dir / SETTINGS_FILE) if (run_dir / SETTINGS_FILE).is_file() else {}
+    metrics = run_dir / METRICS_FILE
+    records, damaged = scan_records(metrics) if metrics.is_file() else ({}, ())
     return Run(
         name=run_dir.resolve().name,
         settings=settings,
@@ -122,40 +123,21 @@ def load_run(run_dir: Path) -> Run:
     )
 
 
-def _read_metrics(path: Path) -> tuple[dict[str, list[dict[str, Any]]], tuple[int, ...]]:
-    """The records by kind, in order of step, and the numbers of the lines that are none.
-
-    A step that was recorded twice, as after a resume without truncation, counts once: the later record.
-    """
-    records: dict[str, dict[int, dict[str, Any]]] = {}
-    damaged = []
-    for row, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if isinstance(record, dict) and isinstance(record.get("kind"), str) and type(record.get("step")) is int:
-            records.setdefault(record["kind"], {})[record["step"]] = record
-        else:
-            damaged.append(row)
-    return {kind: [steps[step] for step in sorted(steps)] for kind, steps in records.items()}, tuple(damaged)
-
-
 def _identify(run_dir: Path, settings: dict[str, Any]) -> Identity:
     """From the newest weights; what they cannot say, from the model folder or the data folder of the run."""
     parameters = None
     described: list[dict[str, Any]] = []
-    for file in sorted((run_dir / "weights").glob("step-*.safetensors"), reverse=True)[:1]:
+    for file in list(weight_files(run_dir).values())[-1:]:
         try:
             with safe_open(file, framework="numpy") as weights:
                 parameters = sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
                 described.append({key: json.loads(value) for key, value in (weights.metadata() or {}).items()})
         except (SafetensorError, OSError, ValueError):
             continue
-    described += _read_objects([run_dir / "model" / "config.json"])
+    described += _read_objects([run_dir / "model" / CONFIG_FILE])
     places, hashes = settings.get("data"), settings.get("data_sha256")
     if isinstance(places, list) and isinstance(hashes, list) and places and hashes:
-        index = Path(str(places[0])) / "index.json"
+        index = Path(str(places[0])) / INDEX_FILE
         if index.is_file() and hashlib.sha256(index.read_bytes()).hexdigest() == hashes[0]:
             described += _read_objects([index])
     known = next((values for values in described if isinstance(values.get("corpus"), str)), {})

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from dist_transformer.config.settings import PRESETS, to_plain
+from dist_transformer.config.plain import to_plain
+from dist_transformer.config.presets import PRESETS
 from dist_transformer.reporting.html.run import Run, number
 
 

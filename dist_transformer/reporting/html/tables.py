@@ -5,7 +5,8 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dist_transformer.config.settings import TrainConfig, to_plain
+from dist_transformer.config.plain import to_plain
+from dist_transformer.config.settings import TrainConfig
 from dist_transformer.reporting.html.markup import Html, element, join
 from dist_transformer.reporting.html.run import Run, ScoreFile, number
 

@@ -7,7 +7,8 @@ scheduler, clipping and precision have one owner, the run's own settings.
 from pathlib import Path
 from typing import Any
 
-from dist_transformer.config.settings import TrainConfig, read_json
+from dist_transformer.config.plain import read_json
+from dist_transformer.config.settings import TrainConfig
 from dist_transformer.errors import UserError
 
 DEFAULT_ZERO: dict[str, Any] = {

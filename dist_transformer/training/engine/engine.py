@@ -7,7 +7,6 @@ a step whose gradient is not finite is skipped by all ranks, and state is read a
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -19,24 +18,11 @@ from dist_transformer.errors import UserError
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedBatch
+from dist_transformer.run.state import EMA, MOMENTS, ParameterState
 from dist_transformer.training.engine.ds_config import complete_ds_config
 from dist_transformer.training.engine.kernel_lock import builds_survive_kills
 from dist_transformer.training.engine.plain_adam import PlainAdam
 from dist_transformer.training.engine.schedule import average_decay, scheduler_hook
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-EMA = "ema"
-"""Beside Adam's moments, and partitioned as they are: the exponential moving average of the weights."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParameterState:
-    """One parameter as a checkpoint keeps it: full tensors, fp32."""
-
-    name: str
-    weight: torch.Tensor
-    moments: dict[str, torch.Tensor]
-    """Adam's, and under EMA the moving average of the weight, where the run keeps one."""
 
 
 class Engine:

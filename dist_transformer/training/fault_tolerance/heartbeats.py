@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dist_transformer.run.layout import HEARTBEATS
 from dist_transformer.runtime.distributed import World
 
 
@@ -64,7 +65,7 @@ class Heartbeats:
 
     def __init__(self, run_dir: Path, world: World, launch: str) -> None:
         self.run_dir, self.world = run_dir, world
-        self.folder = run_dir / "heartbeats"
+        self.folder = run_dir / HEARTBEATS
         self._launch = launch
         self._file = self.folder / f"rank-{world.rank:05d}-{launch}.json"
         self._unfinished = self._file.with_suffix(".new")

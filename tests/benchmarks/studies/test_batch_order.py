@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from benchmarks.studies.batch_order import Curve, cut_by_length, draw, explain, join_packs, off_trend, orders, train
-from dist_transformer.config.settings import PRESETS, TrainConfig, read_json
+from dist_transformer.config.plain import read_json
+from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Pack, resolve_budgets
-from dist_transformer.reporting.reporter import read_records
+from dist_transformer.run.records import read_records
 from tests.conftest import run_command
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from dist_transformer.config.settings import PRESETS, TrainConfig
+from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.format import TokenLists, write_shard, write_split
 from dist_transformer.data.folder.reader import DataFolder, Split
 from dist_transformer.data.loading.loader import open_training_data

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.prepare import encode as encoding
 from dist_transformer.data.prepare import pipeline as module
-from dist_transformer.data.prepare.pipeline import encode as encoding
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import line_files

@@ -9,7 +9,8 @@ from typing import Any
 import lxml.html
 import pytest
 
-from dist_transformer.config.settings import PRESETS, to_plain
+from dist_transformer.config.plain import to_plain
+from dist_transformer.config.presets import PRESETS
 from dist_transformer.evaluation.samples import Sample, SampleSheet, write_sheet
 from dist_transformer.reporting.html.page import write_report
 

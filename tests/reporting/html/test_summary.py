@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.config.settings import PRESETS, to_plain
+from dist_transformer.config.plain import to_plain
+from dist_transformer.config.presets import PRESETS
 from dist_transformer.reporting.html.run import load_run
 from dist_transformer.reporting.html.summary import (
     Spread,

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.config.settings import PRESETS, BatchConfig, OptimizerConfig
+from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.settings import BatchConfig, OptimizerConfig
 from dist_transformer.errors import UserError
 from dist_transformer.training.engine.ds_config import DEFAULT_ZERO, complete_ds_config, load_ds_config
 from tests.conftest import ROOT

@@ -1,0 +1,56 @@
+"""The presets: defaults of every setting, by name."""
+
+from pathlib import Path
+from typing import Any
+
+from dist_transformer.config.settings import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
+
+
+def _preset(**settings: Any) -> TrainConfig:
+    return TrainConfig(data=("data",), run_dir=Path("run"), **settings)
+
+
+_BIG = ModelConfig(width=1024, heads=16, ffn_width=4096, dropout=0.3)
+
+PRESETS: dict[str, TrainConfig] = {
+    # For the embedded corpus and smoke tests: minutes on two CPU cores.
+    "tiny": _preset(
+        model=ModelConfig(width=128, heads=4, ffn_width=256, encoder_layers=2, decoder_layers=2, dropout=0.1),
+        batch=BatchConfig(max_target_tokens=1024, packs_per_step=2),
+        optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=3e-3, warmup_steps=200),
+        max_steps=1000,
+        save_every=100,
+        validate_every=200,
+        validate_sentences=100,
+        log_every=20,
+    ),
+    # Transformer-Tiny on Multi30k: 2 x 4096 tokens a step, at most 8,000 updates, patience 10.
+    "multi30k": _preset(
+        model=ModelConfig(width=128, heads=4, ffn_width=256, encoder_layers=4, decoder_layers=4, dropout=0.3),
+        batch=BatchConfig(max_target_tokens=4096, packs_per_step=2),
+        optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=5e-3, warmup_steps=2000),
+        max_steps=8000,
+        save_every=250,
+        validate_every=250,
+        patience=10,
+    ),
+    # 10k joint vocabulary, speeches or captions, English to Chinese.
+    "ted_en_zh": _preset(
+        model=ModelConfig(width=256, heads=4, ffn_width=1024, encoder_layers=4, decoder_layers=4, dropout=0.3),
+        batch=BatchConfig(max_target_tokens=4096, packs_per_step=2),
+        optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=2e-3, warmup_steps=2000),
+        max_steps=20_000,
+    ),
+    # The paper's base: about 25k source and 25k target tokens a step, 100k steps.
+    "base": _preset(),
+    # The paper's big: 300k steps, the last 20 weight files averaged.
+    "big": _preset(model=_BIG, max_steps=300_000),
+    # Ott et al. 2018, section 3: 3584 x 8 GPUs x accumulation 16, peak 1e-3.
+    "big_large_batch": _preset(
+        model=_BIG,
+        batch=BatchConfig(max_target_tokens=3584, packs_per_step=128),
+        optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=1e-3),
+        max_steps=20_000,
+        save_every=500,
+    ),
+}

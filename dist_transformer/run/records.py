@@ -1,0 +1,33 @@
+"""The records of `metrics.jsonl`: read by reports, averaging and planning."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dist_transformer.run.layout import METRICS_FILE
+
+
+def read_records(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    """The records of one kind in a run's `metrics.jsonl`, in order."""
+    lines = (run_dir / METRICS_FILE).read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    return [record for record in records if record["kind"] == kind]
+
+
+def scan_records(path: Path) -> tuple[dict[str, list[dict[str, Any]]], tuple[int, ...]]:
+    """The records by kind, in order of step, and the numbers of the lines that are none.
+
+    A step that was recorded twice, as after a resume without truncation, counts once: the later record.
+    """
+    records: dict[str, dict[int, dict[str, Any]]] = {}
+    damaged = []
+    for row, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if isinstance(record, dict) and isinstance(record.get("kind"), str) and type(record.get("step")) is int:
+            records.setdefault(record["kind"], {})[record["step"]] = record
+        else:
+            damaged.append(row)
+    return {kind: [steps[step] for step in sorted(steps)] for kind, steps in records.items()}, tuple(damaged)
