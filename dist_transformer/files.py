@@ -1,8 +1,10 @@
-"""Files that are on disk when we say so, and their hashes."""
+"""Files that are whole and on disk when we say so, and their hashes: the only place that writes files."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
+import io
 import os
 import stat
 import uuid
@@ -11,9 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+_UNFINISHED = ".tmp"
+# Bytes of the largest file that is read at once without need: a tokenizer of 256,000 words has about 20 MB.
+_SMALL = 2**28
 _PICKLE_SUFFIXES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 # How pickles of protocol 2 to 5 begin.
 _PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in (2, 3, 4, 5))
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def sync(path: Path) -> None:
@@ -25,40 +34,84 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def write_synced(path: Path, content: bytes) -> None:
-    """Write a file and flush it; its name is on disk when its folder is flushed too."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to; it becomes `path` when the block is done, so that `path` is whole or absent.
+def whole_path(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Give the name of a new file beside `path`; it becomes `path`, on disk, when the block is done.
 
-    The block flushes what it writes. No two processes get the same name, wherever they run.
+    At any moment `path` holds its old content or the new one, whole, even when the power fails; when the block raises,
+    the old one stays. The new file's name is random, so that no two writers share it and nobody can put a link in its
+    place. A link at `path` is replaced, not followed; a device or a pipe is written to.
+
+    Args:
+        durable: False for what is worth nothing after a crash: it is whole all the same, but not flushed.
     """
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+    if path.exists() and not path.is_file() and not path.is_dir():
+        yield path
+        return
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_UNFINISHED}")
+    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    rights = stat.S_IMODE(os.fstat(handle).st_mode)
+    os.close(handle)
     try:
-        yield partial
-        partial.rename(path)
+        yield beside
+        if stat.S_IMODE(beside.stat().st_mode) != rights:
+            # Some libraries write beside and rename, too, and leave a file that is its owner's alone. The umask, which
+            # all threads share, is not touched.
+            beside.chmod(rights)
+        if durable:
+            sync(beside)
+        beside.replace(path)
+        if durable:
+            sync(path.absolute().parent)
     finally:
-        partial.unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def with_default_rights(path: Path) -> Iterator[None]:
-    """Give the file that the block writes to `path` the rights that the umask leaves to a new file.
+def write_file(path: Path, content: bytes | str, *, durable: bool = True) -> None:
+    """Write a file as `whole_path` does; text becomes UTF-8, its line ends as they are."""
+    with whole_path(path, durable=durable) as beside, beside.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
-    For libraries that write beside `path` and rename: such a file is its owner's alone. The process's umask, which all
-    threads share, is not touched.
+
+def write_new(path: Path, content: str) -> None:
+    """Write a small file that nobody has written yet; the first of several writers succeeds.
+
+    Raises:
+        FileExistsError: there is one.
     """
-    path.unlink(missing_ok=True)
-    path.touch()
-    rights = stat.S_IMODE(path.stat().st_mode)
-    yield
-    path.chmod(rights)
+    with open(path, "xb", opener=_no_link) as file:
+        file.write(content.encode())
+
+
+def remove_unfinished(folder: Path, name: str = "*") -> None:
+    """Remove what writers left that were killed; nobody may be writing files of that name (a glob) in the folder."""
+    for left in folder.glob(f".{name}.*{_UNFINISHED}"):
+        left.unlink(missing_ok=True)
+
+
+def append_to(path: Path) -> io.BufferedWriter:
+    """Open a file to add to its end. A link is refused."""
+    return open(path, "ab", opener=_no_link)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename a file or a folder; on disk when this returns."""
+    source.rename(target)
+    for folder in {source.absolute().parent, target.absolute().parent}:
+        sync(folder)
+
+
+def read_small(path: Path, *, most: int = _SMALL) -> bytes:
+    """Read a file that is small when it is what its name says.
+
+    Raises:
+        OSError: it cannot be read, or has more than `most` bytes.
+    """
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes")
+    return content
 
 
 def make_folder_beside(path: Path) -> Path:
@@ -100,14 +153,6 @@ def exclusive(path: Path, *, wait: bool = True) -> Iterator[TextIO]:
     Raises:
         BlockingIOError: somebody else holds it, and `wait` is False.
     """
-    with path.open("a+", encoding="utf-8") as file:
+    with open(path, "a+", encoding="utf-8", opener=_no_link) as file:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield file
-
-
-def replace_synced(path: Path, content: bytes) -> None:
-    """Give a file new content, on disk when this returns; at any moment it holds the old content or the new."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    write_synced(temporary, content)
-    temporary.replace(path)
-    sync(path.parent)

@@ -22,7 +22,7 @@ from dist_transformer.config.plain import from_plain, read_json, to_plain
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
-from dist_transformer.files import make_folder_beside, sync, with_default_rights
+from dist_transformer.files import make_folder_beside, move, whole_path, write_file
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.launch import as_typed, tool_command
 
@@ -81,17 +81,14 @@ def write_model_folder(
         raise UserError(f"{path} cannot be written ({error.strerror}): choose another folder") from None
     try:
         fp32 = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in weights.items()}
-        with with_default_rights(temporary / WEIGHTS_FILE):
-            safetensors.torch.save_file(fp32, temporary / WEIGHTS_FILE)
+        with whole_path(temporary / WEIGHTS_FILE) as file:
+            safetensors.torch.save_file(fp32, file)
         config = json.dumps({"format_version": FORMAT_VERSION, **to_plain(info)}, indent=2, ensure_ascii=False)
-        (temporary / CONFIG_FILE).write_text(config + "\n", encoding="utf-8")
-        (temporary / TOKENIZER_FILE).write_bytes(tokenizer_json)
+        write_file(temporary / CONFIG_FILE, config + "\n")
+        write_file(temporary / TOKENIZER_FILE, tokenizer_json)
         parameters = sum(tensor.numel() for tensor in fp32.values())
-        (temporary / CARD_FILE).write_text(_model_card(path.name, info, parameters, notes), encoding="utf-8")
-        for file in (*temporary.iterdir(), temporary):
-            sync(file)
+        write_file(temporary / CARD_FILE, _model_card(path.name, info, parameters, notes))
         _move_into_place(temporary, path)
-        sync(path.parent)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): free space or choose another folder") from None
     finally:
@@ -187,14 +184,14 @@ def _is_model_folder(path: Path) -> bool:
 def _move_into_place(temporary: Path, path: Path) -> None:
     """Folders cannot be exchanged in one call: an older one steps aside, and comes back if the new one cannot move."""
     if not path.exists():
-        temporary.rename(path)
+        move(temporary, path)
         return
     aside = path.with_name(f"{temporary.name}.old")
-    path.rename(aside)
+    move(path, aside)
     try:
-        temporary.rename(path)
+        move(temporary, path)
     except OSError:
-        aside.rename(path)
+        move(aside, path)
         raise
     shutil.rmtree(aside)
 
@@ -203,7 +200,7 @@ def _put_back(path: Path) -> None:
     """Undo what a writer left that was killed after the older model had stepped aside: it comes back whole."""
     if not path.exists():
         for aside in path.parent.glob(f".{glob.escape(path.name)}.*.old"):
-            aside.rename(path)
+            move(aside, path)
             shutil.rmtree(aside.with_suffix(""), ignore_errors=True)
             return
 

@@ -105,7 +105,7 @@ def test_a_failed_write_leaves_the_older_model(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "sync", fail)
+    monkeypatch.setattr(module, "whole_path", fail)
     with pytest.raises(UserError, match="No space left"):
         write_again(copy, replace(model_info, steps=(7,)), random_model)
     assert load_model(copy, CPU)[2] == model_info
@@ -124,7 +124,7 @@ def test_a_writer_killed_between_its_renames_loses_nothing(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "sync", fail)
+        patched.setattr(module, "whole_path", fail)
         with pytest.raises(UserError, match="No space left"):
             write_again(copy, replace(model_info, steps=(7,)), random_model)
     assert load_model(copy, CPU)[2] == model_info

@@ -14,6 +14,7 @@ import torch
 from dist_transformer.averaging.sources import Piece, WeightSource, check_together, open_weights
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
+from dist_transformer.files import read_small
 from dist_transformer.model_folder import ModelInfo, refuse_other_content, write_model_folder
 from dist_transformer.run.tensors import parameter_shapes
 
@@ -72,7 +73,7 @@ def mean_weights(paths: Sequence[Path]) -> MeanWeights:
         info=dataclasses.replace(first.info, steps=steps, run=run),
         weights=weights,
         tokenizer=tokenizer,
-        tokenizer_json=first.tokenizer_file.read_bytes(),
+        tokenizer_json=read_small(first.tokenizer_file),
     )
 
 

@@ -22,7 +22,7 @@ from dist_transformer.data.folder.storage import is_url
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.evaluate import Evaluation, evaluate_model, read_test_set
 from dist_transformer.evaluation.reference_nll import reference_nll
-from dist_transformer.files import sha256_of, sync, whole_file, write_synced
+from dist_transformer.files import sha256_of, write_file
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import for_decoding
@@ -180,9 +180,7 @@ def write_sweep(result: Sweep, out: Path) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         for suffix, text in (("json", report), ("md", f"# Means of weight files for {out.name}\n\n{result.table()}")):
-            with whole_file(out.with_name(f"{out.name}.sweep.{suffix}")) as file:
-                write_synced(file, f"{text}\n".encode())
-        sync(out.parent)
+            write_file(out.with_name(f"{out.name}.sweep.{suffix}"), f"{text}\n")
     except OSError as error:
         raise UserError(f"{out}.sweep.json cannot be written ({error.strerror}): choose another --out") from None
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.presets import PRESETS
+from dist_transformer.files import write_file
 from dist_transformer.run.records import read_records
 from dist_transformer.runtime.launch import as_typed, deepspeed_command, installed_program, run_printed, tool_command
 
@@ -49,7 +50,7 @@ def write_result(run: Path) -> dict[str, object]:
         "synthetic": True,
         **{name: end[name] for name in measured},
     }
-    (run / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_file(run / "result.json", json.dumps(result, indent=1) + "\n")
     return result
 
 

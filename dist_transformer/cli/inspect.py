@@ -17,6 +17,7 @@ from dist_transformer.data.loading.events import EpochSummary
 from dist_transformer.data.loading.plan import resolve_budgets
 from dist_transformer.data.loading.statistics import count_lengths, first_epoch, length_histograms, random_examples
 from dist_transformer.errors import UserError
+from dist_transformer.files import write_file
 from dist_transformer.reporting.figures import as_png, length_picture
 
 
@@ -87,7 +88,7 @@ def describe_epoch(epoch: EpochSummary) -> str:
 
 def write_picture(path: Path, content: bytes) -> None:
     try:
-        path.write_bytes(content)
+        write_file(path, content)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): choose another --png") from None
 

@@ -22,6 +22,7 @@ import tyro
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.config.table3 import preset_with_variant
 from dist_transformer.errors import UserError
+from dist_transformer.files import write_file
 from dist_transformer.planning.measured import Comparison, compare, read_run
 from dist_transformer.planning.plan import Cluster, RunPlan, plan_run, what_would_fit
 from dist_transformer.planning.speed import MFU
@@ -204,7 +205,7 @@ def write_json(path: Path, plan: RunPlan, comparisons: list[Comparison]) -> None
         "comparison": [dataclasses.asdict(row) for row in comparisons],
     }
     try:
-        path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        write_file(path, json.dumps(values, indent=1) + "\n")
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): choose another --json") from None
 

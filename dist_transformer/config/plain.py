@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from dist_transformer.errors import UserError
+from dist_transformer.files import read_small
 
 T = TypeVar("T")
 
@@ -70,7 +71,7 @@ def read_json(path: Path) -> dict[str, Any]:
         UserError: the file is missing or is not a JSON object.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_small(path))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: check the path") from None
     except (OSError, ValueError) as error:

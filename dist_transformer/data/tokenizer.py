@@ -18,7 +18,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from tokenizers import Tokenizer as Backend
 
 from dist_transformer.errors import UserError
-from dist_transformer.files import write_synced
+from dist_transformer.files import read_small, write_file
 
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
@@ -86,7 +86,7 @@ class Tokenizer:
             UserError: the file is missing, or holds a tokenizer whose ids or decoding are not those described above.
         """
         try:
-            file = path.read_bytes()
+            file = read_small(path)
         except OSError as error:
             raise UserError(f"tokenizer {path} cannot be read ({error.strerror}): check the name") from None
         try:
@@ -95,7 +95,7 @@ class Tokenizer:
             raise UserError(f"{path} {error}: give the tokenizer.json of a data or model folder") from None
 
     def save(self, path: Path) -> None:
-        write_synced(path, self._file)
+        write_file(path, self._file)
 
     @property
     def vocab_size(self) -> int:

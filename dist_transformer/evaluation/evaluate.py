@@ -14,6 +14,7 @@ from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.bleu import Scores, score
+from dist_transformer.files import write_file
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Split, Translator
 from dist_transformer.model.transformer import Transformer
@@ -154,9 +155,8 @@ def write_report(evaluation: Evaluation, file: Path) -> None:
     hypotheses_file = file.with_name(f"{file.stem}.hypotheses.txt")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with hypotheses_file.open("w", encoding="utf-8", newline="\n") as text:
-            text.writelines(f"{line}\n" for line in evaluation.hypotheses)
+        write_file(hypotheses_file, "".join(f"{line}\n" for line in evaluation.hypotheses))
         report = json.dumps(evaluation.report(hypotheses_file), indent=2, ensure_ascii=False)
-        file.write_text(report + "\n", encoding="utf-8")
+        write_file(file, report + "\n")
     except OSError as error:
         raise UserError(f"{file} cannot be written ({error.strerror}): choose another place") from None

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import numpy as np
 from dist_transformer.config.plain import read_json
 from dist_transformer.data.tokenizer import SPECIALS, Tokenizer
 from dist_transformer.errors import UserError
-from dist_transformer.files import sync, write_synced
+from dist_transformer.files import write_file
 from dist_transformer.inference.attention_maps import cross_attention_maps
 from dist_transformer.inference.translator import Translator
 from dist_transformer.run.layout import SAMPLES, step_name
@@ -137,13 +136,10 @@ def write_sheet(run_dir: Path, sheet: SampleSheet) -> Path:
         UserError: it cannot be written.
     """
     path = run_dir / SAMPLES / f"{step_name(sheet.step)}.json"
-    temporary = path.with_name(f".{path.name}")
     text = json.dumps(dataclasses.asdict(sheet), ensure_ascii=False, allow_nan=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_synced(temporary, f"{text}\n".encode())
-        os.replace(temporary, path)
-        sync(path.parent)
+        write_file(path, f"{text}\n")
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): free space or choose another folder") from None
     return path

@@ -18,6 +18,7 @@ from dist_transformer.data.folder.format import INDEX_FILE
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.storage import check_file, is_url, refuse_password
 from dist_transformer.errors import UserError
+from dist_transformer.files import read_small
 from dist_transformer.preflight.facts import DataFacts, Facts, Reduction, SharedFolder
 from dist_transformer.preflight.rendezvous import Watch
 from dist_transformer.runtime import distributed
@@ -147,7 +148,7 @@ def look_at_data(place: str, *, opens: bool) -> DataFacts:
             with fsspec.open(f"{place.rstrip('/')}/{INDEX_FILE}", "rb") as file:
                 return DataFacts(place=place, index_sha256=hashlib.sha256(file.read()).hexdigest())
         path = Path(place) / INDEX_FILE
-        content, status = path.read_bytes(), path.stat()
+        content, status = read_small(path), path.stat()
         if opens:
             DataFolder.open(place).close()
     except UserError as error:

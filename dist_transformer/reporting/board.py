@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dist_transformer.files import append_to
 from dist_transformer.reporting.figures import as_png
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Board:
         folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads files in the order of their names.
         name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.0"
-        self._file = (folder / name).open("ab")
+        self._file = append_to(folder / name)
         self._write(file_version="brain.Event:2")
         self._write(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
         self._file.flush()

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from dist_transformer.data.loading.events import EpochSummary
 from dist_transformer.evaluation.samples import SampleSheet
+from dist_transformer.files import append_to
 from dist_transformer.reporting.board import Board
 from dist_transformer.reporting.figures import attention_picture, learning_rate_picture, position_picture
 from dist_transformer.run.layout import METRICS_FILE, TENSORBOARD
@@ -39,7 +40,8 @@ class Reporter:
         self.is_main, self.quiet = is_main, quiet
         if not is_main:
             return
-        self.file = (run_dir / METRICS_FILE).open("a", encoding="utf-8")
+        self.file = append_to(run_dir / METRICS_FILE)
+        self.path = run_dir / METRICS_FILE
         self.max_steps, self.first_step = max_steps, first_step
         # A bar where a person looks on; plain lines, without carriage returns, where either stream goes to a file.
         self.bar = None
@@ -59,7 +61,7 @@ class Reporter:
         if not self.is_main:
             return
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        self.file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
+        self.file.write((json.dumps({"kind": kind, "step": step, **finite}) + "\n").encode())
         self.file.flush()
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         self.board.scalars({f"{kind}/{place}{name}": value for name, value in numbers.items()}, step)
@@ -67,7 +69,7 @@ class Reporter:
     def has_recorded(self, kind: str, step: int) -> bool:
         """Whether `metrics.jsonl` holds such a record. For rank 0."""
         begin = json.dumps({"kind": kind, "step": step}).removesuffix("}")
-        with Path(self.file.name).open(encoding="utf-8", errors="replace") as lines:
+        with self.path.open(encoding="utf-8", errors="replace") as lines:
             return any(line.startswith(f"{begin},") for line in lines)
 
     def train_line(self, step: int, values: dict[str, Any], seconds_left: float) -> None:

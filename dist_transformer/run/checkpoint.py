@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from dist_transformer.config.plain import read_json
 from dist_transformer.errors import UserError
-from dist_transformer.files import sha256_of
+from dist_transformer.files import read_small, sha256_of
 from dist_transformer.run.layout import CHECKPOINTS, MANIFEST_FILE, STATE_FILE, WEIGHT_HASHES, checkpoints_of, step_of
 from dist_transformer.run.state import EMA, MOMENTS, ParameterState
 from dist_transformer.runtime import distributed
@@ -60,7 +60,7 @@ def manifest_content(manifest: Mapping[str, Any]) -> bytes:
 
 
 def _require_stated_hash(file: Path, stated: str) -> None:
-    if hashlib.sha256(_replace_last(file.read_bytes(), stated, _NO_HASH)).hexdigest() != stated:
+    if hashlib.sha256(_replace_last(read_small(file), stated, _NO_HASH)).hexdigest() != stated:
         raise UserError(f"{file.name} is damaged: its SHA-256 is not what it states")
 
 
@@ -129,7 +129,7 @@ def _agreed_problem(path: Path) -> str | None:
 def weight_hashes(folder: Path) -> dict[str, str]:
     """SHA-256 of the weight files of a run's `weights/` by name, as they were when they were written."""
     file = folder / WEIGHT_HASHES
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+    lines = read_small(file).decode(errors="replace").splitlines() if file.is_file() else []
     matches = (_HASH_LINE.fullmatch(line) for line in lines)
     return {match[2]: match[1] for match in matches if match}
 

@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from dist_transformer.errors import UserError
-from dist_transformer.files import replace_synced, sha256_of, sync, with_default_rights, write_synced
+from dist_transformer.files import move, sha256_of, sync, whole_path, write_file
 from dist_transformer.run.checkpoint import FORMAT_VERSION, manifest_content, weight_hashes
 from dist_transformer.run.layout import (
     CHECKPOINTS,
@@ -274,13 +274,11 @@ class CheckpointWriter:
         files[STATE_FILE] = _describe(temporary / STATE_FILE)
         identity = {key: snapshot.state.get(key) for key in _IDENTITY}
         manifest = {**common, **identity, "config": self.config, "files": files}
-        write_synced(temporary / MANIFEST_FILE, manifest_content(manifest))
-        sync(temporary)
+        write_file(temporary / MANIFEST_FILE, manifest_content(manifest))
         final = temporary.with_name(snapshot.name)
         # Of the same step there may be a damaged one, which this run was resumed past.
         replaced = _set_aside(final)
-        temporary.rename(final)
-        sync(final.parent)
+        move(temporary, final)
         move_pointer(final)
         _remove(replaced)
         self._prune(snapshot)
@@ -290,8 +288,7 @@ class CheckpointWriter:
         file = self.run_dir / WEIGHTS / written.name
         file.unlink(missing_ok=True)
         _write_hashes(file.parent, {file.name: files.pop(file.name)["sha256"]})
-        written.rename(file)
-        sync(file.parent)
+        move(written, file)
 
     def _prune(self, snapshot: _Snapshot) -> None:
         retention, newest = snapshot.retention, snapshot.state["step"]
@@ -312,7 +309,7 @@ class CheckpointWriter:
 
 def move_pointer(checkpoint: Path) -> None:
     """Let `latest` name a checkpoint that is whole and has its name."""
-    replace_synced(checkpoint.with_name(POINTER), f"{checkpoint.name}\n".encode())
+    write_file(checkpoint.with_name(POINTER), f"{checkpoint.name}\n")
 
 
 def _weight_files(snapshot: _Snapshot) -> dict[str, Tensors]:
@@ -343,9 +340,8 @@ def _copy(states: Iterable[ParameterState]) -> tuple[Tensors, Tensors, Tensors]:
 
 
 def _write_tensors(path: Path, tensors: Tensors, metadata: dict[str, str] | None = None) -> dict[str, Any]:
-    with with_default_rights(path):
-        save_file(tensors, path, metadata=metadata)
-    sync(path)
+    with whole_path(path) as file:
+        save_file(tensors, file, metadata=metadata)
     return _describe(path)
 
 
@@ -354,21 +350,21 @@ def _describe(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
-    write_synced(path, (json.dumps(values, indent=1) + "\n").encode())
+    write_file(path, json.dumps(values, indent=1) + "\n")
 
 
 def _write_hashes(folder: Path, new: dict[str, str]) -> None:
     """Hashes of the weight files that are there, and of `new` ones."""
     hashes = {name: value for name, value in weight_hashes(folder).items() if (folder / name).exists()} | new
     text = "".join(f"{value}  {name}\n" for name, value in sorted(hashes.items()))
-    replace_synced(folder / WEIGHT_HASHES, text.encode())
+    write_file(folder / WEIGHT_HASHES, text)
 
 
 def _set_aside(checkpoint: Path) -> Path:
     """Take a checkpoint's name away before it is removed: killed meanwhile, nothing that is half there has a name."""
     aside = checkpoint.with_name(f".{checkpoint.name}.removed.tmp")
     with suppress(FileNotFoundError):
-        checkpoint.rename(aside)
+        move(checkpoint, aside)
     return aside
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_transformer import __version__
-from dist_transformer.files import sync, write_synced
+from dist_transformer.files import read_small, write_file
 from dist_transformer.run.layout import ENVIRONMENT_FILE
 
 _PACKAGES = ("torch", "deepspeed")
@@ -65,17 +65,14 @@ def record_environment(run_dir: Path, described: dict[str, Any], *, step: int) -
     """Add a start of the run at `step` to its environment.json; for one rank to call."""
     entry = {"step": step, "time": datetime.now(UTC).isoformat(timespec="seconds"), **described}
     content = json.dumps([*read_environments(run_dir), entry], indent=1) + "\n"
-    temporary = run_dir / f"{ENVIRONMENT_FILE}.tmp"
-    write_synced(temporary, content.encode())
-    temporary.replace(run_dir / ENVIRONMENT_FILE)
-    sync(run_dir)
+    write_file(run_dir / ENVIRONMENT_FILE, content)
 
 
 def read_environments(run_dir: Path) -> list[dict[str, Any]]:
     """The starts of a run, oldest first; none when the file is missing or damaged: it explains a run, and must not
     stop one."""
     try:
-        entries = json.loads((run_dir / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
+        entries = json.loads(read_small(run_dir / ENVIRONMENT_FILE))
     except (OSError, ValueError):
         return []
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []

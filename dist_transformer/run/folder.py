@@ -4,7 +4,6 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.format import INDEX_FILE, TOKENIZER_FILE
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
-from dist_transformer.files import exclusive, sha256_of
+from dist_transformer.files import exclusive, read_small, remove_unfinished, sha256_of, write_file
 from dist_transformer.model_folder import WEIGHTS_FILE
 from dist_transformer.run.checkpoint import CheckpointReader, newest_checkpoint
 from dist_transformer.run.checkpoint_writer import move_pointer
@@ -28,6 +27,7 @@ from dist_transformer.run.layout import (
     LOCK_FILE,
     METRICS_FILE,
     POINTER,
+    SAMPLES,
     SETTINGS_FILE,
     WEIGHTS,
     weight_files,
@@ -118,7 +118,9 @@ def _refuse_other_folder(run_dir: Path) -> None:
 
 
 def _begin(run_dir: Path, described: dict[str, Any], tokenizer: Path, reader: CheckpointReader | None) -> None:
-    """Write the settings, and take away what is newer than the checkpoint; for rank 0."""
+    """Write the settings, and take away what is newer than the checkpoint or was left half written; for rank 0."""
+    for folder in (run_dir, run_dir / SAMPLES):
+        remove_unfinished(folder)
     write_settings(run_dir, described, tokenizer)
     last_step = reader.state["step"] if reader else 0
     for name in (METRICS_FILE, LEDGER_FILE):
@@ -127,7 +129,7 @@ def _begin(run_dir: Path, described: dict[str, Any], tokenizer: Path, reader: Ch
         # A folder without checkpoints may still hold the only weights of a run: those stay.
         remove_newer(run_dir, last_step)
         pointer = run_dir / CHECKPOINTS / POINTER
-        if not pointer.is_file() or pointer.read_bytes() != f"{reader.path.name}\n".encode():
+        if not pointer.is_file() or read_small(pointer) != f"{reader.path.name}\n".encode():
             move_pointer(reader.path)
 
 
@@ -178,7 +180,7 @@ def _now() -> str:
 
 def _in_use(run_dir: Path, lock: Path) -> str:
     try:
-        holder = json.loads(lock.read_text(encoding="utf-8"))
+        holder = json.loads(read_small(lock))
         who = f"process {holder['pid']} on {holder['host']} since {holder['since']}"
     except (OSError, ValueError, LookupError, TypeError):
         who = "another process"
@@ -273,10 +275,8 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def write_settings(run_dir: Path, described: dict[str, Any], tokenizer: Path) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
-    temporary = run_dir / "config.json.tmp"
-    temporary.write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(run_dir / SETTINGS_FILE)
-    shutil.copyfile(tokenizer, run_dir / TOKENIZER_FILE)
+    write_file(run_dir / SETTINGS_FILE, json.dumps(described, indent=1) + "\n")
+    write_file(run_dir / TOKENIZER_FILE, read_small(tokenizer))
 
 
 def next_command(run_dir: Path) -> str:

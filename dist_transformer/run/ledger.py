@@ -16,6 +16,7 @@ import torch
 
 from dist_transformer.data.loading.events import LeftOut
 from dist_transformer.errors import UserError
+from dist_transformer.files import append_to, write_file
 from dist_transformer.packed import PackedBatch, PackedTokens
 
 # Odd 64-bit constants of splitmix64 (Steele et al. 2014), as signed numbers; torch's int64 products wrap around.
@@ -62,8 +63,8 @@ class Ledger:
 
     def flush(self) -> None:
         if self._pending:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write("".join(line + "\n" for line in self._pending))
+            with append_to(self.path) as file:
+                file.write("".join(line + "\n" for line in self._pending).encode())
             self._pending = []
 
 
@@ -114,6 +115,4 @@ def truncate_jsonl(path: Path, last_step: int) -> None:
         except (ValueError, KeyError, TypeError, RecursionError):
             break
         kept.append(line + "\n")
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(path)
+    write_file(path, "".join(kept))

@@ -24,7 +24,7 @@ from dist_transformer.data.loading.events import LeftOut
 from dist_transformer.data.loading.loader import open_folders
 from dist_transformer.data.loading.mixture import position_from_json
 from dist_transformer.errors import UserError
-from dist_transformer.files import is_pickle, sha256_of
+from dist_transformer.files import is_pickle, read_small, sha256_of
 from dist_transformer.model_folder import WEIGHTS_FILE
 from dist_transformer.run.checkpoint import CheckpointReader, checkpoint_problem, weight_hashes, weights_problem
 from dist_transformer.run.layout import (
@@ -208,7 +208,7 @@ class _Verification:
         if not self.checkpoint_folders():
             raise UserError(f"{self.run_dir / 'checkpoints'} holds no checkpoint: nothing can be resumed")
         path = _plain_file(self.run_dir / CHECKPOINTS / POINTER)
-        name = path.read_text(encoding="utf-8").removesuffix("\n")
+        name = read_small(path).decode().removesuffix("\n")
         if not _STEP_NAME.fullmatch(name):
             raise UserError(f"{path} holds {name!r:.60}, not the name of a checkpoint such as step-00001000")
         if _step_of(name) not in self._whole:

@@ -16,7 +16,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from dist_transformer import model_folder
+from dist_transformer import files
 from dist_transformer.averaging import mean
 from dist_transformer.averaging.mean import average
 from dist_transformer.data.tokenizer import train_tokenizer
@@ -214,8 +214,9 @@ def kill_at(moment: int, run: Callable[[], object]) -> bool:
 
                 return call
 
-            model_folder.sync = counted(model_folder.sync)  # type: ignore[assignment]
+            files.sync = counted(files.sync)  # type: ignore[assignment]
             Path.rename = counted(Path.rename)  # type: ignore[assignment, method-assign]
+            Path.replace = counted(Path.replace)  # type: ignore[assignment, method-assign]
             run()
         finally:
             os._exit(0)
@@ -224,13 +225,13 @@ def kill_at(moment: int, run: Callable[[], object]) -> bool:
 
 @pytest.mark.parametrize("existing", [False, True])
 def test_killed_at_any_moment_the_model_is_whole_or_absent(existing: bool, run: Path, tmp_path: Path) -> None:
-    files = [save(run, 1), save(run, 2)]
+    weights = [save(run, 1), save(run, 2)]
     out = tmp_path / "models" / "m"
     kills, states = 0, []
     while True:
         if existing:
-            average(files[:1], out)
-        if not kill_at(kills, lambda: average(files, out)):
+            average(weights[:1], out)
+        if not kill_at(kills, lambda: average(weights, out)):
             break
         kills += 1
         if out.exists():
@@ -240,7 +241,6 @@ def test_killed_at_any_moment_the_model_is_whole_or_absent(existing: bool, run: 
             out.rmdir()
         else:
             states.append(0)
-    # Flushes of four files and of the folder, renames, a flush of the parent.
-    assert kills == 8 if existing else 7
-    assert states == ([1] * 6 + [0, 2] if existing else [0] * 6 + [2])
+    # Of each of four files: its flush, its rename, the flush of the folder. Of the folder: renames, each with a flush.
+    assert states == ([1] * 13 + [0, 0, 2] if existing else [0] * 13 + [2])
     assert_mean(out, [1, 2])

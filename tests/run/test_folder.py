@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from dist_transformer import files
 from dist_transformer.config.plain import from_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
@@ -178,15 +179,15 @@ def test_settings_are_replaced_whole(config: TrainConfig, run_dir: Path, monkeyp
     """A full disk while the settings are written anew leaves the old ones."""
     before = (run_dir / "config.json").read_text()
 
-    def torn(path: Path, text: str, **_: Any) -> int:
-        path.open("w").write(text[:10])
+    def full(_: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", torn)
+    monkeypatch.setattr(files, "sync", full)
     with pytest.raises(OSError, match="No space left"):
         write_settings(run_dir, described(dataclasses.replace(config, max_steps=5)), run_dir / "tokenizer.json")
     monkeypatch.undo()
     assert (run_dir / "config.json").read_text() == before
+    assert not list(run_dir.glob(".*"))
 
 
 def test_what_a_resumed_run_computes_anew_is_removed(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from dist_transformer.errors import UserError
-from dist_transformer.files import sha256_of, sync, write_synced
+from dist_transformer.files import sha256_of, whole_path, write_file
 
 FORMAT_VERSION = 1
 REMEDY = "copy the data folder again, or prepare it again with tools/prepare_data.py"
@@ -200,15 +200,15 @@ def write_split(folder: Path, shards: Sequence[ShardInfo]) -> SplitInfo:
     path = folder / LENGTHS_FILE
     dtype = np.uint16 if max(longest) <= np.iinfo(np.uint16).max else np.uint32
     pairs = sum(shard.pairs for shard in shards)
-    lengths = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(pairs, 2))
-    start = 0
-    for shard in shards:
-        for side, column in enumerate(read_shard(folder / shard.file)):
-            lengths[start : start + shard.pairs, side] = column.lengths + 1
-        start += shard.pairs
-    lengths.flush()
-    del lengths
-    sync(path)
+    with whole_path(path) as file:
+        lengths = np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=(pairs, 2))
+        start = 0
+        for shard in shards:
+            for side, column in enumerate(read_shard(folder / shard.file)):
+                lengths[start : start + shard.pairs, side] = column.lengths + 1
+            start += shard.pairs
+        lengths.flush()
+        del lengths
     return SplitInfo(
         shards=tuple(shards),
         lengths_file=LENGTHS_FILE,
@@ -220,15 +220,14 @@ def write_split(folder: Path, shards: Sequence[ShardInfo]) -> SplitInfo:
 
 def write_index(folder: Path, index: DataIndex) -> None:
     text = json.dumps(dataclasses.asdict(index), indent=2, ensure_ascii=False) + "\n"
-    write_synced(folder / INDEX_FILE, text.encode("utf-8"))
+    write_file(folder / INDEX_FILE, text)
 
 
 def write_batch(path: Path, columns: dict[str, pa.Array]) -> None:
-    """One record batch as an Arrow IPC stream, flushed to disk."""
+    """Write one record batch as an Arrow IPC stream."""
     batch = pa.record_batch(columns)
-    with path.open("wb") as file, pa.ipc.new_stream(file, batch.schema) as writer:
+    with whole_path(path) as file, pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    sync(path)
 
 
 def read_batch(path: Path, content: bytes | None = None) -> pa.RecordBatch:

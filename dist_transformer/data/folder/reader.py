@@ -38,7 +38,7 @@ from dist_transformer.data.folder.storage import (
 )
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
-from dist_transformer.files import exclusive, sha256_of
+from dist_transformer.files import exclusive, move, read_small, sha256_of
 
 # Shards in memory, besides those that a plan holds; 100,000 pairs of 30 tokens a side take 13 MB.
 _KEPT_SHARDS = 64
@@ -236,7 +236,7 @@ class DataFolder:
                     _inside(path, Path(name).name)
                     if not (path / name).is_file() or sha256_of(path / name) != sha256:
                         fetch(f"{url}/{name}", path / name, sha256=sha256)
-                (cache.folder / INDEX_FILE).replace(path / INDEX_FILE)
+                move(cache.folder / INDEX_FILE, path / INDEX_FILE)
         except OSError as error:
             raise UserError(
                 f"the cache {cache.folder} cannot be written ({error.strerror or error}): choose a place with room by "
@@ -354,7 +354,7 @@ def _check_inside(folder: Path, name: str) -> Path:
 def _read_index(folder: Path) -> DataIndex:
     path = folder / INDEX_FILE
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_small(path))
     except OSError as error:
         raise UserError(
             f"{folder} is not a data folder, for {path} cannot be read ({error.strerror}): "

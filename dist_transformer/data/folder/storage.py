@@ -18,7 +18,7 @@ from typing import Protocol
 
 from dist_transformer.data.folder.format import REMEDY, ShardInfo, TokenLists, read_shard
 from dist_transformer.errors import UserError
-from dist_transformer.files import exclusive, sha256_of
+from dist_transformer.files import exclusive, remove_unfinished, sha256_of, whole_path
 
 Columns = tuple[TokenLists, TokenLists]
 
@@ -140,31 +140,33 @@ def fetch(url: str, path: Path, *, size: int | None = None, sha256: str | None =
     Raises:
         UserError: all attempts failed; the last reason is given.
     """
-    partial = path.with_name(f"{path.name}.partial")
+    # One process at a time fetches a file: it holds the lock.
+    remove_unfinished(path.parent, path.name)
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
         try:
-            problem = _copy(url, partial, size=size, sha256=sha256)
+            with whole_path(path) as partial:
+                _copy(url, partial, size=size, sha256=sha256)
+            return
         except FileNotFoundError:
-            partial.unlink(missing_ok=True)
             raise UserError(f"{url} is missing: check the URL, or copy the data folder there again") from None
         except ImportError as error:
             raise UserError(f"{url} needs another package: {error}") from None
         except Exception as error:  # every kind of store has its own
             problem = str(error).strip().split("\n")[0] or type(error).__name__
-        if problem is None:
-            partial.replace(path)
-            return
-    partial.unlink(missing_ok=True)
     raise UserError(
         f"{url} cannot be had after {_ATTEMPTS} attempts ({problem}): check the network and rights, or copy the data "
         "folder there again"
     )
 
 
-def _copy(url: str, partial: Path, *, size: int | None, sha256: str | None) -> str | None:
-    """What is wrong with the copy, None when it is sound."""
+def _copy(url: str, partial: Path, *, size: int | None, sha256: str | None) -> None:
+    """Copy a remote file.
+
+    Raises:
+        OSError: the copy is not what the index states.
+    """
     import fsspec
 
     digest, copied = hashlib.sha256(), 0
@@ -174,10 +176,9 @@ def _copy(url: str, partial: Path, *, size: int | None, sha256: str | None) -> s
             digest.update(block)
             copied += len(block)
     if size is not None and copied != size:
-        return f"it has {copied:,} bytes where the index states {size:,}"
+        raise OSError(f"it has {copied:,} bytes where the index states {size:,}")
     if sha256 is not None and digest.hexdigest() != sha256:
-        return "its SHA-256 is not the index's"
-    return None
+        raise OSError("its SHA-256 is not the index's")
 
 
 def check_file(path: Path, *, sha256: str) -> None:

@@ -18,7 +18,7 @@ from dist_transformer.data.folder.format import (
     write_split,
 )
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.files import sha256_of, write_synced
+from dist_transformer.files import sha256_of, write_file
 
 
 def write_excerpt(folder: DataFolder, pair_ids: np.ndarray, out: Path) -> None:
@@ -35,7 +35,7 @@ def write_excerpt(folder: DataFolder, pair_ids: np.ndarray, out: Path) -> None:
     for file, side in zip(files, sides, strict=True):
         rows = (side.values[start:stop] for start, stop in zip(side.offsets[:-1], side.offsets[1:], strict=True))
         lines = (" ".join(tokenizer.decode(row.tolist()).splitlines()) for row in rows)
-        write_synced(file, "".join(f"{line}\n" for line in lines).encode("utf-8"))
+        write_file(file, "".join(f"{line}\n" for line in lines))
     _write_index(folder, out, train=splits[0], valid=splits[1], text_hashes=[sha256_of(file) for file in files])
 
 

@@ -16,7 +16,6 @@ from dist_transformer.data.prepare.tasks import Stages
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
 from dist_transformer.data.tokenizer import DEFAULT_NORMALIZATION, Tokenizer, train_tokenizer
-from dist_transformer.files import whole_file
 
 DROP_REASONS = ("empty", "too_long", "length_ratio")
 # Added to both lengths before their ratio is taken, so that "Yes." may become four words.
@@ -65,8 +64,7 @@ class EncodeChunk:
         by_order = np.argsort(order)
         sides = {"src": source.take(kept[by_order]), "tgt": target.take(kept[by_order])}
         columns = {side: lists.to_arrow() for side, lists in sides.items()}
-        with whole_file(self.chunk.ids(self.work)) as path:
-            shards.write_batch(path, {"order": pa.array(order[by_order]), **columns})
+        shards.write_batch(self.chunk.ids(self.work), {"order": pa.array(order[by_order]), **columns})
         dropped = dict(zip(DROP_REASONS, (int(mask.sum()) for mask in (empty, too_long, unlike)), strict=True))
         return {**dropped, "tokens": sum(len(lists.values) for lists in sides.values())}
 
@@ -100,7 +98,7 @@ def make_tokenizer(
 ) -> None:
     """Put the tokenizer into the data folder: the given one, or one learned from the text."""
     if settings.tokenizer is not None:
-        _save(Tokenizer.load(settings.tokenizer), work)
+        Tokenizer.load(settings.tokenizer).save(tokenizer_path(work))
         return
     assert settings.vocab_size is not None
     pairs = sum(chunk.pairs for chunk in chunks) - len(held_out)
@@ -121,7 +119,7 @@ def make_tokenizer(
             lowercase=settings.lowercase,
             normalization=settings.normalization or DEFAULT_NORMALIZATION,
         )
-        _save(tokenizer, work)
+        tokenizer.save(tokenizer_path(work))
         work.keep_result("vocabulary", taken)
     tokenizer = Tokenizer.load(tokenizer_path(work))
     fewer = f"; the text gives no more than that of the {settings.vocab_size:,} asked for"
@@ -151,9 +149,3 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> TokenLists:
 
 def tokenizer_path(work: Work) -> Path:
     return work.data / shards.TOKENIZER_FILE
-
-
-def _save(tokenizer: Tokenizer, work: Work) -> None:
-    partial = work.folder / shards.TOKENIZER_FILE
-    tokenizer.save(partial)
-    partial.rename(tokenizer_path(work))

@@ -18,7 +18,6 @@ from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
 from dist_transformer.data.text.files import PairSource
 from dist_transformer.data.tokenizer import first_folded
-from dist_transformer.files import whole_file
 
 Report = Callable[[str], None]
 
@@ -71,8 +70,8 @@ class ReadSource:
         pairs = itertools.islice(self.source.pairs(), sum(sizes), None)
         while batch := list(itertools.islice(pairs, self.chunk_pairs)):
             texts = dict(zip(("src", "tgt"), map(list, zip(*batch, strict=True)), strict=True))
-            with whole_file(self._chunk(len(sizes))) as path:
-                shards.write_batch(path, {side: pa.array(column, pa.string()) for side, column in texts.items()})
+            columns = {side: pa.array(column, pa.string()) for side, column in texts.items()}
+            shards.write_batch(self._chunk(len(sizes)), columns)
             sizes.append(len(batch))
             progress(len(batch))
         return sizes

@@ -42,7 +42,7 @@ from dist_transformer.data.prepare.worker_pool import Crew
 from dist_transformer.data.text.files import Pair
 from dist_transformer.data.tokenizer import DEFAULT_NORMALIZATION, Tokenizer
 from dist_transformer.errors import UserError
-from dist_transformer.files import sync, write_synced
+from dist_transformer.files import move, whole_path, write_file
 from dist_transformer.runtime.launch import as_typed
 
 # Pairs read, encoded and filtered at a time: about 20 MB of text.
@@ -230,7 +230,8 @@ def _copy_text(source: Path, target: Path) -> None:
     """Copy the files of a folder; their rights are those of new ones, because `source` may be a private folder."""
     target.mkdir(exist_ok=True)
     for file in source.iterdir():
-        shutil.copyfile(file, target / file.name)
+        with whole_path(target / file.name) as copy:
+            shutil.copyfile(file, copy)
 
 
 def _move_shards(work: Work, infos: Sequence[ShardInfo | None]) -> list[ShardInfo]:
@@ -240,7 +241,7 @@ def _move_shards(work: Work, infos: Sequence[ShardInfo | None]) -> list[ShardInf
         if info is not None:
             name = f"train-{len(moved):05}.arrow"
             if (path := shard_path(work, number)).exists():
-                path.rename(work.data / name)
+                move(path, work.data / name)
             moved.append(dataclasses.replace(info, file=name))
     return moved
 
@@ -255,7 +256,7 @@ def _write_validation(
     hashes = []
     for name, column in zip((shards.VALID_SOURCE_FILE, shards.VALID_TARGET_FILE), columns, strict=True):
         content = "".join(f"{text}\n" for text in column).encode("utf-8")
-        write_synced(valid / name, content)
+        write_file(valid / name, content)
         hashes.append(hashlib.sha256(content).hexdigest())
     source, target = (encode(tokenizer, side) for side in columns)
     shorter, longer = np.minimum(source.lengths, target.lengths), np.maximum(source.lengths, target.lengths)
@@ -271,7 +272,6 @@ def _write_validation(
         path = valid / f"valid-{len(written):05}.arrow"
         written.append(shards.write_shard(path, source.take(rows), target.take(rows)))
     split = shards.write_split(valid, written)
-    sync(valid)
     text = TextInfo(pairs=len(pairs), source_sha256=hashes[0], target_sha256=hashes[1])
     return split, text, len(pairs) - len(fitting)
 

@@ -19,7 +19,6 @@ from dist_transformer.data.prepare.ingest import Chunk
 from dist_transformer.data.prepare.tasks import Stages
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
-from dist_transformer.files import whole_file
 
 # The shards of a task are in memory together: 64 million ids are 128 MB. Every chunk is opened once a task.
 _TOKENS_AT_ONCE = 64_000_000
@@ -53,8 +52,7 @@ class WriteShards:
                 written.append(None)
             else:
                 source, target = (TokenLists.concatenate(side).take(by_order) for side in (sources, targets))
-                with whole_file(shard_path(self.work, shard)) as path:
-                    info = shards.write_shard(path, source, target)
+                info = shards.write_shard(shard_path(self.work, shard), source, target)
                 written.append(dataclasses.asdict(info))
             progress(1)
         return written

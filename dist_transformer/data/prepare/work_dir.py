@@ -12,7 +12,6 @@ preparation may live a moment longer: they write what the next one would write, 
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import itertools
 import json
@@ -30,7 +29,7 @@ from dist_transformer import __version__
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import PairSource
 from dist_transformer.errors import TransientError, UserError
-from dist_transformer.files import sha256_of, sync, whole_file
+from dist_transformer.files import exclusive, move, read_small, remove_unfinished, sha256_of, write_file
 
 # Raised when the files of the work folder change their meaning.
 _LAYOUT = 1
@@ -55,20 +54,17 @@ class Work:
     def result(self, name: str) -> Any:
         """What the task of that name gave; None if it is not done."""
         try:
-            return json.loads((self.folder / "results" / f"{name}.json").read_bytes())
-        except (FileNotFoundError, ValueError):  # a machine that lost power may leave an empty file
+            return json.loads(read_small(self.folder / "results" / f"{name}.json"))
+        except (FileNotFoundError, ValueError):
             return None
 
     def keep_result(self, name: str, value: Any) -> None:
         """Say that a task is done; what it wrote must be on disk."""
-        with whole_file(self.folder / "results" / f"{name}.json") as path:
-            path.write_text(json.dumps(value), encoding="utf-8")
+        write_file(self.folder / "results" / f"{name}.json", json.dumps(value))
 
     def complete(self) -> None:
         """`data` is all there: it goes beside, and what it was made from is removed."""
-        sync(self.data)
-        self.data.rename(self.whole)
-        sync(self.whole.parent)
+        move(self.data, self.whole)
 
 
 def fingerprint(settings: PrepareSettings, chunk_pairs: int) -> str:
@@ -138,10 +134,11 @@ def work_folder(out: Path, name: str, report: Callable[[str], None]) -> Iterator
                 if not work.whole.exists():
                     (work.folder / "results").mkdir(parents=True, exist_ok=True)
                     work.data.mkdir(exist_ok=True)
+                    for folder in (work.data, *work.data.glob("*/")):
+                        remove_unfinished(folder)
                 yield work
                 shutil.rmtree(work.folder, ignore_errors=True)
-                work.whole.rename(out)
-                sync(out.parent)
+                move(work.whole, out)
                 shutil.rmtree(root, ignore_errors=True)
             except TransientError:
                 raise
@@ -169,14 +166,13 @@ def _locked(root: Path, out: Path) -> Iterator[None]:
     """Hold the lock of a work folder, which the system takes back when the process ends in whatever way."""
     while True:
         root.mkdir(parents=True, exist_ok=True)
-        with (root / "lock").open("a+", encoding="utf-8") as file:
+        with contextlib.ExitStack() as stack:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file = stack.enter_context(exclusive(root / "lock", wait=False))
             except BlockingIOError:
-                file.seek(0)
+                holder = read_small(root / "lock").decode() or "just started"
                 raise UserError(
-                    f"{out} is being prepared by another command ({file.read() or 'just started'}): "
-                    "wait for its end, or choose another --out"
+                    f"{out} is being prepared by another command ({holder}): wait for its end, or choose another --out"
                 ) from None
             if _is_at(file.fileno(), root / "lock"):
                 file.truncate(0)

@@ -27,6 +27,7 @@ from dist_transformer.data.text.toy_grammar import (
 )
 from dist_transformer.data.text.toy_lexicon import Determiner, Kind, Phrase, Preposition, Pronoun, Verb
 from dist_transformer.errors import UserError
+from dist_transformer.files import write_file
 
 MAX_DRAWS = 10_000_000
 MIN_WORDS, MAX_WORDS = 4, 20
@@ -222,5 +223,4 @@ def write_toy_corpus(folder: Path, corpus: ToyCorpus) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for split, pairs in (("train", corpus.train), ("valid", corpus.valid), ("test", corpus.test)):
         for language, side in (("en", 0), ("de", 1)):
-            text = "".join(pair[side] + "\n" for pair in pairs)
-            (folder / f"{split}.{language}").write_text(text, encoding="utf-8", newline="\n")
+            write_file(folder / f"{split}.{language}", "".join(pair[side] + "\n" for pair in pairs))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dist_transformer import __version__
 from dist_transformer.errors import UserError
-from dist_transformer.files import sync, write_synced
+from dist_transformer.files import write_file
 from dist_transformer.reporting.html.markup import Html, element, join
 from dist_transformer.reporting.html.overview import checkpoints, curves, headline, key_figures
 from dist_transformer.reporting.html.run import Run, load_run
@@ -35,14 +35,10 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     out = out or run_dir / REPORT_FILE
     if out.is_dir():
         raise UserError(f"{out} is a folder: give --out the name of a file")
-    temporary = out.with_name(f".{out.name}.tmp")
     try:
         # A sentence may hold halves of surrogate pairs, which no encoding has.
-        write_synced(temporary, page.encode("utf-8", errors="replace"))
-        temporary.replace(out)
-        sync(out.absolute().parent)
+        write_file(out, page.encode("utf-8", errors="replace"))
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise UserError(f"{out} cannot be written ({error.strerror}): choose another place with --out") from None
     return out
 

@@ -15,6 +15,7 @@ from dist_transformer.config.plain import read_json
 from dist_transformer.data.folder.format import INDEX_FILE
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.samples import SampleSheet, read_sheets
+from dist_transformer.files import read_small
 from dist_transformer.model_folder import CONFIG_FILE, WEIGHTS_FILE
 from dist_transformer.run.environment import read_environments
 from dist_transformer.run.layout import METRICS_FILE, SETTINGS_FILE, weight_files
@@ -138,7 +139,7 @@ def _identify(run_dir: Path, settings: dict[str, Any]) -> Identity:
     places, hashes = settings.get("data"), settings.get("data_sha256")
     if isinstance(places, list) and isinstance(hashes, list) and places and hashes:
         index = Path(str(places[0])) / INDEX_FILE
-        if index.is_file() and hashlib.sha256(index.read_bytes()).hexdigest() == hashes[0]:
+        if index.is_file() and hashlib.sha256(read_small(index)).hexdigest() == hashes[0]:
             described += _read_objects([index])
     known = next((values for values in described if isinstance(values.get("corpus"), str)), {})
     return Identity(
@@ -154,7 +155,7 @@ def _read_objects(files: list[Path]) -> Iterator[dict[str, Any]]:
     """The JSON objects among `files`; others are not ours to complain of."""
     for file in files:
         try:
-            values = json.loads(file.read_text(encoding="utf-8"))
+            values = json.loads(read_small(file))
         except (OSError, ValueError):
             continue
         if isinstance(values, dict):

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dist_transformer.files import read_small, write_file, write_new
 from dist_transformer.run.layout import HEARTBEATS
 from dist_transformer.runtime.distributed import World
 
@@ -68,7 +69,6 @@ class Heartbeats:
         self.folder = run_dir / HEARTBEATS
         self._launch = launch
         self._file = self.folder / f"rank-{world.rank:05d}-{launch}.json"
-        self._unfinished = self._file.with_suffix(".new")
         self._failure = self.folder / f"failure-{launch}.json"
 
     def start_anew(self) -> None:
@@ -82,12 +82,10 @@ class Heartbeats:
                 file.unlink()
 
     def publish(self, beat: Beat) -> None:
-        self._unfinished.write_text(json.dumps(dataclasses.asdict(beat)), encoding="utf-8")
-        self._unfinished.replace(self._file)
+        write_file(self._file, json.dumps(dataclasses.asdict(beat)), durable=False)
 
     def withdraw(self) -> None:
-        for file in (self._unfinished, self._file):
-            file.unlink(missing_ok=True)
+        self._file.unlink(missing_ok=True)
 
     def who_is_behind(self, *, wait_seconds: float) -> str:
         """One line for each rank that holds up the others; `wait_seconds` are several beats."""
@@ -101,22 +99,21 @@ class Heartbeats:
         for path in self.folder.glob(f"rank-*-{self._launch}.json"):
             # A rank takes its file away at any moment.
             with suppress(OSError):
-                beat = Beat(**json.loads(path.read_text(encoding="utf-8")))
+                beat = Beat(**json.loads(read_small(path)))
                 beats[beat.rank] = beat
         return beats
 
     def first_failure(self, failure: Failure) -> Failure:
         """Make `failure` known to all ranks, unless one is known already; gives the one that stands."""
         try:
-            with self._failure.open("x", encoding="utf-8") as file:
-                file.write(json.dumps(dataclasses.asdict(failure)))
+            write_new(self._failure, json.dumps(dataclasses.asdict(failure)))
             return failure
         except FileExistsError:
             return self.known_failure() or failure
 
     def known_failure(self) -> Failure | None:
         try:
-            return Failure(**json.loads(self._failure.read_text(encoding="utf-8")))
+            return Failure(**json.loads(read_small(self._failure)))
         except (FileNotFoundError, json.JSONDecodeError):
             # There is none, or it is being written.
             return None

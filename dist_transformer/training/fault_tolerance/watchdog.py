@@ -18,6 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from dist_transformer.files import append_to
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.distributed import World
 from dist_transformer.training.fault_tolerance.heartbeats import Beat, Failure, Heartbeats
@@ -232,16 +233,18 @@ class Watchdog:
                 return
             self._heartbeats.first_failure(failure)
             file.parent.mkdir(exist_ok=True)
-            with file.open("w", encoding="utf-8") as stacks:
-                print(head, file=stacks, flush=True)
-                faulthandler.dump_traceback(stacks, all_threads=True)
+            file.unlink(missing_ok=True)
+            with append_to(file) as stacks:
+                stacks.write(f"{head}\n".encode())
+                stacks.flush()
+                faulthandler.dump_traceback(stacks.fileno(), all_threads=True)
         # Takes several beats, and this rank's own must go on meanwhile.
         verdict = self._heartbeats.who_is_behind(wait_seconds=_SILENT_BEATS * self._interval)
         with self._writing:
             if self._closed.is_set():
                 return
-            with file.open("a", encoding="utf-8") as stacks:
-                print(verdict, file=stacks)
+            with append_to(file) as stacks:
+                stacks.write(f"{verdict}\n".encode())
         _tell(verdict)
 
     def _exit(self, reason: str) -> None:

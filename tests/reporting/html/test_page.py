@@ -11,8 +11,8 @@ import lxml.etree
 import lxml.html
 import pytest
 
+from dist_transformer import files
 from dist_transformer.errors import UserError
-from dist_transformer.reporting.html import page
 from dist_transformer.reporting.html.overview import duration
 from dist_transformer.reporting.html.page import write_report
 from dist_transformer.reporting.html.texts import spread_out
@@ -319,11 +319,10 @@ def test_it_is_written_whole_or_not_at_all(run_dir: Path, monkeypatch: pytest.Mo
     write_report(run_dir)
     before = (run_dir / "report.html").read_bytes()
 
-    def half(path: Path, content: bytes) -> None:
-        path.write_bytes(content[: len(content) // 2])
+    def full(_: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(page, "write_synced", half)
+    monkeypatch.setattr(files, "sync", full)
     with pytest.raises(UserError, match="No space left on device"):
         write_report(run_dir)
     assert (run_dir / "report.html").read_bytes() == before

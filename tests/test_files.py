@@ -1,0 +1,121 @@
+"""Files are whole or absent, on disk when we say so, and never written through a link."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from dist_transformer import files
+from dist_transformer.files import append_to, exclusive, move, read_small, remove_unfinished, whole_path, write_file
+
+
+def test_content_is_flushed_before_its_name_and_the_name_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What survives a loss of power at any moment is the old file or the new one."""
+    calls: list[tuple[str, str]] = []
+    real_fsync, real_replace = os.fsync, Path.replace
+
+    def fsync(handle: int) -> None:
+        place = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        calls.append(("fsync", "folder" if place == tmp_path else "new file"))
+        real_fsync(handle)
+
+    def replace(source: Path, target: Path) -> Path:
+        calls.append(("rename", target.name))
+        return real_replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    write_file(tmp_path / "config.json", "new")
+    assert calls == [("fsync", "new file"), ("rename", "config.json"), ("fsync", "folder")]
+    assert (tmp_path / "config.json").read_text() == "new"
+
+
+def test_an_error_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("old")
+
+    def fail() -> None:
+        with whole_path(file) as beside:
+            beside.write_text("ne")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert file.read_text() == "old"
+
+
+def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("theirs")
+    (tmp_path / "file").symlink_to(tmp_path / "other")
+    write_file(tmp_path / "file", "ours")
+    assert (tmp_path / "other").read_text() == "theirs"
+    assert not (tmp_path / "file").is_symlink()
+
+
+def test_a_name_that_is_taken_beside_is_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may write in the folder, and guesses the name, could put a link there."""
+
+    class Guessed:
+        hex = "0"
+
+    monkeypatch.setattr(files.uuid, "uuid4", Guessed)
+    (tmp_path / "secret").write_text("theirs")
+    (tmp_path / ".file.0.tmp").symlink_to(tmp_path / "secret")
+    with pytest.raises(FileExistsError):
+        write_file(tmp_path / "file", "ours")
+    assert (tmp_path / "secret").read_text() == "theirs"
+
+
+def test_additions_and_locks_refuse_links(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("theirs")
+    (tmp_path / "file").symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="symbolic links"):
+        append_to(tmp_path / "file")
+    with pytest.raises(OSError, match="symbolic links"), exclusive(tmp_path / "file"):
+        pass
+    assert (tmp_path / "other").read_text() == "theirs"
+
+
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    """As `--json /dev/stdout`."""
+    reading, writing = os.pipe()
+    write_file(Path(f"/proc/self/fd/{writing}"), "text")
+    os.close(writing)
+    assert os.read(reading, 10) == b"text"
+    os.close(reading)
+
+
+def test_rights_are_those_of_a_new_file(tmp_path: Path, umask: int) -> None:
+    """Also where a library writes a file of its own beside, for its owner alone, and renames it."""
+    with whole_path(tmp_path / "file") as beside:
+        own = tmp_path / "library"
+        own.write_text("content")
+        own.chmod(0o600)
+        own.rename(beside)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o666 & ~umask
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+    for name in (".a.0123.tmp", ".b.0123.tmp", "a", "a.tmp"):
+        (tmp_path / name).touch()
+    remove_unfinished(tmp_path, "a")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".b.0123.tmp", "a", "a.tmp"]
+
+
+def test_a_rename_is_on_disk_in_both_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed = set[Path]()
+    monkeypatch.setattr(files, "sync", flushed.add)
+    (tmp_path / "from").mkdir()
+    (tmp_path / "to").mkdir()
+    (tmp_path / "from" / "file").touch()
+    move(tmp_path / "from" / "file", tmp_path / "to" / "file")
+    assert flushed == {tmp_path / "from", tmp_path / "to"}
+
+
+def test_a_small_file_has_a_bound(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    assert read_small(tmp_path / "file", most=5) == b"12345"
+    with pytest.raises(OSError, match="more than 4 bytes"):
+        read_small(tmp_path / "file", most=4)
