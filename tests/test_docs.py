@@ -52,12 +52,10 @@ def prose(page: Path) -> str:
 
 def anchors(page: Path) -> set[str]:
     """List the names that GitHub gives to the headings of a page; a repeated one is numbered."""
-    names: list[str] = []
-    for heading in re.findall(r"^#+ +(.+?) *$", prose(page), re.MULTILINE):
-        name = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-        repeated = sum(re.sub(r"-\d+$", "", other) == name for other in names)
-        names.append(f"{name}-{repeated}" if repeated else name)
-    return set(names)
+    headings = re.findall(r"^#+ +(.+?) *$", prose(page), re.MULTILINE)
+    names = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    earlier = [names[:place].count(name) for place, name in enumerate(names)]
+    return {f"{name}-{count}" if count else name for name, count in zip(names, earlier, strict=True)}
 
 
 def broken_links(page: Path) -> list[str]:
