@@ -8,7 +8,7 @@ The text is that of a folder of corpora (--data, or the environment's DIST_TRANS
 
 DEVICE is cpu, or the GPU's short name. Parts that are measured again replace their figures in the file. Rates are for a
 second of CPU time where there is no GPU, which other work on the machine changes little. tools/results_table.py brings
-the README's table up to date.
+the tables of README.md and docs/ up to date.
 """
 
 import argparse

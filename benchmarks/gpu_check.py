@@ -7,8 +7,8 @@
 
 Parts that are measured again replace their figures in the file. It downloads and installs nothing: packages that are
 missing are named, and what needs them is left out. The text is that of the folder of corpora that DIST_TRANSFORMER_DATA
-or --data names, as in tools/bench.py. Without a GPU it says so and exits 0. tools/results_table.py brings the README's
-table up to date.
+or --data names, as in tools/bench.py. Without a GPU it says so and exits 0. tools/results_table.py brings the
+tables of README.md and docs/ up to date.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""The README's tables of figures: results from results/*.json, and what training costs.
+"""Rewrite the tables of figures in README.md and docs/: results from results/*.json, and what training costs.
 
-Rewrites the parts of README.md between `<!-- NAME: made by tools/results_table.py -->` and `<!-- end of NAME -->`;
-NAME is `results`, or `costs` for dist_transformer/planning/costs.py. With --check it writes nothing and exits 1 when
-README and figures differ. A result file is one JSON object:
+A table stands between `<!-- NAME: made by tools/results_table.py -->` and `<!-- end of NAME -->`; NAME is `results`, or
+`costs` for dist_transformer/planning/costs.py. With --check it writes nothing and exits 1 when pages and figures
+differ. A result file is one JSON object:
 
     what           what was run and what it shows, in a sentence or two
     corpus         the corpus and its languages: the table's first column
@@ -58,29 +58,40 @@ _NUMBER = re.compile(r"(?<![\w-])[0-9][0-9.,]*(?![\w-])")
 
 def main() -> None:
     arguments = parse_arguments()
-    file = _ROOT / "README.md"
-    readme = file.read_text(encoding="utf-8")
-    wanted = fill_blocks(readme, {"results": make_table(_ROOT / "results"), "costs": cost_table()})
-    if arguments.check and wanted != readme:
-        raise UserError("README.md is not what the figures give: run tools/results_table.py")
-    if wanted != readme:
-        file.write_text(wanted, encoding="utf-8")
-        print("README.md: tables rewritten", file=sys.stderr)
+    pages = read_pages(_ROOT)
+    wanted = fill_pages(pages, {"results": make_table(_ROOT / "results"), "costs": cost_table()})
+    changed = [name for name in pages if wanted[name] != pages[name]]
+    if arguments.check and changed:
+        raise UserError(f"{', '.join(changed)}: not what the figures give: run tools/results_table.py")
+    for name in changed:
+        (_ROOT / name).write_text(wanted[name], encoding="utf-8")
+        print(f"{name}: tables rewritten", file=sys.stderr)
 
 
-def fill_blocks(readme: str, tables: dict[str, str]) -> str:
-    """The README with each marked part holding the table of its name.
+def read_pages(root: Path) -> dict[str, str]:
+    """Read README.md and the pages of docs/, by their paths in the checkout."""
+    files = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    return {str(file.relative_to(root)): file.read_text(encoding="utf-8") for file in files}
+
+
+def fill_pages(pages: dict[str, str], tables: dict[str, str]) -> dict[str, str]:
+    """Return the pages with each marked part holding the table of its name.
 
     Raises:
-        UserError: no part is marked, or one has a name without a table.
+        UserError: a part has a name without a table, or no page has a part for one of the tables.
     """
-    blocks = list(_BLOCK.finditer(readme))
-    if not blocks:
-        raise UserError("README.md has no marked part: put the two markers (--help) around the table of results")
-    for block in blocks:
-        if block["name"] not in tables:
-            raise UserError(f"README.md marks a part {block['name']!r}: choose one of {', '.join(tables)}")
-    return _BLOCK.sub(lambda block: f"{block['start']}{tables[block['name']]}\n{block['end']}", readme)
+    marked = [(page, block["name"]) for page, text in pages.items() for block in _BLOCK.finditer(text)]
+    for page, name in marked:
+        if name not in tables:
+            raise UserError(f"{page} marks a part {name!r}: choose one of {', '.join(tables)}")
+    if missing := tables.keys() - {name for _, name in marked}:
+        raise UserError(
+            f"no page has a part for the table {min(missing)!r}: put the two markers (--help) into README.md or docs/"
+        )
+    return {
+        page: _BLOCK.sub(lambda block: f"{block['start']}{tables[block['name']]}\n{block['end']}", text)
+        for page, text in pages.items()
+    }
 
 
 def make_table(folder: Path) -> str:

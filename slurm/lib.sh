@@ -34,7 +34,7 @@ set +u # `module` does not survive it
 source slurm/cluster.env || fail "slurm/cluster.env cannot be used, see the message above: correct it"
 set -u
 "${PYTHON[@]}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-    fail "PYTHON in slurm/cluster.env (${PYTHON[*]}) does not run Python 3.11 or newer: correct it, or install as the README says"
+    fail "PYTHON in slurm/cluster.env (${PYTHON[*]}) does not run Python 3.11 or newer: correct it, or install as docs/cluster.md says"
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 
 # need NAME...: these settings must not be empty.
@@ -158,7 +158,7 @@ prepare_data() {
             if loads_mpi; then
                 mpi=$MPI nodes=$SLURM_JOB_NUM_NODES
             else
-                say "one node of $SLURM_JOB_NUM_NODES prepares the data, because Python finds no MPI library: install the extra [mpi] as the README says, or load the cluster's MPI in slurm/cluster.env"
+                say "one node of $SLURM_JOB_NUM_NODES prepares the data, because Python finds no MPI library: install the extra [mpi] as docs/cluster.md says, or load the cluster's MPI in slurm/cluster.env"
             fi
         fi
         run_step "$mpi" "$nodes" 1 "${PYTHON[@]}" tools/prepare_data.py "$@" --out "$DATA"

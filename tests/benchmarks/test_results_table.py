@@ -1,4 +1,4 @@
-"""The README's tables are what the result files give, and every number of a row comes from its file."""
+"""The tables of README.md and docs/ are what the result files give, and every number of a row comes from its file."""
 
 import json
 import re
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.results_table import fill, fill_blocks, make_lines, make_table, read_result
+from benchmarks import results_table
+from benchmarks.results_table import fill, fill_pages, make_lines, make_table, read_pages, read_result
 from dist_transformer.errors import UserError
 from tests.conftest import ROOT, run_command
 
@@ -40,17 +41,17 @@ def write(folder: Path, name: str, **changes: Any) -> Path:
     return file
 
 
-def test_the_readme_is_what_the_figures_give() -> None:
+def test_the_pages_are_what_the_figures_give() -> None:
     assert run_command(sys.executable, "tools/results_table.py", "--check") == ""
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "results").glob("*.json")), ids=lambda file: file.name)
 def test_every_number_of_a_row_comes_from_its_file(file: Path) -> None:
-    """Each number that stands in the README's line is one of the file's, rounded as it is shown."""
+    """Each number that stands in the table's line is one of the file's, rounded as it is shown."""
     result = read_result(file)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    shown = [line for page in read_pages(ROOT).values() for line in page.splitlines()]
     for line in make_lines(file, result):
-        assert line in readme
+        assert line in shown
         require_numbers_of(result, line)
 
 
@@ -93,25 +94,59 @@ def test_real_text_first_then_the_newest_and_no_line_without_a_row(tmp_path: Pat
 
 
 def test_only_what_is_between_the_markers_changes() -> None:
-    readme = MARKED.format("results") + MARKED.format("costs")
-    filled = fill_blocks(readme, {"results": "| 1 |\n| \\2 |", "costs": "| c |"})
-    assert filled == MARKED.format("results").replace("old", "| 1 |\n| \\2 |") + MARKED.format("costs").replace(
-        "old", "| c |"
-    )
-    assert fill_blocks(filled, {"results": "| 1 |\n| \\2 |", "costs": "| c |"}) == filled
+    tables = {"results": "| 1 |\n| \\2 |", "costs": "| c |"}
+    results, costs = MARKED.format("results"), MARKED.format("costs")
+    pages = {"README.md": results, "docs/a.md": "# No table\n", "docs/b.md": costs + results}
+    filled = fill_pages(pages, tables)
+    new_results, new_costs = results.replace("old", "| 1 |\n| \\2 |"), costs.replace("old", "| c |")
+    assert filled == {"README.md": new_results, "docs/a.md": "# No table\n", "docs/b.md": new_costs + new_results}
+    assert fill_pages(filled, tables) == filled
 
 
 @pytest.mark.parametrize(
-    ("readme", "message"),
+    ("page", "message"),
     [
-        ("# Title\n", "README.md has no marked part"),
-        (MARKED.format("results").replace("end of results", "end of costs"), "README.md has no marked part"),
-        (MARKED.format("speed"), "README.md marks a part 'speed': choose one of results"),
+        ("# Title\n", "no page has a part for the table 'results'"),
+        (
+            MARKED.format("results").replace("end of results", "end of costs"),
+            "no page has a part for the table 'results'",
+        ),
+        (MARKED.format("speed"), r"docs/a\.md marks a part 'speed': choose one of costs, results"),
     ],
 )
-def test_markers_that_are_not_right_are_refused(readme: str, message: str) -> None:
+def test_markers_that_are_not_right_are_refused(page: str, message: str) -> None:
+    pages = {"README.md": MARKED.format("costs"), "docs/a.md": page}
     with pytest.raises(UserError, match=message):
-        fill_blocks(readme, {"results": "table"})
+        fill_pages(pages, {"costs": "table", "results": "table"})
+
+
+def checkout(folder: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
+    """A checkout with one result and the tool's command line."""
+    write(folder / "results", "run.json")
+    (folder / "docs" / "deep").mkdir(parents=True)
+    (folder / "README.md").write_text(MARKED.format("results"), encoding="utf-8")
+    (folder / "docs" / "deep" / "costs.md").write_text(MARKED.format("costs"), encoding="utf-8")
+    monkeypatch.setattr(results_table, "_ROOT", folder)
+    monkeypatch.setattr(sys, "argv", ["results_table.py", *flags])
+
+
+def test_each_page_is_rewritten_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkout(tmp_path, monkeypatch)
+    results_table.main()
+    assert capsys.readouterr().err == "README.md: tables rewritten\ndocs/deep/costs.md: tables rewritten\n"
+    assert "35.1 BLEU" in (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "| base, 100,000 steps |" in (tmp_path / "docs" / "deep" / "costs.md").read_text(encoding="utf-8")
+    results_table.main()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_check_names_the_pages_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkout(tmp_path, monkeypatch, "--check")
+    with pytest.raises(UserError, match=r"^README\.md, docs/deep/costs\.md: not what the figures give"):
+        results_table.main()
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == MARKED.format("results")
 
 
 @pytest.mark.parametrize("text", ["35.1 BLEU", "preset cut to 1,500 steps", "(3 seeds)", "= 7"])

@@ -1,4 +1,4 @@
-"""From clone to score on a machine that has only what the README's cluster section installs: no MPI library."""
+"""From clone to score on a machine that has only what docs/cluster.md installs: no MPI library."""
 
 import importlib.metadata
 import json
@@ -17,8 +17,8 @@ from tests.slurm.conftest import SMALL, TWO_NODES, Site
 
 pytestmark = pytest.mark.slurm
 
-SECTION = re.findall(r"^## On a cluster\n(.*?)^## ", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)[0]
-COMMANDS = re.findall(r"^```sh\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL)[0].splitlines()
+PAGE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[0].splitlines()
 EDIT = COMMANDS.index("nano slurm/cluster.env")
 FALLBACK = "one node of 2 prepares the data, because Python finds no MPI library: install the extra [mpi]"
 
@@ -43,10 +43,10 @@ def make_repository(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """The README's commands, up to the one file that a user edits; the text is a toy, and a test adds its edit."""
+    """The page's commands, up to the one file that a user edits; the text is a toy, and a test adds its edit."""
     home = tmp_path_factory.mktemp("install")
     make_repository(home / "origin")
-    # The README installs any torch that fits; a machine without network may hold one.
+    # The page installs any torch that fits; a machine without network may hold one.
     constraints = home / "constraints.txt"
     constraints.write_text(f"torch=={importlib.metadata.version('torch')}\n")
     run("\n".join(COMMANDS[:EDIT]), home, URL=home / "origin", PIP_CONSTRAINT=constraints)
@@ -68,9 +68,9 @@ def loads_mpi(site: Site) -> bool:
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_what_the_readme_installs_goes_from_text_to_score(nodes: int, installed: Site) -> None:
+def test_what_the_page_installs_goes_from_text_to_score(nodes: int, installed: Site) -> None:
     if loads_mpi(installed):
-        assert not list((installed.checkout / ".venv").rglob("libmpi*")), "the README's commands install an MPI library"
+        assert not list((installed.checkout / ".venv").rglob("libmpi*")), "the page's commands install an MPI library"
         pytest.skip("this machine has an MPI library of its own")
     options = [f"--nodes={nodes}", "--gpus-per-node=1"]
     places = {"DATA": f"data/{nodes}", "RUNS": f"runs/{nodes}"}
@@ -83,12 +83,14 @@ def test_what_the_readme_installs_goes_from_text_to_score(nodes: int, installed:
     assert (report["sentences"], report["world_size"]) == (8, nodes)
 
 
-def test_with_the_extra_of_the_readme_both_nodes_prepare(installed: Site) -> None:
-    (extra,) = re.findall(r'`(\S+/pip install -e "\.\[mpi\]")`', SECTION)
+def test_with_the_extra_of_the_page_both_nodes_prepare(installed: Site) -> None:
+    (extra,) = re.findall(r'`(\S+/pip install -e "\.\[mpi\]")`', PAGE)
     run(extra, installed.checkout, PIP_CONSTRAINT=installed.checkout.parent / "constraints.txt")
     assert loads_mpi(installed)
     # Each rank of the preparation says where it is.
-    with (installed.checkout / "dist_transformer" / "data" / "team.py").open("a", encoding="utf-8") as module:
+    with (installed.checkout / "dist_transformer" / "data" / "prepare" / "mpi_ranks.py").open(
+        "a", encoding="utf-8"
+    ) as module:
         module.write(
             "\n_join = Team.join\n"
             "def _say() -> Team:\n"

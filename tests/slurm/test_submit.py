@@ -14,15 +14,16 @@ from tests.slurm.conftest import SMALL, TWO_NODES, FinishedJob, Site
 
 pytestmark = pytest.mark.slurm
 
-README_LINES = re.findall(r"^(?:\w+=\S+ )?sbatch .*", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+PAGE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+PAGE_LINES = re.findall(r"^(?:\w+=\S+ )?sbatch .*", PAGE, re.MULTILINE)
 
 
-def test_the_readme_submits() -> None:
-    assert len(README_LINES) == 4
+def test_the_page_submits() -> None:
+    assert len(PAGE_LINES) == 4
 
 
-@pytest.mark.parametrize("line", README_LINES)
-def test_slurm_accepts_what_the_readme_submits(line: str, site: Site) -> None:
+@pytest.mark.parametrize("line", PAGE_LINES)
+def test_slurm_accepts_what_the_page_submits(line: str, site: Site) -> None:
     """Two nodes are there; what asks for more is asked of them."""
     command = line.replace("--account=nlp ", "").replace("sbatch", "sbatch --test-only")
     said = site.cluster.run("bash", "-c", command, cwd=site.checkout)

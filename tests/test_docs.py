@@ -1,4 +1,4 @@
-"""The README is true: its tree is the checkout's, and its commands run."""
+"""README.md and docs/ are true: the tree is the checkout's, links lead somewhere, and commands run."""
 
 import json
 import os
@@ -13,9 +13,15 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
+from dist_transformer.runtime.launch import free_port
 from tests.conftest import ROOT
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = ROOT / "README.md"
+# The pages of docs/ in the order of the README's index, which a reader follows, and so do the commands below.
+INDEX = [
+    ROOT / name for name in re.findall(r"^- \[.+?\]\((docs/\S+?\.md)\): \S", README.read_text("utf-8"), re.MULTILINE)
+]
+TREE = ROOT / "docs" / "architecture.md"
 
 # A user waits days for these; a test takes the same commands to a few steps of a small model.
 SMALL = (
@@ -23,14 +29,68 @@ SMALL = (
     "--model.decoder-layers 1 --batch.max-target-tokens 256 --batch.packs-per-step 2 --optimizer.warmup-steps 100"
 )
 
+FENCE = re.compile(r"^```(?P<kind>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?P<markdown>[^()\s]+)\)|\b(?:src|srcset|href)=\"(?P<html>[^\"]+)\"")
 
-def fenced(kind: str) -> list[str]:
-    return re.findall(rf"^```{kind}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+
+def fenced(page: Path, kind: str) -> list[str]:
+    return [block["text"] for block in FENCE.finditer(page.read_text("utf-8")) if block["kind"] == kind]
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text("utf-8").splitlines()) <= 250
+
+
+def test_the_index_has_a_line_for_every_page() -> None:
+    assert sorted(INDEX) == sorted((ROOT / "docs").glob("*.md"))
+
+
+def prose(page: Path) -> str:
+    """Read a page without its fenced blocks, whose comments look like headings."""
+    return FENCE.sub("", page.read_text("utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """List the names that GitHub gives to the headings of a page; a repeated one is numbered."""
+    headings = re.findall(r"^#+ +(.+?) *$", prose(page), re.MULTILINE)
+    names = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    earlier = [names[:place].count(name) for place, name in enumerate(names)]
+    return {f"{name}-{count}" if count else name for name, count in zip(names, earlier, strict=True)}
+
+
+def broken_links(page: Path) -> list[str]:
+    """List the links of a page to files that are not there, or to headings that a file does not have."""
+    broken = []
+    for link in LINK.finditer(prose(page)):
+        target = link["markdown"] or link["html"]
+        if re.match(r"\w+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    return broken
+
+
+@pytest.mark.parametrize(
+    "page", [README, *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text("# Two words, `code`\n# Again\n```sh\n# no heading\n```\n# Again\n")
+    page = tmp_path / "page.md"
+    links = ["other.md#two-words-code", "other.md#again-1", "#here", "https://example.org", "other.md"]
+    wrong = ["none.md", "other.md#no-heading", "other.md#again-2", "#there", "../other.md"]
+    page.write_text("# Here\n" + " ".join(f"[text]({link})" for link in links + wrong) + '\n<img src="none.png">\n')
+    assert broken_links(page) == [*wrong, "none.png"]
 
 
 def tree_paths() -> Iterator[str]:
-    """The paths of the README's tree; two spaces of indentation a level."""
-    (tree,) = fenced("text")
+    """Read the paths of the tree; two spaces of indentation per level."""
+    (tree,) = fenced(TREE, "text")
     folders: list[str] = []
     for line in tree.splitlines():
         name = line.split()[0]
@@ -44,20 +104,22 @@ def test_the_tree_names_every_file_and_no_other() -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     rooms = ("tests/", "results/")
     expected = {path for path in tracked if not path.startswith(rooms) and not path.endswith("__init__.py")}
-    expected -= {"README.md", ".gitignore"}
+    expected -= {".gitignore"}
     folders = {f"{parent}/" for path in tracked for parent in Path(path).parents if str(parent) not in (".", ".ci")}
     folders = {folder for folder in folders if not folder.startswith("tests/") or folder == "tests/"}
     assert listed == expected | folders
 
 
 def test_every_file_of_the_tree_has_a_comment() -> None:
-    (tree,) = fenced("text")
+    (tree,) = fenced(TREE, "text")
     silent = [line for line in tree.splitlines() if not line.rstrip().endswith("/") and len(line.split()) < 2]
     assert silent == []
 
 
 def commands() -> list[str]:
-    return [line for block in fenced("bash") for line in block.splitlines() if line.strip()]
+    """List what a user types, page by page."""
+    blocks = [block for page in [README, *INDEX] for block in fenced(page, "bash")]
+    return [line for block in blocks for line in block.splitlines() if line.strip()]
 
 
 def test_make_targets_exist() -> None:
@@ -72,7 +134,7 @@ def in_small(command: str, hub_folder: Path) -> str:
     """The command, with a small model, two processes and a local dataset in place of the hub's."""
     command = command.replace("--num_gpus 8", "--num_gpus 2").replace("--nproc-per-node 8", "--nproc-per-node 2")
     command = command.replace("mpirun -n 8", "mpirun -n 2").replace(
-        "deepspeed --num", "deepspeed --master_port 29641 --num"
+        "deepspeed --num", f"deepspeed --master_port {free_port()} --num"
     )
     command = command.replace("--dataset wmt14 --dataset-config de-en", f"--dataset {shlex.quote(str(hub_folder))}")
     command = command.replace("--vocab-size 32000", "--vocab-size 400").replace(
@@ -90,7 +152,7 @@ def in_small(command: str, hub_folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_every_command_runs_in_the_order_of_the_readme(tmp_path: Path) -> None:
+def test_every_command_runs_in_the_order_of_the_pages(tmp_path: Path) -> None:
     corpus = make_toy_corpus(train_pairs=400, valid_pairs=20, test_pairs=20)
     write_toy_corpus(tmp_path, corpus)
     multi30k = tmp_path / "multi30k"
