@@ -17,7 +17,8 @@ _SERVER = """
 import json, os, runpy, sys, traceback
 import deepspeed, sacrebleu, tyro
 import dist_transformer.training.trainer, dist_transformer.training.dry_run, dist_transformer.averaging.sweep
-import dist_transformer.reporting.html.page, dist_transformer.preflight.check, dist_transformer.data.prepare.pipeline
+import dist_transformer.reporting.html.page, dist_transformer.preflight.preflight
+import dist_transformer.data.prepare.pipeline
 
 for line in sys.stdin:
     job = json.loads(line)

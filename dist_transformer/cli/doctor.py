@@ -10,20 +10,16 @@ stop training. Nothing stays on disk. Nothing waits longer than --timeout: ranks
 """
 
 import argparse
-import shutil
-import textwrap
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
+from dist_transformer.checks import check_table, failed
 from dist_transformer.errors import UserError
-from dist_transformer.preflight.check import PreflightSettings, preflight
-from dist_transformer.preflight.checks import Verdict
+from dist_transformer.preflight.preflight import PreflightSettings, preflight
 from dist_transformer.runtime.distributed import read_world
 
-_COLUMNS = 100
 _GRACE_SECONDS = 3
 
 
@@ -32,42 +28,16 @@ def main() -> None:
     world = read_world()
     try:
         with tqdm(bar_format="{desc}", disable=None if world.is_main else True, leave=False) as bar:
-            verdicts = preflight(world, settings, progress=bar.set_description_str)
+            checks = preflight(world, settings, progress=bar.set_description_str)
         if world.is_main:
-            print(make_table(verdicts), flush=True)
-        failed = ", ".join(verdict.check for verdict in verdicts if verdict.state == "fail")
-        if failed:
-            raise UserError(f"not fit to train ({failed}): follow the remedies above, and run this again")
+            print(check_table(checks), flush=True)
+        if names := ", ".join(failed(checks)):
+            raise UserError(f"not fit to train ({names}): follow the remedies above, and run this again")
     except UserError:
         if not world.is_main:
             # What all ranks found, rank 0 says once: the launcher ends the others when it exits.
             time.sleep(_GRACE_SECONDS)
         raise
-
-
-def make_table(verdicts: Sequence[Verdict]) -> str:
-    width = max(len(verdict.check) for verdict in verdicts)
-    indent = " " * (width + 8)
-    columns = min(_COLUMNS, shutil.get_terminal_size((_COLUMNS, 24)).columns)
-
-    def wrap(text: str, head: str) -> list[str]:
-        # Paths and flags stay whole.
-        return textwrap.wrap(
-            text,
-            columns,
-            initial_indent=head,
-            subsequent_indent=indent,
-            break_on_hyphens=False,
-            break_long_words=False,
-        )
-
-    lines = []
-    for verdict in verdicts:
-        state = "ok" if verdict.state == "ok" else verdict.state.upper()
-        lines += wrap(verdict.found, f"{verdict.check:{width}}  {state:4}  ")
-        if verdict.state != "ok":
-            lines += wrap(f"remedy: {verdict.remedy}", indent)
-    return "\n".join(lines)
 
 
 def parse_arguments() -> PreflightSettings:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from dist_transformer.checks import check_table, failed
 from dist_transformer.errors import UserError
-from dist_transformer.run.verify import Check, verify_run
+from dist_transformer.run.verify import verify_run
 
 
 def main() -> None:
@@ -23,17 +24,9 @@ def main() -> None:
     # disable=None: a bar in a terminal, nothing in a file.
     with tqdm(unit=" steps", disable=None, leave=False) as bar:
         checks = verify_run(arguments.run, arguments.data, cache_dir=arguments.cache_dir, on_step=bar.update)
-    print(make_table(checks))
-    if failed := sum(not check.passed for check in checks):
-        raise UserError(f"{arguments.run}: {failed} of {len(checks)} checks failed: see FAIL in the table above")
-
-
-def make_table(checks: list[Check]) -> str:
-    width = max(len(check.what) for check in checks)
-    rows = [(check.what, "ok" if check.passed else "FAIL", check.detail) for check in checks]
-    return "\n".join(
-        f"{what:{width}}  {state:5}  {detail}" for what, state, detail in [("what", "state", "detail"), *rows]
-    )
+    print(check_table(checks))
+    if names := failed(checks):
+        raise UserError(f"{arguments.run}: {len(names)} of {len(checks)} checks failed: see FAIL in the table above")
 
 
 def parse_arguments() -> argparse.Namespace:

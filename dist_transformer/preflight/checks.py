@@ -1,9 +1,8 @@
 """Facts of all ranks → one line a check: is the job fit to start, and what to do when it is not."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
+from dist_transformer.checks import Check
 from dist_transformer.preflight.facts import CACHE, RUN_FOLDER, SHARED_MEMORY, TEMPORARY_FOLDER, Facts, Volume
 from dist_transformer.preflight.rendezvous import as_ranges
 
@@ -22,17 +21,7 @@ _CONTEXT = _GIB
 _SLOW_NCCL = 5.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    """A row of the table."""
-
-    check: str
-    found: str
-    state: Literal["ok", "warn", "fail"] = "ok"
-    remedy: str = ""
-
-
-def judge(facts: Sequence[Facts], *, run_gib: float, verified: bool = False) -> list[Verdict]:
+def judge(facts: Sequence[Facts], *, run_gib: float, verified: bool = False) -> list[Check]:
     """
     Args:
         facts: of all ranks, in order.
@@ -72,17 +61,17 @@ def _differences(facts: Sequence[Facts], value: Callable[[Facts], object]) -> st
     return "; ".join(f"{found} on {_hosts(group)}" for found, group in _by_value(facts, value).items())
 
 
-def _ranks(facts: Sequence[Facts]) -> Verdict:
+def _ranks(facts: Sequence[Facts]) -> Check:
     nodes = _by_value(facts, lambda fact: fact.host)
     where = ", ".join(f"{host} ({as_ranges([fact.rank for fact in group])})" for host, group in nodes.items())
     found = f"{len(facts)} on {len(nodes)} node{'s' * (len(nodes) > 1)}: {where}"
     if len({len(group) for group in nodes.values()}) > 1:
         remedy = "start equally many processes on each node, or the fuller one sets the pace"
-        return Verdict(check="ranks", found=found, state="warn", remedy=remedy)
-    return Verdict(check="ranks", found=found)
+        return Check(name="ranks", found=found, state="warn", remedy=remedy)
+    return Check(name="ranks", found=found)
 
 
-def _versions(facts: Sequence[Facts]) -> Verdict:
+def _versions(facts: Sequence[Facts]) -> Check:
     names = dict.fromkeys(name for fact in facts for name in fact.versions)
 
     def differences(name: str) -> str:
@@ -91,28 +80,28 @@ def _versions(facts: Sequence[Facts]) -> Verdict:
     apart = [differences(name) for name in names if len({fact.versions.get(name) for fact in facts}) > 1]
     if apart:
         remedy = "install the same versions everywhere, best one environment on a shared disk"
-        return Verdict(check="versions", found="; ".join(apart), state="fail", remedy=remedy)
+        return Check(name="versions", found="; ".join(apart), state="fail", remedy=remedy)
     missing = [name for name, found in facts[0].versions.items() if found == "not installed"]
     found = ", ".join(f"{name} {facts[0].versions[name]}" for name in names)
     if missing:
         remedy = f"install {missing[0]} in the environment that the job uses: pip install -e ."
-        return Verdict(check="versions", found=found, state="fail", remedy=remedy)
-    return Verdict(check="versions", found=found)
+        return Check(name="versions", found=found, state="fail", remedy=remedy)
+    return Check(name="versions", found=found)
 
 
-def _code(facts: Sequence[Facts]) -> Verdict:
+def _code(facts: Sequence[Facts]) -> Check:
     if len({fact.code for fact in facts}) > 1:
         found = _differences(facts, lambda fact: fact.code)
         remedy = "bring all nodes to one revision, best one checkout on a shared disk"
-        return Verdict(check="code", found=found, state="fail", remedy=remedy)
-    return Verdict(check="code", found=f"{facts[0].code} (hash of the package's files)")
+        return Check(name="code", found=found, state="fail", remedy=remedy)
+    return Check(name="code", found=f"{facts[0].code} (hash of the package's files)")
 
 
-def _gpus(facts: Sequence[Facts]) -> Verdict:
+def _gpus(facts: Sequence[Facts]) -> Check:
     if not any(fact.gpus_visible or fact.gpus_present for fact in facts):
-        return Verdict(check="GPUs", found="none: training runs on CPU cores")
+        return Check(name="GPUs", found="none: training runs on CPU cores")
     for found, remedy in _gpu_problems(facts):
-        return Verdict(check="GPUs", found=found, state="fail", remedy=remedy)
+        return Check(name="GPUs", found=found, state="fail", remedy=remedy)
     return _gpu_kinds(facts)
 
 
@@ -141,7 +130,7 @@ def _gpu_problems(facts: Sequence[Facts]) -> Iterator[tuple[str, str]]:
             yield f"ranks {ranks} on {group[0].host} have the same one", "start one process a GPU"
 
 
-def _gpu_kinds(facts: Sequence[Facts]) -> Verdict:
+def _gpu_kinds(facts: Sequence[Facts]) -> Check:
     def describe(fact: Facts) -> str:
         assert fact.gpu is not None
         bf16 = "bf16" if fact.gpu.has_bf16 else "no bf16"
@@ -151,30 +140,30 @@ def _gpu_kinds(facts: Sequence[Facts]) -> Verdict:
     per_node = f"{facts[0].gpus_visible} a node, one a rank: {found}"
     if any(fact.gpu and not fact.gpu.has_bf16 for fact in facts):
         remedy = "train with --precision fp32: these GPUs have no bf16"
-        return Verdict(check="GPUs", found=per_node, state="warn", remedy=remedy)
+        return Check(name="GPUs", found=per_node, state="warn", remedy=remedy)
     if len(_by_value(facts, describe)) > 1:
         remedy = "take nodes of one kind: the slowest GPU sets the pace"
-        return Verdict(check="GPUs", found=per_node, state="warn", remedy=remedy)
+        return Check(name="GPUs", found=per_node, state="warn", remedy=remedy)
     on_node = len([fact for fact in facts if fact.host == facts[0].host])
     if on_node < facts[0].gpus_visible:
         found = f"{found}; {facts[0].gpus_visible} a node, of which {on_node} work"
-        return Verdict(check="GPUs", found=found, state="warn", remedy="start one process for each GPU")
-    return Verdict(check="GPUs", found=per_node)
+        return Check(name="GPUs", found=found, state="warn", remedy="start one process for each GPU")
+    return Check(name="GPUs", found=per_node)
 
 
-def _gpu_memory(facts: Sequence[Facts]) -> Iterator[Verdict]:
+def _gpu_memory(facts: Sequence[Facts]) -> Iterator[Check]:
     gpus = [(fact, fact.gpu) for fact in facts if fact.gpu is not None]
     if not gpus:
         return
     fact, gpu = max(gpus, key=lambda pair: pair[1].used_bytes)
     found = f"at most {gpu.used_bytes / _GIB:.1f} GiB in use before training"
     if gpu.used_bytes > _CONTEXT:
-        yield Verdict(
-            check="GPU memory", found=f"{found}: rank {fact.rank} on {fact.host}", state="warn",
+        yield Check(
+            name="GPU memory", found=f"{found}: rank {fact.rank} on {fact.host}", state="warn",
             remedy=f"see on {fact.host} who uses it (nvidia-smi), and end what was left running",
         )  # fmt: skip
     else:
-        yield Verdict(check="GPU memory", found=found)
+        yield Check(name="GPU memory", found=found)
 
 
 def _least(facts: Sequence[Facts], value: Callable[[Facts], float], least: float, good: float) -> tuple[Facts, str]:
@@ -183,18 +172,18 @@ def _least(facts: Sequence[Facts], value: Callable[[Facts], float], least: float
     return lowest, state
 
 
-def _memory(facts: Sequence[Facts]) -> Verdict:
+def _memory(facts: Sequence[Facts]) -> Check:
     lowest, state = _least(facts, lambda fact: fact.available_bytes, _LEAST_MEMORY, _GOOD_MEMORY)
     found = f"at least {lowest.available_bytes / _GIB:.1f} GiB free a process ({lowest.host})"
     remedy = "ask for more memory (sbatch --mem), start fewer processes, or end what else runs there"
-    return Verdict(check="memory", found=found, state=state, remedy=remedy)  # type: ignore[arg-type]
+    return Check(name="memory", found=found, state=state, remedy=remedy)  # type: ignore[arg-type]
 
 
-def _open_files(facts: Sequence[Facts]) -> Verdict:
+def _open_files(facts: Sequence[Facts]) -> Check:
     lowest, state = _least(facts, lambda fact: fact.open_files, _LEAST_FILES, _GOOD_FILES)
     found = f"at least {lowest.open_files:,} a process ({lowest.host})"
     remedy = f"raise it in the job script: ulimit -n {_GOOD_FILES * 4}"
-    return Verdict(check="open files", found=found, state=state, remedy=remedy)  # type: ignore[arg-type]
+    return Check(name="open files", found=found, state=state, remedy=remedy)  # type: ignore[arg-type]
 
 
 def names_an_interface(setting: str, interfaces: Sequence[str]) -> bool:
@@ -213,7 +202,7 @@ def _is_loopback(address: str) -> bool:
     return address == "::1" or address.startswith("127.")
 
 
-def _network(facts: Sequence[Facts]) -> Iterator[Verdict]:
+def _network(facts: Sequence[Facts]) -> Iterator[Check]:
     if facts[0].master:
         lost = [fact for fact in facts if not fact.master_addresses]
         # On the node of rank 0 its own name may well lead to itself.
@@ -221,32 +210,32 @@ def _network(facts: Sequence[Facts]) -> Iterator[Verdict]:
         local = [fact for fact in others if any(_is_loopback(address) for address in fact.master_addresses)]
         found = f"{facts[0].master}: {', '.join(facts[0].master_addresses)}"
         if lost:
-            yield Verdict(
-                check="MASTER_ADDR", found=f"{facts[0].master} does not resolve on {_hosts(lost)}", state="fail",
+            yield Check(
+                name="MASTER_ADDR", found=f"{facts[0].master} does not resolve on {_hosts(lost)}", state="fail",
                 remedy="mend the name service there, or export MASTER_ADDR as an address",
             )  # fmt: skip
         elif local:
-            yield Verdict(
-                check="MASTER_ADDR", state="warn",
+            yield Check(
+                name="MASTER_ADDR", state="warn",
                 found=f"{facts[0].master} is {local[0].host} itself on {local[0].host}",
                 remedy="take its name off 127.0.1.1 in /etc/hosts, or export MASTER_ADDR as an address",
             )  # fmt: skip
         else:
-            yield Verdict(check="MASTER_ADDR", found=found)
+            yield Check(name="MASTER_ADDR", found=found)
     for fact in facts:
         if fact.interface_setting and not names_an_interface(fact.interface_setting, fact.interfaces):
-            yield Verdict(
-                check="network interface", state="fail",
+            yield Check(
+                name="network interface", state="fail",
                 found=f"NCCL_SOCKET_IFNAME={fact.interface_setting} names none of {', '.join(fact.interfaces)} "
                 f"on {fact.host}",
                 remedy="set it to one of those, or unset it",
             )  # fmt: skip
             return
     if facts[0].interface_setting:
-        yield Verdict(check="network interface", found=f"NCCL_SOCKET_IFNAME={facts[0].interface_setting} exists")
+        yield Check(name="network interface", found=f"NCCL_SOCKET_IFNAME={facts[0].interface_setting} exists")
 
 
-def _clocks(facts: Sequence[Facts]) -> Iterator[Verdict]:
+def _clocks(facts: Sequence[Facts]) -> Iterator[Check]:
     offsets = [(fact.clock_offset, fact) for fact in facts if fact.clock_offset is not None]
     if not offsets:
         return
@@ -254,10 +243,10 @@ def _clocks(facts: Sequence[Facts]) -> Iterator[Verdict]:
     found = f"at most {abs(offset):.3f} s apart ({fact.host} and {facts[0].host})"
     late = abs(offset) > _CLOCKS_APART
     remedy = f"set the clock of {fact.host} (chrony or ntp): times in logs and of files mislead"
-    yield Verdict(check="clocks", found=found, state="warn" if late else "ok", remedy=remedy)
+    yield Check(name="clocks", found=found, state="warn" if late else "ok", remedy=remedy)
 
 
-def _reductions(facts: Sequence[Facts]) -> Iterator[Verdict]:
+def _reductions(facts: Sequence[Facts]) -> Iterator[Check]:
     for number, reduction in enumerate(facts[0].reductions):
         mine = [fact.reductions[number] for fact in facts]
         seconds = max(one.seconds for one in mine)
@@ -267,20 +256,20 @@ def _reductions(facts: Sequence[Facts]) -> Iterator[Verdict]:
         wrong = [fact for fact, one in zip(facts, mine, strict=True) if not one.exact]
         is_slow = reduction.backend == "nccl" and reduction.bytes >= 2**25 and speed < _SLOW_NCCL
         if wrong:
-            yield Verdict(
-                check=check, found=f"{found}; WRONG SUMS on rank {as_ranges([fact.rank for fact in wrong])}",
+            yield Check(
+                name=check, found=f"{found}; WRONG SUMS on rank {as_ranges([fact.rank for fact in wrong])}",
                 state="fail", remedy="set NCCL_P2P_DISABLE=1 and try again; if that helps, have the links looked at",
             )  # fmt: skip
         elif is_slow:
-            yield Verdict(
-                check=check, found=found, state="warn",
+            yield Check(
+                name=check, found=found, state="warn",
                 remedy="NCCL goes over TCP: read what it chose with NCCL_DEBUG=INFO, and set NCCL_SOCKET_IFNAME",
             )  # fmt: skip
         else:
-            yield Verdict(check=check, found=found)
+            yield Check(name=check, found=found)
 
 
-def _volumes(facts: Sequence[Facts], run_gib: float) -> Iterator[Verdict]:
+def _volumes(facts: Sequence[Facts], run_gib: float) -> Iterator[Check]:
     remedies = {
         RUN_FOLDER: "free space or take another --run-dir; tools/plan_run.py says what a run needs",
         TEMPORARY_FOLDER: "free space, or set TMPDIR to a folder with room",
@@ -300,65 +289,65 @@ def _volumes(facts: Sequence[Facts], run_gib: float) -> Iterator[Verdict]:
 
 def _volume(
     name: str, seen: Sequence[tuple[Facts, Volume]], limits: tuple[float, float], remedy: str
-) -> Verdict:  # fmt: skip
+) -> Check:  # fmt: skip
     bad = [(fact, volume) for fact, volume in seen if volume.problem]
     if bad:
         fact, volume = bad[0]
         found = f"{volume.problem}; rank {fact.rank} on {fact.host}"
-        return Verdict(check=name, found=found, state="fail", remedy=f"correct the path or its rights; {remedy}")
+        return Check(name=name, found=found, state="fail", remedy=f"correct the path or its rights; {remedy}")
     free = {fact.rank: volume.free_bytes for fact, volume in seen}
     lowest, state = _least([fact for fact, _ in seen], lambda fact: free[fact.rank], *limits)
     found = f"{free[lowest.rank] / _GIB:,.1f} GiB free in {seen[0][1].path} ({lowest.host})"
     if state == "fail":
         found += f", and {limits[0] / _GIB:g} are needed"
-    return Verdict(check=name, found=found, state=state, remedy=remedy)  # type: ignore[arg-type]
+    return Check(name=name, found=found, state=state, remedy=remedy)  # type: ignore[arg-type]
 
 
-def _shared_folder(facts: Sequence[Facts]) -> Iterator[Verdict]:
+def _shared_folder(facts: Sequence[Facts]) -> Iterator[Check]:
     seen = [(fact, fact.shared) for fact in facts if fact.shared is not None]
     if not seen:
         return
     blind = [fact for fact, shared in seen if not shared.sees_rank_0 or not shared.seen_by_rank_0]
     if blind:
-        yield Verdict(
-            check="run folder shared", state="fail",
+        yield Check(
+            name="run folder shared", state="fail",
             found=f"files do not pass between rank 0 and rank {as_ranges([fact.rank for fact in blind])} "
             f"on {_hosts(blind)}",
             remedy="give a --run-dir on a disk that all nodes mount at the same path, and may write",
         )  # fmt: skip
         return
-    yield Verdict(check="run folder shared", found="files pass between rank 0 and all others")
+    yield Check(name="run folder shared", found="files pass between rank 0 and all others")
     loose = [(fact, shared) for fact, shared in seen if shared.lock != "held"]
     if not loose:
-        yield Verdict(check="file locks", found="hold between all ranks")
+        yield Check(name="file locks", found="hold between all ranks")
         return
     fact, shared = loose[0]
     near = fact.host == facts[0].host
     what = "rank 0's lock did not hold" if shared.lock == "free" else f"locks fail ({shared.lock})"
-    yield Verdict(
-        check="file locks", state="fail" if near else "warn", found=f"{what} for rank {fact.rank} on {fact.host}",
+    yield Check(
+        name="file locks", state="fail" if near else "warn", found=f"{what} for rank {fact.rank} on {fact.host}",
         remedy="mount the run folder with locks (NFS: without nolock or local_lock), or take another --run-dir",
     )  # fmt: skip
 
 
-def _data(facts: Sequence[Facts], *, verified: bool) -> Iterator[Verdict]:
+def _data(facts: Sequence[Facts], *, verified: bool) -> Iterator[Check]:
     for number, first in enumerate(facts[0].data):
         seen = [(fact, fact.data[number]) for fact in facts]
         bad = [(fact, data) for fact, data in seen if data.problem]
         hashes = {data.index_sha256[:12]: fact.host for fact, data in seen}
         if bad:
             fact, data = bad[0]
-            yield Verdict(
-                check="data", state="fail", found=f"rank {fact.rank} on {fact.host}: {data.problem}",
+            yield Check(
+                name="data", state="fail", found=f"rank {fact.rank} on {fact.host}: {data.problem}",
                 remedy="give a folder that tools/prepare_data.py made, at a path that all nodes see",
             )  # fmt: skip
         elif len(hashes) > 1:
-            yield Verdict(
-                check="data", state="fail",
+            yield Check(
+                name="data", state="fail",
                 found=f"{first.place}: index " + "; ".join(f"{found} on {host}" for found, host in hashes.items()),
                 remedy="copy the folder anew to the nodes where it differs",
             )  # fmt: skip
         else:
             total = sum(data.verified_files for _, data in seen)
             text = f"; hashes of {total:,} files right" if verified and total else ""
-            yield Verdict(check="data", found=f"{first.place}: index {first.index_sha256[:12]}{text}")
+            yield Check(name="data", found=f"{first.place}: index {first.index_sha256[:12]}{text}")

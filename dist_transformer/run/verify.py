@@ -9,13 +9,13 @@ import os
 import re
 import stat
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 
+from dist_transformer.checks import Check
 from dist_transformer.config.plain import from_plain, read_json
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.format import INDEX_FILE, TOKENIZER_FILE
@@ -52,14 +52,6 @@ _WEIGHTS_NAME = re.compile(r"(step|ema)-(\d{8,})\.safetensors")
 _SHOWN_PROBLEMS = 5
 # What damaged or hostile content makes readers raise, besides errors in words.
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
-    what: str
-    passed: bool
-    detail: str
-    """What was found, or what is wrong and the remedy."""
 
 
 def verify_run(
@@ -114,15 +106,15 @@ class _Verification:
         self._folders: Sequence[DataFolder] = ()
         self._whole: dict[int, CheckpointReader] = {}
 
-    def check(self, what: str, action: Callable[[], str]) -> None:
+    def check(self, name: str, action: Callable[[], str]) -> None:
         try:
-            found = Check(what=what, passed=True, detail=action())
+            check = Check(name=name, found=action())
         except UserError as error:
-            found = Check(what=what, passed=False, detail=str(error))
+            check = Check(name=name, found=str(error), state="fail")
         except _UNREADABLE as error:
-            detail = f"cannot be read ({type(error).__name__}: {error}): restore it from a backup"
-            found = Check(what=what, passed=False, detail=detail)
-        self.checks.append(found)
+            found = f"cannot be read ({type(error).__name__}: {error}): restore it from a backup"
+            check = Check(name=name, found=found, state="fail")
+        self.checks.append(check)
 
     def settings(self) -> str:
         self._described = read_json(_plain_file(self.run_dir / SETTINGS_FILE))

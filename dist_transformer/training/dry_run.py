@@ -9,7 +9,6 @@ import gc
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from dist_transformer.checks import Check, check_table, failed
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder, Split
 from dist_transformer.data.folder.subset import write_excerpt
@@ -51,15 +51,6 @@ _HEART_SHARE = 0.75
 _TOLERANCE = {"fp32": 1e-4, "bf16": 0.02}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
-    """A row of the table."""
-
-    name: str
-    passed: bool
-    found: str
-
-
 def run_test_mode(config: TrainConfig, world: World, device: torch.device) -> None:
     """Print measurements and a table of checks.
 
@@ -79,9 +70,8 @@ def run_test_mode(config: TrainConfig, world: World, device: torch.device) -> No
         print(f"learning {_HEART_PAIRS} sentences by heart …", flush=True)
         checks.append(_learn_by_heart(small, Path(scratch), world, device))
     _print_measures(config, records, device)
-    for check in checks:
-        print(f"{'pass' if check.passed else 'FAIL'}  {check.name:28} {check.found}")
-    if not all(check.passed for check in checks):
+    print(check_table(checks))
+    if failed(checks):
         raise UserError("--test-mode: a check failed (FAIL above): do not start a long run before it passes")
 
 
@@ -141,15 +131,15 @@ def _train(config: TrainConfig, world: World, device: torch.device) -> tuple[lis
     problem = checkpoint_problem(checkpoint)
     size = sum(file.stat().st_size for file in checkpoint.iterdir()) / 2**20
     checks = [
-        Check(name="loss falls", passed=after < before, found=f"nll {before:.2f} -> {after:.2f} in {_STEPS} steps"),
-        Check(
+        Check.that(after < before, name="loss falls", found=f"nll {before:.2f} -> {after:.2f} in {_STEPS} steps"),
+        Check.that(
+            records["end"][-1]["skipped_steps"] == 0 and bool(np.isfinite(losses).all()),
             name="every update applied",
-            passed=records["end"][-1]["skipped_steps"] == 0 and bool(np.isfinite(losses).all()),
             found=f"{records['end'][-1]['skipped_steps']} skipped for a loss or gradient that was not finite",
         ),
-        Check(
+        Check.that(
+            problem is None,
             name="saves a whole checkpoint",
-            passed=problem is None,
             found=problem or f"{size:,.0f} MiB in {records['checkpoint'][-1]['seconds']:.1f} s, hashes verified",
         ),
     ]
@@ -173,9 +163,9 @@ def _resume_and_decode(config: TrainConfig, world: World, device: torch.device) 
     # On CUDA sums in the attention's backward pass come in any order.
     limit = 0.0 if device.type == "cpu" else 0.02 * scale
     return [
-        Check(
+        Check.that(
+            same_ledger and apart <= limit,
             name="resumes exactly",
-            passed=same_ledger and apart <= limit,
             found=f"from step {_SAVED_AT}: {'same' if same_ledger else 'OTHER'} sentences, "
             + ("weights bit-identical" if apart == 0 else f"weights at most {apart:.1e} apart"),
         ),
@@ -204,9 +194,9 @@ def _learn_by_heart(config: TrainConfig, scratch: Path, world: World, device: to
     trainer.train()
     nll = read_records(heart.run_dir, "valid")[-1]["nll"]
     entropy = _token_entropy(split)
-    return Check(
+    return Check.that(
+        nll < _HEART_SHARE * entropy,
         name="learns by heart",
-        passed=nll < _HEART_SHARE * entropy,
         found=f"{split.info.pairs} sentences in {_HEART_STEPS} steps: nll {nll:.2f} (must be below "
         f"{_HEART_SHARE * entropy:.2f}; knowing how often each word occurs gives {entropy:.2f})",
     )
@@ -234,9 +224,9 @@ def _decode(trainer: Trainer, config: TrainConfig) -> Check:
     model.train()
     expected = -sum(output.log_probability for output in outputs)
     apart = abs(nll - expected) / max(expected, 1.0)
-    return Check(
+    return Check.that(
+        apart <= _TOLERANCE[config.precision],
         name="decodes as it trains",
-        passed=apart <= _TOLERANCE[config.precision],
         found=f"{len(sources)} sentences by beam search, log probabilities {100 * apart:.3f}% apart",
     )
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.preflight.checks import Verdict, judge, names_an_interface
+from dist_transformer.checks import Check
+from dist_transformer.preflight.checks import judge, names_an_interface
 from dist_transformer.preflight.facts import (
     CACHE,
     RUN_FOLDER,
@@ -54,9 +55,9 @@ def facts_of(rank: int) -> Facts:
     )
 
 
-def judged(change: Callable[[Facts], dict[str, Any]] = lambda _: {}, **settings: Any) -> dict[str, Verdict]:
+def judged(change: Callable[[Facts], dict[str, Any]] = lambda _: {}, **settings: Any) -> dict[str, Check]:
     facts = [replace(fact, **change(fact)) for fact in map(facts_of, range(4))]
-    return {verdict.check: verdict for verdict in judge(facts, **{"run_gib": 20.0, **settings})}
+    return {verdict.name: verdict for verdict in judge(facts, **{"run_gib": 20.0, **settings})}
 
 
 def on_rank(rank: int, **changes: Any) -> Callable[[Facts], dict[str, Any]]:
@@ -177,12 +178,12 @@ def test_what_is_wrong_on_one_node_is_named_with_its_remedy(
     assert found in verdicts[check].found
     assert remedy in verdicts[check].remedy
     assert verdicts[check].remedy
-    assert {verdict.check for verdict in verdicts.values() if verdict.state != "ok"} == {check}
+    assert {verdict.name for verdict in verdicts.values() if verdict.state != "ok"} == {check}
 
 
 def test_nodes_without_gpus_are_fit() -> None:
     verdicts = judged(lambda _: {"gpus_present": 0, "gpus_visible": 0, "gpu": None})
-    assert verdicts["GPUs"] == Verdict(check="GPUs", found="none: training runs on CPU cores")
+    assert verdicts["GPUs"] == Check(name="GPUs", found="none: training runs on CPU cores")
     assert "GPU memory" not in verdicts
 
 

@@ -81,7 +81,7 @@ def save(path: Path, progress: Progress, *, ema_decay: float = 0.0) -> None:
 
 
 def failures(run: Path) -> dict[str, str]:
-    return {check.what: check.detail for check in verify_run(run) if not check.passed}
+    return {check.name: check.found for check in verify_run(run) if not check.passed}
 
 
 def edit_json(path: Path, **changes: Any) -> None:

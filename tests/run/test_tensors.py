@@ -115,7 +115,7 @@ def test_averaged_weights(run: Path) -> None:
     progress = Progress(step=4, ledger_chain=entries[3]["chain"], target_tokens=410)
     progress.left_out = left_out_records(entries)
     save(run, progress, ema_decay=0.9)
-    details = {check.what: check.detail for check in verify_run(run) if check.passed}
+    details = {check.name: check.found for check in verify_run(run) if check.passed}
     assert len(details) == 7
     assert details["weights"].startswith("3 file(s)")
     assert details["weights"].endswith("; 3 equal to a checkpoint's")

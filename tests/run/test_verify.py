@@ -18,7 +18,7 @@ from tests.run.sound_run import LEFT_OUT, NEWEST, PART, edit_json, edit_manifest
 def test_a_sound_run(run: Path) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     checks = verify_run(run)
-    assert [check.what for check in checks if check.passed] == [
+    assert [check.name for check in checks if check.passed] == [
         "settings",
         "files",
         "ledger",
@@ -28,7 +28,7 @@ def test_a_sound_run(run: Path) -> None:
         "weights",
     ]
     assert len(checks) == 7
-    details = {check.what: check.detail for check in checks}
+    details = {check.name: check.found for check in checks}
     assert details["ledger"] == "unbroken from step 1 to 5, 515 target tokens, shards left out 1 times"
     assert details["latest"] == "names step-00000004, which is whole"
     assert details["weights"].startswith("2 file(s)")
@@ -200,11 +200,11 @@ def test_checks_that_need_the_settings_say_so(run: Path) -> None:
 
 
 def test_a_data_folder_that_is_none(run: Path, tmp_path: Path) -> None:
-    found = {check.what: check.detail for check in verify_run(run, [str(tmp_path / "none")]) if not check.passed}
+    found = {check.name: check.found for check in verify_run(run, [str(tmp_path / "none")]) if not check.passed}
     assert found.keys() == {"data", "sentences"}
     assert found["sentences"] == "not compared, for the data folder cannot be read (above)"
 
 
 def test_another_number_of_data_folders_is_refused(run: Path, tmp_path: Path) -> None:
-    found = {check.what: check.detail for check in verify_run(run, ["a", "b"]) if not check.passed}
+    found = {check.name: check.found for check in verify_run(run, ["a", "b"]) if not check.passed}
     assert found["data"] == "the run was trained on 1 data folder(s), not 2: give its --data"

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
+from dist_transformer.checks import Check
 from dist_transformer.preflight import probes
-from dist_transformer.preflight.checks import Verdict, judge
+from dist_transformer.preflight.checks import judge
 from dist_transformer.preflight.facts import Facts, gather
 from dist_transformer.preflight.rendezvous import Watch, joined
 from dist_transformer.runtime import distributed
@@ -28,17 +29,17 @@ class PreflightSettings:
 
 def preflight(
     world: World, settings: PreflightSettings, *, progress: Callable[[str], None] = lambda _: None
-) -> list[Verdict]:
-    """The verdicts, on every rank.
+) -> list[Check]:
+    """The checks, on every rank.
 
     Raises:
         UserError: ranks did not find each other.
     """
     with joined(world, seconds=settings.timeout_seconds) as watch:
         facts = _gather(world, settings, watch, progress)
-        verdicts = judge(facts, run_gib=settings.run_gib, verified=settings.verify_data)
+        checks = judge(facts, run_gib=settings.run_gib, verified=settings.verify_data)
         with watch.stage("outcome"):
-            return distributed.broadcast_object(verdicts)
+            return distributed.broadcast_object(checks)
 
 
 def _gather(

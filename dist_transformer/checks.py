@@ -1,0 +1,60 @@
+"""A check: what was looked at, what was found, and the remedy; and the table that all commands print of them."""
+
+import shutil
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+_COLUMNS = 100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """A row of the table."""
+
+    name: str
+    found: str
+    """What was found, or what is wrong."""
+    state: Literal["ok", "warn", "fail"] = "ok"
+    remedy: str = ""
+    """What to do, where `found` does not end with it."""
+
+    @classmethod
+    def that(cls, holds: bool, *, name: str, found: str) -> "Check":
+        """Give a check that passes or fails."""
+        return cls(name=name, found=found, state="ok" if holds else "fail")
+
+    @property
+    def passed(self) -> bool:
+        return self.state != "fail"
+
+
+def failed(checks: Sequence[Check]) -> list[str]:
+    """List the names of the checks that failed."""
+    return [check.name for check in checks if not check.passed]
+
+
+def check_table(checks: Sequence[Check]) -> str:
+    """Lay out checks as lines of at most 100 characters; paths and flags stay whole."""
+    width = max(len(check.name) for check in checks)
+    indent = " " * (width + 8)
+    columns = min(_COLUMNS, shutil.get_terminal_size((_COLUMNS, 24)).columns)
+
+    def wrap(text: str, head: str) -> list[str]:
+        return textwrap.wrap(
+            text,
+            columns,
+            initial_indent=head,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+
+    lines = []
+    for check in checks:
+        state = "ok" if check.state == "ok" else check.state.upper()
+        lines += wrap(check.found, f"{check.name:{width}}  {state:4}  ")
+        if check.remedy:
+            lines += wrap(f"remedy: {check.remedy}", indent)
+    return "\n".join(lines)
