@@ -41,7 +41,8 @@ from dist_transformer.data.text.files import read_lines
 from dist_transformer.errors import UserError
 from dist_transformer.inference.options import PRECISIONS
 from dist_transformer.model_folder import ModelInfo, read_model_info
-from dist_transformer.runtime.distributed import World, process_group, read_world
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.world import World, read_world
 
 DATA = ("--data", "DATA")
 DATA_ROW = {

@@ -22,8 +22,9 @@ from dist_transformer.config.table3 import VARIANTS, preset_with_variant
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.planning.hardware import peak_flops
 from dist_transformer.run.environment import describe_environment
-from dist_transformer.runtime.distributed import World, process_group, read_world
+from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.streams import outlive_streams
+from dist_transformer.runtime.world import World, read_world
 from dist_transformer.training.fault_tolerance.launcher_watch import LauncherWatch
 from dist_transformer.training.fault_tolerance.signals import INTERRUPTED
 from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog

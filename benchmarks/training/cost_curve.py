@@ -24,7 +24,8 @@ from dist_transformer.packed import PackedBatch, pack_side
 from dist_transformer.planning.hardware import GPUS, kind_of_device
 from dist_transformer.planning.memory import ZeroSettings
 from dist_transformer.planning.speed import communication_seconds
-from dist_transformer.runtime.distributed import World, process_group
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.world import World
 
 NODES, GPUS_PER_NODE = (1, 2, 4, 8, 16), 8
 # Where the device is in no table: gigabytes a second in a node, gigabits between nodes.

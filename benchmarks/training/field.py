@@ -29,7 +29,8 @@ from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.loading.loader import TrainingData, open_training_data
 from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer, training_flops
-from dist_transformer.runtime.distributed import World, process_group
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.world import World
 from dist_transformer.training.engine.ds_config import DEFAULT_ZERO
 
 LABELS = {

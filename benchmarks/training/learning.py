@@ -17,7 +17,7 @@ from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.format import TOKENIZER_FILE
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.model_folder import ModelInfo, refuse_other_content, write_model_folder
-from dist_transformer.runtime.distributed import World
+from dist_transformer.runtime.world import World
 
 # Steps between two looks at the clock.
 _STEPS = 5

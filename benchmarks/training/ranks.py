@@ -18,7 +18,8 @@ from benchmarks.training.field import open_field
 from dist_transformer.config.plain import from_plain, to_plain
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.errors import UserError
-from dist_transformer.runtime.distributed import process_group, read_world
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.world import read_world
 
 _WARM_UP_STEPS = 2
 

@@ -21,7 +21,8 @@ from dist_transformer.data.loading.loader import TrainingData, open_training_dat
 from dist_transformer.data.loading.plan import Step
 from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.runtime.distributed import World, process_group, read_world
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.world import World, read_world
 from dist_transformer.training.engine.ds_config import load_ds_config
 from dist_transformer.training.engine.engine import Engine
 from dist_transformer.training.engine.memory import state_bytes

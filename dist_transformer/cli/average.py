@@ -32,7 +32,9 @@ from dist_transformer.averaging.sweep import Candidate, DevSet, Sweep, sweep, va
 from dist_transformer.errors import UserError
 from dist_transformer.inference.options import PRECISIONS, add_decoding_options, beam_settings
 from dist_transformer.model_folder import refuse_other_content
-from dist_transformer.runtime.distributed import World, error_of_all, on_all_ranks, process_group, rank, read_world
+from dist_transformer.runtime.distributed import error_of_all, on_all_ranks, rank
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.world import World, read_world
 
 # `--best` without a number, which then comes from --sweep.
 _NO_NUMBER = "N"

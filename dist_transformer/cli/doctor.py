@@ -18,7 +18,7 @@ from tqdm import tqdm
 from dist_transformer.checks import check_table, failed
 from dist_transformer.errors import UserError
 from dist_transformer.preflight.preflight import PreflightSettings, preflight
-from dist_transformer.runtime.distributed import read_world
+from dist_transformer.runtime.world import read_world
 
 _GRACE_SECONDS = 3
 

@@ -21,7 +21,9 @@ from pathlib import Path
 
 from dist_transformer.evaluation.evaluate import Evaluation, evaluate, require_writable, write_report
 from dist_transformer.inference.options import PRECISIONS, add_decoding_options, add_model_option, beam_settings
-from dist_transformer.runtime.distributed import error_of_all, process_group, read_world
+from dist_transformer.runtime.distributed import error_of_all
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.world import read_world
 
 
 def main() -> None:

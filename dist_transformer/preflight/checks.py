@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dist_transformer.checks import Check
 from dist_transformer.preflight.facts import CACHE, RUN_FOLDER, SHARED_MEMORY, TEMPORARY_FOLDER, Facts, Volume
-from dist_transformer.preflight.rendezvous import as_ranges
+from dist_transformer.runtime.rendezvous import as_ranges
 
 _GIB = 2**30
 # Seconds; beyond it, times in logs and of files mislead.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from dist_transformer.runtime.distributed import World
+from dist_transformer.runtime.world import World
 
 PACKAGES = ("torch", "deepspeed", "dist_transformer")
 RUN_FOLDER, TEMPORARY_FOLDER, CACHE, SHARED_MEMORY = "run folder", "temporary folder", "cache", "/dev/shm"

@@ -12,7 +12,7 @@ from dist_transformer.preflight.checks import judge
 from dist_transformer.preflight.facts import Facts, gather
 from dist_transformer.preflight.rendezvous import Watch, joined
 from dist_transformer.runtime import distributed
-from dist_transformer.runtime.distributed import World
+from dist_transformer.runtime.world import World
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

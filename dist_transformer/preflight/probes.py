@@ -22,7 +22,7 @@ from dist_transformer.files import read_small
 from dist_transformer.preflight.facts import DataFacts, Facts, Reduction, SharedFolder
 from dist_transformer.preflight.rendezvous import Watch
 from dist_transformer.runtime import distributed
-from dist_transformer.runtime.distributed import World
+from dist_transformer.runtime.world import World
 
 # A network file system may show a new file to other nodes a little later.
 _VISIBLE_WITHIN_SECONDS = 3.0

@@ -5,30 +5,19 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from dist_transformer.errors import UserError
-from dist_transformer.runtime.distributed import World
-from dist_transformer.runtime.launch import port_remedy
+from dist_transformer.runtime.rendezvous import connect, host_of, meet
+from dist_transformer.runtime.world import World
 
 # Rank 0 speaks first; the others wait so long before they do.
 _GRACE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
-
-
-def as_ranges(ranks: Sequence[int]) -> str:
-    """`0-3, 6`."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in spans)
 
 
 @contextmanager
@@ -45,14 +34,13 @@ def joined(world: World, *, seconds: float) -> Iterator["Watch"]:
         finally:
             watch.close()
         return
-    store = _connect(world, seconds)
-    store.set(f"host/{world.rank}", socket.gethostname())
-    _call_the_roll(store, world, seconds)
-    watch = Watch(world, _connect(world, seconds, serve=False), seconds=seconds)
+    patience = timedelta(seconds=seconds)
+    store = meet(world, patience)
+    watch = Watch(world, connect(world, patience, serve=False), seconds=seconds)
     try:
         with watch.stage("process group"):
             dist.init_process_group(
-                "gloo", store=dist.PrefixStore("gloo", store), rank=world.rank, world_size=world.size,
+                "gloo", store=store, rank=world.rank, world_size=world.size,
                 timeout=timedelta(seconds=2 * seconds + _GRACE_SECONDS),
             )  # fmt: skip
         yield watch
@@ -66,76 +54,6 @@ def joined(world: World, *, seconds: float) -> Iterator["Watch"]:
         watch.close()
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def _connect(world: World, seconds: float, *, serve: bool = True) -> dist.Store:
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if not host or not port:
-        raise UserError("MASTER_ADDR and MASTER_PORT are not set: start the job by its launcher, or set them")
-    # torchrun's agent serves at that port already.
-    serves = serve and world.is_main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    where = f"rank {world.rank} on {socket.gethostname()}"
-    try:
-        if not serves:
-            _wait_for_server(host, int(port), seconds)
-        store = dist.TCPStore(
-            host, int(port), is_master=serves, timeout=timedelta(seconds=seconds), wait_for_workers=False
-        )
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0]
-        if serves:
-            raise UserError(
-                f"{where} cannot serve at {host}:{port} ({reason:.200}): see that MASTER_ADDR is this node; where the "
-                f"port is taken, {port_remedy()}"
-            ) from None
-        raise UserError(
-            f"{where} cannot reach rank 0 at {host}:{port} within {seconds:g} s ({reason:.200}): check that rank 0 "
-            "runs, that MASTER_ADDR resolves here, and that no firewall is between"
-        ) from None
-    return dist.PrefixStore("preflight", store)
-
-
-def _wait_for_server(host: str, port: int, seconds: float) -> None:
-    """torch, which would try too, says a page when it fails."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            with socket.create_connection((host, port), timeout=max(_PAUSE_SECONDS, deadline - time.monotonic())):
-                return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(_PAUSE_SECONDS)
-
-
-def _call_the_roll(store: dist.Store, world: World, seconds: float) -> None:
-    """Rank 0 waits for all; what it finds, all raise."""
-    if world.is_main:
-        deadline = time.monotonic() + seconds
-        missing = list(range(world.size))
-        while missing and time.monotonic() < deadline:
-            missing = [rank for rank in missing if not store.check([f"host/{rank}"])]
-            time.sleep(_PAUSE_SECONDS)
-        store.set("roll", _absence(store, world, missing, seconds) if missing else "complete")
-    try:
-        store.wait(["roll"], timedelta(seconds=seconds + _GRACE_SECONDS))
-        found = store.get("roll").decode()
-    except RuntimeError:
-        found = f"rank 0 fell silent, said rank {world.rank} on {socket.gethostname()}: look at its output"
-    if found != "complete":
-        raise UserError(found)
-
-
-def _absence(store: dist.Store, world: World, missing: Sequence[int], seconds: float) -> str:
-    present: dict[str, list[int]] = {}
-    for rank in range(world.size):
-        if rank not in missing:
-            present.setdefault(store.get(f"host/{rank}").decode(), []).append(rank)
-    here = ", ".join(f"{as_ranges(ranks)} on {host}" for host, ranks in present.items())
-    return (
-        f"rank {as_ranges(missing)} of {world.size} did not come within {seconds:g} s (here: {here}): look at the "
-        f"nodes of the missing ones, and whether they reach {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    )
 
 
 class Watch:
@@ -188,7 +106,7 @@ class Watch:
             return f"rank {self.world.rank} on {socket.gethostname()}"
         places = [self._place(rank) for rank in range(self.world.size)]
         behind = [
-            f'rank {rank} on {self.store.get(f"host/{rank}").decode()} is still at "{name}"'
+            f'rank {rank} on {host_of(self.store, rank)} is still at "{name}"'
             for rank, (number, name) in enumerate(places)
             if number < max(places)[0]
         ]

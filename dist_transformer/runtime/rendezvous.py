@@ -4,70 +4,163 @@ import json
 import os
 import socket
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from dist_transformer.errors import UserError
 from dist_transformer.runtime.launch import command_of, parent_of, port_remedy, slurm_tasks
+from dist_transformer.runtime.world import World
 
 _NODE_LAUNCHER = "deepspeed.launcher.launch"
 # A rank 0 that finds its port taken ends its launch meanwhile: one message, not one per rank.
 _RANK_0_FIRST_SECONDS = 10.0
+# What rank 0 found reaches the others so much later.
+_GRACE_SECONDS = 5.0
+_PAUSE_SECONDS = 0.1
 
 
-def meet(rank: int, size: int, patience: timedelta) -> dist.Store:
-    """Give the store of the process group, once all ranks have come to it. Collective: every rank must call it.
+def meet(world: World, patience: timedelta) -> dist.Store:
+    """Give the store of rank 0, once all ranks have come to it. Collective: every rank must call it.
 
     Raises:
         UserError: the port is taken, or some ranks do not come within `patience`; it names them.
     """
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    # torchrun's agents have met at a store of their own, which its ranks use.
-    has_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    serves = rank == 0 and not has_agents
     began = time.monotonic()
+    store = connect(world, patience)
+    if world.size > 1 and not _has_agents() and _is_of_another_launch(store, world):
+        time.sleep(_RANK_0_FIRST_SECONDS)
+        raise UserError(f"port {_address()[1]} of {_address()[0]} is taken by another training: {port_remedy()}")
+    store.set(_joined(world.rank), socket.gethostname())
+    if world.is_main:
+        # What it finds, all raise.
+        store.set("met", _find_missing(store, world, patience, began) or "all")
     try:
-        store = dist.TCPStore(address, port, size, serves, timeout=patience, wait_for_workers=False)
-    except dist.DistError as error:
+        store.wait(["met"], patience + timedelta(seconds=_GRACE_SECONDS))
+        found = store.get("met").decode()
+    except dist.DistError:
+        found = f"rank 0 fell silent, says rank {world.rank} on {socket.gethostname()}: look at its output"
+    if found != "all":
+        raise UserError(found)
+    return store
+
+
+def connect(world: World, patience: timedelta, *, serve: bool = True) -> dist.Store:
+    """Reach the store that rank 0 serves.
+
+    Args:
+        serve: rank 0 begins to serve; False for one more connection.
+
+    Raises:
+        UserError: rank 0 cannot serve, or cannot be reached within `patience`.
+    """
+    host, port = _address()
+    serves = serve and world.is_main and not _has_agents()
+    began, where = time.monotonic(), f"rank {world.rank} on {socket.gethostname()}"
+    try:
+        if not serves:
+            _wait_for_server(host, port, patience)
+        store = dist.TCPStore(host, port, world.size, serves, timeout=patience, wait_for_workers=False)
+    except (OSError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0]
         if serves and "EADDRINUSE" in reason:
             raise UserError(
                 f"port {port} of this machine is taken, perhaps by another training: {port_remedy()}"
             ) from None
+        if serves:
+            raise UserError(
+                f"{where} cannot serve at {host}:{port} ({reason:.200}): see that MASTER_ADDR is this node"
+            ) from None
         raise UserError(
-            f"rank {rank} finds no rank 0 at {address}:{port} in {_duration(began)} ({reason:.200}): see whether it "
-            "has begun, and whether MASTER_ADDR and MASTER_PORT are the same on all ranks"
+            f"{where} cannot reach rank 0 at {host}:{port} in {_duration(began)} ({reason:.200}): see whether it has "
+            "begun, whether MASTER_ADDR and MASTER_PORT are the same on all ranks, and whether a firewall is between"
         ) from None
-    if size > 1 and not has_agents and _is_of_another_launch(store, rank, size):
-        time.sleep(_RANK_0_FIRST_SECONDS)
-        raise UserError(f"port {port} of {address} is taken by another training: {port_remedy()}")
-    keys = [f"joined/{rank}" for rank in range(size)]
-    store.set(keys[rank], socket.gethostname())
-    try:
-        store.wait(keys, patience)
-    except dist.DistError:
-        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-        raise UserError(
-            f"rank(s) {', '.join(map(str, missing))} of {size} did not join in {_duration(began)}: see in the logs why "
-            "they have not begun"
-        ) from None
-    return store
+    # An elastic launcher keeps its store when it starts all ranks again.
+    return dist.PrefixStore(f"dist_transformer {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def _is_of_another_launch(store: dist.Store, rank: int, size: int) -> bool:
+def as_ranges(ranks: Sequence[int]) -> str:
+    """`0-3, 6`."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in spans)
+
+
+def host_of(store: dist.Store, rank: int) -> str:
+    """Name the host of a rank that has come."""
+    return store.get(_joined(rank)).decode()
+
+
+def _address() -> tuple[str, int]:
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
+    if not host or not port.isdecimal():
+        raise UserError("MASTER_ADDR and MASTER_PORT are not set: start the job by its launcher, or set them")
+    return host, int(port)
+
+
+def _has_agents() -> bool:
+    """Decide whether agents of torchrun have met at a store of their own, which its ranks use."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _joined(rank: int) -> str:
+    return f"joined/{rank}"
+
+
+def _wait_for_server(host: str, port: int, patience: timedelta) -> None:
+    """Wait until the port answers; torch, which would wait too, prints a page when it gives up."""
+    deadline = time.monotonic() + patience.total_seconds()
+    while True:
+        try:
+            with socket.create_connection((host, port), timeout=max(_PAUSE_SECONDS, deadline - time.monotonic())):
+                return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _find_missing(store: dist.Store, world: World, patience: timedelta, began: float) -> str:
+    """Wait for all ranks; name those that do not come, or give nothing."""
+    everyone, pause = [_joined(rank) for rank in range(world.size)], _PAUSE_SECONDS
+    # Asked again and again, because a `wait` that ends prints a page.
+    while not store.check(everyone):
+        if time.monotonic() - began > patience.total_seconds():
+            break
+        time.sleep(pause)
+        pause = min(1.0, 1.1 * pause)
+    missing = [rank for rank in range(world.size) if not store.check([_joined(rank)])]
+    if not missing:
+        return ""
+    present: dict[str, list[int]] = {}
+    for rank in range(world.size):
+        if rank not in missing:
+            present.setdefault(host_of(store, rank), []).append(rank)
+    here = ", ".join(f"{as_ranges(ranks)} on {host}" for host, ranks in present.items())
+    return (
+        f"rank {as_ranges(missing)} of {world.size} did not join in {_duration(began)} (here: {here}): see in the logs "
+        f"why they have not begun, and whether their nodes reach {':'.join(map(str, _address()))}"
+    )
+
+
+def _is_of_another_launch(store: dist.Store, world: World) -> bool:
     """Decide whether the rank 0 that answers is not ours: where our port is taken, another training's may answer."""
-    ours = _launch_name(size)
-    if rank == 0:
-        store.set("launch", json.dumps([size, ours]))
+    ours = _launch_name(world.size)
+    if world.is_main:
+        store.set("launch", json.dumps([world.size, ours]))
     try:
         their_size, theirs = json.loads(store.get("launch"))
     except dist.DistError:
         return True
-    if their_size != size or (ours and theirs and ours != theirs):
+    if their_size != world.size or (ours and theirs and ours != theirs):
         return True
     # Where launches have no name, a rank's place that is taken is the sign. Nothing of theirs is written over.
-    return store.add(f"taken/{rank}", 1) > 1
+    return store.add(f"taken/{world.rank}", 1) > 1
 
 
 def _launch_name(size: int) -> str:

@@ -33,7 +33,7 @@ from dist_transformer.run.checkpoint import checkpoint_problem
 from dist_transformer.run.layout import CHECKPOINTS, LEDGER_FILE, WEIGHTS, step_name
 from dist_transformer.run.records import read_records
 from dist_transformer.run.warm_start import read_initial_weights
-from dist_transformer.runtime.distributed import World
+from dist_transformer.runtime.world import World
 from dist_transformer.training.engine.memory import peak_memory_bytes
 from dist_transformer.training.trainer import Trainer
 

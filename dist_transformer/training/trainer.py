@@ -33,7 +33,7 @@ from dist_transformer.run.ledger import Ledger, batch_hash
 from dist_transformer.run.progress import Progress
 from dist_transformer.run.warm_start import InitialWeights
 from dist_transformer.runtime import distributed
-from dist_transformer.runtime.distributed import World
+from dist_transformer.runtime.world import World
 from dist_transformer.training.engine.ds_config import load_ds_config
 from dist_transformer.training.engine.engine import Engine
 from dist_transformer.training.engine.memory import peak_memory_bytes, state_bytes

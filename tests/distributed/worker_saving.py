@@ -23,7 +23,8 @@ from dist_transformer.run.checkpoint_writer import CheckpointWriter, Retention
 from dist_transformer.run.layout import step_name
 from dist_transformer.run.state import MOMENTS, ParameterState
 from dist_transformer.runtime import distributed
-from dist_transformer.runtime.distributed import World, process_group, read_world
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.world import World, read_world
 
 ALL = Retention(checkpoints=99, weights=99)
 

@@ -20,7 +20,8 @@ from dist_transformer.errors import UserError
 from dist_transformer.evaluation.samples import read_sheets
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.runtime.distributed import World, process_group, read_world
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.world import World, read_world
 from dist_transformer.training.engine.ds_config import load_ds_config
 from dist_transformer.training.engine.engine import Engine
 from dist_transformer.training.interval import Interval

@@ -9,7 +9,8 @@ import torch.distributed as dist
 
 from dist_transformer.errors import UserError
 from dist_transformer.runtime import distributed
-from dist_transformer.runtime.distributed import process_group, read_world
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.world import read_world
 
 
 def fail_on(rank: int, own: int) -> None:

@@ -23,7 +23,7 @@ def run(case: Case, lab: Lab) -> Found:
     if case.kind == "never joins":
         job = lab.job(run_dir, *long, "--setup-timeout-minutes", _JOINING_MINUTES).start_ranks(world, absent=[rank])
         # Where rank 0 is missing, there is nobody who knows who has come.
-        named = "finds no rank 0" if rank == 0 else f"rank(s) {rank} of {world} did not join"
+        named = "cannot reach rank 0" if rank == 0 else f"rank {rank} of {world} did not join"
         return judged(job, named, since=time.monotonic(), extra=60 * _JOINING_MINUTES + _LOADING_SECONDS)
     fault = {"raises": "raise", "stops for 30 s": "SIGSTOP"}[case.kind]
     limits = ("--timeout-minutes", _LIMIT_MINUTES, "--setup-timeout-minutes", 5)

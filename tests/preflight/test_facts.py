@@ -6,7 +6,7 @@ import pytest
 
 from dist_transformer.preflight import facts
 from dist_transformer.preflight.facts import RUN_FOLDER, gather, hash_of_code, look_at
-from dist_transformer.runtime.distributed import World
+from dist_transformer.runtime.world import World
 
 
 def test_what_this_machine_is(tmp_path: Path) -> None:

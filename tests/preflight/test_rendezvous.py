@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from dist_transformer.errors import UserError
-from dist_transformer.preflight.rendezvous import as_ranges, joined
-from dist_transformer.runtime.distributed import World
+from dist_transformer.preflight.rendezvous import joined
+from dist_transformer.runtime.rendezvous import as_ranges
+from dist_transformer.runtime.world import World
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def test_a_port_that_is_taken_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> N
     with socket.create_server(("", 0)) as other:
         for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": other.getsockname()[1], "CROSS_SIZE": 1}.items():
             monkeypatch.setenv(name, str(value))
-        with pytest.raises(UserError, match=r"EADDRINUSE.*such as deepspeed --master_port \d+"):
+        with pytest.raises(UserError, match=r"^port \d+ of this machine is taken.*such as deepspeed --master_port \d+"):
             joined(World(size=2), seconds=1).__enter__()
 
 

@@ -16,7 +16,7 @@ from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.run.warm_start import InitialWeights, read_initial_weights
-from dist_transformer.runtime.distributed import World
+from dist_transformer.runtime.world import World
 from dist_transformer.training.dry_run import run_test_mode
 
 

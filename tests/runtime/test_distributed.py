@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import TCPStore as Store
+from torch.distributed import Store
 
 from dist_transformer.errors import UserError
 from dist_transformer.runtime import distributed, rendezvous
-from dist_transformer.runtime.distributed import World, process_group, read_world
+from dist_transformer.runtime import world as world_module
 from dist_transformer.runtime.launch import RANK_VARIABLES, free_port
-from dist_transformer.runtime.rendezvous import meet
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.rendezvous import connect, meet
+from dist_transformer.runtime.world import World, read_world
 from tests.conftest import ROOT
 
 WORKER = ROOT / "tests" / "distributed" / "worker_world.py"
@@ -100,7 +102,8 @@ class TestReadWorld:
 
     def test_mpirun_in_a_slurm_job_counts(self, environment: pytest.MonkeyPatch) -> None:
         """It starts a helper a node by srun, and the ranks inherit the helper's variables."""
-        environment.setattr(distributed, "_world_from_mpi", lambda: World(rank=3, size=4))
+        environment.setattr(world_module, "_world_from_mpi", lambda: World(rank=3, size=4))
+        environment.setattr(world_module, "_set_master_from_mpi", lambda: None)
         assert launched({**SRUN, "SLURM_NTASKS": 2, "SLURM_PROCID": 1, "PMI_RANK": 3, "PMI_SIZE": 4}).size == 4
 
     def test_srun_that_offers_mpi_is_srun(self) -> None:
@@ -211,14 +214,14 @@ def test_ranks_that_do_not_join_are_named(environment: pytest.MonkeyPatch) -> No
         with process_group(World(rank=rank, size=3, local_rank=rank, local_size=3), join_minutes=0.01):
             pass
 
-    with pytest.raises(UserError, match=r"^rank\(s\) 1, 2 of 3 did not join in \d s: "):
+    with pytest.raises(UserError, match=r"^rank 1-2 of 3 did not join in \d s \(here: 0 on .*\): "):
         join(0)
-    with pytest.raises(UserError, match=rf"^rank 1 finds no rank 0 at 127\.0\.0\.1:{port} in \d s "):
+    with pytest.raises(UserError, match=rf"^rank 1 on .* cannot reach rank 0 at 127\.0\.0\.1:{port} in \d s "):
         join(1)
 
 
 def meet_as(rank: int, size: int = 2) -> Store:
-    return meet(rank, size, timedelta(seconds=20))
+    return meet(World(rank=rank, size=size), timedelta(seconds=20))
 
 
 @pytest.fixture
@@ -262,7 +265,7 @@ def test_a_rank_of_another_launch_takes_nobodys_place(environment: pytest.Monkey
     os.environ.update(SLURM_JOB_ID="1", SLURM_STEP_ID="0", SLURM_STEP_NUM_TASKS="2")
     with ThreadPoolExecutor() as ranks:
         rank_0 = ranks.submit(meet_as, 0)
-        watching = Store("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        watching = connect(World(rank=1, size=2), timedelta(seconds=20))
         watching.wait(["joined/0"])
         os.environ["SLURM_JOB_ID"] = "2"
         with pytest.raises(UserError, match="taken by another training"):

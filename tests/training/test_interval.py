@@ -6,7 +6,7 @@ import torch
 from dist_transformer import train
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.model.transformer import training_flops
-from dist_transformer.runtime.distributed import World
+from dist_transformer.runtime.world import World
 from dist_transformer.training.interval import Interval
 
 

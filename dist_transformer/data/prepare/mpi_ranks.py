@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from dist_transformer.errors import UserError
-from dist_transformer.runtime.launch import load_mpi, needs_mpi, slurm_tasks
+from dist_transformer.runtime.launch import load_mpi
+from dist_transformer.runtime.world import find_world
 
 T = TypeVar("T")
 
@@ -37,18 +38,18 @@ class Team:
         """The team of this process, as its launcher started it.
 
         Raises:
-            UserError: MPI cannot be loaded, or does not see the tasks that srun started.
+            UserError: MPI cannot be loaded, or does not see the processes that the launcher started.
         """
-        started = slurm_tasks()
-        if started == 1 and not needs_mpi():
+        world = find_world()
+        if world.size == 1:
             return cls()
-        team = cls(load_mpi().COMM_WORLD)
-        if team.size < started:
+        ranks = cls(load_mpi().COMM_WORLD)
+        if (ranks.rank, ranks.size) != (world.rank, world.size):
             raise UserError(
-                f"srun started {started} tasks but MPI sees {team.size}: choose one that it knows with srun --mpi=pmi2 "
-                "or --mpi=pmix (srun --mpi=list shows them)"
+                f"{world.size} processes were started but MPI sees {ranks.size}: start them by mpirun, or by srun with "
+                "an MPI that it knows, srun --mpi=pmi2 or --mpi=pmix (srun --mpi=list shows them)"
             )
-        return team
+        return ranks
 
     @property
     def is_main(self) -> bool:

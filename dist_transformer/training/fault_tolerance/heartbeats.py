@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dist_transformer.files import read_small, write_file, write_new
 from dist_transformer.run.layout import HEARTBEATS
-from dist_transformer.runtime.distributed import World
+from dist_transformer.runtime.world import World
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

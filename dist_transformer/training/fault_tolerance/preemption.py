@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dist_transformer.runtime import distributed
-from dist_transformer.runtime.distributed import World
+from dist_transformer.runtime.world import World
 from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
 
 # On a ballot: above every signal's number.

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from dist_transformer.files import append_to
 from dist_transformer.runtime import distributed
-from dist_transformer.runtime.distributed import World
+from dist_transformer.runtime.world import World
 from dist_transformer.training.fault_tolerance.heartbeats import Beat, Failure, Heartbeats
 from dist_transformer.training.fault_tolerance.launcher_watch import LauncherWatch
 from dist_transformer.training.fault_tolerance.signals import Signals

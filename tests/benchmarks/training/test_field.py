@@ -20,8 +20,9 @@ from benchmarks.training.field import (
 from dist_transformer.config.settings import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
-from dist_transformer.runtime.distributed import World, process_group
 from dist_transformer.runtime.launch import deepspeed_command
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.world import World
 from tests.conftest import run_command
 
 MODEL = ModelConfig(width=32, heads=2, ffn_width=64, encoder_layers=1, decoder_layers=2, dropout=0.0)

@@ -14,7 +14,8 @@ from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
 from dist_transformer.planning.speed import bytes_per_parameter
-from dist_transformer.runtime.distributed import World, process_group
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.world import World
 from tests.conftest import ROOT, run_command
 
 

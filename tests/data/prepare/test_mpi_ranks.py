@@ -9,12 +9,13 @@ from dist_transformer.data.prepare.mpi_ranks import Team
 from dist_transformer.errors import UserError
 
 STEP = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "1"}
+TWO = {**STEP, "SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_TASKS_PER_NODE": "2"}
 
 
 @pytest.fixture(autouse=True)
 def without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    launchers = ("SLURM_", "OMPI_", "PMI")
+    launchers = ("SLURM_", "OMPI_", "PMI", "RANK", "WORLD_SIZE")
     monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if not k.startswith(launchers)})
 
 
@@ -37,7 +38,12 @@ def test_one_process_needs_no_mpi(variables: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     "variables",
-    [{**STEP, "SLURM_NTASKS": "2"}, {**STEP, "PMI_SIZE": "2"}, {"OMPI_COMM_WORLD_SIZE": "2"}, {"PMIX_RANK": "0"}],
+    [
+        TWO,
+        {**STEP, "PMI_SIZE": "2"},
+        {"OMPI_COMM_WORLD_SIZE": "2"},
+        {"PMIX_RANK": "0"},
+    ],
 )
 def test_several_processes_are_told_how_to_get_it(variables: dict[str, str]) -> None:
     os.environ.update(variables)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.runtime.distributed import World
+from dist_transformer.runtime.world import World
 from dist_transformer.training.fault_tolerance.preemption import StopVote, parse_slurm_duration, seconds_left
 from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.runtime.distributed import World
+from dist_transformer.runtime.world import World
 from dist_transformer.training.fault_tolerance import watchdog as module
 from dist_transformer.training.fault_tolerance.heartbeats import Beat, Failure, Heartbeats, who_is_behind
 from dist_transformer.training.fault_tolerance.launcher_watch import LauncherWatch

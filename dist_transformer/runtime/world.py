@@ -1,0 +1,160 @@
+"""Who am I: rank and world from any launcher.
+
+Launchers: `deepspeed` and `torchrun` (RANK, WORLD_SIZE, …), `srun` (SLURM_PROCID, …), `mpirun` (mpi4py), or none.
+"""
+
+import os
+import socket
+import subprocess
+from dataclasses import dataclass
+
+from dist_transformer.errors import UserError
+from dist_transformer.runtime.launch import free_port, load_mpi, mpi_tasks, needs_mpi, number_in, slurm_tasks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """This process among its peers."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+
+def read_world() -> World:
+    """Rank and world as the launcher gave them; sets MASTER_ADDR and MASTER_PORT where the launcher does not.
+
+    Raises:
+        UserError: as `find_world`, or rank 0's address cannot be found.
+    """
+    world = find_world()
+    if world.size > 1 and "RANK" not in os.environ:
+        _set_master_from_slurm() if _is_task_of_slurm() else _set_master_from_mpi()
+    return world
+
+
+def find_world() -> World:
+    """Rank and world as the launcher gave them, and nothing else: for processes that do not meet through torch.
+
+    Whatever starts the job, all ranks find the same world, or all are told which variables do not fit.
+
+    Raises:
+        UserError: the launcher's variables are incomplete, contradict each other or are not numbers.
+    """
+    if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
+        _need_all("RANK", "WORLD_SIZE")
+        # torchrun says LOCAL_WORLD_SIZE, DeepSpeed's launcher LOCAL_SIZE.
+        local_size = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in os.environ else "LOCAL_SIZE"
+        world = _numbered("RANK", "WORLD_SIZE", "LOCAL_RANK", local_size)
+        _check_outer_launchers()
+        if world.size > 1:
+            _need_all("MASTER_ADDR", "MASTER_PORT")
+        return world
+    if _is_task_of_slurm():
+        per_node = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get("SLURM_TASKS_PER_NODE", "1")
+        os.environ.update(SLURM_LOCAL_SIZE=str(_most_tasks(per_node)), SLURM_NTASKS=str(slurm_tasks()))
+        return _numbered("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_LOCAL_SIZE")
+    return _world_from_mpi() if needs_mpi() else World()
+
+
+def _is_task_of_slurm() -> bool:
+    return slurm_tasks() > 1 and not _mpirun_differs()
+
+
+def _need_all(*names: str) -> None:
+    """Of variables that belong together, all must be set."""
+    given = [name for name in names if os.environ.get(name)]
+    missing = [name for name in names if name not in given]
+    if missing:
+        instead = f"{given[0]} is set but {missing[0]} is not" if given else f"{' and '.join(missing)} are not set"
+        raise UserError(f"{instead}: start the job by its launcher, or unset what an earlier one left")
+
+
+def _mpirun_differs() -> bool:
+    """Whether an mpirun inside a SLURM job started this process: the tasks of the step are its helpers then."""
+    if "OMPI_COMM_WORLD_SIZE" in os.environ:
+        mpi = (number_in("OMPI_COMM_WORLD_RANK"), number_in("OMPI_COMM_WORLD_SIZE"))
+    elif "PMI_SIZE" in os.environ:
+        mpi = (number_in("PMI_RANK"), number_in("PMI_SIZE"))
+    else:
+        return False
+    return mpi != (number_in("SLURM_PROCID"), slurm_tasks())
+
+
+def _check_outer_launchers() -> None:
+    """RANK and WORLD_SIZE must come from the innermost launcher: what a shell left would make many worlds of one."""
+    # A launcher that runs once a node says how many of its kind there are: torchrun and DeepSpeed's.
+    parts = next((name for name in ("GROUP_WORLD_SIZE", "CROSS_SIZE") if name in os.environ), "WORLD_SIZE")
+    outer = {"srun": slurm_tasks(), "mpirun": mpi_tasks()}
+    for launcher, tasks in outer.items():
+        if tasks > 1 and number_in(parts) != tasks:
+            raise UserError(
+                f"{parts} is {os.environ[parts]} but {launcher} started {tasks} tasks: unset RANK and WORLD_SIZE "
+                f"before {launcher}, or start one torchrun or deepspeed a node that know of each other"
+            )
+
+
+def _most_tasks(per_node: str) -> int:
+    """SLURM writes `2(x3),1`: two tasks on each of three nodes, one on the next."""
+    return max(int(part.split("(")[0]) for part in per_node.split(","))
+
+
+def _numbered(rank: str, size: str, local_rank: str, local_size: str) -> World:
+    names = (rank, size, local_rank, local_size)
+    defaults = (None, None, os.environ.get(rank), os.environ.get(size))
+    try:
+        values = [int(os.environ.get(name, default)) for name, default in zip(names, defaults, strict=True)]  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        shown = ", ".join(f"{name}={os.environ.get(name)}" for name in names)
+        raise UserError(f"the launcher's variables are not numbers ({shown}): start the job by its launcher") from None
+    if not 0 <= values[0] < values[1]:
+        raise UserError(f"{rank} is {values[0]} but {size} is {values[1]}: unset them or start the job by its launcher")
+    if not 0 <= values[2] < values[3]:
+        raise UserError(
+            f"{local_rank} is {values[2]} but {local_size} is {values[3]}: unset them or start the job by its launcher"
+        )
+    return World(rank=values[0], size=values[1], local_rank=values[2], local_size=values[3])
+
+
+def _set_master_from_slurm() -> None:
+    address = os.environ.get("MASTER_ADDR")
+    if number_in("SLURM_NODEID") and address in (socket.gethostname(), "localhost", "127.0.0.1", "::1"):
+        raise UserError(
+            f"MASTER_ADDR is {address} on {socket.gethostname()}, but rank 0 runs on another node: set it once before "
+            "srun, to the first host of the job, or not at all"
+        )
+    if address is None:
+        command = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
+        try:
+            hosts = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise UserError(
+                f"scontrol cannot name the first host of {command[-1]} ({error}): set MASTER_ADDR in the job script"
+            ) from None
+        os.environ["MASTER_ADDR"] = hosts[0]
+    # Every task must compute the same port without talking: the job and step number give one, below those that the
+    # system hands out by itself.
+    job, step = int(os.environ.get("SLURM_JOB_ID", "0")), int(os.environ.get("SLURM_STEP_ID", "0"))
+    os.environ.setdefault("MASTER_PORT", str(10_000 + (job * 31 + step) % 20_000))
+
+
+def _world_from_mpi() -> World:
+    MPI = load_mpi()
+    everyone = MPI.COMM_WORLD
+    node = everyone.Split_type(MPI.COMM_TYPE_SHARED)
+    return World(rank=everyone.rank, size=everyone.size, local_rank=node.rank, local_size=node.size)
+
+
+def _set_master_from_mpi() -> None:
+    MPI = load_mpi()
+    everyone = MPI.COMM_WORLD
+    node = everyone.Split_type(MPI.COMM_TYPE_SHARED)
+    master = everyone.bcast((socket.gethostname(), free_port()) if everyone.rank == 0 else None)
+    one_node = everyone.allreduce(int(node.size == everyone.size), op=MPI.MIN)
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if one_node else master[0])
+    os.environ.setdefault("MASTER_PORT", str(master[1]))
