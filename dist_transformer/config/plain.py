@@ -27,41 +27,49 @@ def _to_json(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def from_plain(kind: type[T], values: dict[str, Any], where: str) -> T:
-    """Build a config of type `kind` from JSON values.
+def from_plain(kind: type[T], values: dict[str, Any], where: str, *, remedy: str = "correct the file") -> T:
+    """Build a dataclass of type `kind` from JSON values.
+
+    Args:
+        where: the file, for errors.
+        remedy: what the user should do about a value of a wrong type.
 
     Raises:
-        UserError: an unknown name, a missing one or a wrong value; `where` names the file.
+        UserError: an unknown name, a missing one or a wrong value.
     """
     hints = typing.get_type_hints(kind)
     if not isinstance(values, dict):
-        raise UserError(f"{where} must hold an object of settings, not {values!r:.60}")
+        raise UserError(f"{where} must hold an object of settings, not {values!r:.60}: {remedy}")
     unknown = sorted(set(values) - set(hints))
     if unknown:
         raise UserError(f"{where}: unknown setting {unknown[0]!r}: remove it, or use the version that wrote the file")
-    arguments = {name: _plain_value(hints[name], value, f"{where}: {name}") for name, value in values.items()}
+    arguments = {name: _plain_value(hints[name], value, f"{where}: {name}", remedy) for name, value in values.items()}
     try:
         return kind(**arguments)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
     except TypeError as error:
         raise UserError(f"{where}: {error}: the file is incomplete, write it anew") from None
 
 
-def _plain_value(hint: Any, value: Any, where: str) -> Any:
-    """A setting from its JSON value, of the type that its field states."""
+def _plain_value(hint: Any, value: Any, where: str, remedy: str) -> Any:
+    """A value from JSON, of the type that its field states."""
     if dataclasses.is_dataclass(hint):
-        return from_plain(typing.cast(type, hint), value, where)
+        return from_plain(typing.cast(type, hint), value, where, remedy=remedy)
     origin, options = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal and value in options:
         return value
     if origin is tuple and isinstance(value, list):
-        return tuple(_plain_value(options[0], item, where) for item in value)
+        return tuple(_plain_value(options[0], item, f"{where}[{at}]", remedy) for at, item in enumerate(value))
+    if origin is dict and isinstance(value, dict):
+        return {key: _plain_value(options[1], item, f"{where}[{key!r}]", remedy) for key, item in value.items()}
     kinds = options if origin in (types.UnionType, typing.Union) else (hint,)
     if Path in kinds and isinstance(value, str):
         return Path(value)
     if type(value) in kinds or (float in kinds and type(value) is int):
         return value
     wanted = " or ".join(map(repr, options)) if origin is Literal else getattr(hint, "__name__", str(hint))
-    raise UserError(f"{where} must be {wanted}, not {value!r:.60}: correct the file")
+    raise UserError(f"{where} must be {wanted}, not {value!r:.60}: {remedy}")
 
 
 def read_json(path: Path) -> dict[str, Any]:

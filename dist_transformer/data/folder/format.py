@@ -102,8 +102,21 @@ def copy_rows(
     out[number] = tokens
 
 
+class _Counts:
+    """A record of the index: none of its numbers is negative."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            numbers = value.values() if isinstance(value, dict) else (value,)
+            if any(isinstance(number, int) and number < 0 for number in numbers):
+                raise UserError(f"{field.name} is {value!r}, and cannot be below 0: {REMEDY}")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShardInfo:
+class ShardInfo(_Counts):
     file: str
     pairs: int
     source_tokens: int
@@ -114,7 +127,7 @@ class ShardInfo:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SplitInfo:
+class SplitInfo(_Counts):
     shards: tuple[ShardInfo, ...]
     lengths_file: str
     lengths_sha256: str
@@ -135,7 +148,7 @@ class SplitInfo:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TextInfo:
+class TextInfo(_Counts):
     """The raw validation text, in full; its shards hold only the pairs that fit `max_tokens`."""
 
     pairs: int
@@ -144,7 +157,7 @@ class TextInfo:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DataIndex:
+class DataIndex(_Counts):
     format_version: int
     corpus: str
     """A name for reports and model cards."""

@@ -1,18 +1,15 @@
 """A prepared data folder, opened: in a folder of this machine, or behind a URL with a cache on local disk."""
 
-import dataclasses
 import json
 import os
 import stat
-import types
-import typing
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from dist_transformer.config.plain import from_plain
 from dist_transformer.data.folder.format import (
     FORMAT_VERSION,
     INDEX_FILE,
@@ -368,26 +365,6 @@ def _read_index(folder: Path) -> DataIndex:
             f"{path} has format version {version} and this program reads {FORMAT_VERSION}: "
             "upgrade dist_transformer, or prepare the data again"
         )
-    try:
-        if version != FORMAT_VERSION:
-            raise ValueError(f"format_version must be {FORMAT_VERSION}, not {version!r}")
-        return _decode(DataIndex, content, "index")
-    except ValueError as error:
-        raise UserError(f"{path}: {error}: {REMEDY}") from None
-
-
-def _decode(kind: Any, value: Any, field: str) -> Any:
-    """Build a dataclass, tuple, dict or plain value from JSON, checking every type and every key."""
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        if not isinstance(value, dict) or value.keys() != hints.keys():
-            wrong = set(value).symmetric_difference(hints) if isinstance(value, dict) else {field}
-            raise ValueError(f"{field} has missing or unknown fields: {', '.join(sorted(wrong))}")
-        return kind(**{name: _decode(hint, value[name], f"{field}.{name}") for name, hint in hints.items()})
-    if isinstance(kind, types.GenericAlias) and kind.__origin__ is tuple and isinstance(value, list):
-        return tuple(_decode(kind.__args__[0], item, f"{field}[{i}]") for i, item in enumerate(value))
-    if isinstance(kind, types.GenericAlias) and kind.__origin__ is dict and isinstance(value, dict):
-        return {name: _decode(kind.__args__[1], item, f"{field}.{name}") for name, item in value.items()}
-    if type(value) is kind and not (kind is int and value < 0):
-        return value
-    raise ValueError(f"{field} must be {getattr(kind, '__name__', kind)}, not {value!r:.60}")
+    if version != FORMAT_VERSION:
+        raise UserError(f"{path}: format_version must be {FORMAT_VERSION}, not {version!r}: {REMEDY}")
+    return from_plain(DataIndex, content, str(path), remedy=REMEDY)

@@ -344,11 +344,11 @@ def test_the_folder_may_be_a_link_but_not_its_valid_folder(folder: Path) -> None
     [
         ({"format_version": 2}, "has format version 2 and this program reads 1: upgrade"),
         ({"format_version": "1"}, "format_version must be 1, not '1'"),
-        ({"vocab_size": "300"}, "index.vocab_size must be int, not '300'"),
-        ({"seed": -1}, "index.seed must be int, not -1"),
-        ({"extra": 1}, "missing or unknown fields: extra"),
-        ({"train": []}, "index.train has missing or unknown fields"),
-        ({"dropped": {"empty": True}}, "index.dropped.empty must be int, not True"),
+        ({"vocab_size": "300"}, "vocab_size must be int, not '300'"),
+        ({"seed": -1}, "index.json: seed is -1, and cannot be below 0"),
+        ({"extra": 1}, "unknown setting 'extra'"),
+        ({"train": []}, "train must hold an object of settings"),
+        ({"dropped": {"empty": True}}, "dropped['empty'] must be int, not True"),
     ],
 )
 def test_bad_index_names_the_field(folder: Path, changes: dict[str, Any], message: str) -> None:
