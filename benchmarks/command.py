@@ -129,7 +129,7 @@ def main() -> None:
 def config_of(arguments: argparse.Namespace) -> TrainConfig:
     """The preset with the flags of training that were given."""
     if not arguments.flags and arguments.preset in PRESETS:
-        return dataclasses.replace(PRESETS[arguments.preset], data=(str(arguments.data),))
+        return PRESETS[arguments.preset].changed(data=(str(arguments.data),))
     from dist_transformer.train import parse_arguments as parse_training
 
     flags = ["--preset", arguments.preset, "--data", str(arguments.data), "--run-dir", "unused", *arguments.flags]

@@ -21,7 +21,7 @@ from benchmarks.preparation_memory import measure_preparation_memory
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.format import TOKENIZER_FILE
 from dist_transformer.data.folder.reader import DataFolder, Split
-from dist_transformer.data.loading.collate import Stream
+from dist_transformer.data.loading.collate import Collator
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Pack, Plan, Position, resolve_budgets
 from dist_transformer.data.loading.prefetch import BLOCK
@@ -140,7 +140,7 @@ def data_table(figures: dict[str, Any]) -> str:
 def own_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[str, Iterator[int]]:
     """Planning alone; ids of warm shards; and tensors in full, as many packs together as in training."""
     packs = first_packs(split, budgets, settings)
-    stream = Stream(split, budgets, packs_per_micro_batch=1)
+    stream = Collator(split, budgets, packs_per_micro_batch=1)
 
     def planning() -> Iterator[int]:
         plan = make_plan(split, budgets, settings)

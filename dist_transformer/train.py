@@ -6,7 +6,6 @@ if __name__ == "__main__":
     check_interpreter()
 
 import argparse
-import dataclasses
 import os
 import sys
 import time
@@ -44,7 +43,7 @@ def parse_arguments(arguments: list[str]) -> tuple[TrainConfig, bool]:
     chooser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     chooser.add_argument("--preset", default="base")
     chooser.add_argument("--variant", default="base")
-    chooser.add_argument("--test-mode", action="store_true")
+    chooser.add_argument("--test-mode", action="store_true", dest="dry_run")
     # DeepSpeed's launcher adds this one; the environment says the same.
     chooser.add_argument("--local_rank", "--local-rank", type=int)
     chosen, rest = chooser.parse_known_args(arguments)
@@ -58,29 +57,29 @@ def parse_arguments(arguments: list[str]) -> tuple[TrainConfig, bool]:
     missing = {"data": tyro.MISSING, "run_dir": tyro.MISSING}
     config = tyro.cli(
         TrainConfig,
-        default=dataclasses.replace(preset, **({"data": EMBEDDED_CORPUS} if chosen.test_mode else missing)),
+        default=preset.changed(**({"data": EMBEDDED_CORPUS} if chosen.dry_run else missing)),
         args=rest,
         prog="python -m dist_transformer.train",
         description=description,
     )
-    return config, chosen.test_mode
+    return config, chosen.dry_run
 
 
 def main() -> None:
     launchers = LauncherWatch()
     outlive_streams(remedy="training goes on without these lines; metrics.jsonl in the run folder has the figures")
-    config, test_mode = parse_arguments(sys.argv[1:])
+    config, dry_run = parse_arguments(sys.argv[1:])
     world = read_world()
     # DeepSpeed looks for an accelerator at import; without a GPU it should not search.
     import torch
 
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    if test_mode:
-        from dist_transformer.training.dry_run import run_test_mode
+    if dry_run:
+        from dist_transformer.training.dry_run import run_dry_run
 
         with process_group(world, single=True) as device, _failing(Watchdog(world, {}), world):
-            run_test_mode(config, world, device)
+            run_dry_run(config, world, device)
     elif not train(config, world, launchers):
         raise SystemExit(INTERRUPTED)
 
@@ -97,22 +96,22 @@ def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
     from dist_transformer.training.trainer import Trainer
 
     limits = {
-        Phase.SET_UP: 60 * config.setup_timeout_minutes,
-        Phase.STEP: 60 * config.timeout_minutes,
-        Phase.EVALUATION: 60 * config.evaluation_timeout_minutes,
-        Phase.CHECKPOINT: 60 * config.checkpoint_timeout_minutes,
+        Phase.SET_UP: 60 * config.timeouts.setup_timeout_minutes,
+        Phase.STEP: 60 * config.timeouts.timeout_minutes,
+        Phase.EVALUATION: 60 * config.timeouts.evaluation_timeout_minutes,
+        Phase.CHECKPOINT: 60 * config.timeouts.checkpoint_timeout_minutes,
     }
     watchdog = Watchdog(world, limits).start(launchers)
     group = process_group(
         world,
-        join_minutes=config.setup_timeout_minutes,
-        timeout_minutes=config.collective_timeout_minutes,
+        join_minutes=config.timeouts.setup_timeout_minutes,
+        timeout_minutes=config.timeouts.collective_timeout_minutes,
         single=True,
     )
     with group as device, _failing(watchdog, world):
         watchdog.enter(Phase.SET_UP)
         trainer = Trainer(config, world, device, watchdog, peak_flops=_peak_flops(device, config.precision, world))
-        left = seconds_left(config.walltime_minutes, age=watchdog.age) if world.is_main else None
+        left = seconds_left(config.timeouts.walltime_minutes, age=watchdog.age) if world.is_main else None
         if left is not None:
             trainer.vote.stop_within(left)
             trainer.reporter.say(f"time limit in {format_seconds(left)}: saves and ends before")

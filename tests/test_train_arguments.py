@@ -20,7 +20,7 @@ def settings(arguments: list[str]) -> TrainConfig:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_sets_the_defaults(preset: str) -> None:
     config = settings(["--preset", preset, *FOLDERS])
-    assert config == dataclasses.replace(PRESETS[preset], data=("corpus/de",), run_dir=Path("runs/1"))
+    assert config == PRESETS[preset].changed(data=("corpus/de",), run_dir=Path("runs/1"))
 
 
 def test_base_is_the_preset_when_none_is_given() -> None:
@@ -33,8 +33,18 @@ def test_everyday_flags() -> None:
         "--resume never --deepspeed_config zero2.json"
     )
     config = settings(["--preset", "tiny", *FOLDERS, *flags.split()])
-    assert (config.max_steps, config.save_every, config.validate_every, config.log_every) == (7, 3, 2, 1)
-    assert (config.patience, config.precision, config.seed, config.resume) == (4, "fp32", 5, "never")
+    assert (config.max_steps, config.checkpoints.save_every, config.validation.validate_every, config.log_every) == (
+        7,
+        3,
+        2,
+        1,
+    )
+    assert (config.validation.patience, config.precision, config.seed, config.checkpoints.resume) == (
+        4,
+        "fp32",
+        5,
+        "never",
+    )
     assert config.deepspeed_config == Path("zero2.json")
 
 

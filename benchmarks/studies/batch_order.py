@@ -27,7 +27,7 @@ import torch
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.reader import DataFolder, Split
-from dist_transformer.data.loading.collate import Stream
+from dist_transformer.data.loading.collate import Collator
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Pack, Plan, Position, Step, resolve_budgets
 from dist_transformer.errors import UserError
@@ -131,13 +131,13 @@ def train(
     settings = config.optimizer
     betas = (settings.beta1, settings.beta2)
     optimizer = torch.optim.AdamW(masters, lr=0.0, betas=betas, eps=settings.epsilon, weight_decay=0.0, fused=True)
-    stream = Stream(split, budgets, packs_per_micro_batch=config.batch.packs_per_step)
+    collator = Collator(split, budgets, packs_per_micro_batch=config.batch.packs_per_step)
     rows, number, started = [], 0, time.monotonic()
     for epoch in range(epochs):
         for step in order(epoch):
             number += 1
             torch.manual_seed(micro_batch_seed(config.seed, epoch, number, 0))
-            sums = model(stream.build(step.packs), settings.label_smoothing)
+            sums = model(collator.build(step.packs), settings.label_smoothing)
             (sums.loss / step.target_tokens).backward()
             optimizer.param_groups[0]["lr"] = learning_rate(number, settings, width=config.model.width)
             update(model, masters, optimizer)

@@ -85,7 +85,7 @@ def base_config(row: str, arguments: argparse.Namespace) -> TrainConfig:
 def row_config(row: str, arguments: argparse.Namespace) -> TrainConfig:
     """What the row makes of base. Its changes come after all flags: `--model.ffn-width` is then that of base."""
     config = apply_variant(base_config(row, arguments), row)
-    if config.validate_every == 0:
+    if config.validation.validate_every == 0:
         raise UserError("--validate-every 0 gives no perplexity for the table: leave it out, or give steps above 0")
     if arguments.max_steps is None:
         return config

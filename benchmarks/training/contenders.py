@@ -30,7 +30,7 @@ from dist_transformer.training.engine.schedule import RateScheduler, learning_ra
 
 
 @dataclass(slots=True)
-class Stretch:
+class Timing:
     """What some steps took."""
 
     device: torch.device
@@ -74,7 +74,7 @@ class Stretch:
 class Contender(Protocol):
     """A model, its optimizer and its way of making batches."""
 
-    def train(self, steps: int) -> Stretch:
+    def train(self, steps: int) -> Timing:
         """Take so many optimizer steps."""
 
     def nll(self, sample: TextSample) -> float:
@@ -152,28 +152,28 @@ class PackedContender:
         self.device = driver.module.embedding.device
         self.steps: Iterator[Step] = data.plan.steps(data.plan.start(), config.batch.packs_per_step)
 
-    def train(self, steps: int) -> Stretch:
-        stretch = Stretch(self.device)
+    def train(self, steps: int) -> Timing:
+        timing = Timing(self.device)
         self.driver.module.train()
-        with stretch.whole():
+        with timing.whole():
             for _ in range(steps):
-                with stretch.part("data"):
+                with timing.part("data"):
                     step = next(self.steps)
-                    micro_batches = self.data.stream.micro_batches(
+                    micro_batches = self.data.collator.micro_batches(
                         step, rank=self.world.rank, world_size=self.world.size
                     )  # fmt: skip
-                    stretch.steps += 1
+                    timing.steps += 1
                 for micro in micro_batches:
-                    with stretch.part("data"):
+                    with timing.part("data"):
                         batch = micro.batch.to(self.device)
                     self.driver.forward_backward(batch, step_tokens=step.target_tokens)
-                    with stretch.part("optimizer"):
+                    with timing.part("optimizer"):
                         self.driver.end_micro_batch()
-                    stretch.count(
+                    timing.count(
                         source=int(batch.source.lengths.sum()), target=int(batch.target.lengths.sum()),
                         computed=len(batch.source.tokens_T) + len(batch.labels_T),
                     )  # fmt: skip
-        return stretch
+        return timing
 
     @torch.no_grad()
     def nll(self, sample: TextSample) -> float:

@@ -9,6 +9,7 @@ import statistics
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -155,7 +156,7 @@ def _train_alone(request: dict[str, Any]) -> dict[str, float]:
     model_config = from_plain(ModelConfig, request["model"], "request")
     tokens, length = request["tokens"], request["sentence_tokens"]
     batch_config = BatchConfig(max_target_tokens=tokens, packs_per_step=1)
-    config = TrainConfig(data=("none",), run_dir="unused", model=model_config, batch=batch_config)  # type: ignore[arg-type]
+    config = TrainConfig.of(data=("none",), run_dir=Path("unused"), model=model_config, batch=batch_config)
     with process_group(World()) as device:
         before = resident_mib("VmRSS")
         torch.manual_seed(config.seed)

@@ -21,7 +21,7 @@ from benchmarks.measure import (
     resident_mib,
     who_can_run,
 )
-from benchmarks.training.contenders import Contender, Stretch, own_contenders
+from benchmarks.training.contenders import Contender, Timing, own_contenders
 from benchmarks.training.peers import peer_contenders
 from benchmarks.training.text import TextSample
 from dist_transformer.config.plain import from_plain, to_plain
@@ -130,17 +130,17 @@ def run_training_benchmark(
         contender.train(settings.warm_up)
         report(f"{LABELS[name]}: warm after {time.monotonic() - started:.0f} s")
     compiled_before = graphs_compiled()
-    stretches: dict[str, list[Stretch]] = {name: [] for name in names}
+    timings: dict[str, list[Timing]] = {name: [] for name in names}
     products: list[float] = []
     for number in range(settings.rounds):
         # There and back: a machine that slows down or warms up favours nobody.
         for name in names if number % 2 == 0 else reversed(names):
-            stretches[name].append(contenders[name].train(settings.steps))
+            timings[name].append(contenders[name].train(settings.steps))
         products.append(product_rate(device))
         for name, contender in contenders.items():
             curves[name].append(contender.nll(field.valid))
         report(f"round {number + 1} of {settings.rounds}")
-    figures = {name: summary(stretches[name], field, products) for name in names}
+    figures = {name: summary(timings[name], field, products) for name in names}
     for name, found in figures.items():
         found["nll"] = curves[name]
         if name in memory:
@@ -170,16 +170,16 @@ def choose(peers: Sequence[str], report: Report) -> list[str]:
     return names if "ours" in names else ["plain", *(name for name in names if name != "plain")]
 
 
-def summary(stretches: Sequence[Stretch], field: Field, products: Sequence[float]) -> dict[str, Any]:
+def summary(timings: Sequence[Timing], field: Field, products: Sequence[float]) -> dict[str, Any]:
     """Rates and shares of one contender."""
-    total = {name: sum(stretch.seconds[name] for stretch in stretches) for name in stretches[0].seconds}
-    source, target = (sum(getattr(s, f"{side}_tokens") for s in stretches) for side in ("source", "target"))
+    total = {name: sum(timing.seconds[name] for timing in timings) for name in timings[0].seconds}
+    source, target = (sum(getattr(s, f"{side}_tokens") for s in timings) for side in ("source", "target"))
     flops = training_flops(field.config.model, source_tokens=source, target_tokens=target)
     return {
-        "rates": Measure(tuple(s.target_tokens / s.seconds["clock"] for s in stretches)).to_json(),
-        "wall_rates": Measure(tuple(s.target_tokens / s.seconds["wall"] for s in stretches)).to_json(),
-        "tokens_per_step": target / sum(s.steps for s in stretches),
-        "fill": (source + target) / sum(s.computed_tokens for s in stretches),
+        "rates": Measure(tuple(s.target_tokens / s.seconds["clock"] for s in timings)).to_json(),
+        "wall_rates": Measure(tuple(s.target_tokens / s.seconds["wall"] for s in timings)).to_json(),
+        "tokens_per_step": target / sum(s.steps for s in timings),
+        "fill": (source + target) / sum(s.computed_tokens for s in timings),
         "mfu": flops / total["clock"] / statistics.median(products),
         "data_share": total["data"] / total["wall"],
         "optimizer_share": total["optimizer"] / total["wall"],

@@ -37,10 +37,10 @@ def learn(config: TrainConfig, *, minutes: float, out: Path, device: torch.devic
     assert isinstance(contender, PackedContender)
     before, started, steps, tokens = contender.nll(field.valid), time.monotonic(), 0, 0
     while (seconds := time.monotonic() - started) < 60 * minutes:
-        stretch = contender.train(_STEPS)
-        steps, tokens = steps + stretch.steps, tokens + stretch.target_tokens
+        timing = contender.train(_STEPS)
+        steps, tokens = steps + timing.steps, tokens + timing.target_tokens
     after = contender.nll(field.valid)
-    folder = DataFolder.open(Path(config.data[0]))
+    folder = DataFolder.open(Path(config.corpora.data[0]))
     index = folder.index
     info = ModelInfo(
         model=field.config.model, tokenizer_sha256=index.tokenizer_sha256, source_language=index.source_language,

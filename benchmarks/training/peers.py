@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.training.contenders import Contender, Stretch, adam_settings, make_scheduler
+from benchmarks.training.contenders import Contender, Timing, adam_settings, make_scheduler
 from benchmarks.training.text import IGNORED_LABEL, PaddedBatch, TextSample
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.export.marian import marian_model
@@ -130,26 +130,26 @@ class PaddedContender:
     def _loss(self, batch: PaddedBatch) -> torch.Tensor:
         return loss_sum(self.logits(batch), batch.labels_BT, self.config.optimizer.label_smoothing)
 
-    def train(self, steps: int) -> Stretch:
-        stretch = Stretch(self.device)
+    def train(self, steps: int) -> Timing:
+        timing = Timing(self.device)
         self.model.train()
-        with stretch.whole():
+        with timing.whole():
             for _ in range(steps):
-                with stretch.part("data"):
+                with timing.part("data"):
                     rows = next(self.rows)
                     batch = self.sample.batch(rows).to(self.device)
                     source, target = self.sample.sizes[rows].sum(0)
                 with autocast(self.device, self.config):
                     loss = self.loss(batch)
                 (loss / int(target)).backward()
-                with stretch.part("optimizer"):
+                with timing.part("optimizer"):
                     self.optimizer.step()
                     self.scheduler.step()
                     self.optimizer.zero_grad(set_to_none=True)
-                stretch.steps += 1
+                timing.steps += 1
                 computed = batch.source_BS.numel() + batch.target_BT.numel()
-                stretch.count(source=int(source), target=int(target), computed=computed)
-        return stretch
+                timing.count(source=int(source), target=int(target), computed=computed)
+        return timing
 
     def nll(self, sample: TextSample) -> float:
         return padded_nll(self.model, self.logits, sample, self.config)
@@ -168,22 +168,22 @@ class TrainerContender:
         self.failure: BaseException | None = None
         self.thread = threading.Thread(target=self._run, args=(torch.get_num_threads(),), daemon=True)
 
-    def train(self, steps: int) -> Stretch:
+    def train(self, steps: int) -> Timing:
         if not self.thread.is_alive():
             self.thread.start()
-        stretch = Stretch(self.device)
+        timing = Timing(self.device)
         self.marian.train()
-        with stretch.whole():
+        with timing.whole():
             for _ in range(steps):
                 self.may_collate.release()
                 self.step_done.acquire()
                 if self.failure is not None:
                     raise self.failure
         for sizes, computed in self.taken[self.steps : self.steps + steps]:
-            stretch.count(source=int(sizes[0]), target=int(sizes[1]), computed=computed)
-        stretch.steps = steps
+            timing.count(source=int(sizes[0]), target=int(sizes[1]), computed=computed)
+        timing.steps = steps
         self.steps += steps
-        return stretch
+        return timing
 
     def nll(self, sample: TextSample) -> float:
         return padded_nll(self.marian, partial(marian_logits, self.marian), sample, self.config)

@@ -115,8 +115,8 @@ def _train(request: dict[str, Any]) -> dict[str, float]:
         torch.set_num_threads(1)
         (contender,) = open_field(config, world, device).pick(["ours"]).values()
         contender.train(_WARM_UP_STEPS)
-        stretch = contender.train(request["steps"])
-    return {"seconds": stretch.seconds["wall"] / request["steps"]}
+        timing = contender.train(request["steps"])
+    return {"seconds": timing.seconds["wall"] / request["steps"]}
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ def _measure(
 
     def take(step: Step, *, weigh: bool) -> None:
         nonlocal most
-        for micro in data.stream.micro_batches(step, rank=world.rank, world_size=world.size):
+        for micro in data.collator.micro_batches(step, rank=world.rank, world_size=world.size):
             engine.forward_backward(micro.batch, step_tokens=step.target_tokens)
             if weigh:
                 most = max(most, state_bytes(engine))

@@ -80,7 +80,7 @@ def parse_arguments(arguments: list[str]) -> Arguments:
     chooser.add_argument("--preset", default="base")
     chooser.add_argument("--variant", default="base")
     chosen, _ = chooser.parse_known_args(arguments)
-    preset = dataclasses.replace(preset_with_variant(chosen.preset, chosen.variant), data=EMBEDDED_CORPUS)
+    preset = preset_with_variant(chosen.preset, chosen.variant).changed(data=EMBEDDED_CORPUS)
     default = Arguments(preset=chosen.preset, variant=chosen.variant, train=preset)
     description = (
         "What would a training run need? Memory by ZeRO stage follows from what DeepSpeed allocates; speed is a model, "

@@ -11,7 +11,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from dist_transformer.data.prepare.mpi_ranks import Team
+from dist_transformer.data.prepare.mpi_ranks import MpiRanks
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import JsonlFile, PairSource, TsvFile, expand, line_files
@@ -24,33 +24,33 @@ def main() -> None:
     arguments = parse_arguments()
     # A batch system ends a job with SIGTERM: it is answered as Ctrl-C is.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    team = Team.join()
+    ranks = MpiRanks.join()
     try:
-        run(arguments, team)
+        run(arguments, ranks)
     except UserError:
-        if team.is_main:
+        if ranks.is_main:
             raise
         # Rank 0 has the same error, and says it for all.
         raise SystemExit(1) from None
     except (KeyboardInterrupt, SystemExit) as stop:
         print("interrupted: the same command goes on where this one ended", file=sys.stderr, flush=True)
         status = stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 128 + signal.SIGINT
-        team.abort(status)
+        ranks.abort(status)
         raise SystemExit(status) from None
     except BaseException:
         # The other ranks would wait for this one.
         traceback.print_exc()
-        team.abort(1)
+        ranks.abort(1)
         raise SystemExit(1) from None
 
 
-def run(arguments: argparse.Namespace, team: Team) -> None:
-    workers = arguments.workers if arguments.workers is not None else team.cores()
+def run(arguments: argparse.Namespace, ranks: MpiRanks) -> None:
+    workers = arguments.workers if arguments.workers is not None else ranks.cores()
     # What is learned or encoded in this process takes no more cores than were asked for.
     os.environ.setdefault("RAYON_NUM_THREADS", str(workers))
     with tempfile.TemporaryDirectory() as scratch:
-        settings = team.together(lambda: settings_from(arguments, Path(scratch), workers))
-        prepare(settings, print_line, team=team, show_progress=sys.stderr.isatty())
+        settings = ranks.together(lambda: settings_from(arguments, Path(scratch), workers))
+        prepare(settings, print_line, ranks=ranks, show_progress=sys.stderr.isatty())
 
 
 def print_line(line: str) -> None:

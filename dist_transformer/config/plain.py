@@ -5,18 +5,32 @@ import json
 import types
 import typing
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
+
+from tyro.conf import OmitArgPrefixes
 
 from dist_transformer.errors import UserError
 from dist_transformer.files import read_small
 
 T = TypeVar("T")
+# OmitArgPrefixes[Group] is Annotated[Group, this].
+_FLAT = typing.get_args(OmitArgPrefixes[int])[1]
 
 
 def to_plain(config: Any) -> dict[str, Any]:
-    """A config as JSON values."""
-    values = {field_.name: getattr(config, field_.name) for field_ in dataclasses.fields(config)}
-    return {name: _to_json(value) for name, value in values.items()}
+    """A config as JSON values; a group that has no flags of its own name lies flat among the others."""
+    plain: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = _to_json(getattr(config, field.name))
+        plain.update(value if field.name in _flat_groups(type(config)) else {field.name: value})
+    return plain
+
+
+def _flat_groups(kind: type) -> dict[str, type]:
+    """Find the fields of a dataclass that are groups without a name in flags and files."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    marked = {name: typing.get_args(hint) for name, hint in hints.items() if typing.get_origin(hint) is Annotated}
+    return {name: group for name, (group, *marks) in marked.items() if _FLAT in marks}
 
 
 def _to_json(value: Any) -> Any:
@@ -37,13 +51,18 @@ def from_plain(kind: type[T], values: dict[str, Any], where: str, *, remedy: str
     Raises:
         UserError: an unknown name, a missing one or a wrong value.
     """
-    hints = typing.get_type_hints(kind)
     if not isinstance(values, dict):
         raise UserError(f"{where} must hold an object of settings, not {values!r:.60}: {remedy}")
+    hints, arguments = typing.get_type_hints(kind), dict[str, Any]()
+    for name, group in _flat_groups(kind).items():
+        own = {field.name for field in dataclasses.fields(group)} & values.keys()
+        arguments[name] = from_plain(group, {key: values[key] for key in own}, where, remedy=remedy)
+        values = {key: value for key, value in values.items() if key not in own}
+        del hints[name]
     unknown = sorted(set(values) - set(hints))
     if unknown:
         raise UserError(f"{where}: unknown setting {unknown[0]!r}: remove it, or use the version that wrote the file")
-    arguments = {name: _plain_value(hints[name], value, f"{where}: {name}", remedy) for name, value in values.items()}
+    arguments |= {name: _plain_value(hints[name], value, f"{where}: {name}", remedy) for name, value in values.items()}
     try:
         return kind(**arguments)
     except UserError as error:

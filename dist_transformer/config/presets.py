@@ -7,7 +7,7 @@ from dist_transformer.config.settings import BatchConfig, ModelConfig, Optimizer
 
 
 def _preset(**settings: Any) -> TrainConfig:
-    return TrainConfig(data=("data",), run_dir=Path("run"), **settings)
+    return TrainConfig.of(data=("data",), run_dir=Path("run"), **settings)
 
 
 _BIG = ModelConfig(width=1024, heads=16, ffn_width=4096, dropout=0.3)

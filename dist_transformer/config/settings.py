@@ -5,9 +5,11 @@ its folder.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from tyro.conf import OmitArgPrefixes
 
 from dist_transformer.errors import UserError
 
@@ -27,6 +29,12 @@ def _require_fraction(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         _require(0.0 <= value < 1.0, name, value, "give a number from 0 up to, not including, 1")
+
+
+def _require_not_negative(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _require(0 <= value < math.inf, name, value, "give 0 or a number above 0")
 
 
 def _require_positive(config: object, *names: str) -> None:
@@ -151,13 +159,11 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainConfig:
-    """A training run."""
+class DataConfig:
+    """What is trained on."""
 
     data: tuple[str, ...]
     """Data folders made by tools/prepare_data.py, or their URLs (s3://, gs://, hf://, …); several are mixed."""
-    run_dir: Path
-    """Run folder; training resumes from its newest checkpoint."""
     data_weights: tuple[float, ...] = ()
     """Share of each data folder in the target tokens, relative to the others; by size and temperature if not given."""
     data_temperature: float = 1.0
@@ -168,41 +174,61 @@ class TrainConfig:
     """How much of them is kept there, in GiB."""
     on_bad_shard: Literal["stop", "skip"] = "stop"
     """What a shard that is missing or damaged does: end the run, or be left out of the epoch and reported."""
-    deepspeed_config: Path | None = None
-    """JSON with zero_optimization, communication and offload keys; ds_configs/zero1.json's content when not given."""
-    max_steps: int = 100_000
-    """Optimizer steps in all, counted from the start of the run."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "data_temperature", "cache_gib")
+        weights = self.data_weights
+        fit = not weights or (len(weights) == len(self.data) and min(weights) > 0)
+        _require(fit, "data_weights", weights, "give a number above 0 for each of --data")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointConfig:
+    """What is saved, what is kept of it, and where training begins."""
+
     save_every: int = 1000
     """Steps between checkpoints."""
-    validate_every: int = 1000
-    """Steps between validations; 0: never."""
-    log_every: int = 50
-    """Steps between log lines."""
-    validate_sentences: int = 500
-    """Validation sentences that each validation translates for BLEU and samples, spread over the set; 0: loss only."""
-    best_by: Literal["nll", "bleu"] = "nll"
-    """What patience and keep_best compare: loss per token, not smoothed, or BLEU of the translated sentences."""
-    patience: int = 0
-    """Stop after so many validations without a better one; 0: never."""
     keep_checkpoints: int = 3
     """Newest checkpoints that are kept (weights, moments and position, for resuming)."""
     keep_weights: int = 20
     """Newest weight files that are kept (for averaging)."""
     keep_best: int = 5
     """Weight files of the best validations that are kept besides; every validation is followed by a save."""
-    ema_decay: float = 0.0
-    """Decay a step of a moving average of the weights, saved beside them; 0: none, often 0.999 or 0.9999."""
-    max_skipped_steps: int = 10
-    """Abort after so many steps in a row whose loss or gradient was not finite."""
-    precision: Literal["bf16", "fp32"] = "bf16"
-    compile: bool = False
-    """On a GPU, torch.compile of the layers and the loss, where shapes stay the same: bf16, and ZeRO stages 0 to 2. Off
-    until it was measured on one."""
-    seed: int = 1
     init_from: Path | None = None
     """Model folder whose weights a new run begins with, at step 0, with a fresh optimizer; a resumed one does not."""
     resume: Literal["auto", "required", "never"] = "auto"
     """auto: resume when there is a checkpoint; required: fail without one; never: refuse a run folder that has one."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "save_every", "keep_checkpoints", "keep_weights")
+        _require_not_negative(self, "keep_best")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidationConfig:
+    """When a run is validated, and what follows from it."""
+
+    validate_every: int = 1000
+    """Steps between validations; 0: never."""
+    validate_sentences: int = 500
+    """Validation sentences that each validation translates for BLEU and samples, spread over the set; 0: loss only."""
+    best_by: Literal["nll", "bleu"] = "nll"
+    """What patience and keep_best compare: loss per token, not smoothed, or BLEU of the translated sentences."""
+    patience: int = 0
+    """Stop after so many validations without a better one; 0: never."""
+
+    def __post_init__(self) -> None:
+        _require_not_negative(self, "validate_every", "validate_sentences", "patience")
+        has_bleu = self.best_by == "nll" or self.validate_sentences > 0
+        _require(has_bleu, "best_by", self.best_by, "BLEU needs sentences: set validate_sentences above 0")
+        needs_validation = self.patience == 0 or self.validate_every > 0
+        _require(needs_validation, "patience", self.patience, "it counts validations: set validate_every above 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimeoutConfig:
+    """How long each part of a job may make no progress, and the job itself may take."""
+
     timeout_minutes: float = 30.0
     """Training that makes no progress for so long, waiting for a rank or for data, ends the job."""
     setup_timeout_minutes: float = 30.0
@@ -213,47 +239,88 @@ class TrainConfig:
     """The same for one validation."""
     walltime_minutes: float = 0.0
     """Save and end before the job's time is over, counted from its start; 0: as SLURM says, if it runs there."""
+
+    def __post_init__(self) -> None:
+        for name in self._limits():
+            _require_positive(self, name)
+            _require(getattr(self, name) <= _YEAR_MINUTES, name, getattr(self, name), "give at most a year, 525600")
+        _require_not_negative(self, "walltime_minutes")
+
+    @staticmethod
+    def _limits() -> tuple[str, ...]:
+        return "timeout_minutes", "setup_timeout_minutes", "checkpoint_timeout_minutes", "evaluation_timeout_minutes"
+
+    @property
+    def collective_timeout_minutes(self) -> float:
+        """Longer than any limit above: the watchdog, which names the rank that is behind, comes first."""
+        return 1.5 * max(getattr(self, name) for name in self._limits())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """A training run. The groups that are marked `OmitArgPrefixes` have flags, and names in config.json, of their own.
+
+    `TrainConfig.of` and `changed` take every setting by the name of its flag.
+    """
+
+    corpora: OmitArgPrefixes[DataConfig]
+    run_dir: Path
+    """Run folder; training resumes from its newest checkpoint."""
+    deepspeed_config: Path | None = None
+    """JSON with zero_optimization, communication and offload keys; ds_configs/zero1.json's content when not given."""
+    max_steps: int = 100_000
+    """Optimizer steps in all, counted from the start of the run."""
+    log_every: int = 50
+    """Steps between log lines."""
+    ema_decay: float = 0.0
+    """Decay a step of a moving average of the weights, saved beside them; 0: none, often 0.999 or 0.9999."""
+    max_skipped_steps: int = 10
+    """Abort after so many steps in a row whose loss or gradient was not finite."""
+    precision: Literal["bf16", "fp32"] = "bf16"
+    compile: bool = False
+    """On a GPU, torch.compile of the layers and the loss, where shapes stay the same: bf16, and ZeRO stages 0 to 2. Off
+    until it was measured on one."""
+    seed: int = 1
+    checkpoints: OmitArgPrefixes[CheckpointConfig] = field(default_factory=CheckpointConfig)
+    validation: OmitArgPrefixes[ValidationConfig] = field(default_factory=ValidationConfig)
+    timeouts: OmitArgPrefixes[TimeoutConfig] = field(default_factory=TimeoutConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     def __post_init__(self) -> None:
-        names = (
-            "max_steps",
-            "save_every",
-            "log_every",
-            "keep_checkpoints",
-            "keep_weights",
-            "max_skipped_steps",
-            "timeout_minutes",
-            "setup_timeout_minutes",
-            "checkpoint_timeout_minutes",
-            "evaluation_timeout_minutes",
-            "data_temperature",
-            "cache_gib",
-        )
-        _require_positive(self, *names)
+        _require_positive(self, "max_steps", "log_every", "max_skipped_steps")
         _require_fraction(self, "ema_decay")
-        for name in ("validate_every", "validate_sentences", "patience", "keep_best", "seed", "walltime_minutes"):
-            _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "give 0 or a number above 0")
+        _require_not_negative(self, "seed")
         # What torch's generators take.
         _require(self.seed < 2**63, "seed", self.seed, "give a smaller number")
-        for name in (name for name in names if name.endswith("_minutes")):
-            _require(getattr(self, name) <= _YEAR_MINUTES, name, getattr(self, name), "give at most a year, 525600")
-        weights = self.data_weights
-        fit = not weights or (len(weights) == len(self.data) and min(weights) > 0)
-        _require(fit, "data_weights", weights, "give a number above 0 for each of --data")
-        has_bleu = self.best_by == "nll" or self.validate_sentences > 0
-        _require(has_bleu, "best_by", self.best_by, "BLEU needs sentences: set validate_sentences above 0")
-        needs_validation = self.patience == 0 or self.validate_every > 0
-        _require(needs_validation, "patience", self.patience, "it counts validations: set validate_every above 0")
 
-    @property
-    def collective_timeout_minutes(self) -> float:
-        """Longer than any limit above: the watchdog, which names the rank that is behind, comes first."""
-        return 1.5 * max(
-            self.timeout_minutes,
-            self.setup_timeout_minutes,
-            self.checkpoint_timeout_minutes,
-            self.evaluation_timeout_minutes,
-        )
+    @classmethod
+    def of(cls, **settings: Any) -> "TrainConfig":
+        """Build a config from settings by the names of their flags: `of(data=("data",), save_every=10, …)`."""
+        groups, rest = _by_group(settings)
+        return cls(**{name: kind(**groups.get(name, {})) for name, kind in FLAT_GROUPS.items()}, **rest)
+
+    def changed(self, **settings: Any) -> "TrainConfig":
+        """Give a config in which some settings, by the names of their flags, are others."""
+        groups, rest = _by_group(settings)
+        return replace(self, **{name: replace(getattr(self, name), **group) for name, group in groups.items()}, **rest)
+
+
+FLAT_GROUPS: dict[str, type] = {
+    "corpora": DataConfig,
+    "checkpoints": CheckpointConfig,
+    "validation": ValidationConfig,
+    "timeouts": TimeoutConfig,
+}
+"""Groups of settings whose flags, and names in config.json, do not name the group."""
+_GROUP_OF = {field_.name: name for name, kind in FLAT_GROUPS.items() for field_ in fields(kind)}
+
+
+def _by_group(settings: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Deal settings to the groups that they belong to; the rest are those of `TrainConfig` itself."""
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in settings.items():
+        if name in _GROUP_OF:
+            groups.setdefault(_GROUP_OF[name], {})[name] = value
+    return groups, {name: value for name, value in settings.items() if name not in _GROUP_OF}

@@ -143,9 +143,9 @@ class RunPlan:
     def disk_bytes(self) -> int:
         """The most that checkpoints and weights take: those that are kept, and one more while it is written."""
         config = self.config
-        saves = math.ceil(config.max_steps / config.save_every)
-        checkpoints = min(saves, config.keep_checkpoints) + 1
-        weights = min(saves, config.keep_weights + config.keep_best) + 1
+        saves = math.ceil(config.max_steps / config.checkpoints.save_every)
+        checkpoints = min(saves, config.checkpoints.keep_checkpoints) + 1
+        weights = min(saves, config.checkpoints.keep_weights + config.checkpoints.keep_best) + 1
         if config.ema_decay:
             # Averaged weights, as many as checkpoints.
             weights += checkpoints
@@ -159,7 +159,7 @@ class RunPlan:
 
 def look_at_work(config: TrainConfig) -> Workload:
     """From the data where there is some, else as many source as target tokens in sentences of usual length."""
-    if config.data == EMBEDDED_CORPUS:
+    if config.corpora.data == EMBEDDED_CORPUS:
         batch = config.batch
         return Workload(
             vocab_size=config.model.vocab_size or VOCAB_SIZE,

@@ -1,6 +1,6 @@
 """What one rank finds out about its node: versions, GPUs, memory, disks, names of the network.
 
-Gathering asks and never judges; `verdicts` judges the facts of all ranks.
+Gathering asks and never judges; `checks` judges the facts of all ranks.
 """
 
 import hashlib

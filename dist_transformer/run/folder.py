@@ -76,18 +76,18 @@ def open_run(
 
     def take() -> None:
         _refuse_other_folder(run_dir)
-        if config.resume != "required" or run_dir.is_dir():
+        if config.checkpoints.resume != "required" or run_dir.is_dir():
             acquired.enter_context(sole_writer(run_dir, notes.append))
 
     with ExitStack() as acquired:
         by_main(take)
         path = newest_checkpoint(run_dir, notes.append)
         reader, initial = None, None
-        if path is None and config.resume == "required":
+        if path is None and config.checkpoints.resume == "required":
             raise UserError(
                 f"--resume required, but {run_dir} holds no checkpoint: check --run-dir, or use --resume auto"
             )
-        if path is not None and config.resume == "never":
+        if path is not None and config.checkpoints.resume == "never":
             raise UserError(
                 f"--resume never, but {run_dir} holds checkpoints: choose another --run-dir, or move them away"
             )
@@ -97,13 +97,13 @@ def open_run(
             notes += [f"setting changed: {line}" for line in check_settings(run_dir, described)]
             notes += average_notes(reader.state, config.ema_decay)
             notes.append(f"resumed from {path}")
-        elif config.init_from is not None:
-            source, tokenizer = config.init_from, data.index.tokenizer_sha256
+        elif config.checkpoints.init_from is not None:
+            source, tokenizer = config.checkpoints.init_from, data.index.tokenizer_sha256
             initial = distributed.on_all_ranks(
                 lambda: read_initial_weights(source, config.model, tokenizer_sha256=tokenizer)
             )
             described["init_from_sha256"] = initial.sha256
-            notes.append(f"begins with the weights of {config.init_from}")
+            notes.append(f"begins with the weights of {config.checkpoints.init_from}")
         distributed.barrier()
         by_main(lambda: _begin(run_dir, described, data.path / TOKENIZER_FILE, reader))
         held.push(acquired.pop_all())

@@ -36,8 +36,8 @@ def planned_steps(config: TrainConfig, left_out: Sequence[LeftOut] = ()) -> Iter
     whole = dataclasses.replace(config.batch, packs_per_micro_batch=packs)
     data = open_training_data(dataclasses.replace(config, batch=whole), _Replay(left_out).admit)
     for step in data.plan.steps(data.plan.start(), packs):
-        pair_hash = int(batch_hash(data.stream.build(step.packs)))
-        data.stream.pairs.forget_past()
+        pair_hash = int(batch_hash(data.collator.build(step.packs)))
+        data.collator.pairs.forget_past()
         yield PlannedStep(step=step, pair_hash=f"{pair_hash % 2**64:016x}")
 
 

@@ -4,7 +4,6 @@ Everything in the folder is taken as possibly damaged or hostile: links are neve
 what one check finds does not stop the others.
 """
 
-import dataclasses
 import os
 import re
 import stat
@@ -242,12 +241,11 @@ class _Verification:
 
     def data(self, places: Sequence[str], cache_dir: Path | None) -> str:
         known = self._known_config()
-        if len(places) != len(known.data):
+        if len(places) != len(known.corpora.data):
             raise UserError(
-                f"the run was trained on {len(known.data)} data folder(s), not {len(places)}: give its --data"
+                f"the run was trained on {len(known.corpora.data)} data folder(s), not {len(places)}: give its --data"
             )
-        config = dataclasses.replace(
-            known, data=tuple(places), cache_dir=cache_dir or known.cache_dir, on_bad_shard="skip"
+        config = known.changed( data=tuple(places), cache_dir=cache_dir or known.corpora.cache_dir, on_bad_shard="skip"
         )  # fmt: skip
         self._folders = open_folders(config)
         self._with_data = config

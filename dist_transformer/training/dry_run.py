@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from dist_transformer.checks import Check, check_table, failed
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder, Split
-from dist_transformer.data.folder.subset import write_excerpt
+from dist_transformer.data.folder.subset import write_subset
 from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.data.prepare.pipeline import PrepareSettings, prepare
 from dist_transformer.data.text.files import line_files
@@ -51,7 +51,7 @@ _HEART_SHARE = 0.75
 _TOLERANCE = {"fp32": 1e-4, "bf16": 0.02}
 
 
-def run_test_mode(config: TrainConfig, world: World, device: torch.device) -> None:
+def run_dry_run(config: TrainConfig, world: World, device: torch.device) -> None:
     """Print measurements and a table of checks.
 
     Raises:
@@ -60,8 +60,8 @@ def run_test_mode(config: TrainConfig, world: World, device: torch.device) -> No
     if world.size > 1:
         raise UserError(f"--test-mode is for one process, and {world.size} were started: start it without a launcher")
     with tempfile.TemporaryDirectory(prefix="dist_transformer-test-") as scratch:
-        if config.data == EMBEDDED_CORPUS:
-            config = dataclasses.replace(config, data=(str(_embedded_data(Path(scratch))),))
+        if config.corpora.data == EMBEDDED_CORPUS:
+            config = config.changed(data=(str(_embedded_data(Path(scratch))),))
         small = _small_run(config, Path(scratch))
         print(f"training on {_PACKS} packs, and saving …", flush=True)
         checks, records = _train(small, world, device)
@@ -90,14 +90,14 @@ def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
 
     It begins with drawn weights also where the run will not: trained ones would pass checks that are of learning.
     """
-    data = open_training_data(dataclasses.replace(config, data=config.data[:1], data_weights=()))
+    data = open_training_data(config.changed(data=config.corpora.data[:1], data_weights=()))
     folder, budgets = data.first, data.budgets
-    if config.init_from is not None:
+    if config.checkpoints.init_from is not None:
         model = dataclasses.replace(config.model, vocab_size=folder.index.vocab_size)
-        read_initial_weights(config.init_from, model, tokenizer_sha256=folder.index.tokenizer_sha256)
+        read_initial_weights(config.checkpoints.init_from, model, tokenizer_sha256=folder.index.tokenizer_sha256)
     packs = [pack for pack in next(data.plan.steps(data.plan.start(), _PACKS)).packs if pack is not None]
     kept = [pack.pair_ids[: max(1, int(_PAIRS_KEPT * len(pack.pair_ids)))] for pack in packs]
-    write_excerpt(folder, np.concatenate(kept), scratch / "data")
+    write_subset(folder, np.concatenate(kept), scratch / "data")
     peak = config.optimizer.peak_lr
     if config.optimizer.schedule == "noam":
         peak = config.optimizer.lr_scale * (config.model.width * config.optimizer.warmup_steps) ** -0.5
@@ -111,8 +111,7 @@ def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
         packs_per_step=_PACKS,
         packs_per_micro_batch=min(_PACKS, config.batch.packs_per_micro_batch),
     )
-    return dataclasses.replace(
-        config,
+    return config.changed(
         data=(str(scratch / "data"),), data_weights=(), run_dir=scratch / "run", optimizer=optimizer, batch=batch,
         max_steps=_STEPS, save_every=_SAVED_AT, validate_every=_SAVED_AT, validate_sentences=_DECODED, log_every=5,
         patience=0, keep_checkpoints=2, resume="auto", init_from=None,
@@ -154,7 +153,7 @@ def _resume_and_decode(config: TrainConfig, world: World, device: torch.device) 
     ledger = (run / LEDGER_FILE).read_text(encoding="utf-8")
     shutil.rmtree(run / CHECKPOINTS / step_name(_STEPS))
     gc.collect()
-    trainer = Trainer(dataclasses.replace(config, resume="required"), world, device, quiet=True)
+    trainer = Trainer(config.changed(resume="required"), world, device, quiet=True)
     trainer.train()
     found = load_file(weights)
     apart = max(float((found[name] - tensor).abs().max()) for name, tensor in expected.items())
@@ -175,16 +174,15 @@ def _resume_and_decode(config: TrainConfig, world: World, device: torch.device) 
 
 def _learn_by_heart(config: TrainConfig, scratch: Path, world: World, device: torch.device) -> Check:
     """Gradients that reach every part: a model that learns no more than frequencies has lost some on the way."""
-    folder = DataFolder.open(config.data[0])
-    write_excerpt(folder, np.arange(min(_HEART_PAIRS, folder.train.info.pairs)), scratch / "heart")
+    folder = DataFolder.open(config.corpora.data[0])
+    write_subset(folder, np.arange(min(_HEART_PAIRS, folder.train.info.pairs)), scratch / "heart")
     split = DataFolder.open(scratch / "heart").train
     batch = dataclasses.replace(
         config.batch,
         max_source_tokens=split.info.source_tokens, max_target_tokens=split.info.target_tokens,
         packs_per_step=1, packs_per_micro_batch=1,
     )  # fmt: skip
-    heart = dataclasses.replace(
-        config,
+    heart = config.changed(
         data=(str(scratch / "heart"),), run_dir=scratch / "heart_run",
         optimizer=dataclasses.replace(config.optimizer, warmup_steps=round(_WARMUP * _HEART_STEPS)),
         batch=batch,

@@ -17,8 +17,8 @@ from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.loading.collate import MicroBatch
 from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.data.loading.plan import Step
-from dist_transformer.data.loading.prefetch import Feeder
-from dist_transformer.data.loading.shard_agreement import ShardGate
+from dist_transformer.data.loading.prefetch import Prefetcher
+from dist_transformer.data.loading.shard_agreement import ShardAgreement
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.samples import write_sheet
 from dist_transformer.model.loss import LossSums
@@ -38,7 +38,7 @@ from dist_transformer.training.engine.ds_config import load_ds_config
 from dist_transformer.training.engine.engine import Engine
 from dist_transformer.training.engine.memory import peak_memory_bytes, state_bytes
 from dist_transformer.training.engine.schedule import learning_rate
-from dist_transformer.training.fault_tolerance.preemption import StopVote
+from dist_transformer.training.fault_tolerance.preemption import Preemption
 from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
 from dist_transformer.training.interval import Interval
 from dist_transformer.training.validation import Validator
@@ -73,9 +73,9 @@ class Trainer:
     ) -> None:
         self.world, self.peak_flops = world, peak_flops
         self.watchdog = watchdog or Watchdog(world, {})
-        timeout = config.collective_timeout_minutes
-        self.gate = ShardGate(skip=config.on_bad_shard == "skip", timeout_minutes=timeout)
-        self.vote = StopVote(world, self.watchdog, timeout_minutes=timeout)
+        timeout = config.timeouts.collective_timeout_minutes
+        self.gate = ShardAgreement(skip=config.corpora.on_bad_shard == "skip", timeout_minutes=timeout)
+        self.vote = Preemption(world, self.watchdog, timeout_minutes=timeout)
         self.data = open_training_data(config, self.gate.admit)
         self.folder, self.budgets = self.data.first, self.data.budgets
         config = dataclasses.replace(
@@ -83,9 +83,9 @@ class Trainer:
         )  # fmt: skip
         self.config = config
         self.validator = None
-        if config.validate_every > 0:
+        if config.validation.validate_every > 0:
             self.validator = Validator(
-                self.folder, self.budgets, config.batch, sentences=config.validate_sentences
+                self.folder, self.budgets, config.batch, sentences=config.validation.validate_sentences
             )  # fmt: skip
         self._check_lengths()
         ds_config = load_ds_config(config.deepspeed_config)
@@ -139,11 +139,11 @@ class Trainer:
         if self._owes_validation():
             self._validate()
         interval, stopped_by = Interval(), None
-        feeder = Feeder(
-            self._remaining_steps(), self.data.stream,
+        prefetcher = Prefetcher(
+            self._remaining_steps(), self.data.collator,
             rank=self.world.rank, world_size=self.world.size, pin=self.engine.device.type == "cuda",
         )  # fmt: skip
-        for step, micro_batches, stall in feeder:
+        for step, micro_batches, stall in prefetcher:
             self.watchdog.enter(Phase.STEP, self.progress.step + 1)
             self.vote.begin()
             self._train_step(step, micro_batches, interval, stall)
@@ -152,7 +152,7 @@ class Trainer:
             is_last = self.progress.step == self.config.max_steps
             # Who stops a run may be in a hurry: it validates when it goes on.
             validates = (is_last or stopped_by is None) and self._owes_validation()
-            saves = is_last or validates or stopped_by is not None or self._is_due(self.config.save_every)
+            saves = is_last or validates or stopped_by is not None or self._is_due(self.config.checkpoints.save_every)
             if saves or self._is_due(self.config.log_every):
                 interval = self._log(interval)
             if validates:
@@ -162,7 +162,7 @@ class Trainer:
             if stopped_by is not None or self._out_of_patience():
                 break
         self.gate.close()
-        feeder.close()
+        prefetcher.close()
         self._end_save()
         return stopped_by
 
@@ -174,7 +174,7 @@ class Trainer:
         return self.progress.step % every == 0
 
     def _owes_validation(self) -> bool:
-        progress, every = self.progress, self.config.validate_every
+        progress, every = self.progress, self.config.validation.validate_every
         due = every > 0 and (progress.step == self.config.max_steps or self._is_due(every))
         return due and progress.validated_step < progress.step
 
@@ -182,10 +182,14 @@ class Trainer:
         return self.progress.step >= self.config.max_steps or self._out_of_patience()
 
     def _why_finished(self) -> str:
-        return f"no better validation in {self.config.patience}" if self._out_of_patience() else "all steps done"
+        return (
+            f"no better validation in {self.config.validation.patience}"
+            if self._out_of_patience()
+            else "all steps done"
+        )
 
     def _out_of_patience(self) -> bool:
-        return 0 < self.config.patience <= self.progress.validations_since_best
+        return 0 < self.config.validation.patience <= self.progress.validations_since_best
 
     def _train_step(self, step: Step, micro_batches: list[MicroBatch], interval: Interval, stall: float) -> None:
         """Forward, backward, update; counts what was consumed."""
@@ -314,7 +318,9 @@ class Trainer:
             if self.world.is_main:
                 write_sheet(config.run_dir, result.sheet)
             self.reporter.samples(result.sheet)
-        improved = progress.rank_validation(values[config.best_by], by=config.best_by, keep=config.keep_best)
+        improved = progress.rank_validation(
+            values[config.validation.best_by], by=config.validation.best_by, keep=config.checkpoints.keep_best
+        )
         self.reporter.record("valid", progress.step, values)
         best = "best" if improved else f"best was {progress.best[0][1]:.3f}"
         self.reporter.say(f"step {progress.step}: {text}, {best}")
@@ -349,9 +355,9 @@ class Trainer:
     def _retention(self) -> Retention:
         config = self.config
         return Retention(
-            checkpoints=config.keep_checkpoints,
-            weights=config.keep_weights,
-            best_steps=frozenset(step for step, _ in self.progress.best[: config.keep_best]),
+            checkpoints=config.checkpoints.keep_checkpoints,
+            weights=config.checkpoints.keep_weights,
+            best_steps=frozenset(step for step, _ in self.progress.best[: config.checkpoints.keep_best]),
         )
 
     def _describe_model(self) -> dict[str, Any]:
@@ -387,7 +393,7 @@ class Trainer:
         )
 
     def _check_lengths(self) -> None:
-        streams = [self.data.stream, *([self.validator.stream] if self.validator else [])]
+        streams = [self.data.collator, *([self.validator.collator] if self.validator else [])]
         longest = max(int(stream.caps.max()) for stream in streams)
         if longest > self.config.model.max_positions:
             raise UserError(

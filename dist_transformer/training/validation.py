@@ -7,7 +7,7 @@ import torch
 
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.loading.collate import Stream, epoch_steps
+from dist_transformer.data.loading.collate import Collator, epoch_steps
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Plan
 from dist_transformer.errors import UserError
@@ -53,7 +53,7 @@ class Validator:
             )  # fmt: skip
         except UserError as error:
             raise UserError(f"validation set of {folder.path}: {error}, or set --validate-every 0") from None
-        self.stream = Stream(split, budgets, packs_per_micro_batch=batch.packs_per_micro_batch)
+        self.collator = Collator(split, budgets, packs_per_micro_batch=batch.packs_per_micro_batch)
         self.language = folder.index.target_language
         self.tokenizer = folder.tokenizer()
         texts = folder.valid_text()
@@ -71,8 +71,8 @@ class Validator:
         engine.module.eval()
         sums = torch.zeros(3, dtype=torch.float64, device=engine.device)
         world = distributed.world_size()
-        for step in epoch_steps(self.plan, packs_per_step=self.stream.packs_per_micro_batch * world):
-            for micro in self.stream.micro_batches(step, rank=distributed.rank(), world_size=world):
+        for step in epoch_steps(self.plan, packs_per_step=self.collator.packs_per_micro_batch * world):
+            for micro in self.collator.micro_batches(step, rank=distributed.rank(), world_size=world):
                 part = engine.evaluate(micro.batch.to(engine.device))
                 sums += torch.stack([value.double() for value in part])
         engine.module.train()

@@ -7,7 +7,7 @@ import pytest
 
 from dist_transformer.config.plain import from_plain, read_json, to_plain
 from dist_transformer.config.presets import PRESETS
-from dist_transformer.config.settings import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
+from dist_transformer.config.settings import FLAT_GROUPS, BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
 from dist_transformer.errors import UserError
 
 NEW_RUN = {"data": ("d",), "run_dir": Path("r")}
@@ -81,7 +81,7 @@ def test_a_wrong_value_is_refused_with_field_value_and_remedy(
     kind: type, settings: dict[str, Any], field: str, value: str, remedy: str
 ) -> None:
     with pytest.raises(UserError) as refused:
-        kind(**settings)
+        getattr(kind, "of", kind)(**settings)
     message = str(refused.value)
     assert message.startswith(f"{field} is {value}: ")
     assert remedy in message.partition(": ")[2]
@@ -89,11 +89,35 @@ def test_a_wrong_value_is_refused_with_field_value_and_remedy(
 
 def test_every_field_that_holds_a_number_is_refused_when_negative() -> None:
     """A new field without validation fails here."""
-    for kind, fixed in ((ModelConfig, {}), (BatchConfig, {}), (OptimizerConfig, {}), (TrainConfig, NEW_RUN)):
+    for kind in (ModelConfig, BatchConfig, OptimizerConfig):
         for field in dataclasses.fields(kind):
             if field.type in (int, float, int | None):
                 with pytest.raises(UserError, match=f"^{field.name} is -1"):
-                    kind(**{**fixed, field.name: -1})
+                    kind(**{field.name: -1})
+    for kind in (TrainConfig, *FLAT_GROUPS.values()):
+        for field in dataclasses.fields(kind):
+            if field.type in (int, float, int | None):
+                with pytest.raises(UserError, match=f"^{field.name} is -1"):
+                    TrainConfig.of(**NEW_RUN, **{field.name: -1})
+
+
+def test_settings_of_groups_go_by_the_names_of_their_flags() -> None:
+    config = TrainConfig.of(**NEW_RUN, save_every=7, patience=2, max_steps=9)
+    assert (config.checkpoints.save_every, config.validation.patience, config.max_steps) == (7, 2, 9)
+    changed = config.changed(keep_best=1, seed=3)
+    assert (changed.checkpoints.keep_best, changed.checkpoints.save_every, changed.seed) == (1, 7, 3)
+    assert config.seed == 1
+    with pytest.raises(TypeError, match="save_evry"):
+        config.changed(save_evry=1)
+    names = [field.name for kind in FLAT_GROUPS.values() for field in dataclasses.fields(kind)]
+    assert len(names) == len(set(names))
+    assert not set(names) & {field.name for field in dataclasses.fields(TrainConfig)}
+
+
+def test_groups_lie_flat_in_files() -> None:
+    plain = to_plain(PRESETS["tiny"])
+    assert (plain["save_every"], plain["validate_every"], plain["timeout_minutes"]) == (100, 200, 30.0)
+    assert not FLAT_GROUPS.keys() & plain.keys()
 
 
 def test_configs_cannot_be_changed() -> None:
@@ -131,7 +155,7 @@ def test_big_is_the_papers() -> None:
     assert big.optimizer == base.optimizer
     assert big.batch == base.batch
     # The paper averages the last 20.
-    assert big.keep_weights == 20
+    assert big.checkpoints.keep_weights == 20
 
 
 def test_big_large_batch_is_that_of_ott_et_al() -> None:
@@ -149,7 +173,7 @@ def test_multi30k_is_transformer_tiny() -> None:
     assert (config.model.encoder_layers, config.model.decoder_layers) == (4, 4)
     assert (config.model.width, config.model.ffn_width, config.model.heads) == (128, 256, 4)
     assert (config.batch.max_target_tokens, config.batch.packs_per_step) == (4096, 2)
-    assert (config.max_steps, config.patience) == (8000, 10)
+    assert (config.max_steps, config.validation.patience) == (8000, 10)
 
 
 def test_presets_leave_the_vocabulary_to_the_data() -> None:

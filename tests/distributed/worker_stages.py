@@ -14,7 +14,7 @@ import torch
 
 from dist_transformer.config.settings import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.loading.collate import Stream
+from dist_transformer.data.loading.collate import Collator
 from dist_transformer.data.loading.plan import Plan, Position, Step, resolve_budgets
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.samples import read_sheets
@@ -44,7 +44,7 @@ def ds_config_path(name: str) -> Path:
 
 
 def make_config(data: Path, run_dir: Path, ds_config: str, precision: str, **changes: Any) -> TrainConfig:
-    return TrainConfig(
+    return TrainConfig.of(
         data=(str(data),),
         run_dir=run_dir,
         deepspeed_config=ds_config_path(ds_config),
@@ -75,7 +75,7 @@ def last_step_of_epoch(plan: Plan, packs_per_step: int) -> Step:
 
 
 def reference_gradient(
-    model: Transformer, step: Step, streams: tuple[Stream, Stream], config: TrainConfig
+    model: Transformer, step: Step, streams: tuple[Collator, Collator], config: TrainConfig
 ) -> dict[str, Any]:
     """The step's gradient without DeepSpeed, summed in fp32.
 
@@ -108,14 +108,14 @@ def gradient_errors(config: TrainConfig, world: World, device: torch.device) -> 
 
     After one update Adam's first moment is (1 - β1) · gradient: what the optimizer really saw.
     """
-    folder = DataFolder.open(config.data[0])
+    folder = DataFolder.open(config.corpora.data[0])
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=folder.index.vocab_size))
     info = folder.train.info
     budgets = resolve_budgets(config.batch, source_tokens=info.source_tokens, target_tokens=info.target_tokens)
     plan = Plan(folder.train.lengths, folder.train.shard_starts, budgets=budgets, window_shards=2, seed=1)
     packs = config.batch.packs_per_step
-    stream = Stream(folder.train, budgets, packs_per_micro_batch=1)
-    whole = Stream(folder.train, budgets, packs_per_micro_batch=packs)
+    stream = Collator(folder.train, budgets, packs_per_micro_batch=1)
+    whole = Collator(folder.train, budgets, packs_per_micro_batch=packs)
     errors: dict[str, float] = {}
     for step in (next(plan.steps(Position(), packs)), last_step_of_epoch(plan, packs)):
         torch.manual_seed(3)
@@ -182,7 +182,7 @@ def resume_result(config: TrainConfig, world: World, device: torch.device) -> di
 def handed_over(config: TrainConfig, run_dir: Path, world: World, device: torch.device) -> list[float]:
     """The losses of the same six steps, each under another stage than the one before."""
     model = dataclasses.replace(config.model, dropout=0.1)
-    config = dataclasses.replace(config, model=model, run_dir=run_dir, validate_every=0)
+    config = config.changed(model=model, run_dir=run_dir, validate_every=0)
     for step, name in enumerate(CHAIN, start=1):
         part = dataclasses.replace(config, deepspeed_config=ds_config_path(name), max_steps=step)
         Trainer(part, world, device).train()
@@ -192,7 +192,7 @@ def handed_over(config: TrainConfig, run_dir: Path, world: World, device: torch.
 def changed_precision(config: TrainConfig, run_dir: Path, world: World, device: torch.device) -> list[float]:
     """The losses of the same six steps, two in fp32, two in bf16, and two in fp32."""
     model = dataclasses.replace(config.model, dropout=0.1)
-    config = dataclasses.replace(config, model=model, run_dir=run_dir, validate_every=0)
+    config = config.changed(model=model, run_dir=run_dir, validate_every=0)
     for step, precision in ((2, "fp32"), (4, "bf16"), (6, "fp32")):
         Trainer(dataclasses.replace(config, precision=precision, max_steps=step), world, device).train()
     return losses_of(run_dir)
@@ -227,7 +227,7 @@ def not_finite_result(config: TrainConfig, world: World, device: torch.device) -
 
     def train_step() -> None:
         step = next(steps)
-        share = trainer.data.stream.micro_batches(step, rank=world.rank, world_size=world.size)
+        share = trainer.data.collator.micro_batches(step, rank=world.rank, world_size=world.size)
         trainer._train_step(step, share, interval, stall=0.0)
 
     weights = [weights_of(trainer)]

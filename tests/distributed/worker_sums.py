@@ -66,7 +66,7 @@ def exact_sums(micro_batches: int, *, stage: int) -> dict[str, torch.Tensor]:
 
 def error_of(stage: int, micro_batches: int, wanted: dict[str, torch.Tensor], rank: int, world_size: int) -> float:
     """The largest relative error of a tensor. After one update Adam's first moment is (1 - β1) · gradient."""
-    config = TrainConfig(
+    config = TrainConfig.of(
         data=("unused",), run_dir=Path("unused"), precision="bf16", model=MODEL,
         batch=BatchConfig(packs_per_step=micro_batches * world_size),
         deepspeed_config=ROOT / "ds_configs" / f"zero{stage}.json",

@@ -18,7 +18,7 @@ from dist_transformer.planning.plan import Cluster, plan_run
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     """Big on two nodes of eight H100, 100 steps of 0.5 s, as its three files tell."""
-    config = dataclasses.replace(PRESETS["big"], data=("gone",))
+    config = PRESETS["big"].changed(data=("gone",))
     batch = dataclasses.replace(config.batch, packs_per_step=16)
     config = dataclasses.replace(config, batch=batch, model=dataclasses.replace(config.model, vocab_size=37_000))
     settings = {**to_plain(config), "data_sha256": ["0"], "deepspeed": {"zero_optimization": {"stage": 1}}}

@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 
 
 def preset(name: str, **changes: Any) -> TrainConfig:
-    return dataclasses.replace(PRESETS[name], data=EMBEDDED_CORPUS, **changes)
+    return PRESETS[name].changed(data=EMBEDDED_CORPUS, **changes)
 
 
 def plan(config: TrainConfig, ds_config: Path | None = None, **cluster: Any) -> RunPlan:
@@ -151,7 +151,7 @@ def test_when_nothing_helps_nothing_is_named() -> None:
 
 
 def test_the_data_decides_vocabulary_budget_and_epochs(toy_data: DataFolder) -> None:
-    config = dataclasses.replace(PRESETS["tiny"], data=(str(toy_data.path),))
+    config = PRESETS["tiny"].changed(data=(str(toy_data.path),))
     found = plan(config, gpu="cpu", gpus=2)
     index = toy_data.index
     ratio = index.train.source_tokens / index.train.target_tokens
@@ -172,4 +172,4 @@ def test_without_data_the_papers_vocabulary_is_assumed() -> None:
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a data folder"):
-        plan(dataclasses.replace(PRESETS["base"], data=(str(tmp_path),)))
+        plan(PRESETS["base"].changed(data=(str(tmp_path),)))

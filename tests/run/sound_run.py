@@ -1,6 +1,5 @@
 """A run folder made by hand, to be damaged in one place at a time."""
 
-import dataclasses
 import hashlib
 import json
 import shutil
@@ -40,7 +39,7 @@ def sound_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = data.with_name("sound run")
     (data / "index.json").write_text("{}")
     (data / "tokenizer.json").write_text('{"pieces": []}')
-    config = dataclasses.replace(PRESETS["tiny"], data=(str(data),), run_dir=path, model=MODEL)
+    config = PRESETS["tiny"].changed(data=(str(data),), run_dir=path, model=MODEL)
     write_settings(path, describe_run(config, [data], {"zero_optimization": {"stage": 1}}), data / "tokenizer.json")
     ledger = Ledger(path / "ledger.jsonl")
     for step in range(1, 6):

@@ -50,16 +50,16 @@ def config(tmp_path: Path) -> TrainConfig:
     data.mkdir()
     (data / "index.json").write_text('{"corpus": "hand-written"}')
     (data / "tokenizer.json").write_text("{}")
-    return dataclasses.replace(PRESETS["tiny"], data=(str(data),), run_dir=tmp_path / "runs" / "1")
+    return PRESETS["tiny"].changed(data=(str(data),), run_dir=tmp_path / "runs" / "1")
 
 
 def described(config: TrainConfig, ds_config: dict[str, Any] = DS_CONFIG) -> dict[str, Any]:
-    return describe_run(config, [Path(place) for place in config.data], ds_config)
+    return describe_run(config, [Path(place) for place in config.corpora.data], ds_config)
 
 
 @pytest.fixture
 def run_dir(config: TrainConfig) -> Path:
-    write_settings(config.run_dir, described(config), Path(config.data[0]) / "tokenizer.json")
+    write_settings(config.run_dir, described(config), Path(config.corpora.data[0]) / "tokenizer.json")
     return config.run_dir
 
 
@@ -67,7 +67,7 @@ def test_what_is_written(config: TrainConfig, run_dir: Path) -> None:
     assert sorted(path.name for path in run_dir.iterdir()) == ["config.json", "tokenizer.json"]
     assert (run_dir / "tokenizer.json").read_text() == "{}"
     written = json.loads((run_dir / "config.json").read_text())
-    index = (Path(config.data[0]) / "index.json").read_bytes()
+    index = (Path(config.corpora.data[0]) / "index.json").read_bytes()
     assert written.pop("data_sha256") == [hashlib.sha256(index).hexdigest()]
     assert written.pop("deepspeed") == DS_CONFIG
     assert written.pop("init_from_sha256") is None
@@ -114,17 +114,17 @@ def test_what_cannot_be_resumed_is_another_run(config: TrainConfig) -> None:
     assert len({identity, *(run_identity(described(other)) for other in others)}) == 1 + len(CHANGED)
     longer = dataclasses.replace(config, max_steps=900, precision="fp32", run_dir=config.run_dir / "moved")
     assert run_identity(described(longer, {})) == identity
-    (Path(config.data[0]) / "index.json").write_text('{"corpus": "another"}')
+    (Path(config.corpora.data[0]) / "index.json").write_text('{"corpus": "another"}')
     assert run_identity(described(config)) != identity
 
 
 def test_other_data_is_refused(config: TrainConfig, run_dir: Path) -> None:
-    (data,) = config.data
+    (data,) = config.corpora.data
     other = Path(data).with_name("other")
     shutil.copytree(data, other)
     (other / "index.json").write_text('{"corpus": "another"}')
     with pytest.raises(UserError) as refused:
-        check_settings(run_dir, described(dataclasses.replace(config, data=(str(other),))))
+        check_settings(run_dir, described(config.changed(data=(str(other),))))
     assert str(refused.value) == (
         f"{run_dir} was trained on other data ({data}) than --data {other}: give the same data, which may be elsewhere "
         "by now, or choose another --run-dir"
@@ -139,10 +139,10 @@ def test_other_data_is_refused(config: TrainConfig, run_dir: Path) -> None:
 
 
 def test_the_same_data_elsewhere_is_accepted(config: TrainConfig, run_dir: Path) -> None:
-    moved = Path(config.data[0]).with_name("moved")
-    Path(config.data[0]).rename(moved)
-    changed = check_settings(run_dir, described(dataclasses.replace(config, data=(str(moved),))))
-    assert changed == [f"data: {list(config.data)!r} -> {[str(moved)]!r}"]
+    moved = Path(config.corpora.data[0]).with_name("moved")
+    Path(config.corpora.data[0]).rename(moved)
+    changed = check_settings(run_dir, described(config.changed(data=(str(moved),))))
+    assert changed == [f"data: {list(config.corpora.data)!r} -> {[str(moved)]!r}"]
 
 
 def test_the_rest_may_change_and_is_listed(config: TrainConfig, run_dir: Path) -> None:
@@ -263,7 +263,7 @@ def test_a_file_system_without_locks_is_used_and_said(tmp_path: Path, monkeypatc
 
 def opened(config: TrainConfig, held: ExitStack) -> tuple[str | None, list[str]]:
     """Where the run goes on, and what is said."""
-    folder = SimpleNamespace(path=Path(config.data[0]))
+    folder = SimpleNamespace(path=Path(config.corpora.data[0]))
     origin, notes = open_run(config, described(config), folder, held)  # type: ignore[arg-type]
     return origin.path.name if isinstance(origin, CheckpointReader) else None, notes
 
@@ -295,7 +295,7 @@ def test_a_run_takes_its_folder_and_moves_the_pointer_off_a_damaged_checkpoint(c
 
 
 def test_a_mistyped_folder_is_not_made(config: TrainConfig) -> None:
-    required = dataclasses.replace(config, resume="required")
+    required = config.changed(resume="required")
     with ExitStack() as held, pytest.raises(UserError, match=r"--resume required, but .* holds no checkpoint"):
         opened(required, held)
     assert not config.run_dir.exists()

@@ -17,7 +17,7 @@ from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.run.warm_start import InitialWeights, read_initial_weights
 from dist_transformer.runtime.world import World
-from dist_transformer.training.dry_run import run_test_mode
+from dist_transformer.training.dry_run import run_dry_run
 
 
 def read(path: Path, tokenizer: Tokenizer, model: Transformer, **changes: Any) -> InitialWeights:
@@ -98,9 +98,7 @@ def test_a_damaged_model_folder_is_named(
 
 def test_test_mode_finds_it_before_a_job_is_queued(tmp_path: Path, toy_data: DataFolder, model_folder: Path) -> None:
     """It begins with drawn weights itself, but says at once when the run could not begin with these."""
-    config = dataclasses.replace(
-        PRESETS["tiny"], data=(str(toy_data.path),), run_dir=tmp_path / "run", init_from=model_folder
-    )
+    config = PRESETS["tiny"].changed(data=(str(toy_data.path),), run_dir=tmp_path / "run", init_from=model_folder)
     with pytest.raises(UserError, match=r"^--init-from .* was trained with another vocabulary"):
-        run_test_mode(config, World(), torch.device("cpu"))
+        run_dry_run(config, World(), torch.device("cpu"))
     assert not (tmp_path / "run").exists()

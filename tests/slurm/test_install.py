@@ -92,12 +92,12 @@ def test_with_the_extra_of_the_page_both_nodes_prepare(installed: Site) -> None:
         "a", encoding="utf-8"
     ) as module:
         module.write(
-            "\n_join = Team.join\n"
-            "def _say() -> Team:\n"
-            "    team = _join()\n"
-            "    print(f\"rank {team.rank} of {team.size} on {os.environ['SLURMD_NODENAME']}\", flush=True)\n"
-            "    return team\n"
-            "Team.join = _say\n"
+            "\n_join = MpiRanks.join\n"
+            "def _say() -> MpiRanks:\n"
+            "    ranks = _join()\n"
+            "    print(f\"rank {ranks.rank} of {ranks.size} on {os.environ['SLURMD_NODENAME']}\", flush=True)\n"
+            "    return ranks\n"
+            "MpiRanks.join = _say\n"
         )
     job = installed.submit("prepare.sh", options=TWO_NODES, DATA="data/mpi")
     assert installed.cluster.wait(job) == "COMPLETED", installed.log(job)

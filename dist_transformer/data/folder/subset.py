@@ -21,7 +21,7 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.files import sha256_of, write_file
 
 
-def write_excerpt(folder: DataFolder, pair_ids: np.ndarray, out: Path) -> None:
+def write_subset(folder: DataFolder, pair_ids: np.ndarray, out: Path) -> None:
     """Write the given training pairs to the data folder `out`; its validation set is the same pairs."""
     source_values, source_lengths, target_values, target_lengths = folder.train.tokens(pair_ids)
     sides = [_token_lists(source_values, source_lengths), _token_lists(target_values, target_lengths)]

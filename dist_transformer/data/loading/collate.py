@@ -43,7 +43,7 @@ class MicroBatch:
     batch: PackedBatch
 
 
-class Stream:
+class Collator:
     """Builds micro-batches. The rank's slice is taken last, so nothing before it knows the world."""
 
     def __init__(self, pairs: Pairs, budgets: Budgets, *, packs_per_micro_batch: int) -> None:

@@ -1,4 +1,4 @@
-"""What a run's `--data` comes to: opened folders, the plan over them, and the stream that builds its micro-batches."""
+"""What a run's `--data` comes to: opened folders, the plan over them, the collator that builds its micro-batches."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.reader import DataFolder, Split
 from dist_transformer.data.folder.storage import CacheSettings, is_url
-from dist_transformer.data.loading.collate import Stream
+from dist_transformer.data.loading.collate import Collator
 from dist_transformer.data.loading.mixture import Corpora, Mixture, temperature_shares
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Plan, Step, Window, resolve_budgets
@@ -37,7 +37,7 @@ class TrainingData:
     folders: tuple[DataFolder, ...]
     budgets: Budgets
     plan: Planner
-    stream: Stream
+    collator: Collator
 
     @property
     def first(self) -> DataFolder:
@@ -51,30 +51,30 @@ def open_folders(config: TrainConfig) -> tuple[DataFolder, ...]:
     Raises:
         UserError: a folder cannot be used, or several do not go together.
     """
-    if not config.data:
+    if not config.corpora.data:
         raise UserError("--data is empty: give a data folder made by tools/prepare_data.py")
-    limit = int(config.cache_gib * 2**30 / len(config.data))
+    limit = int(config.corpora.cache_gib * 2**30 / len(config.corpora.data))
     folders = tuple(
         DataFolder.open(
             place,
             CacheSettings(folder=_cache_folder(config, place), limit_bytes=limit),
-            shards_may_be_bad=config.on_bad_shard == "skip",
+            shards_may_be_bad=config.corpora.on_bad_shard == "skip",
         )
-        for place in config.data
+        for place in config.corpora.data
     )
     first = folders[0].index
-    for place, folder in zip(config.data, folders, strict=True):
+    for place, folder in zip(config.corpora.data, folders, strict=True):
         index = folder.index
         if index.train.target_tokens == 0:
             raise UserError(f"{place} has no training pairs: prepare it again with tools/prepare_data.py")
         if index.tokenizer_sha256 != first.tokenizer_sha256:
             raise UserError(
-                f"{place} has another vocabulary than {config.data[0]}: prepare it again with "
-                f"--tokenizer {config.data[0]}/tokenizer.json"
+                f"{place} has another vocabulary than {config.corpora.data[0]}: prepare it again with "
+                f"--tokenizer {config.corpora.data[0]}/tokenizer.json"
             )
         if (index.source_language, index.target_language) != (first.source_language, first.target_language):
             raise UserError(
-                f"{place} is {index.source_language}-{index.target_language}, but {config.data[0]} is "
+                f"{place} is {index.source_language}-{index.target_language}, but {config.corpora.data[0]} is "
                 f"{first.source_language}-{first.target_language}: mix corpora of one direction"
             )
     return folders
@@ -111,18 +111,22 @@ def open_training_data(config: TrainConfig, admit: Admit = lambda *_: {}) -> Tra
         folders=folders,
         budgets=budgets,
         plan=Mixture(plans, shares) if several else plans[0],
-        stream=Stream(
+        collator=Collator(
             pairs if several else splits[0], budgets, packs_per_micro_batch=config.batch.packs_per_micro_batch
         ),
     )
 
 
 def _shares(config: TrainConfig, tokens: Sequence[int]) -> tuple[float, ...]:
-    if config.data_weights:
-        return tuple(weight / sum(config.data_weights) for weight in config.data_weights)
-    return temperature_shares(tokens, config.data_temperature)
+    if config.corpora.data_weights:
+        return tuple(weight / sum(config.corpora.data_weights) for weight in config.corpora.data_weights)
+    return temperature_shares(tokens, config.corpora.data_temperature)
 
 
 def _cache_folder(config: TrainConfig, place: str) -> Path:
     name = hashlib.sha256(place.rstrip("/").encode()).hexdigest()[:16]
-    return (config.cache_dir or Path.home() / ".cache" / "dist_transformer") / name if is_url(place) else Path(place)
+    return (
+        (config.corpora.cache_dir or Path.home() / ".cache" / "dist_transformer") / name
+        if is_url(place)
+        else Path(place)
+    )

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from dist_transformer.data.loading.collate import MicroBatch, Stream
+from dist_transformer.data.loading.collate import Collator, MicroBatch
 from dist_transformer.data.loading.plan import Step
 
 # Micro-batches that are built together, and how many such blocks may wait.
@@ -15,7 +15,7 @@ BLOCK, _WAITING = 16, 2
 Share = tuple[Step, list[MicroBatch]]
 
 
-class Feeder:
+class Prefetcher:
     """Iterates over steps: each with this rank's micro-batches, and the seconds that the reader has waited for them.
 
     Args:
@@ -23,11 +23,11 @@ class Feeder:
         pin: copy to page-locked memory, from which a GPU reads while it computes.
     """
 
-    def __init__(self, steps: Iterator[Step], stream: Stream, *, rank: int, world_size: int, pin: bool) -> None:
-        self.stream, self.rank, self.world_size, self.pin = stream, rank, world_size, pin
+    def __init__(self, steps: Iterator[Step], collator: Collator, *, rank: int, world_size: int, pin: bool) -> None:
+        self.collator, self.rank, self.world_size, self.pin = collator, rank, world_size, pin
         self._ready: queue.Queue[list[Share] | BaseException | None] = queue.Queue(_WAITING)
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._work, args=(steps,), name="feeder", daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(steps,), name="prefetch", daemon=True)
         self._thread.start()
 
     def __iter__(self) -> Iterator[tuple[Step, list[MicroBatch], float]]:
@@ -58,7 +58,7 @@ class Feeder:
             size = 1
             while not self._closing.is_set() and (block := list(itertools.islice(steps, size))):
                 built = self._build(block)
-                self.stream.pairs.forget_past()
+                self.collator.pairs.forget_past()
                 self._ready.put(built)
                 size = max(1, BLOCK * self.world_size // len(block[0].packs))
             self._ready.put(None)
@@ -66,7 +66,7 @@ class Feeder:
             self._ready.put(error)
 
     def _build(self, steps: list[Step]) -> list[Share]:
-        shares = self.stream.micro_batches_of(steps, rank=self.rank, world_size=self.world_size)
+        shares = self.collator.micro_batches_of(steps, rank=self.rank, world_size=self.world_size)
         if self.pin:
             shares = [[_pinned(micro) for micro in share] for share in shares]
         return list(zip(steps, shares, strict=True))

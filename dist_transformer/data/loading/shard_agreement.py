@@ -8,7 +8,7 @@ from dist_transformer.errors import UserError
 from dist_transformer.runtime import distributed
 
 
-class ShardGate:
+class ShardAgreement:
     """Lets a plan use the shards of a window that all ranks can read. Works in the thread that plans ahead.
 
     Args:

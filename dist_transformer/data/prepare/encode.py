@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.format import TokenLists
-from dist_transformer.data.prepare.ingest import SCATTER, VOCABULARY, Chunk, Report, is_empty, pair_hash
+from dist_transformer.data.prepare.ingest import SHUFFLE, VOCABULARY, Chunk, Report, is_empty, pair_hash
 from dist_transformer.data.prepare.settings import PrepareSettings
-from dist_transformer.data.prepare.tasks import Stages
+from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
 from dist_transformer.data.tokenizer import DEFAULT_NORMALIZATION, Tokenizer, train_tokenizer
@@ -26,7 +26,7 @@ _ENCODE_ROWS = 4_096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodeChunk:
-    """Write the ids of a chunk's pairs that stay, sorted by their scatter hash."""
+    """Write the ids of a chunk's pairs that stay, sorted by their shuffle hash."""
 
     work: Work
     chunk: Chunk
@@ -60,7 +60,7 @@ class EncodeChunk:
         unlike &= ~empty & ~too_long
 
         kept = np.flatnonzero(~(empty | too_long | unlike))
-        order = pair_hash(self.chunk.first + rows[kept], self.seed, SCATTER)
+        order = pair_hash(self.chunk.first + rows[kept], self.seed, SHUFFLE)
         by_order = np.argsort(order)
         sides = {"src": source.take(kept[by_order]), "tgt": target.take(kept[by_order])}
         columns = {side: lists.to_arrow() for side, lists in sides.items()}
@@ -70,7 +70,7 @@ class EncodeChunk:
 
 
 def encode_chunks(
-    stages: Stages, settings: PrepareSettings, chunks: Sequence[Chunk], held_out: np.ndarray
+    runner: TaskRunner, settings: PrepareSettings, chunks: Sequence[Chunk], held_out: np.ndarray
 ) -> tuple[Counter[str], int]:
     """Encode all chunks; gives the pairs dropped by reason, and the tokens kept."""
     total: Counter[str] = Counter(dict.fromkeys((*DROP_REASONS, "tokens"), 0))
@@ -80,7 +80,7 @@ def encode_chunks(
 
     def task(chunk: Chunk) -> EncodeChunk:
         return EncodeChunk(
-            work=stages.work,
+            work=runner.work,
             chunk=chunk,
             rows=tuple((chunk.rows_of(held_out)).tolist()),
             seed=settings.seed,
@@ -88,8 +88,8 @@ def encode_chunks(
             max_length_ratio=settings.max_length_ratio,
         )
 
-    stages.run("encode", map(task, chunks), collect, sizes=[chunk.pairs for chunk in chunks])
-    everywhere: Counter[str] = sum(stages.team.gather(total), Counter())
+    runner.run("encode", map(task, chunks), collect, sizes=[chunk.pairs for chunk in chunks])
+    everywhere: Counter[str] = sum(runner.ranks.gather(total), Counter())
     return Counter({reason: everywhere[reason] for reason in DROP_REASONS}), everywhere["tokens"]
 
 

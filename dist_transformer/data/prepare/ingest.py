@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.prepare.settings import PrepareSettings
-from dist_transformer.data.prepare.tasks import Stages
+from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
 from dist_transformer.data.text.files import PairSource
@@ -22,7 +22,7 @@ from dist_transformer.data.tokenizer import first_folded
 Report = Callable[[str], None]
 
 # What the hash of a pair's number decides; other values give other hashes.
-SCATTER, HOLD_OUT, VOCABULARY = 1, 2, 3
+SHUFFLE, HOLD_OUT, VOCABULARY = 1, 2, 3
 # Share of target lines that NFKC may change in silence: above it, scores on the raw references have a ceiling.
 _FOLDED_ALLOWANCE = 0.01
 
@@ -137,7 +137,7 @@ def chunk_name(source: int, chunk: int) -> str:
     return f"{source:05}-{chunk:05}"
 
 
-def read_sources(stages: Stages, settings: PrepareSettings, chunk_pairs: int, report: Report) -> list[Chunk]:
+def read_sources(runner: TaskRunner, settings: PrepareSettings, chunk_pairs: int, report: Report) -> list[Chunk]:
     """Copy all sources into chunks, numbered in the order of the sources."""
     sizes: dict[int, list[int]] = {}
     reported = 0
@@ -150,11 +150,11 @@ def read_sources(stages: Stages, settings: PrepareSettings, chunk_pairs: int, re
             reported += 1
 
     tasks = [
-        ReadSource(work=stages.work, source=source, number=number, chunk_pairs=chunk_pairs)
+        ReadSource(work=runner.work, source=source, number=number, chunk_pairs=chunk_pairs)
         for number, source in enumerate(settings.sources)
     ]
-    stages.run("read", tasks, collect)
-    for others in stages.team.gather(dict(sizes)):
+    runner.run("read", tasks, collect)
+    for others in runner.ranks.gather(dict(sizes)):
         for number in others.keys() - sizes.keys():
             collect(number, others[number])
     pairs = [(chunk_name(number, chunk), size) for number in sorted(sizes) for chunk, size in enumerate(sizes[number])]
@@ -162,7 +162,7 @@ def read_sources(stages: Stages, settings: PrepareSettings, chunk_pairs: int, re
     return [Chunk(name=name, first=first, pairs=size) for (name, size), first in zip(pairs, firsts, strict=False)]
 
 
-def survey_chunks(stages: Stages, settings: PrepareSettings, chunks: Sequence[Chunk], normalization: str) -> Survey:
+def survey_chunks(runner: TaskRunner, settings: PrepareSettings, chunks: Sequence[Chunk], normalization: str) -> Survey:
     wanted = 0 if settings.validation else settings.valid_pairs
     survey = Survey(usable=0, candidates=np.zeros(0, dtype=np.int64), folded=Counter())
 
@@ -172,7 +172,7 @@ def survey_chunks(stages: Stages, settings: PrepareSettings, chunks: Sequence[Ch
 
     tasks = [
         SurveyChunk(
-            work=stages.work,
+            work=runner.work,
             chunk=chunk,
             seed=settings.seed,
             valid_pairs=wanted,
@@ -180,10 +180,10 @@ def survey_chunks(stages: Stages, settings: PrepareSettings, chunks: Sequence[Ch
         )
         for chunk in chunks
     ]
-    stages.run("look", tasks, lambda _, found: add(found), sizes=[chunk.pairs for chunk in chunks])
+    runner.run("look", tasks, lambda _, found: add(found), sizes=[chunk.pairs for chunk in chunks])
     mine = {"usable": survey.usable, "candidates": survey.candidates, "folded": dict(survey.folded)}
-    for rank, others in enumerate(stages.team.gather(mine)):
-        if rank != stages.team.rank:
+    for rank, others in enumerate(runner.ranks.gather(mine)):
+        if rank != runner.ranks.rank:
             add(others)
     return survey
 

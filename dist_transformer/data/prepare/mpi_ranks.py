@@ -24,7 +24,7 @@ class StoppedError(Exception):
     """Another rank has an error; it is known when all have met."""
 
 
-class Team:
+class MpiRanks:
     """The ranks of one launch; `communicator` is mpi4py's, or None for a rank alone."""
 
     def __init__(self, communicator: Any = None) -> None:
@@ -34,8 +34,8 @@ class Team:
         self.size: int = communicator.size if communicator else 1
 
     @classmethod
-    def join(cls) -> "Team":
-        """The team of this process, as its launcher started it.
+    def join(cls) -> "MpiRanks":
+        """The ranks of this process, as its launcher started it.
 
         Raises:
             UserError: MPI cannot be loaded, or does not see the processes that the launcher started.

@@ -1,4 +1,4 @@
-"""Text to data folder: read → hold out → learn the vocabulary → encode and filter → scatter to shards.
+"""Text to data folder: read → hold out → learn the vocabulary → encode and filter → shuffle into shards.
 
 The text is read once and staged as chunks beside the result, so a slow source is not read again and memory does not
 grow with the corpus. Encoding is a task for each chunk, scattering one for a few shards; tasks run on any number of
@@ -33,12 +33,12 @@ from dist_transformer.data.prepare.ingest import (
     survey_chunks,
     warn_of_folding,
 )
-from dist_transformer.data.prepare.mpi_ranks import Team
+from dist_transformer.data.prepare.mpi_ranks import MpiRanks
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.prepare.shuffle import shard_path, write_shards
-from dist_transformer.data.prepare.tasks import Stages
+from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.work_dir import Work, fingerprint, refuse_existing, work_folder
-from dist_transformer.data.prepare.worker_pool import Crew
+from dist_transformer.data.prepare.worker_pool import WorkerPool
 from dist_transformer.data.text.files import Pair
 from dist_transformer.data.tokenizer import DEFAULT_NORMALIZATION, Tokenizer
 from dist_transformer.errors import UserError
@@ -59,25 +59,25 @@ class _Validation:
 
 
 def prepare(
-    settings: PrepareSettings, report: Report, *, team: Team | None = None, show_progress: bool = False
+    settings: PrepareSettings, report: Report, *, ranks: MpiRanks | None = None, show_progress: bool = False
 ) -> DataIndex:
     """Make a data folder; `report` gets what was read, dropped and written, a line at a time.
 
     After Ctrl-C, a kill or a passing error the same call goes on where this one ended. After another error nothing is
-    left. All ranks of a `team` call it together, with the same settings; rank 0 alone reports.
+    left. All ranks of a `ranks` call it together, with the same settings; rank 0 alone reports.
 
     Raises:
         UserError: bad text, files or settings; `out` exists or is being prepared. The same one on every rank.
     """
     started = time.monotonic()
-    team = team or Team()
-    show_progress &= team.is_main
-    say = _reporter(report if team.is_main else lambda _: None, show_progress)
-    name = team.lead(lambda: _checked(settings, say))
-    with _shared_work(settings.out, name, team, say) as work, Crew(settings.workers) as crew:
-        if not team.lead(work.whole.exists):
-            _make(Stages(work=work, crew=crew, team=team, show=show_progress), settings, say)
-        index = team.lead(lambda: DataFolder.open(work.whole).index)
+    ranks = ranks or MpiRanks()
+    show_progress &= ranks.is_main
+    say = _reporter(report if ranks.is_main else lambda _: None, show_progress)
+    name = ranks.lead(lambda: _checked(settings, say))
+    with _shared_work(settings.out, name, ranks, say) as work, WorkerPool(settings.workers) as pool:
+        if not ranks.lead(work.whole.exists):
+            _make(TaskRunner(work=work, pool=pool, ranks=ranks, show=show_progress), settings, say)
+        index = ranks.lead(lambda: DataFolder.open(work.whole).index)
     _report_result(index, settings.out, time.monotonic() - started, say)
     return index
 
@@ -109,32 +109,32 @@ def _check_tokenizer(settings: PrepareSettings, tokenizer: Tokenizer, report: Re
 
 
 @contextlib.contextmanager
-def _shared_work(out: Path, name: str, team: Team, report: Report) -> Iterator[Work]:
+def _shared_work(out: Path, name: str, ranks: MpiRanks, report: Report) -> Iterator[Work]:
     """The work folder, which rank 0 makes, locks and removes for all ranks."""
     with contextlib.ExitStack() as stack:
-        work = team.lead(lambda: stack.enter_context(work_folder(out, name, report)))
+        work = ranks.lead(lambda: stack.enter_context(work_folder(out, name, report)))
         try:
             yield work
         except (UserError, OSError):
             # Every rank has this error. Rank 0 removes the folder when no other has a process that writes to it.
-            team.gather(None)
+            ranks.gather(None)
             raise
 
 
-def _make(stages: Stages, settings: PrepareSettings, report: Report) -> None:
+def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None:
     """All stages, up to a complete data folder in the work folder."""
-    work, team = stages.work, stages.team
-    chunks = read_sources(stages, settings, CHUNK_PAIRS, report)
+    work, ranks = runner.work, runner.ranks
+    chunks = read_sources(runner, settings, CHUNK_PAIRS, report)
     pairs_read = sum(chunk.pairs for chunk in chunks)
-    survey = survey_chunks(stages, settings, chunks, _normalization(settings))
+    survey = survey_chunks(runner, settings, chunks, _normalization(settings))
     warn_of_folding(settings, survey, pairs_read, report)
-    validation = team.lead(lambda: _validation(work, settings, chunks, survey, report))
-    team.lead(lambda: make_tokenizer(work, settings, chunks, validation.held_out, report))
-    dropped, tokens = encode_chunks(stages, settings, chunks, validation.held_out)
+    validation = ranks.lead(lambda: _validation(work, settings, chunks, survey, report))
+    ranks.lead(lambda: make_tokenizer(work, settings, chunks, validation.held_out, report))
+    dropped, tokens = encode_chunks(runner, settings, chunks, validation.held_out)
     kept = pairs_read - len(validation.held_out) - dropped.total()
     _require_pairs(kept, dropped, settings)
-    infos = write_shards(stages, chunks, kept, tokens, settings.pairs_per_shard)
-    team.lead(lambda: _finish(work, settings, infos, validation, pairs_read, dropped))
+    infos = write_shards(runner, chunks, kept, tokens, settings.pairs_per_shard)
+    ranks.lead(lambda: _finish(work, settings, infos, validation, pairs_read, dropped))
 
 
 def _normalization(settings: PrepareSettings) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.format import ShardInfo, TokenLists
 from dist_transformer.data.prepare.ingest import Chunk
-from dist_transformer.data.prepare.tasks import Stages
+from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
 
@@ -71,7 +71,7 @@ class WriteShards:
 
 
 def write_shards(
-    stages: Stages, chunks: Sequence[Chunk], pairs: int, tokens: int, pairs_per_shard: int
+    runner: TaskRunner, chunks: Sequence[Chunk], pairs: int, tokens: int, pairs_per_shard: int
 ) -> list[ShardInfo | None]:
     """Write all training shards into the work folder; gives their infos, None for a shard without a pair."""
     count = -(-pairs // pairs_per_shard)
@@ -79,7 +79,7 @@ def write_shards(
     starts = range(0, count, at_once)
     tasks = [
         WriteShards(
-            work=stages.work,
+            work=runner.work,
             chunks=tuple(chunks),
             first=start,
             stop=min(start + at_once, count),
@@ -88,8 +88,8 @@ def write_shards(
         for start in starts
     ]
     written: dict[int, list[dict[str, Any] | None]] = {}
-    stages.run("write", tasks, written.__setitem__, unit="shard", sizes=[task.stop - task.first for task in tasks])
-    for others in stages.team.gather(dict(written)):
+    runner.run("write", tasks, written.__setitem__, unit="shard", sizes=[task.stop - task.first for task in tasks])
+    for others in runner.ranks.gather(dict(written)):
         written.update(others)
     infos = itertools.chain.from_iterable(written[task] for task in range(len(tasks)))
     return [None if info is None else ShardInfo(**info) for info in infos]

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from dist_transformer.data.prepare.mpi_ranks import Team
+from dist_transformer.data.prepare.mpi_ranks import MpiRanks
 from dist_transformer.data.prepare.work_dir import Work
-from dist_transformer.data.prepare.worker_pool import Crew, Progress, Task
+from dist_transformer.data.prepare.worker_pool import Progress, Task, WorkerPool
 
 
 class NamedTask(Task, Protocol):
@@ -35,10 +35,10 @@ class _Kept:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stages:
+class TaskRunner:
     work: Work
-    crew: Crew
-    team: Team
+    pool: WorkerPool
+    ranks: MpiRanks
     show: bool
     """Draw a bar on standard error."""
 
@@ -57,8 +57,8 @@ class Stages:
             unit: what tasks count when they report progress.
             sizes: how many of these each task has, where that is known.
         """
-        mine = [(index, task) for index, task in enumerate(tasks) if index % self.team.size == self.team.rank]
-        self.team.together(lambda: self._run(label, mine, collect, unit, sizes))
+        mine = [(index, task) for index, task in enumerate(tasks) if index % self.ranks.size == self.ranks.rank]
+        self.ranks.together(lambda: self._run(label, mine, collect, unit, sizes))
 
     def _run(
         self,
@@ -90,7 +90,7 @@ class Stages:
 
             def progress(count: int) -> None:
                 bar.update(count)
-                self.team.poll()
+                self.ranks.poll()
 
-            for position, result in self.crew.run([task for _, task in left], progress, self.team.poll):
+            for position, result in self.pool.run([task for _, task in left], progress, self.ranks.poll):
                 collect(left[position][0], result)

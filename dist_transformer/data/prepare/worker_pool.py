@@ -41,14 +41,14 @@ class _Worker:
     pipe: connection.Connection
 
 
-class Crew:
+class WorkerPool:
     """At most `size` processes, started when there is more than one task, and gone when the block ends."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._workers: list[_Worker] = []
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "WorkerPool":
         return self
 
     def __exit__(

@@ -84,7 +84,7 @@ def settings(run: Run) -> Html:
     """config.json by group; what differs from the defaults is marked."""
     if not run.settings:
         return element("p", "There is no config.json in this folder.")
-    defaults = to_plain(TrainConfig(data=("data",), run_dir=Path("run")))
+    defaults = to_plain(TrainConfig.of(data=("data",), run_dir=Path("run")))
     groups = [("run", run.settings, defaults), *_nested("", run.settings, defaults)]
     explained = "As resolved at the last start. Bold: not the default, which follows below the value."
     tables = [_settings_group(name, values, default) for name, values, default in groups]

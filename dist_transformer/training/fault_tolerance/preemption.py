@@ -21,7 +21,7 @@ _RANKS = 2**20
 _SPARE_SHARE, _SPARE_SECONDS = 0.05, 60.0
 
 
-class StopVote:
+class Preemption:
     """Agrees, once a step, on whether all ranks stop after it.
 
     The ballots of a step are exchanged while it computes, so that nobody waits for them.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.training.contenders import Stretch
+from benchmarks.training.contenders import Timing
 from benchmarks.training.field import (
     LABELS,
     Field,
@@ -29,7 +29,7 @@ MODEL = ModelConfig(width=32, heads=2, ffn_width=64, encoder_layers=1, decoder_l
 
 
 def make_config(data: DataFolder) -> TrainConfig:
-    return TrainConfig(
+    return TrainConfig.of(
         data=(str(data.path),), run_dir=Path("unused"), model=MODEL, precision="fp32",
         batch=BatchConfig(max_target_tokens=256, packs_per_step=2),
         optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=1e-2, warmup_steps=4),
@@ -58,15 +58,15 @@ def test_all_start_with_the_same_function(field: Field, contenders: dict) -> Non
 def test_a_stretch_counts_what_was_trained(field: Field, contenders: dict) -> None:
     """Under DeepSpeed and under plain torch the same packs give the same weights; all learn, by about as much."""
     before = contenders["ours"].nll(field.valid)
-    stretches = {name: contender.train(4) for name, contender in contenders.items()}
+    timings = {name: contender.train(4) for name, contender in contenders.items()}
     losses = {name: contender.nll(field.valid) for name, contender in contenders.items()}
-    for name, stretch in stretches.items():
-        assert stretch.steps == 4
-        assert 0.6 * 4 * 512 < stretch.target_tokens <= 1.5 * 4 * 512, name
-        assert stretch.source_tokens + stretch.target_tokens <= stretch.computed_tokens
+    for name, timing in timings.items():
+        assert timing.steps == 4
+        assert 0.6 * 4 * 512 < timing.target_tokens <= 1.5 * 4 * 512, name
+        assert timing.source_tokens + timing.target_tokens <= timing.computed_tokens
         assert losses[name] == pytest.approx(losses["ours"], rel=0.05), name
         assert losses[name] < before - 0.2
-    ours, plain = stretches["ours"], stretches["plain"]
+    ours, plain = timings["ours"], timings["plain"]
     assert (ours.source_tokens, ours.target_tokens) == (plain.source_tokens, plain.target_tokens)
     assert losses["plain"] == pytest.approx(losses["ours"], rel=1e-4)
     assert losses["stock"] == pytest.approx(losses["ours"], rel=1e-4)
@@ -74,19 +74,19 @@ def test_a_stretch_counts_what_was_trained(field: Field, contenders: dict) -> No
 
 def test_random_padding_wastes_most(contenders: dict) -> None:
     fill = {
-        name: (stretch.source_tokens + stretch.target_tokens) / stretch.computed_tokens
-        for name, stretch in ((name, contenders[name].train(2)) for name in ("ours", "torch", "trainer"))
+        name: (timing.source_tokens + timing.target_tokens) / timing.computed_tokens
+        for name, timing in ((name, contenders[name].train(2)) for name in ("ours", "torch", "trainer"))
     }
     assert fill["ours"] > 0.95
     assert fill["torch"] < fill["trainer"] < fill["ours"]
 
 
 def test_time_of_a_part_is_within_the_whole() -> None:
-    stretch = Stretch(torch.device("cpu"))
-    with stretch.whole(), stretch.part("data"):
+    timing = Timing(torch.device("cpu"))
+    with timing.whole(), timing.part("data"):
         sum(range(10**5))
-    assert 0 < stretch.seconds["data"] <= stretch.seconds["wall"]
-    assert stretch.seconds["optimizer"] == 0
+    assert 0 < timing.seconds["data"] <= timing.seconds["wall"]
+    assert timing.seconds["optimizer"] == 0
 
 
 def test_losses_that_part_are_noticed() -> None:

@@ -14,7 +14,7 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
 from tests.conftest import run_command
 
-CONFIG = TrainConfig(data=("unused",), run_dir=Path("unused"), batch=BatchConfig(packs_per_step=4))
+CONFIG = TrainConfig.of(data=("unused",), run_dir=Path("unused"), batch=BatchConfig(packs_per_step=4))
 
 
 def test_the_shares_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def test_bytes_of_collectives_by_hand() -> None:
 
 def test_settings_that_cannot_be_measured() -> None:
     settings = StagesBenchmark(
-        config=TrainConfig(data=("unused",), run_dir=Path("unused")), ds_configs=ROOT / "ds_configs", ranks=2,
+        config=TrainConfig.of(data=("unused",), run_dir=Path("unused")), ds_configs=ROOT / "ds_configs", ranks=2,
         micro_batches=(1,), steps=1, rounds=1,
     )  # fmt: skip
     with pytest.raises(UserError, match="--ranks is 1: give 2 or more"):

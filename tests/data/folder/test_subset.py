@@ -3,15 +3,15 @@ from pathlib import Path
 import numpy as np
 
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.folder.subset import write_excerpt
+from dist_transformer.data.folder.subset import write_subset
 
 # From different shards, out of order.
 PAIRS = np.array([1700, 3, 4, 900])
 
 
-def test_an_excerpt_is_a_data_folder_of_those_pairs(toy_data: DataFolder, tmp_path: Path) -> None:
-    write_excerpt(toy_data, PAIRS, tmp_path / "excerpt")
-    folder = DataFolder.open(tmp_path / "excerpt")
+def test_a_subset_is_a_data_folder_of_those_pairs(toy_data: DataFolder, tmp_path: Path) -> None:
+    write_subset(toy_data, PAIRS, tmp_path / "subset")
+    folder = DataFolder.open(tmp_path / "subset")
     folder.verify()
     wanted = toy_data.train.tokens(PAIRS)
     for split in (folder.train, folder.valid):
@@ -22,8 +22,8 @@ def test_an_excerpt_is_a_data_folder_of_those_pairs(toy_data: DataFolder, tmp_pa
 
 
 def test_its_validation_text_is_that_of_the_pairs(toy_data: DataFolder, tmp_path: Path) -> None:
-    write_excerpt(toy_data, PAIRS, tmp_path / "excerpt")
-    folder = DataFolder.open(tmp_path / "excerpt")
+    write_subset(toy_data, PAIRS, tmp_path / "subset")
+    folder = DataFolder.open(tmp_path / "subset")
     tokenizer = toy_data.tokenizer()
     for side, lines in enumerate(folder.valid_text()):
         values, lengths = toy_data.train.tokens(PAIRS)[2 * side : 2 * side + 2]

@@ -6,7 +6,7 @@ import pytest
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.format import TokenLists, write_shard, write_split
 from dist_transformer.data.folder.reader import DataFolder, Split
-from dist_transformer.data.loading.collate import MicroBatch, Stream, epoch_steps
+from dist_transformer.data.loading.collate import Collator, MicroBatch, epoch_steps
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Pack, Plan, Position, Step, resolve_budgets
 from dist_transformer.packed import IGNORED, PackedBatch
@@ -49,7 +49,7 @@ def sentences(batch: PackedBatch) -> list[tuple[tuple[int, ...], ...]]:
 
 
 def test_three_pairs_by_hand(split: Split) -> None:
-    batch = Stream(split, BUDGETS, packs_per_micro_batch=1).build([pack(2, 0, 1)])
+    batch = Collator(split, BUDGETS, packs_per_micro_batch=1).build([pack(2, 0, 1)])
     assert batch.source.tokens_T.tolist() == [14, 15, EOS, 10, 11, 12, EOS, 13, EOS, 0, 0, 0]
     assert batch.source.positions_T.tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 0, 1, 2]
     assert batch.target.tokens_T.tolist() == [BOS, 25, BOS, 20, 21, BOS, 22, 23, 24, 0, 0, 0, 0, 0]
@@ -65,24 +65,24 @@ def test_three_pairs_by_hand(split: Split) -> None:
 
 
 def test_packs_lie_end_to_end_in_a_buffer_of_their_number(split: Split) -> None:
-    stream = Stream(split, BUDGETS, packs_per_micro_batch=2)
-    batch = stream.build([pack(1), pack(0, 2)])
+    collator = Collator(split, BUDGETS, packs_per_micro_batch=2)
+    batch = collator.build([pack(1), pack(0, 2)])
     assert (len(batch.source.tokens_T), len(batch.target.tokens_T)) == (24, 28)
     assert batch.source.tokens_T[:9].tolist() == [13, EOS, 10, 11, 12, EOS, 14, 15, EOS]
-    assert sentences(batch) == sentences(stream.build([pack(1, 0, 2), None]))
+    assert sentences(batch) == sentences(collator.build([pack(1, 0, 2), None]))
 
 
 def test_a_full_pack_has_no_dummies(split: Split) -> None:
     budgets = Budgets(max_source_tokens=9, max_target_tokens=9, max_sentences=3)
-    batch = Stream(split, budgets, packs_per_micro_batch=1).build([pack(0, 1, 2)])
+    batch = Collator(split, budgets, packs_per_micro_batch=1).build([pack(0, 1, 2)])
     assert IGNORED not in batch.labels_T.tolist()
     assert batch.source.offsets_N.tolist() == [0, 4, 6, 9, 9, 9, 9]
 
 
 @pytest.mark.parametrize("packs", [[], [None]], ids=["no packs", "a pack of weight zero"])
 def test_an_empty_micro_batch_has_the_same_shapes_and_no_label(split: Split, packs: list[None]) -> None:
-    stream = Stream(split, BUDGETS, packs_per_micro_batch=1)
-    empty, full = stream.build(packs), stream.build([pack(0, 1, 2)])
+    collator = Collator(split, BUDGETS, packs_per_micro_batch=1)
+    empty, full = collator.build(packs), collator.build([pack(0, 1, 2)])
     assert shapes(empty) == shapes(full)
     assert set(empty.labels_T.tolist()) == {IGNORED}
     assert len(empty.source.lengths) == len(empty.target.lengths) == 0
@@ -120,9 +120,9 @@ def step_of(packs: list[Pack | None]) -> Step:
     ],
 )
 def test_first_packs(split: Split, packs: int, size: int, world: int, first_packs: list[list[int]]) -> None:
-    stream = Stream(split, BUDGETS, packs_per_micro_batch=size)
+    collator = Collator(split, BUDGETS, packs_per_micro_batch=size)
     step = step_of([pack(0)] * packs)
-    ranks = [stream.micro_batches(step, rank=rank, world_size=world) for rank in range(world)]
+    ranks = [collator.micro_batches(step, rank=rank, world_size=world) for rank in range(world)]
     assert [[micro.first_pack for micro in rank] for rank in ranks] == first_packs
 
 
@@ -143,8 +143,8 @@ def toy_steps(toy_data: DataFolder) -> tuple[Split, Budgets, list[Step]]:
     return train, budgets, steps
 
 
-def of_ranks(stream: Stream, step: Step, world: int) -> list[list[MicroBatch]]:
-    return [list(stream.micro_batches(step, rank=rank, world_size=world)) for rank in range(world)]
+def of_ranks(collator: Collator, step: Step, world: int) -> list[list[MicroBatch]]:
+    return [list(collator.micro_batches(step, rank=rank, world_size=world)) for rank in range(world)]
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -153,10 +153,10 @@ def test_any_world_trains_on_the_same_sentences(
     toy_steps: tuple[Split, Budgets, list[Step]], world: int, size: int
 ) -> None:
     train, budgets, steps = toy_steps
-    stream = Stream(train, budgets, packs_per_micro_batch=size)
+    collator = Collator(train, budgets, packs_per_micro_batch=size)
     turns = BatchConfig(packs_per_step=4, packs_per_micro_batch=size).accumulation_steps(world)
     for step in [*steps[:2], steps[-1]]:
-        ranks = of_ranks(stream, step, world)
+        ranks = of_ranks(collator, step, world)
         assert [len(rank) for rank in ranks] == [turns] * world
         pairs = [pair for rank in ranks for micro in rank for pair in sentences(micro.batch)]
         ids = np.concatenate([pack.pair_ids for pack in step.packs if pack])
@@ -174,11 +174,11 @@ def test_any_world_trains_on_the_same_sentences(
 @pytest.mark.parametrize("size", [1, 2])
 def test_all_micro_batches_have_one_shape(toy_steps: tuple[Split, Budgets, list[Step]], size: int) -> None:
     train, budgets, steps = toy_steps
-    stream = Stream(train, budgets, packs_per_micro_batch=size)
-    batches = [micro.batch for step in steps for micro in stream.micro_batches(step, rank=0, world_size=1)]
+    collator = Collator(train, budgets, packs_per_micro_batch=size)
+    batches = [micro.batch for step in steps for micro in collator.micro_batches(step, rank=0, world_size=1)]
     assert len(batches) > 10
     # Fewer turns than ranks: the second rank's only micro-batch is empty.
-    batches.append(stream.micro_batches(step_of([steps[0].packs[0]]), rank=1, world_size=2)[0].batch)
+    batches.append(collator.micro_batches(step_of([steps[0].packs[0]]), rank=1, world_size=2)[0].batch)
     assert all(shapes(batch) == shapes(batches[0]) for batch in batches)
     for batch in batches:
         for side in (batch.source, batch.target):

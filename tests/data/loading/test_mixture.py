@@ -1,6 +1,5 @@
 """Corpora mixed: shares by hand, each corpus its own exact epochs, positions that resume."""
 
-import dataclasses
 import itertools
 import json
 import shutil
@@ -105,31 +104,31 @@ def test_tokens_come_from_the_right_corpus(tmp_path: Path) -> None:
 
 @pytest.fixture
 def config(toy_data: DataFolder, tmp_path: Path) -> TrainConfig:
-    return dataclasses.replace(PRESETS["tiny"], data=(str(toy_data.path),), run_dir=tmp_path / "run")
+    return PRESETS["tiny"].changed(data=(str(toy_data.path),), run_dir=tmp_path / "run")
 
 
 def test_folders_of_one_vocabulary_are_mixed_by_size(config: TrainConfig, toy_data: DataFolder) -> None:
-    data = open_training_data(dataclasses.replace(config, data=config.data * 2))
+    data = open_training_data(config.changed(data=config.corpora.data * 2))
     first = next(data.plan.steps(data.plan.start(), 4))
     corpora = [int(pack.pair_ids[0] >= toy_data.train.info.pairs) for pack in first.packs if pack is not None]
     assert sorted(corpora) == [0, 0, 1, 1]
-    batch = data.stream.build(first.packs[:1])
+    batch = data.collator.build(first.packs[:1])
     assert int((batch.labels_T >= 0).sum()) == first.packs[0].target_tokens  # type: ignore[union-attr]
 
 
 def test_weights_and_vocabularies_that_do_not_fit_are_refused(config: TrainConfig, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data_weights .* give a number above 0 for each"):
-        dataclasses.replace(config, data_weights=(1.0, 2.0))
+        config.changed(data_weights=(1.0, 2.0))
     with pytest.raises(UserError, match="--data is empty"):
-        open_training_data(dataclasses.replace(config, data=()))
-    first = Path(config.data[0])
+        open_training_data(config.changed(data=()))
+    first = Path(config.corpora.data[0])
     other = tmp_path / "other"
     settings = PrepareSettings(
         out=other, vocab_size=300, sources=tuple(line_files([first / "text/valid.en"], [first / "text/valid.de"]))
     )
     prepare(settings, lambda _: None)
     with pytest.raises(UserError, match=f"{other} has another vocabulary than {first}: prepare it again with --tok"):
-        open_training_data(dataclasses.replace(config, data=(str(first), str(other))))
+        open_training_data(config.changed(data=(str(first), str(other))))
     turned = tmp_path / "turned"
     settings = PrepareSettings(
         out=turned, tokenizer=first / "tokenizer.json",
@@ -137,15 +136,15 @@ def test_weights_and_vocabularies_that_do_not_fit_are_refused(config: TrainConfi
     )  # fmt: skip
     prepare(settings, lambda _: None)
     with pytest.raises(UserError, match=f"{turned} is de-en, but {first} is en-de: mix corpora of one direction"):
-        open_training_data(dataclasses.replace(config, data=(str(first), str(turned))))
+        open_training_data(config.changed(data=(str(first), str(turned))))
 
 
 def test_a_folder_without_pairs_is_refused(config: TrainConfig, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
-    shutil.copytree(config.data[0], empty)
+    shutil.copytree(config.corpora.data[0], empty)
     index = json.loads((empty / "index.json").read_text())
     index["train"]["shards"] = []
     np.save(empty / "lengths.npy", np.zeros((0, 2), dtype=np.uint16))
     (empty / "index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match=f"{empty} has no training pairs: prepare it again"):
-        open_training_data(dataclasses.replace(config, data=(str(empty),)))
+        open_training_data(config.changed(data=(str(empty),)))

@@ -1,11 +1,11 @@
-"""Which processes form a team, without an MPI library: as after the plain installation."""
+"""Which processes form a ranks, without an MPI library: as after the plain installation."""
 
 import os
 import sys
 
 import pytest
 
-from dist_transformer.data.prepare.mpi_ranks import Team
+from dist_transformer.data.prepare.mpi_ranks import MpiRanks
 from dist_transformer.errors import UserError
 
 STEP = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "1"}
@@ -33,7 +33,7 @@ def without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_one_process_needs_no_mpi(variables: dict[str, str]) -> None:
     os.environ.update(variables)
-    assert Team.join().size == 1
+    assert MpiRanks.join().size == 1
 
 
 @pytest.mark.parametrize(
@@ -50,4 +50,4 @@ def test_several_processes_are_told_how_to_get_it(variables: dict[str, str]) -> 
     with pytest.raises(
         UserError, match=r"MPI cannot be loaded .*: install one \(pip install mpich\), or start one process"
     ):
-        Team.join()
+        MpiRanks.join()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.data.prepare.worker_pool import Crew
+from dist_transformer.data.prepare.worker_pool import WorkerPool
 from dist_transformer.errors import TransientError, UserError
 from tests.conftest import ROOT, heed_interrupts
 from tests.data.prepare.pool_tasks import Fail, Square
@@ -42,10 +42,10 @@ def pids(folder: Path) -> list[int]:
 
 def test_one_process_or_one_task_is_done_here(tmp_path: Path) -> None:
     seen: list[int] = []
-    with Crew(1) as crew:
-        done = list(crew.run([Square(i, tmp_path) for i in (3, 4)], seen.append, lambda: None))
-    with Crew(8) as crew:
-        done += crew.run([Square(5, tmp_path)], seen.append, lambda: None)
+    with WorkerPool(1) as pool:
+        done = list(pool.run([Square(i, tmp_path) for i in (3, 4)], seen.append, lambda: None))
+    with WorkerPool(8) as pool:
+        done += pool.run([Square(5, tmp_path)], seen.append, lambda: None)
     assert [(index, square) for index, (square, _) in done] == [(0, 9), (1, 16), (0, 25)]
     assert seen == [3, 4, 5]
     assert pids(tmp_path) == [os.getpid()]
@@ -54,9 +54,9 @@ def test_one_process_or_one_task_is_done_here(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_tasks_are_done_by_the_processes_that_are_free(tmp_path: Path) -> None:
     seen: list[int] = []
-    with Crew(2) as crew:
-        first = dict(crew.run([Square(i, tmp_path) for i in range(20)], seen.append, lambda: None))
-        second = dict(crew.run([Square(i, tmp_path) for i in (30, 31)], seen.append, lambda: None))
+    with WorkerPool(2) as pool:
+        first = dict(pool.run([Square(i, tmp_path) for i in range(20)], seen.append, lambda: None))
+        second = dict(pool.run([Square(i, tmp_path) for i in (30, 31)], seen.append, lambda: None))
         assert len(pids(tmp_path)) == 2
         assert os.getpid() not in pids(tmp_path)
     assert first == {i: [i * i, "false"] for i in range(20)}
@@ -77,8 +77,8 @@ def test_tasks_are_done_by_the_processes_that_are_free(tmp_path: Path) -> None:
 def test_an_error_of_one_ends_all(tmp_path: Path, how: str, kind: type[Exception], message: str) -> None:
     started = time.monotonic()
     tasks = [Fail(tmp_path, "sleeps"), Fail(tmp_path, how)]
-    with pytest.raises(kind, match=message), Crew(2) as crew:
-        list(crew.run(tasks, lambda _: None, lambda: None))
+    with pytest.raises(kind, match=message), WorkerPool(2) as pool:
+        list(pool.run(tasks, lambda _: None, lambda: None))
     assert time.monotonic() - started < 60
     assert not any(map(is_running, pids(tmp_path)))
 
@@ -86,11 +86,11 @@ def test_an_error_of_one_ends_all(tmp_path: Path, how: str, kind: type[Exception
 PARENT = """
 import sys
 from pathlib import Path
-from dist_transformer.data.prepare.worker_pool import Crew
+from dist_transformer.data.prepare.worker_pool import WorkerPool
 from tests.data.prepare.pool_tasks import Fail
 
-with Crew(2) as crew:
-    list(crew.run([Fail(Path(sys.argv[1]), "sleeps")] * 2, print, lambda: None))
+with WorkerPool(2) as pool:
+    list(pool.run([Fail(Path(sys.argv[1]), "sleeps")] * 2, print, lambda: None))
 """
 
 

@@ -44,8 +44,8 @@ def settings(**changes: Any) -> dict[str, Any]:
     """config.json of preset tiny, 80 steps, trained by someone at home."""
     tiny = PRESETS["tiny"]
     model = dataclasses.replace(tiny.model, vocab_size=900)
-    config = dataclasses.replace(
-        tiny, data=("/home/someone/data/toy",), run_dir=Path("/home/someone/runs/1"), model=model, max_steps=80
+    config = tiny.changed(
+        data=("/home/someone/data/toy",), run_dir=Path("/home/someone/runs/1"), model=model, max_steps=80
     )
     deepspeed = {"zero_optimization": {"stage": 1, "overlap_comm": True}}
     return {**to_plain(config), "data_sha256": ["0" * 64], "deepspeed": deepspeed, **changes}

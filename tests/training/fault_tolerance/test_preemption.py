@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.runtime.world import World
-from dist_transformer.training.fault_tolerance.preemption import StopVote, parse_slurm_duration, seconds_left
+from dist_transformer.training.fault_tolerance.preemption import Preemption, parse_slurm_duration, seconds_left
 from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
 
 
@@ -60,37 +60,37 @@ def test_a_squeue_that_fails_sets_no_limit(job: pytest.MonkeyPatch, capfd: pytes
     assert "give --walltime-minutes" in capfd.readouterr().err
 
 
-def vote_of_one() -> tuple[StopVote, Watchdog]:
+def preemption_of_one() -> tuple[Preemption, Watchdog]:
     watchdog = Watchdog(World(), {})
-    return StopVote(World(), watchdog, timeout_minutes=1), watchdog
+    return Preemption(World(), watchdog, timeout_minutes=1), watchdog
 
 
-def outcome(vote: StopVote) -> str | None:
-    vote.begin()
-    return vote.outcome()
+def outcome(preemption: Preemption) -> str | None:
+    preemption.begin()
+    return preemption.outcome()
 
 
 def test_nobody_stops_unasked() -> None:
-    vote, _ = vote_of_one()
-    assert outcome(vote) is None
+    preemption, _ = preemption_of_one()
+    assert outcome(preemption) is None
 
 
 def test_a_signal_stops() -> None:
-    vote, watchdog = vote_of_one()
+    preemption, watchdog = preemption_of_one()
     watchdog.signals.received = signal.SIGUSR2
-    assert outcome(vote) == "SIGUSR2 on rank 0"
+    assert outcome(preemption) == "SIGUSR2 on rank 0"
 
 
 def test_what_was_measured_must_fit_into_the_time_that_is_left() -> None:
     """Two steps of 10 s, a validation of 20 s, a save of 30 s, and a minute to spare: 130 s."""
-    vote, watchdog = vote_of_one()
+    preemption, watchdog = preemption_of_one()
     watchdog.longest.update({Phase.STEP: 10.0, Phase.EVALUATION: 20.0, Phase.CHECKPOINT: 30.0})
     for left, stops in ((10_000, False), (129, True)):
-        vote.stop_within(10_000)
-        vote._ends = time.monotonic() + left
-        assert outcome(vote) == ("the time limit is near" if stops else None)
+        preemption.stop_within(10_000)
+        preemption._ends = time.monotonic() + left
+        assert outcome(preemption) == ("the time limit is near" if stops else None)
     # Of a short time, a twentieth is spared: 20 + 20 + 30 + 5 s of 100, and 20 + 20 + 30 + 3.5 s of 70.
-    vote.stop_within(100)
-    assert outcome(vote) is None
-    vote.stop_within(70)
-    assert outcome(vote) == "the time limit is near"
+    preemption.stop_within(100)
+    assert outcome(preemption) is None
+    preemption.stop_within(70)
+    assert outcome(preemption) == "the time limit is near"
