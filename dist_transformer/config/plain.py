@@ -53,16 +53,17 @@ def from_plain(kind: type[T], values: dict[str, Any], where: str, *, remedy: str
     """
     if not isinstance(values, dict):
         raise UserError(f"{where} must hold an object of settings, not {values!r:.60}: {remedy}")
-    hints, arguments = typing.get_type_hints(kind), dict[str, Any]()
-    for name, group in _flat_groups(kind).items():
-        own = {field.name for field in dataclasses.fields(group)} & values.keys()
-        arguments[name] = from_plain(group, {key: values[key] for key in own}, where, remedy=remedy)
-        values = {key: value for key, value in values.items() if key not in own}
-        del hints[name]
-    unknown = sorted(set(values) - set(hints))
+    hints, groups = typing.get_type_hints(kind), _flat_groups(kind)
+    of_groups = {name: {field.name for field in dataclasses.fields(group)} for name, group in groups.items()}
+    unknown = sorted(set(values).difference(hints.keys() - groups.keys(), *of_groups.values()))
     if unknown:
         raise UserError(f"{where}: unknown setting {unknown[0]!r}: remove it, or use the version that wrote the file")
-    arguments |= {name: _plain_value(hints[name], value, f"{where}: {name}", remedy) for name, value in values.items()}
+    own = {name: value for name, value in values.items() if name in hints}
+    arguments = {name: _plain_value(hints[name], value, f"{where}: {name}", remedy) for name, value in own.items()}
+    for name, group in groups.items():
+        arguments[name] = from_plain(
+            group, {key: values[key] for key in of_groups[name] & values.keys()}, where, remedy=remedy
+        )
     try:
         return kind(**arguments)
     except UserError as error:

@@ -100,7 +100,7 @@ CHANGED: list[tuple[dict[str, Any], str, str, str]] = [
 def test_another_model_batch_or_seed_is_refused_by_name(
     changes: dict[str, Any], name: str, old: str, new: str, config: TrainConfig, run_dir: Path
 ) -> None:
-    wanted = described(dataclasses.replace(config, **changes))
+    wanted = described(config.changed(**changes))
     with pytest.raises(UserError) as refused:
         check_settings(run_dir, wanted)
     message = f"{run_dir} was trained with {name} = {old}, not {new}: use the old value, or another --run-dir"
@@ -110,7 +110,7 @@ def test_another_model_batch_or_seed_is_refused_by_name(
 def test_what_cannot_be_resumed_is_another_run(config: TrainConfig) -> None:
     identity = run_identity(described(config))
     assert len(identity) == 16
-    others = [dataclasses.replace(config, **changes) for changes, *_ in CHANGED]
+    others = [config.changed(**changes) for changes, *_ in CHANGED]
     assert len({identity, *(run_identity(described(other)) for other in others)}) == 1 + len(CHANGED)
     longer = dataclasses.replace(config, max_steps=900, precision="fp32", run_dir=config.run_dir / "moved")
     assert run_identity(described(longer, {})) == identity
