@@ -92,8 +92,8 @@ def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
     """
     from dist_transformer.reporting.reporter import format_seconds
     from dist_transformer.run.folder import next_command
+    from dist_transformer.training.assembly import assemble
     from dist_transformer.training.fault_tolerance.preemption import seconds_left
-    from dist_transformer.training.trainer import Trainer
 
     limits = {
         Phase.SET_UP: 60 * config.timeouts.setup_timeout_minutes,
@@ -110,10 +110,10 @@ def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
     )
     with group as device, _failing(watchdog, world):
         watchdog.enter(Phase.SET_UP)
-        trainer = Trainer(config, world, device, watchdog, peak_flops=_peak_flops(device, config.precision, world))
+        trainer = assemble(config, world, device, watchdog, peak_flops=_peak_flops(device, config.precision, world))
         left = seconds_left(config.timeouts.walltime_minutes, age=watchdog.age) if world.is_main else None
         if left is not None:
-            trainer.vote.stop_within(left)
+            trainer.preemption.stop_within(left)
             trainer.reporter.say(f"time limit in {format_seconds(left)}: saves and ends before")
         watchdog.signals.listen()
         finished = trainer.train()

@@ -100,7 +100,7 @@ class Field:
 
 def open_field(config: TrainConfig, world: World, device: torch.device) -> Field:
     """Read the text and draw the weights that all start from."""
-    data: TrainingData = open_training_data(config)
+    data: TrainingData = open_training_data(config.corpora, config.batch, seed=config.seed)
     index, split = data.first.index, data.first.train
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=index.vocab_size))
     torch.manual_seed(config.seed)

@@ -117,7 +117,7 @@ def _train(request: dict[str, Any]) -> dict[str, Any]:
     config, world = from_plain(TrainConfig, request["config"], "request"), read_world()
     with counted_collectives() as sent, process_group(world, single=True):
         torch.set_num_threads(1)
-        data = open_training_data(config)
+        data = open_training_data(config.corpora, config.batch, seed=config.seed)
         vocab_size = data.first.index.vocab_size
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab_size))
         torch.manual_seed(config.seed)

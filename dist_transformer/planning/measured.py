@@ -1,19 +1,19 @@
 """What a run folder says of a run, for a look beside its plan."""
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dist_transformer.config.plain import from_plain, read_json
+from dist_transformer.config.plain import read_json
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.errors import UserError
 from dist_transformer.planning.hardware import CPU, kind_of_device
 from dist_transformer.planning.memory import SENTENCE_TOKENS
 from dist_transformer.planning.plan import Cluster, RunPlan, Workload, look_at_work
 from dist_transformer.run.environment import read_environments
+from dist_transformer.run.folder import settings_of
 from dist_transformer.run.layout import SETTINGS_FILE, checkpoints_of
 from dist_transformer.run.records import read_records
 
@@ -65,10 +65,7 @@ def read_run(run_dir: Path) -> MeasuredRun:
         UserError: not a run folder, or one that has not trained long enough to say anything.
     """
     settings = read_json(run_dir / SETTINGS_FILE)
-    # The file also says which data and weights the run began with.
-    names = {field.name for field in dataclasses.fields(TrainConfig)}
-    values = {name: value for name, value in settings.items() if name in names}
-    config = from_plain(TrainConfig, values, str(run_dir / SETTINGS_FILE))
+    config = settings_of(settings, run_dir / SETTINGS_FILE)
     starts, records = read_environments(run_dir), _train_records(run_dir)
     if not starts or not records:
         raise UserError(f"{run_dir} has not trained yet: give a run folder with log lines and environment.json")

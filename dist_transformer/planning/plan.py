@@ -168,7 +168,7 @@ def look_at_work(config: TrainConfig) -> Workload:
             sentence_tokens=SENTENCE_TOKENS,
             assumed=True,
         )
-    data = open_training_data(config)
+    data = open_training_data(config.corpora, config.batch, seed=config.seed)
     budgets, packs = data.budgets, config.batch.packs_per_step
     steps = list(islice(data.plan.steps(data.plan.start(), packs), _SAMPLED_STEPS))
     target = sum(step.target_tokens for step in steps)

@@ -26,18 +26,22 @@ class Board:
 
     Args:
         first_step: of this start; TensorBoard forgets what an earlier one wrote of later steps.
+        several: there are several corpora, whose epochs are shown apart.
         warn: called once, when nothing more can be written.
     """
 
-    def __init__(self, folder: Path, *, first_step: int, warn: Callable[[str], None]) -> None:
-        self._warn = warn
+    def __init__(self, folder: Path, *, first_step: int, several: bool = False, warn: Callable[[str], None]) -> None:
+        self._warn, self._several = warn, several
         self._file: io.BufferedWriter | None = None
         self._attempt(lambda: self._open(folder, first_step))
 
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
+    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """Show the numbers of a record, each under `kind/name`."""
         from torch.utils.tensorboard.summary import scalar
 
-        self._add(lambda: [scalar(tag, value) for tag, value in values.items()], step)
+        place = f"{kind}/corpus_{values['corpus'] + 1}" if self._several and "corpus" in values else kind
+        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+        self._add(lambda: [scalar(f"{place}/{name}", value) for name, value in numbers.items()], step)
 
     def text(self, tag: str, markdown: str, step: int) -> None:
         from torch.utils.tensorboard.summary import text

@@ -1,11 +1,11 @@
 """What a run reports: the terminal, `metrics.jsonl` and TensorBoard. Only rank 0 writes."""
 
 import dataclasses
-import json
 import math
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ from tqdm import tqdm
 
 from dist_transformer.data.loading.events import EpochSummary
 from dist_transformer.evaluation.samples import SampleSheet
-from dist_transformer.files import append_to
 from dist_transformer.reporting.board import Board
 from dist_transformer.reporting.figures import attention_picture, learning_rate_picture, position_picture
-from dist_transformer.run.layout import METRICS_FILE, TENSORBOARD
+from dist_transformer.reporting.sinks import SINKS, MetricsFile, MetricSink, OptionalSink
+from dist_transformer.run.layout import TENSORBOARD
 
 # Of a terminal whose width is not known.
 _COLUMNS = 80
@@ -33,16 +33,24 @@ class Reporter:
     `metrics.jsonl` must be written; what a terminal or TensorBoard does not take is lost.
 
     Args:
+        corpora: the names of all corpora.
         quiet: write records only, and nothing to the terminal.
     """
 
-    def __init__(self, run_dir: Path, *, is_main: bool, max_steps: int, first_step: int, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        is_main: bool,
+        max_steps: int,
+        first_step: int,
+        corpora: Sequence[str] = ("",),
+        quiet: bool = False,
+    ) -> None:
         self.is_main, self.quiet = is_main, quiet
+        self.max_steps, self.first_step, self.corpora = max_steps, first_step, corpora
         if not is_main:
             return
-        self.file = append_to(run_dir / METRICS_FILE)
-        self.path = run_dir / METRICS_FILE
-        self.max_steps, self.first_step = max_steps, first_step
         # A bar where a person looks on; plain lines, without carriage returns, where either stream goes to a file.
         self.bar = None
         if not quiet and sys.stderr.isatty() and sys.stdout.isatty():
@@ -50,27 +58,20 @@ class Reporter:
             form = _bar_format(max_steps, [], room)
             self.bar = tqdm(total=max_steps, initial=first_step, bar_format=form, ncols=room, smoothing=0.05)
         self.figures: list[str] = []
-        self.board = Board(run_dir / TENSORBOARD, first_step=first_step, warn=self.say)
+        self.metrics = MetricsFile(run_dir)
+        self.board = Board(run_dir / TENSORBOARD, first_step=first_step, several=len(corpora) > 1, warn=self.say)
+        added = [OptionalSink(name, partial(make, run_dir), self.say) for name, make in SINKS.items()]
+        self.sinks: list[MetricSink] = [self.metrics, self.board, *added]
 
-    def record(self, kind: str, step: int, values: dict[str, Any], *, place: str = "") -> None:
-        """Keep `values` of `step`; `kind` is `train`, `valid`, `epoch`, `checkpoint` or `end`.
-
-        Args:
-            place: for TensorBoard, stands before the names of `values`.
-        """
-        if not self.is_main:
-            return
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        self.file.write((json.dumps({"kind": kind, "step": step, **finite}) + "\n").encode())
-        self.file.flush()
-        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-        self.board.scalars({f"{kind}/{place}{name}": value for name, value in numbers.items()}, step)
+    def record(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        """Hand `values` of `step` to all sinks; `kind` is `train`, `valid`, `epoch`, `checkpoint` or `end`."""
+        if self.is_main:
+            for sink in self.sinks:
+                sink.record(kind, step, values)
 
     def has_recorded(self, kind: str, step: int) -> bool:
         """Whether `metrics.jsonl` holds such a record. For rank 0."""
-        begin = json.dumps({"kind": kind, "step": step}).removesuffix("}")
-        with self.path.open(encoding="utf-8", errors="replace") as lines:
-            return any(line.startswith(f"{begin},") for line in lines)
+        return self.metrics.has_recorded(kind, step)
 
     def train_line(self, step: int, values: dict[str, Any], seconds_left: float) -> None:
         """The figures of an interval: beside the bar as many as fit, in a log file a line of about 100 characters."""
@@ -94,11 +95,8 @@ class Reporter:
         place = f"step {step:>{len(str(self.max_steps))}}/{self.max_steps}"
         self.say("  ".join((place, *columns, f"left {format_seconds(seconds_left)}")))
 
-    def epoch(self, step: int, epoch: EpochSummary, *, corpora: Sequence[str]) -> str:
+    def epoch(self, step: int, epoch: EpochSummary) -> str:
         """Record an epoch that has ended; epochs and corpora count from 0, as in other records.
-
-        Args:
-            corpora: the names of all corpora.
 
         Returns:
             one short line about it, in which they count from 1.
@@ -112,9 +110,9 @@ class Reporter:
             "unfit_pairs": epoch.unfit_pairs,
             "left_out_pairs": epoch.left_out_pairs,
         }
-        several = len(corpora) > 1
-        self.record("epoch", step, values, place=f"corpus_{epoch.corpus + 1}/" if several else "")
-        return f"epoch {epoch.epoch + 1}{f' of {corpora[epoch.corpus]}' if several else ''} done, {epoch.fill:.0%} full"
+        self.record("epoch", step, values)
+        name = f" of {self.corpora[epoch.corpus]}" if len(self.corpora) > 1 else ""
+        return f"epoch {epoch.epoch + 1}{name} done, {epoch.fill:.0%} full"
 
     def samples(self, sheet: SampleSheet) -> None:
         """Translations of a validation as a table, and what the decoder looked at, for TensorBoard."""
@@ -155,8 +153,8 @@ class Reporter:
             if self.bar is not None:
                 self.bar.close()
                 self.bar = None
-            self.file.close()
-            self.board.close()
+            for sink in self.sinks:
+                sink.close()
 
 
 def samples_table(sheet: SampleSheet) -> str:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from dist_transformer.config.plain import read_json, to_plain
+from dist_transformer.config.plain import from_plain, read_json, to_plain
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.format import INDEX_FILE, TOKENIZER_FILE
 from dist_transformer.data.folder.reader import DataFolder
@@ -41,6 +41,8 @@ from dist_transformer.runtime.launch import as_typed, tool_command
 _PATIENCE_SECONDS = 5.0
 # What file systems answer that know no locks, such as Lustre mounted without `flock`.
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+# What config.json states besides the settings.
+_IDENTITY = ("data_sha256", "init_from_sha256", "deepspeed")
 # Another value of one of these makes another run; everything else may change on resume and is reported.
 _FIXED = ("model", "batch", "seed", "data_sha256", "data_weights", "data_temperature", "init_from")
 
@@ -202,6 +204,16 @@ def describe_run(config: TrainConfig, folders: Sequence[Path], ds_config: dict[s
         "init_from_sha256": None,
         "deepspeed": ds_config,
     }
+
+
+def settings_of(described: dict[str, Any], file: Path) -> TrainConfig:
+    """Give the settings that `config.json` holds, without the identity of the data.
+
+    Args:
+        file: where `described` was read, for errors.
+    """
+    values = {name: value for name, value in described.items() if name not in _IDENTITY}
+    return from_plain(TrainConfig, values, str(file))
 
 
 def run_identity(described: dict[str, Any]) -> str:

@@ -34,7 +34,7 @@ def planned_steps(config: TrainConfig, left_out: Sequence[LeftOut] = ()) -> Iter
     packs = config.batch.packs_per_step
     # The hash does not depend on how a step was cut into micro-batches, so the whole step is one.
     whole = dataclasses.replace(config.batch, packs_per_micro_batch=packs)
-    data = open_training_data(dataclasses.replace(config, batch=whole), _Replay(left_out).admit)
+    data = open_training_data(config.corpora, whole, seed=config.seed, admit=_Replay(left_out).admit)
     for step in data.plan.steps(data.plan.start(), packs):
         pair_hash = int(batch_hash(data.collator.build(step.packs)))
         data.collator.pairs.forget_past()
@@ -42,7 +42,7 @@ def planned_steps(config: TrainConfig, left_out: Sequence[LeftOut] = ()) -> Iter
 
 
 class _Replay:
-    """In the place of a run's gate: leaves out what the run left out, and nothing else."""
+    """In the place of a run's agreement: leaves out what the run left out, and nothing else."""
 
     def __init__(self, left_out: Sequence[LeftOut]) -> None:
         self._missing: dict[tuple[int, int, int], dict[int, int]] = {}

@@ -15,7 +15,7 @@ from typing import Any
 from safetensors import safe_open
 
 from dist_transformer.checks import Check
-from dist_transformer.config.plain import from_plain, read_json
+from dist_transformer.config.plain import read_json
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.format import INDEX_FILE, TOKENIZER_FILE
 from dist_transformer.data.folder.reader import DataFolder
@@ -26,6 +26,7 @@ from dist_transformer.errors import UserError
 from dist_transformer.files import is_pickle, read_small, sha256_of
 from dist_transformer.model_folder import WEIGHTS_FILE
 from dist_transformer.run.checkpoint import CheckpointReader, checkpoint_problem, weight_hashes, weights_problem
+from dist_transformer.run.folder import settings_of
 from dist_transformer.run.layout import (
     CHECKPOINTS,
     LEDGER_FILE,
@@ -44,8 +45,6 @@ from dist_transformer.run.tensors import (
     tensors_problem,
 )
 
-# What config.json states besides the settings.
-_NO_SETTINGS = ("data_sha256", "init_from_sha256", "deepspeed")
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 _WEIGHTS_NAME = re.compile(r"(step|ema)-(\d{8,})\.safetensors")
 _SHOWN_PROBLEMS = 5
@@ -117,8 +116,7 @@ class _Verification:
 
     def settings(self) -> str:
         self._described = read_json(_plain_file(self.run_dir / SETTINGS_FILE))
-        values = {name: value for name, value in self._described.items() if name not in _NO_SETTINGS}
-        self._config = from_plain(TrainConfig, values, str(self.run_dir / SETTINGS_FILE))
+        self._config = settings_of(self._described, self.run_dir / SETTINGS_FILE)
         model, batch = self._config.model, self._config.batch
         return f"{SETTINGS_FILE} is complete: width {model.width}, {batch.packs_per_step} packs a step"
 
@@ -247,7 +245,7 @@ class _Verification:
             )
         config = known.changed( data=tuple(places), cache_dir=cache_dir or known.corpora.cache_dir, on_bad_shard="skip"
         )  # fmt: skip
-        self._folders = open_folders(config)
+        self._folders = open_folders(config.corpora)
         self._with_data = config
         if [sha256_of(folder.path / INDEX_FILE) for folder in self._folders] != self._described.get("data_sha256"):
             raise UserError(f"{', '.join(places)} is not the data that the run was trained on: give its --data")

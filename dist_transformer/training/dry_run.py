@@ -34,6 +34,7 @@ from dist_transformer.run.layout import CHECKPOINTS, LEDGER_FILE, WEIGHTS, step_
 from dist_transformer.run.records import read_records
 from dist_transformer.run.warm_start import read_initial_weights
 from dist_transformer.runtime.world import World
+from dist_transformer.training.assembly import assemble
 from dist_transformer.training.engine.memory import peak_memory_bytes
 from dist_transformer.training.trainer import Trainer
 
@@ -90,7 +91,9 @@ def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
 
     It begins with drawn weights also where the run will not: trained ones would pass checks that are of learning.
     """
-    data = open_training_data(config.changed(data=config.corpora.data[:1], data_weights=()))
+    data = open_training_data(
+        config.changed(data=config.corpora.data[:1], data_weights=()).corpora, config.batch, seed=config.seed
+    )
     folder, budgets = data.first, data.budgets
     if config.checkpoints.init_from is not None:
         model = dataclasses.replace(config.model, vocab_size=folder.index.vocab_size)
@@ -119,7 +122,7 @@ def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
 
 
 def _train(config: TrainConfig, world: World, device: torch.device) -> tuple[list[Check], dict[str, Any]]:
-    trainer = Trainer(config, world, device, quiet=True)
+    trainer = assemble(config, world, device, quiet=True)
     assert trainer.validator is not None
     before = trainer.validator.run(trainer.engine, step=0).nll
     trainer.train()
@@ -153,7 +156,7 @@ def _resume_and_decode(config: TrainConfig, world: World, device: torch.device) 
     ledger = (run / LEDGER_FILE).read_text(encoding="utf-8")
     shutil.rmtree(run / CHECKPOINTS / step_name(_STEPS))
     gc.collect()
-    trainer = Trainer(config.changed(resume="required"), world, device, quiet=True)
+    trainer = assemble(config.changed(resume="required"), world, device, quiet=True)
     trainer.train()
     found = load_file(weights)
     apart = max(float((found[name] - tensor).abs().max()) for name, tensor in expected.items())
@@ -188,7 +191,7 @@ def _learn_by_heart(config: TrainConfig, scratch: Path, world: World, device: to
         batch=batch,
         max_steps=_HEART_STEPS, save_every=_HEART_STEPS, validate_every=_HEART_STEPS, validate_sentences=1,
     )  # fmt: skip
-    trainer = Trainer(heart, world, device, quiet=True)
+    trainer = assemble(heart, world, device, quiet=True)
     trainer.train()
     nll = read_records(heart.run_dir, "valid")[-1]["nll"]
     entropy = _token_entropy(split)
@@ -211,7 +214,7 @@ def _token_entropy(split: Split) -> float:
 @torch.no_grad()
 def _decode(trainer: Trainer, config: TrainConfig) -> Check:
     """The log probability that beam search gives its outputs must be what the training path gives them."""
-    split = trainer.folder.valid
+    split = trainer.data.first.valid
     values, lengths, *_ = split.tokens(np.arange(min(_DECODED, split.info.pairs)))
     sources = [row.tolist() for row in np.split(values, np.cumsum(lengths)[:-1])]
     model = trainer.engine.plain_model()

@@ -1,50 +1,34 @@
-"""The training loop."""
+"""The training loop. `assembly` builds its parts."""
 
-import dataclasses
 import hashlib
 import itertools
-import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-from dist_transformer.config.plain import to_plain
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.loading.collate import MicroBatch
-from dist_transformer.data.loading.loader import open_training_data
+from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.plan import Step
 from dist_transformer.data.loading.prefetch import Prefetcher
 from dist_transformer.data.loading.shard_agreement import ShardAgreement
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.samples import write_sheet
 from dist_transformer.model.loss import LossSums
-from dist_transformer.model.transformer import Transformer, training_flops
 from dist_transformer.reporting.reporter import Reporter, perplexity
-from dist_transformer.run.checkpoint import CheckpointReader
-from dist_transformer.run.checkpoint_writer import CheckpointWriter, Retention, Saved
-from dist_transformer.run.environment import describe_environment, record_environment
-from dist_transformer.run.folder import describe_run, open_run, run_identity
-from dist_transformer.run.layout import LEDGER_FILE
-from dist_transformer.run.ledger import Ledger, batch_hash
+from dist_transformer.run.ledger import batch_hash
 from dist_transformer.run.progress import Progress
-from dist_transformer.run.warm_start import InitialWeights
-from dist_transformer.runtime import distributed
 from dist_transformer.runtime.world import World
-from dist_transformer.training.engine.ds_config import load_ds_config
 from dist_transformer.training.engine.engine import Engine
-from dist_transformer.training.engine.memory import peak_memory_bytes, state_bytes
-from dist_transformer.training.engine.schedule import learning_rate
 from dist_transformer.training.fault_tolerance.preemption import Preemption
 from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
-from dist_transformer.training.interval import Interval
+from dist_transformer.training.logbook import Logbook
+from dist_transformer.training.saver import Saver
 from dist_transformer.training.validation import Validator
-
-# More positions than this are a blur.
-_PICTURED_POSITIONS = 128
 
 
 def micro_batch_seed(seed: int, epoch: int, step: int, first_pack: int) -> int:
@@ -53,63 +37,24 @@ def micro_batch_seed(seed: int, epoch: int, step: int, first_pack: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Trainer:
-    """One run: from a data folder to checkpoints and weights.
+    """One run: from a data folder to checkpoints and weights."""
 
-    Args:
-        peak_flops: operations per second that all devices together can do at most; None where that is not known.
-        quiet: report to the run folder only.
-    """
-
-    def __init__(
-        self,
-        config: TrainConfig,
-        world: World,
-        device: torch.device,
-        watchdog: Watchdog | None = None,
-        *,
-        peak_flops: float | None = None,
-        quiet: bool = False,
-    ) -> None:
-        self.world, self.peak_flops = world, peak_flops
-        self.watchdog = watchdog or Watchdog(world, {})
-        timeout = config.timeouts.collective_timeout_minutes
-        self.gate = ShardAgreement(skip=config.corpora.on_bad_shard == "skip", timeout_minutes=timeout)
-        self.vote = Preemption(world, self.watchdog, timeout_minutes=timeout)
-        self.data = open_training_data(config, self.gate.admit)
-        self.folder, self.budgets = self.data.first, self.data.budgets
-        config = dataclasses.replace(
-            config, model=dataclasses.replace(config.model, vocab_size=self.folder.index.vocab_size)
-        )  # fmt: skip
-        self.config = config
-        self.validator = None
-        if config.validation.validate_every > 0:
-            self.validator = Validator(
-                self.folder, self.budgets, config.batch, sentences=config.validation.validate_sentences
-            )  # fmt: skip
-        self._check_lengths()
-        ds_config = load_ds_config(config.deepspeed_config)
-        described = describe_run(config, [folder.path for folder in self.data.folders], ds_config)
-        self.run_identity = run_identity(described)
-        self.held = ExitStack()
-        origin, notes = open_run(config, described, self.folder, self.held)
-        self.watchdog.publish_in(config.run_dir)
-        model = self._make_model(origin).to(device)
-        positions_PD = model.positions.table[:_PICTURED_POSITIONS].detach().float().cpu().numpy()
-        self.engine = Engine(model, config, ds_config, world_size=world.size)
-        self.progress = self._restore(origin)
-        self.ledger = Ledger(config.run_dir / LEDGER_FILE, chain=self.progress.ledger_chain)
-        self.writer = CheckpointWriter(
-            config.run_dir, config=described, flushed=(self.ledger.path,), timeout_minutes=timeout
-        )  # fmt: skip
-        self.held.callback(self.writer.close)
-        self.reporter = Reporter(
-            config.run_dir, is_main=world.is_main, max_steps=config.max_steps, first_step=self.progress.step,
-            quiet=quiet,
-        )  # fmt: skip
-        self._introduce(notes)
-        if world.is_main:
-            self._record_setting(positions_PD)
+    config: TrainConfig
+    world: World
+    data: TrainingData
+    agreement: ShardAgreement
+    engine: Engine
+    progress: Progress
+    validator: Validator | None
+    logbook: Logbook
+    saver: Saver
+    reporter: Reporter
+    preemption: Preemption
+    watchdog: Watchdog
+    held: ExitStack
+    """Keeps the run folder for this run until training ends."""
 
     def train(self) -> bool:
         """Train to `max_steps`, until patience ends, or until a stop is asked for; the folder is this run's until then.
@@ -122,12 +67,12 @@ class Trainer:
             if self._is_finished():
                 if self.world.is_main and not self.reporter.has_recorded("end", step):
                     # Killed between its last checkpoint and this record.
-                    self._finish()
+                    self.logbook.end_run(why=self._why_finished())
                 self.reporter.say(f"finished before, at step {step}: {self._why_finished()}")
             else:
                 stopped_by = self._train()
                 if self._is_finished():
-                    self._finish()
+                    self.logbook.end_run(why=self._why_finished())
                 else:
                     step = self.progress.step
                     self.reporter.say(f"stopped at step {step}, {stopped_by}: the same command goes on from here")
@@ -135,63 +80,48 @@ class Trainer:
         return self._is_finished()
 
     def _train(self) -> str | None:
-        """Until the run is finished, or a stop is asked for; says by what."""
+        """Train until the run is finished, or a stop is asked for; says by what."""
         if self._owes_validation():
             self._validate()
-        interval, stopped_by = Interval(), None
-        prefetcher = Prefetcher(
-            self._remaining_steps(), self.data.collator,
-            rank=self.world.rank, world_size=self.world.size, pin=self.engine.device.type == "cuda",
-        )  # fmt: skip
-        for step, micro_batches, stall in prefetcher:
+        stopped_by = None
+        steps = self._prefetched_steps()
+        for step, micro_batches, stall in steps:
             self.watchdog.enter(Phase.STEP, self.progress.step + 1)
-            self.vote.begin()
-            self._train_step(step, micro_batches, interval, stall)
-            stopped_by = self.vote.outcome()
-            self._report_save(self.writer.poll())
+            self.preemption.begin()
+            self._train_step(step, micro_batches, stall)
+            stopped_by = self.preemption.outcome()
+            self.saver.poll()
             is_last = self.progress.step == self.config.max_steps
             # Who stops a run may be in a hurry: it validates when it goes on.
             validates = (is_last or stopped_by is None) and self._owes_validation()
             saves = is_last or validates or stopped_by is not None or self._is_due(self.config.checkpoints.save_every)
             if saves or self._is_due(self.config.log_every):
-                interval = self._log(interval)
+                self.logbook.end_interval()
             if validates:
                 self._validate()
             if saves:
-                self._save()
+                self.saver.begin()
             if stopped_by is not None or self._out_of_patience():
                 break
-        self.gate.close()
-        prefetcher.close()
-        self._end_save()
+        self.agreement.close()
+        steps.close()
+        self.saver.end()
         return stopped_by
+
+    def _prefetched_steps(self) -> Prefetcher:
+        return Prefetcher(
+            self._remaining_steps(),
+            self.data.collator,
+            rank=self.world.rank,
+            world_size=self.world.size,
+            pin=self.engine.device.type == "cuda",
+        )
 
     def _remaining_steps(self) -> Iterator[Step]:
         steps = self.data.plan.steps(self.progress.position, self.config.batch.packs_per_step)
         yield from itertools.islice(steps, self.config.max_steps - self.progress.step)
 
-    def _is_due(self, every: int) -> bool:
-        return self.progress.step % every == 0
-
-    def _owes_validation(self) -> bool:
-        progress, every = self.progress, self.config.validation.validate_every
-        due = every > 0 and (progress.step == self.config.max_steps or self._is_due(every))
-        return due and progress.validated_step < progress.step
-
-    def _is_finished(self) -> bool:
-        return self.progress.step >= self.config.max_steps or self._out_of_patience()
-
-    def _why_finished(self) -> str:
-        return (
-            f"no better validation in {self.config.validation.patience}"
-            if self._out_of_patience()
-            else "all steps done"
-        )
-
-    def _out_of_patience(self) -> bool:
-        return 0 < self.config.validation.patience <= self.progress.validations_since_best
-
-    def _train_step(self, step: Step, micro_batches: list[MicroBatch], interval: Interval, stall: float) -> None:
+    def _train_step(self, step: Step, micro_batches: list[MicroBatch], stall: float) -> None:
         """Forward, backward, update; counts what was consumed."""
         started = time.monotonic()
         progress = self.progress
@@ -208,23 +138,7 @@ class Trainer:
         progress.train_seconds += seconds
         progress.source_tokens += step.source_tokens
         progress.target_tokens += step.target_tokens
-        interval.add(
-            progress.step, step, hashes=hashes, losses=losses, applied=applied, seconds=seconds, stall=stall
-        )  # fmt: skip
-        self._report_events(step, interval)
-        self.reporter.advance()
-
-    def _report_events(self, step: Step, interval: Interval) -> None:
-        """Shards that are missing from this step on, and epochs that it ended."""
-        progress = self.progress
-        for shard in step.left_out:
-            part = " after a part of it was used" if shard.packs else ""
-            problem = self.gate.problems[shard.corpus, shard.shard]
-            self.reporter.say(f"step {progress.step}: left out of epoch {shard.epoch + 1}{part}: {problem}")
-            progress.left_out.append({"step": progress.step, **dataclasses.asdict(shard)})
-        for epoch in step.ended:
-            text = self.reporter.epoch(progress.step, epoch, corpora=[f.index.corpus for f in self.data.folders])
-            interval.epochs[epoch.corpus] = text
+        self.logbook.add(step, hashes=hashes, losses=losses, applied=applied, seconds=seconds, stall=stall)
 
     def _train_micro_batch(self, step: Step, micro: MicroBatch) -> tuple[LossSums, torch.Tensor]:
         self.watchdog.progress()
@@ -246,69 +160,11 @@ class Trainer:
                 f"{progress.step}): lower the learning rate, or resume with --precision fp32 from the last checkpoint"
             )
 
-    def _log(self, interval: Interval) -> Interval:
-        """Reduce and report the interval. A collective."""
-        if not interval.steps:
-            return interval
-        hashes, loss, nll = interval.reduce()
-        for number, pair_hash, tokens, left_out in zip(
-            interval.steps, hashes, interval.tokens, interval.left_out, strict=True
-        ):
-            self.ledger.add(number, pair_hash=pair_hash, target_tokens=tokens, left_out=left_out)
-        self.progress.ledger_chain = self.ledger.chain
-        values = self._measures(interval, loss=loss, nll=nll)
-        self._write_interval(values)
-        left = (self.config.max_steps - self.progress.step) * interval.seconds / len(interval.steps)
-        self.reporter.train_line(self.progress.step, values, left)
-        for text in interval.epochs.values():
-            self.reporter.say(text)
-        return Interval()
-
-    def _write_interval(self, values: dict[str, Any]) -> None:
-        """Ledger and metrics, by rank 0; when it cannot, all end."""
-
-        def write() -> None:
-            if self.world.is_main:
-                self.ledger.flush()
-                self.reporter.record("train", self.progress.step, values)
-
-        distributed.on_all_ranks(
-            write,
-            errors=(OSError,),
-            describe=lambda error: (
-                f"cannot write in {self.config.run_dir}: {error}: free space or fix the folder; "
-                "the run goes on from its last checkpoint"
-            ),
-        )
-
-    def _measures(self, interval: Interval, *, loss: float, nll: float) -> dict[str, Any]:
-        return {
-            "loss": loss,
-            "nll": nll,
-            "ppl": perplexity(nll),
-            "learning_rate": self.engine.learning_rate,
-            "gradient_norm": self.engine.gradient_norm,
-            **interval.speed(self.budgets),
-            **interval.utilization(self.config.model, self.peak_flops),
-            "epoch": self.progress.position.epoch,
-            "skipped_steps": self.progress.skipped_steps,
-            "left_out_shards": len({(shard["corpus"], shard["shard"]) for shard in self.progress.left_out}),
-            "training_flops": self._flops_so_far(),
-            "train_seconds": self.progress.train_seconds,
-            "peak_memory_bytes": peak_memory_bytes(self.engine.device),
-        }
-
-    def _flops_so_far(self) -> int:
-        progress = self.progress
-        return training_flops(
-            self.config.model, source_tokens=progress.source_tokens, target_tokens=progress.target_tokens
-        )  # fmt: skip
-
     def _validate(self) -> None:
-        """A collective."""
+        """Measure loss and BLEU, and rank them. Collective: every rank must call it."""
         assert self.validator is not None
         self.watchdog.enter(Phase.EVALUATION, self.progress.step)
-        config, progress = self.config, self.progress
+        progress, by = self.progress, self.config.validation.best_by
         result = self.validator.run(self.engine, step=progress.step)
         values: dict[str, Any] = {"loss": result.loss, "nll": result.nll, "ppl": perplexity(result.nll)}
         text = f"validation nll {result.nll:.3f}, ppl {values['ppl']:.2f}"
@@ -316,129 +172,27 @@ class Trainer:
             values["bleu"] = result.sheet.bleu
             text += f", BLEU {result.sheet.bleu:.1f} ({result.sheet.sentences} lines)"
             if self.world.is_main:
-                write_sheet(config.run_dir, result.sheet)
+                write_sheet(self.config.run_dir, result.sheet)
             self.reporter.samples(result.sheet)
-        improved = progress.rank_validation(
-            values[config.validation.best_by], by=config.validation.best_by, keep=config.checkpoints.keep_best
-        )
+        improved = progress.rank_validation(values[by], by=by, keep=self.config.checkpoints.keep_best)
         self.reporter.record("valid", progress.step, values)
         best = "best" if improved else f"best was {progress.best[0][1]:.3f}"
         self.reporter.say(f"step {progress.step}: {text}, {best}")
 
-    def _save(self) -> None:
-        """Begin a save; what it writes is as it is now, and written while training goes on. A collective."""
-        self._end_save()
-        self.writer.start(
-            self.engine.parameter_states(),
-            {
-                **self.progress.to_json(),
-                **self._describe_model(),
-                "updates": self.engine.scheduler.updates,
-                "ema_decay": self.config.ema_decay,
-            },
-            retention=self._retention(),
-            weights_metadata={key: json.dumps(value) for key, value in self._describe_model().items()},
-        )
+    def _is_due(self, every: int) -> bool:
+        return self.progress.step % every == 0
 
-    def _end_save(self) -> None:
-        """Wait for the save in flight, if there is one. A collective."""
-        self.watchdog.enter(Phase.CHECKPOINT, self.progress.step)
-        self._report_save(self.writer.wait())
+    def _owes_validation(self) -> bool:
+        progress, every = self.progress, self.config.validation.validate_every
+        due = every > 0 and (progress.step == self.config.max_steps or self._is_due(every))
+        return due and progress.validated_step < progress.step
 
-    def _report_save(self, saved: Saved | None) -> None:
-        if saved is not None:
-            self.watchdog.took(Phase.CHECKPOINT, saved.seconds)
-            self.reporter.record("checkpoint", saved.step, {"seconds": saved.seconds, "stall": saved.stall})
-            times = f"{saved.seconds:.1f} s, of which training waited {saved.stall:.1f} s"
-            self.reporter.say(f"step {saved.step}: saved {saved.path} in {times}")
+    def _out_of_patience(self) -> bool:
+        return 0 < self.config.validation.patience <= self.progress.validations_since_best
 
-    def _retention(self) -> Retention:
-        config = self.config
-        return Retention(
-            checkpoints=config.checkpoints.keep_checkpoints,
-            weights=config.checkpoints.keep_weights,
-            best_steps=frozenset(step for step, _ in self.progress.best[: config.checkpoints.keep_best]),
-        )
+    def _is_finished(self) -> bool:
+        return self.progress.step >= self.config.max_steps or self._out_of_patience()
 
-    def _describe_model(self) -> dict[str, Any]:
-        """What a weight file says of itself, so that averaging needs no other file."""
-        index = self.folder.index
-        return {
-            "step": self.progress.step,
-            "model": to_plain(self.config.model),
-            "tokenizer_sha256": index.tokenizer_sha256,
-            "source_language": index.source_language,
-            "target_language": index.target_language,
-            "corpus": index.corpus,
-            "synthetic": index.synthetic,
-            "run": self.run_identity,
-            "train_seconds": self.progress.train_seconds,
-        }
-
-    def _finish(self) -> None:
-        progress = self.progress
-        values = {
-            "train_seconds": progress.train_seconds,
-            "target_tokens_per_second": progress.target_tokens / max(progress.train_seconds, 1e-9),
-            "training_flops": self._flops_so_far(),
-            "target_tokens": progress.target_tokens,
-            "skipped_steps": progress.skipped_steps,
-            "world_size": self.world.size,
-            "zero_stage": self.engine.stage,
-        }
-        self.reporter.record("end", progress.step, values)
-        self.reporter.say(
-            f"finished at step {progress.step}: {self._why_finished()}, "
-            f"{values['target_tokens_per_second']:,.0f} target tokens/s, {values['training_flops']:.1e} FLOPs"
-        )
-
-    def _check_lengths(self) -> None:
-        streams = [self.data.collator, *([self.validator.collator] if self.validator else [])]
-        longest = max(int(stream.caps.max()) for stream in streams)
-        if longest > self.config.model.max_positions:
-            raise UserError(
-                f"model.max_positions is {self.config.model.max_positions}, but a sentence has {longest} tokens: "
-                "raise --model.max-positions, or prepare the data with a lower --max-tokens"
-            )
-
-    def _make_model(self, origin: CheckpointReader | InitialWeights | None) -> Transformer:
-        """The same weights on every rank: read, or drawn from the seed."""
-        torch.manual_seed(self.config.seed)
-        model = Transformer(self.config.model)
-        if origin is not None:
-            model.load_state_dict({name: origin.weight(name) for name in origin.parameter_names()})
-        return model
-
-    def _restore(self, origin: CheckpointReader | InitialWeights | None) -> Progress:
-        if isinstance(origin, CheckpointReader):
-            self.engine.restore(origin.parameter, updates=origin.state["updates"])
-            return Progress.from_json(origin.state)
-        return Progress(position=self.data.plan.start())
-
-    def _record_setting(self, positions_PD: np.ndarray) -> None:
-        """The machine, the schedule and the positions, for those who look at the run later."""
-        config, world = self.config, self.world
-        environment = describe_environment(world_size=world.size, local_size=world.local_size)
-        described = {**environment, "state_bytes": state_bytes(self.engine)}
-        record_environment(config.run_dir, described, step=self.progress.step)
-        peak = min(config.optimizer.warmup_steps, config.max_steps)
-        steps = sorted({peak, *(round(step) for step in np.linspace(1, config.max_steps, 500))})
-        rates = [learning_rate(step, config.optimizer, width=config.model.width) for step in steps]
-        self.reporter.pictures(steps, rates, positions_PD)
-
-    def _introduce(self, notes: list[str]) -> None:
-        config, index = self.config, self.folder.index
-        parameters = sum(getattr(p, "ds_numel", p.numel()) for p in self.engine.module.parameters())
-        corpora = " + ".join(folder.index.corpus for folder in self.data.folders)
-        pairs = sum(folder.index.train.pairs for folder in self.data.folders)
-        batch = config.batch.packs_per_step * self.budgets.max_target_tokens
-        languages = f"{index.source_language}-{index.target_language}{', synthetic' if index.synthetic else ''}"
-        skipped = f", {self.data.plan.skipped:,} of them too long for a pack" if self.data.plan.skipped else ""
-        self.reporter.say(
-            f"{corpora} ({languages}): {pairs:,} pairs{skipped}\n"
-            f"{parameters:,} parameters; {config.batch.packs_per_step} packs a step, at most {batch:,} target tokens\n"
-            f"{self.world.size} rank(s) on {self.engine.device.type}, ZeRO-{self.engine.stage}, {config.precision}, "
-            f"accumulation {config.batch.accumulation_steps(self.world.size)}"
-        )
-        for note in notes:
-            self.reporter.say(note)
+    def _why_finished(self) -> str:
+        patience = self.config.validation.patience
+        return f"no better validation in {patience}" if self._out_of_patience() else "all steps done"

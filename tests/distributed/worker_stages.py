@@ -22,9 +22,9 @@ from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
+from dist_transformer.training.assembly import assemble
 from dist_transformer.training.engine.ds_config import load_ds_config
 from dist_transformer.training.engine.engine import Engine
-from dist_transformer.training.interval import Interval
 from dist_transformer.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,11 +161,11 @@ def difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
 def resume_result(config: TrainConfig, world: World, device: torch.device) -> dict[str, Any]:
     """Six steps at once, against three, a new engine, and three more."""
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, dropout=0.1))
-    whole = Trainer(config, world, device)
+    whole = assemble(config, world, device)
     whole.train()
     broken_dir = config.run_dir.with_name(config.run_dir.name + "-resumed")
-    Trainer(dataclasses.replace(config, run_dir=broken_dir, max_steps=3), world, device).train()
-    resumed = Trainer(dataclasses.replace(config, run_dir=broken_dir), world, device)
+    assemble(dataclasses.replace(config, run_dir=broken_dir, max_steps=3), world, device).train()
+    resumed = assemble(dataclasses.replace(config, run_dir=broken_dir), world, device)
     assert resumed.progress.step == 3
     resumed.train()
     ledgers = [(folder / "ledger.jsonl").read_text() for folder in (config.run_dir, broken_dir)]
@@ -185,7 +185,7 @@ def handed_over(config: TrainConfig, run_dir: Path, world: World, device: torch.
     config = config.changed(model=model, run_dir=run_dir, validate_every=0)
     for step, name in enumerate(CHAIN, start=1):
         part = dataclasses.replace(config, deepspeed_config=ds_config_path(name), max_steps=step)
-        Trainer(part, world, device).train()
+        assemble(part, world, device).train()
     return losses_of(run_dir)
 
 
@@ -194,7 +194,7 @@ def changed_precision(config: TrainConfig, run_dir: Path, world: World, device: 
     model = dataclasses.replace(config.model, dropout=0.1)
     config = config.changed(model=model, run_dir=run_dir, validate_every=0)
     for step, precision in ((2, "fp32"), (4, "bf16"), (6, "fp32")):
-        Trainer(dataclasses.replace(config, precision=precision, max_steps=step), world, device).train()
+        assemble(dataclasses.replace(config, precision=precision, max_steps=step), world, device).train()
     return losses_of(run_dir)
 
 
@@ -221,14 +221,13 @@ def poison(trainer: Trainer, world: World) -> None:
 def not_finite_result(config: TrainConfig, world: World, device: torch.device) -> dict[str, Any]:
     """Four good steps, then rank 1 fails: nothing changes, and all ranks give up together."""
     run_dir = config.run_dir.with_name(config.run_dir.name + "-nan")
-    trainer = Trainer(dataclasses.replace(config, run_dir=run_dir, max_skipped_steps=3), world, device)
+    trainer = assemble(dataclasses.replace(config, run_dir=run_dir, max_skipped_steps=3), world, device)
     steps = trainer.data.plan.steps(trainer.progress.position, config.batch.packs_per_step)
-    interval = Interval()
 
     def train_step() -> None:
         step = next(steps)
         share = trainer.data.collator.micro_batches(step, rank=world.rank, world_size=world.size)
-        trainer._train_step(step, share, interval, stall=0.0)
+        trainer._train_step(step, share, stall=0.0)
 
     weights = [weights_of(trainer)]
     torch.manual_seed(trainer.config.seed)

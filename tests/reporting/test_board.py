@@ -15,7 +15,7 @@ def test_a_file_in_place_of_the_folder_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("")
     warnings: list[str] = []
     board = Board(tmp_path / "tensorboard", first_step=0, warn=warnings.append)
-    board.scalars({"train/loss": 1.0}, 1)
+    board.record("train", 1, {"loss": 1.0})
     board.text("samples", "none", 1)
     board.picture("schedule", Figure(), 1)
     board.close()
@@ -33,7 +33,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 warnings = []
 board = Board(Path(sys.argv[1]), first_step=0, warn=lambda text: warnings.append((step, text)))
 for step in range(1, 200):
-    board.scalars({"train/loss": float(step)}, step)
+    board.record("train", step, {"loss": float(step)})
 board.close()
 print(json.dumps(warnings))
 """

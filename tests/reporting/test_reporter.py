@@ -95,7 +95,7 @@ def epoch_of(corpus: int) -> EpochSummary:
 
 def test_an_epoch_by_hand(reporter: Reporter, tmp_path: Path) -> None:
     """900 of 10 · 100 source tokens, 2,940 of 10 · 300 target tokens, 3,840 of 4,000 together."""
-    text = reporter.epoch(35, epoch_of(0), corpora=["toy"])
+    text = reporter.epoch(35, epoch_of(0))
     assert text == "epoch 3 done, 96% full"
     assert lines_of(tmp_path) == [
         {"kind": "epoch", "step": 35, "corpus": 0, "epoch": 2, "packs": 10, "pairs": 1234, "source_tokens": 900,
@@ -107,8 +107,9 @@ def test_an_epoch_by_hand(reporter: Reporter, tmp_path: Path) -> None:
     assert scalars(tmp_path)["epoch/fill"] == [(35, pytest.approx(0.96))]
 
 
-def test_epochs_of_several_corpora_are_told_apart(reporter: Reporter, tmp_path: Path) -> None:
-    texts = [reporter.epoch(35, epoch_of(corpus), corpora=["news", "talks"]) for corpus in (0, 1)]
+def test_epochs_of_several_corpora_are_told_apart(tmp_path: Path) -> None:
+    reporter = Reporter(tmp_path, is_main=True, max_steps=100, first_step=0, corpora=["news", "talks"])
+    texts = [reporter.epoch(35, epoch_of(corpus)) for corpus in (0, 1)]
     assert texts == ["epoch 3 of news done, 96% full", "epoch 3 of talks done, 96% full"]
     assert [record["corpus"] for record in read_records(tmp_path, "epoch")] == [0, 1]
     reporter.close()

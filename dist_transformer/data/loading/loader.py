@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from dist_transformer.config.settings import TrainConfig
+from dist_transformer.config.settings import BatchConfig, DataConfig
 from dist_transformer.data.folder.reader import DataFolder, Split
 from dist_transformer.data.folder.storage import CacheSettings, is_url
 from dist_transformer.data.loading.collate import Collator
@@ -45,43 +45,45 @@ class TrainingData:
         return self.folders[0]
 
 
-def open_folders(config: TrainConfig) -> tuple[DataFolder, ...]:
-    """Open `config.data`.
+def open_folders(corpora: DataConfig) -> tuple[DataFolder, ...]:
+    """Open the data folders of a run.
 
     Raises:
         UserError: a folder cannot be used, or several do not go together.
     """
-    if not config.corpora.data:
+    if not corpora.data:
         raise UserError("--data is empty: give a data folder made by tools/prepare_data.py")
-    limit = int(config.corpora.cache_gib * 2**30 / len(config.corpora.data))
+    limit = int(corpora.cache_gib * 2**30 / len(corpora.data))
     folders = tuple(
         DataFolder.open(
             place,
-            CacheSettings(folder=_cache_folder(config, place), limit_bytes=limit),
-            shards_may_be_bad=config.corpora.on_bad_shard == "skip",
+            CacheSettings(folder=_cache_folder(corpora, place), limit_bytes=limit),
+            shards_may_be_bad=corpora.on_bad_shard == "skip",
         )
-        for place in config.corpora.data
+        for place in corpora.data
     )
     first = folders[0].index
-    for place, folder in zip(config.corpora.data, folders, strict=True):
+    for place, folder in zip(corpora.data, folders, strict=True):
         index = folder.index
         if index.train.target_tokens == 0:
             raise UserError(f"{place} has no training pairs: prepare it again with tools/prepare_data.py")
         if index.tokenizer_sha256 != first.tokenizer_sha256:
             raise UserError(
-                f"{place} has another vocabulary than {config.corpora.data[0]}: prepare it again with "
-                f"--tokenizer {config.corpora.data[0]}/tokenizer.json"
+                f"{place} has another vocabulary than {corpora.data[0]}: prepare it again with "
+                f"--tokenizer {corpora.data[0]}/tokenizer.json"
             )
         if (index.source_language, index.target_language) != (first.source_language, first.target_language):
             raise UserError(
-                f"{place} is {index.source_language}-{index.target_language}, but {config.corpora.data[0]} is "
+                f"{place} is {index.source_language}-{index.target_language}, but {corpora.data[0]} is "
                 f"{first.source_language}-{first.target_language}: mix corpora of one direction"
             )
     return folders
 
 
-def open_training_data(config: TrainConfig, admit: Admit = lambda *_: {}) -> TrainingData:
-    """Open `config.data` and plan it.
+def open_training_data(
+    corpora: DataConfig, batch: BatchConfig, *, seed: int, admit: Admit = lambda *_: {}
+) -> TrainingData:
+    """Open the data folders of a run and plan it.
 
     Args:
         admit: for a `Plan`, with the split first.
@@ -89,20 +91,20 @@ def open_training_data(config: TrainConfig, admit: Admit = lambda *_: {}) -> Tra
     Raises:
         UserError: a folder cannot be used, or several do not go together.
     """
-    folders = open_folders(config)
+    folders = open_folders(corpora)
     splits = [folder.train for folder in folders]
     pairs = Corpora(splits)
-    shares = _shares(config, [split.info.target_tokens for split in splits])
+    shares = _shares(corpora, [split.info.target_tokens for split in splits])
     # As the mixture has them for each target token.
     ratio = sum(
         (Fraction(share) * Fraction(split.info.source_tokens, split.info.target_tokens)
          for share, split in zip(shares, splits, strict=True)), start=Fraction(0),
     )  # fmt: skip
-    budgets = resolve_budgets(config.batch, source_tokens=ratio.numerator, target_tokens=ratio.denominator)
+    budgets = resolve_budgets(batch, source_tokens=ratio.numerator, target_tokens=ratio.denominator)
     plans = [
         Plan(
-            split.lengths, split.shard_starts, budgets=budgets, window_shards=config.batch.window_shards,
-            seed=config.seed, admit=partial(admit, split), corpus=corpus, first_id=int(first_id),
+            split.lengths, split.shard_starts, budgets=budgets, window_shards=batch.window_shards,
+            seed=seed, admit=partial(admit, split), corpus=corpus, first_id=int(first_id),
         )
         for corpus, (split, first_id) in enumerate(zip(splits, pairs.first_ids, strict=False))
     ]  # fmt: skip
@@ -111,22 +113,16 @@ def open_training_data(config: TrainConfig, admit: Admit = lambda *_: {}) -> Tra
         folders=folders,
         budgets=budgets,
         plan=Mixture(plans, shares) if several else plans[0],
-        collator=Collator(
-            pairs if several else splits[0], budgets, packs_per_micro_batch=config.batch.packs_per_micro_batch
-        ),
+        collator=Collator(pairs if several else splits[0], budgets, packs_per_micro_batch=batch.packs_per_micro_batch),
     )
 
 
-def _shares(config: TrainConfig, tokens: Sequence[int]) -> tuple[float, ...]:
-    if config.corpora.data_weights:
-        return tuple(weight / sum(config.corpora.data_weights) for weight in config.corpora.data_weights)
-    return temperature_shares(tokens, config.corpora.data_temperature)
+def _shares(corpora: DataConfig, tokens: Sequence[int]) -> tuple[float, ...]:
+    if corpora.data_weights:
+        return tuple(weight / sum(corpora.data_weights) for weight in corpora.data_weights)
+    return temperature_shares(tokens, corpora.data_temperature)
 
 
-def _cache_folder(config: TrainConfig, place: str) -> Path:
+def _cache_folder(corpora: DataConfig, place: str) -> Path:
     name = hashlib.sha256(place.rstrip("/").encode()).hexdigest()[:16]
-    return (
-        (config.corpora.cache_dir or Path.home() / ".cache" / "dist_transformer") / name
-        if is_url(place)
-        else Path(place)
-    )
+    return (corpora.cache_dir or Path.home() / ".cache" / "dist_transformer") / name if is_url(place) else Path(place)

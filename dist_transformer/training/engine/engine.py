@@ -74,6 +74,10 @@ class Engine:
         return torch.device(self.ds.device)
 
     @property
+    def ema_decay(self) -> float:
+        return self.config.ema_decay
+
+    @property
     def gradient_norm(self) -> float:
         """Norm of the last step's gradient, before clipping."""
         return float(self.ds._global_grad_norm or 0.0)

@@ -108,7 +108,7 @@ def config(toy_data: DataFolder, tmp_path: Path) -> TrainConfig:
 
 
 def test_folders_of_one_vocabulary_are_mixed_by_size(config: TrainConfig, toy_data: DataFolder) -> None:
-    data = open_training_data(config.changed(data=config.corpora.data * 2))
+    data = open_training_data(config.changed(data=config.corpora.data * 2).corpora, config.batch, seed=config.seed)
     first = next(data.plan.steps(data.plan.start(), 4))
     corpora = [int(pack.pair_ids[0] >= toy_data.train.info.pairs) for pack in first.packs if pack is not None]
     assert sorted(corpora) == [0, 0, 1, 1]
@@ -120,7 +120,7 @@ def test_weights_and_vocabularies_that_do_not_fit_are_refused(config: TrainConfi
     with pytest.raises(UserError, match=r"data_weights .* give a number above 0 for each"):
         config.changed(data_weights=(1.0, 2.0))
     with pytest.raises(UserError, match="--data is empty"):
-        open_training_data(config.changed(data=()))
+        open_training_data(config.changed(data=()).corpora, config.batch, seed=config.seed)
     first = Path(config.corpora.data[0])
     other = tmp_path / "other"
     settings = PrepareSettings(
@@ -128,7 +128,7 @@ def test_weights_and_vocabularies_that_do_not_fit_are_refused(config: TrainConfi
     )
     prepare(settings, lambda _: None)
     with pytest.raises(UserError, match=f"{other} has another vocabulary than {first}: prepare it again with --tok"):
-        open_training_data(config.changed(data=(str(first), str(other))))
+        open_training_data(config.changed(data=(str(first), str(other))).corpora, config.batch, seed=config.seed)
     turned = tmp_path / "turned"
     settings = PrepareSettings(
         out=turned, tokenizer=first / "tokenizer.json",
@@ -136,7 +136,7 @@ def test_weights_and_vocabularies_that_do_not_fit_are_refused(config: TrainConfi
     )  # fmt: skip
     prepare(settings, lambda _: None)
     with pytest.raises(UserError, match=f"{turned} is de-en, but {first} is en-de: mix corpora of one direction"):
-        open_training_data(config.changed(data=(str(first), str(turned))))
+        open_training_data(config.changed(data=(str(first), str(turned))).corpora, config.batch, seed=config.seed)
 
 
 def test_a_folder_without_pairs_is_refused(config: TrainConfig, tmp_path: Path) -> None:
@@ -147,4 +147,4 @@ def test_a_folder_without_pairs_is_refused(config: TrainConfig, tmp_path: Path) 
     np.save(empty / "lengths.npy", np.zeros((0, 2), dtype=np.uint16))
     (empty / "index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match=f"{empty} has no training pairs: prepare it again"):
-        open_training_data(config.changed(data=(str(empty),)))
+        open_training_data(config.changed(data=(str(empty),)).corpora, config.batch, seed=config.seed)

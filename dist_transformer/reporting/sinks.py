@@ -1,0 +1,80 @@
+"""Where the records of a run go: `metrics.jsonl`, TensorBoard, and what others add."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from dist_transformer.files import append_to
+from dist_transformer.run.layout import METRICS_FILE
+
+
+class MetricSink(Protocol):
+    """Takes the records of a run, on rank 0 only."""
+
+    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """Take the values of `step`.
+
+        Args:
+            kind: `train`, `valid`, `epoch`, `checkpoint` or `end`.
+        """
+
+    def close(self) -> None:
+        """Take no more: the run has ended, or was stopped."""
+
+
+SINKS: dict[str, Callable[[Path], MetricSink]] = {}
+"""Sinks that are added from outside, by name: each is made with the run folder when training starts, and left out with
+a warning when it raises."""
+
+
+class MetricsFile:
+    """`metrics.jsonl`: one JSON object per record, at once on its way to disk. A value that is not finite is null."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = run_dir / METRICS_FILE
+        self._file = append_to(self.path)
+
+    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        self._file.write((json.dumps({"kind": kind, "step": step, **finite}) + "\n").encode())
+        self._file.flush()
+
+    def has_recorded(self, kind: str, step: int) -> bool:
+        """Decide whether the file holds such a record."""
+        begin = json.dumps({"kind": kind, "step": step}).removesuffix("}")
+        with self.path.open(encoding="utf-8", errors="replace") as lines:
+            return any(line.startswith(f"{begin},") for line in lines)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class OptionalSink:
+    """A sink that training can do without: its first error ends it, with a warning.
+
+    Args:
+        warn: called once, with the error.
+    """
+
+    def __init__(self, name: str, make: Callable[[], MetricSink], warn: Callable[[str], None]) -> None:
+        self._name, self._warn = name, warn
+        self._sink: MetricSink | None = None
+        self._attempt(lambda: setattr(self, "_sink", make()))
+
+    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        if (sink := self._sink) is not None:
+            self._attempt(lambda: sink.record(kind, step, values))
+
+    def close(self) -> None:
+        if (sink := self._sink) is not None:
+            self._attempt(sink.close)
+
+    def _attempt(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self._sink = None
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            self._warn(f"metric sink {self._name!r} failed ({reason:.200}): training goes on without it")

@@ -1,0 +1,175 @@
+"""Builds a run's parts, in the order in which they need each other. The loop is in `trainer`."""
+
+import dataclasses
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+
+from dist_transformer.config.settings import TrainConfig
+from dist_transformer.data.loading.loader import TrainingData, open_training_data
+from dist_transformer.data.loading.shard_agreement import ShardAgreement
+from dist_transformer.errors import UserError
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.reporting.reporter import Reporter
+from dist_transformer.run.checkpoint import CheckpointReader
+from dist_transformer.run.checkpoint_writer import CheckpointWriter
+from dist_transformer.run.environment import describe_environment, record_environment
+from dist_transformer.run.folder import describe_run, open_run, run_identity
+from dist_transformer.run.layout import LEDGER_FILE
+from dist_transformer.run.ledger import Ledger
+from dist_transformer.run.progress import Progress
+from dist_transformer.run.warm_start import InitialWeights
+from dist_transformer.runtime.world import World
+from dist_transformer.training.engine.ds_config import load_ds_config
+from dist_transformer.training.engine.engine import Engine
+from dist_transformer.training.engine.memory import state_bytes
+from dist_transformer.training.engine.schedule import learning_rate
+from dist_transformer.training.fault_tolerance.preemption import Preemption
+from dist_transformer.training.fault_tolerance.watchdog import Watchdog
+from dist_transformer.training.logbook import Logbook
+from dist_transformer.training.saver import Saver
+from dist_transformer.training.trainer import Trainer
+from dist_transformer.training.validation import Validator
+
+# More positions than this are a blur.
+_PICTURED_POSITIONS = 128
+
+
+def assemble(
+    config: TrainConfig,
+    world: World,
+    device: torch.device,
+    watchdog: Watchdog | None = None,
+    *,
+    peak_flops: float | None = None,
+    quiet: bool = False,
+) -> Trainer:
+    """Open data and run folder, build the engine, and restore the run. Collective: every rank must call it.
+
+    Args:
+        peak_flops: operations per second that all devices together can do at most; None where that is not known.
+        quiet: report to the run folder only.
+
+    Raises:
+        UserError: settings, data or run folder cannot be used; on all ranks.
+    """
+    watchdog = watchdog or Watchdog(world, {})
+    timeout, held = config.timeouts.collective_timeout_minutes, ExitStack()
+    agreement = ShardAgreement(skip=config.corpora.on_bad_shard == "skip", timeout_minutes=timeout)
+    preemption = Preemption(world, watchdog, timeout_minutes=timeout)
+    data = open_training_data(config.corpora, config.batch, seed=config.seed, admit=agreement.admit)
+    index = data.first.index
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=index.vocab_size))
+    validator = None
+    if config.validation.validate_every > 0:
+        sentences = config.validation.validate_sentences
+        validator = Validator(data.first, data.budgets, config.batch, sentences=sentences)
+    _check_lengths(config, data, validator)
+    ds_config = load_ds_config(config.deepspeed_config)
+    described = describe_run(config, [folder.path for folder in data.folders], ds_config)
+    identity = run_identity(described)
+    origin, notes = open_run(config, described, data.first, held)
+    watchdog.publish_in(config.run_dir)
+    model = _make_model(config, origin).to(device)
+    positions_PD = model.positions.table[:_PICTURED_POSITIONS].detach().float().cpu().numpy()
+    engine = Engine(model, config, ds_config, world_size=world.size)
+    progress = _restore(engine, data, origin)
+    ledger = Ledger(config.run_dir / LEDGER_FILE, chain=progress.ledger_chain)
+    writer = CheckpointWriter(config.run_dir, config=described, flushed=(ledger.path,), timeout_minutes=timeout)
+    held.callback(writer.close)
+    reporter = Reporter(
+        config.run_dir,
+        is_main=world.is_main,
+        max_steps=config.max_steps,
+        first_step=progress.step,
+        corpora=[folder.index.corpus for folder in data.folders],
+        quiet=quiet,
+    )
+    parts: dict[str, Any] = {"engine": engine, "progress": progress, "reporter": reporter}
+    logbook = Logbook(config=config, data=data, agreement=agreement, ledger=ledger, peak_flops=peak_flops, **parts)
+    saver = Saver(
+        settings=config.checkpoints,
+        model=config.model,
+        index=index,
+        run=identity,
+        writer=writer,
+        watchdog=watchdog,
+        **parts,
+    )
+    _introduce(config, world, data, engine, reporter, notes)
+    if world.is_main:
+        _record_setting(config, world, engine, reporter, positions_PD)
+    return Trainer(
+        config=config,
+        world=world,
+        data=data,
+        agreement=agreement,
+        validator=validator,
+        logbook=logbook,
+        saver=saver,
+        preemption=preemption,
+        watchdog=watchdog,
+        held=held,
+        **parts,
+    )
+
+
+def _check_lengths(config: TrainConfig, data: TrainingData, validator: Validator | None) -> None:
+    collators = [data.collator, *([validator.collator] if validator else [])]
+    longest = max(int(collator.caps.max()) for collator in collators)
+    if longest > config.model.max_positions:
+        raise UserError(
+            f"model.max_positions is {config.model.max_positions}, but a sentence has {longest} tokens: "
+            "raise --model.max-positions, or prepare the data with a lower --max-tokens"
+        )
+
+
+def _make_model(config: TrainConfig, origin: CheckpointReader | InitialWeights | None) -> Transformer:
+    """Make the same weights on every rank: read, or drawn from the seed."""
+    torch.manual_seed(config.seed)
+    model = Transformer(config.model)
+    if origin is not None:
+        model.load_state_dict({name: origin.weight(name) for name in origin.parameter_names()})
+    return model
+
+
+def _restore(engine: Engine, data: TrainingData, origin: CheckpointReader | InitialWeights | None) -> Progress:
+    if isinstance(origin, CheckpointReader):
+        engine.restore(origin.parameter, updates=origin.state["updates"])
+        return Progress.from_json(origin.state)
+    return Progress(position=data.plan.start())
+
+
+def _introduce(
+    config: TrainConfig, world: World, data: TrainingData, engine: Engine, reporter: Reporter, notes: list[str]
+) -> None:
+    """Say what is trained, on what, and how."""
+    index = data.first.index
+    parameters = sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
+    corpora = " + ".join(folder.index.corpus for folder in data.folders)
+    pairs = sum(folder.index.train.pairs for folder in data.folders)
+    batch = config.batch.packs_per_step * data.budgets.max_target_tokens
+    languages = f"{index.source_language}-{index.target_language}{', synthetic' if index.synthetic else ''}"
+    skipped = f", {data.plan.skipped:,} of them too long for a pack" if data.plan.skipped else ""
+    reporter.say(
+        f"{corpora} ({languages}): {pairs:,} pairs{skipped}\n"
+        f"{parameters:,} parameters; {config.batch.packs_per_step} packs a step, at most {batch:,} target tokens\n"
+        f"{world.size} rank(s) on {engine.device.type}, ZeRO-{engine.stage}, {config.precision}, "
+        f"accumulation {config.batch.accumulation_steps(world.size)}"
+    )
+    for note in notes:
+        reporter.say(note)
+
+
+def _record_setting(
+    config: TrainConfig, world: World, engine: Engine, reporter: Reporter, positions_PD: np.ndarray
+) -> None:
+    """Record the machine, the schedule and the positions, for those who look at the run later."""
+    environment = describe_environment(world_size=world.size, local_size=world.local_size)
+    record_environment(config.run_dir, {**environment, "state_bytes": state_bytes(engine)}, step=reporter.first_step)
+    peak = min(config.optimizer.warmup_steps, config.max_steps)
+    steps = sorted({peak, *(round(step) for step in np.linspace(1, config.max_steps, 500))})
+    rates = [learning_rate(step, config.optimizer, width=config.model.width) for step in steps]
+    reporter.pictures(steps, rates, positions_PD)

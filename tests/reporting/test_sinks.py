@@ -1,0 +1,83 @@
+"""Sinks of a run's records: what is added from outside gets all of them, and cannot stop a training."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_transformer.reporting.reporter import Reporter
+from dist_transformer.reporting.sinks import SINKS, MetricSink
+from dist_transformer.run.records import read_records
+
+
+class Kept:
+    """A sink in memory."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir, self.records, self.closed = run_dir, list[tuple[str, int, dict[str, Any]]](), False
+
+    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        self.records.append((kind, step, dict(values)))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Broken(Kept):
+    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        super().record(kind, step, values)
+        raise RuntimeError("no network\nand more")
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Kept]:
+    made: list[Kept] = []
+
+    def add(name: str, kind: type[Kept]) -> None:
+        def make(run_dir: Path) -> MetricSink:
+            made.append(kind(run_dir))
+            return made[-1]
+
+        monkeypatch.setitem(SINKS, name, make)
+
+    add("broken", Broken)
+    add("kept", Kept)
+    return made
+
+
+def test_a_sink_gets_every_record_and_one_that_fails_is_left_out(
+    made: list[Kept], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reporter = Reporter(tmp_path, is_main=True, max_steps=2, first_step=0)
+    for step in (1, 2):
+        reporter.record("train", step, {"loss": 1.0 / step})
+    reporter.close()
+    broken, kept = made
+    assert kept.records == [("train", 1, {"loss": 1.0}), ("train", 2, {"loss": 0.5})]
+    assert kept.closed
+    assert kept.run_dir == tmp_path
+    assert len(broken.records) == 1
+    assert [record["step"] for record in read_records(tmp_path, "train")] == [1, 2]
+    warning = "metric sink 'broken' failed (RuntimeError: no network): training goes on without it\n"
+    assert capsys.readouterr().out == warning
+
+
+def test_a_sink_that_cannot_be_made_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: Path) -> MetricSink:
+        raise ValueError("no key")
+
+    monkeypatch.setitem(SINKS, "remote", fail)
+    reporter = Reporter(tmp_path, is_main=True, max_steps=2, first_step=0)
+    reporter.record("train", 1, {"loss": 1.0})
+    reporter.close()
+    assert capsys.readouterr().out.count("metric sink 'remote' failed (ValueError: no key)") == 1
+
+
+def test_other_ranks_make_no_sink(made: list[Kept], tmp_path: Path) -> None:
+    reporter = Reporter(tmp_path, is_main=False, max_steps=2, first_step=0)
+    reporter.record("train", 1, {"loss": 1.0})
+    reporter.close()
+    assert made == []
