@@ -4,6 +4,7 @@ import ast
 import graphlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -120,15 +121,32 @@ def test_the_package_imports_nothing_that_lies_beside_it() -> None:
 
 
 def test_only_the_engine_imports_deepspeed() -> None:
-    """One exception: the validation of a user's JSON reads DeepSpeed's own list of ZeRO keys, nothing else of it."""
+    """Its public names in `engine`, what lies inside it in `internals`."""
     importing = {module for module, path in MODULES.items() if "deepspeed" in foreign_imports(path)}
-    assert importing == {"dist_transformer.training.engine.engine", "dist_transformer.training.engine.ds_config"}
-    names = {
-        name for name in imports(MODULES["dist_transformer.training.engine.ds_config"]) if name.startswith("deepspeed")
-    }
-    assert names == {"deepspeed.runtime.zero.config", "deepspeed.runtime.zero.config.DeepSpeedZeroConfig"}
+    engine = "dist_transformer.training.engine"
+    assert importing == {f"{engine}.engine", f"{engine}.internals"}
+    named = {name for name in imports(MODULES[f"{engine}.engine"]) if name.startswith("deepspeed.")}
+    assert {".".join(name.split(".")[:2]) for name in named} <= {"deepspeed.zero", "deepspeed.utils", "deepspeed.ops"}
     for path in (*BENCHMARKS, *TOOLS):
         assert "deepspeed" not in foreign_imports(path), path
+
+
+def private_names_of_others(tree: ast.AST) -> set[str]:
+    """Private attributes that the module itself does not define."""
+    own = {
+        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
+    }
+    own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    private = re.compile(r"_[^_]")
+    attributes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    return {ast.unparse(node) for node in attributes if private.match(node.attr) and node.attr not in own}
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if not module.endswith(".engine.internals")])
+def test_insides_of_other_packages_are_used_in_one_module(module: str) -> None:
+    found = private_names_of_others(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+    documented = re.compile(r"os\._exit|sys\._current_frames|argparse\._ArgumentGroup|.*\._replace")
+    assert {name for name in found if not documented.fullmatch(name)} == set()
 
 
 # Words that would mean a rank, a file or an optimizer.

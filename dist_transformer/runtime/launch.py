@@ -18,6 +18,9 @@ from dist_transformer.runtime.interpreter import typed_path
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What a launcher tells a process of its place, and a process of another job must not believe."""
 
+NODE_LAUNCHER = "deepspeed.launcher.launch"
+"""DeepSpeed's launcher of a node's ranks, as a module: one of the words that its process was started with."""
+
 _TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
 

@@ -10,10 +10,9 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from dist_transformer.errors import UserError
-from dist_transformer.runtime.launch import command_of, parent_of, port_remedy, slurm_tasks
+from dist_transformer.runtime.launch import NODE_LAUNCHER, command_of, parent_of, port_remedy, slurm_tasks
 from dist_transformer.runtime.world import World
 
-_NODE_LAUNCHER = "deepspeed.launcher.launch"
 # A rank 0 that finds its port taken ends its launch meanwhile: one message, not one per rank.
 _RANK_0_FIRST_SECONDS = 10.0
 # What rank 0 found reaches the others so much later.
@@ -166,7 +165,7 @@ def _is_of_another_launch(store: dist.Store, world: World) -> bool:
 def _launch_name(size: int) -> str:
     """Name this launch, the same on all its ranks and on no other's; "" where the launcher gives nothing to go by."""
     process: int | None = os.getpid() if os.environ.get("CROSS_SIZE") == "1" else None
-    while process and _NODE_LAUNCHER not in command_of(process):
+    while process and NODE_LAUNCHER not in command_of(process):
         process = parent_of(process)
     if process:
         return f"deepspeed {socket.gethostname()} {process}"

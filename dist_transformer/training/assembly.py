@@ -147,7 +147,6 @@ def _introduce(
 ) -> None:
     """Say what is trained, on what, and how."""
     index = data.first.index
-    parameters = sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
     corpora = " + ".join(folder.index.corpus for folder in data.folders)
     pairs = sum(folder.index.train.pairs for folder in data.folders)
     batch = config.batch.packs_per_step * data.budgets.max_target_tokens
@@ -155,7 +154,8 @@ def _introduce(
     skipped = f", {data.plan.skipped:,} of them too long for a pack" if data.plan.skipped else ""
     reporter.say(
         f"{corpora} ({languages}): {pairs:,} pairs{skipped}\n"
-        f"{parameters:,} parameters; {config.batch.packs_per_step} packs a step, at most {batch:,} target tokens\n"
+        f"{engine.parameters:,} parameters; {config.batch.packs_per_step} packs a step, "
+        f"at most {batch:,} target tokens\n"
         f"{world.size} rank(s) on {engine.device.type}, ZeRO-{engine.stage}, {config.precision}, "
         f"accumulation {config.batch.accumulation_steps(world.size)}"
     )

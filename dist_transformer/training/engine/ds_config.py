@@ -10,6 +10,7 @@ from typing import Any
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.errors import UserError
+from dist_transformer.training.engine import internals
 
 DEFAULT_ZERO: dict[str, Any] = {
     "stage": 1,
@@ -81,14 +82,9 @@ def _refuse_auto(value: Any, path: Path, where: str) -> None:
 
 
 def _check_zero(zero: Any, path: Path) -> None:
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-    from pydantic import ValidationError
-
     if not isinstance(zero, dict):
         raise UserError(f"{path}: zero_optimization must be an object such as {{'stage': 1}}")
-    fields = DeepSpeedZeroConfig.model_fields
-    known = set(fields) | {field.alias for field in fields.values() if field.alias}
-    unknown = sorted(set(zero) - known)
+    unknown = sorted(set(zero) - internals.zero_keys())
     if unknown:
         raise UserError(f"{path}: unknown key 'zero_optimization.{unknown[0]}': see DeepSpeed's ZeRO options")
     if zero.get("compute_grad_norm") is False:
@@ -98,12 +94,8 @@ def _check_zero(zero: Any, path: Path) -> None:
         )
     if zero.get("zenflow"):
         raise UserError(f"{path}: zero_optimization.zenflow does not sum gradients, as the trainer does: remove it")
-    try:
-        DeepSpeedZeroConfig(**zero)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{path}: zero_optimization.{name}: {first['msg']}") from None
+    if problem := internals.zero_problem(zero):
+        raise UserError(f"{path}: zero_optimization.{problem}")
 
 
 def complete_ds_config(user: dict[str, Any], config: TrainConfig, world_size: int) -> dict[str, Any]:

@@ -4,14 +4,10 @@ Stages 0 to 3 in bf16 and fp32 behave alike towards the rest of the code: the gr
 a step whose gradient is not finite is skipped by all ranks, and state is read and written as full tensors.
 """
 
-import logging
-import warnings
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from typing import Any
 
 import torch
-from torch import nn
 
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.errors import UserError
@@ -19,6 +15,7 @@ from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedBatch
 from dist_transformer.run.state import EMA, MOMENTS, ParameterState
+from dist_transformer.training.engine import internals
 from dist_transformer.training.engine.ds_config import complete_ds_config
 from dist_transformer.training.engine.kernel_lock import builds_survive_kills
 from dist_transformer.training.engine.plain_adam import PlainAdam
@@ -33,7 +30,7 @@ class Engine:
     ) -> None:
         import deepspeed
 
-        _prepare_deepspeed()
+        internals.prepare_deepspeed()
         self.config = config
         self.stage = int(user_ds_config["zero_optimization"].get("stage", 0))
         ds_config = complete_ds_config(user_ds_config, config, world_size)
@@ -55,8 +52,7 @@ class Engine:
         if isinstance(self.optimizer, PlainAdam) and config.precision == "bf16":
             self.optimizer.keep_masters()
         if self.stage > 0 and not offloads:
-            # A gradient that is not finite makes the norm so, and the norm is looked at next.
-            self.ds.optimizer.check_overflow = lambda **_: None
+            internals.look_at_the_norm_alone(self.ds.optimizer)
         self.scheduler = self.ds.lr_scheduler
         self._kept = (*MOMENTS, EMA) if config.ema_decay > 0 else MOMENTS
         self._create_moments()
@@ -78,9 +74,14 @@ class Engine:
         return self.config.ema_decay
 
     @property
+    def parameters(self) -> int:
+        """Parameters of the whole model, also where this rank holds a part."""
+        return sum(internals.full_shape(parameter).numel() for parameter in self.module.parameters())
+
+    @property
     def gradient_norm(self) -> float:
         """Norm of the last step's gradient, before clipping."""
-        return float(self.ds._global_grad_norm or 0.0)
+        return float(self.ds.get_global_grad_norm() or 0.0)
 
     @property
     def learning_rate(self) -> float:
@@ -129,7 +130,7 @@ class Engine:
         for name, parameter in self.module.named_parameters():
             weight = read_weight(parameter).detach().float()
             moments = {key: read_moment(parameter, key) for key in self._kept}
-            shape = _full_shape(parameter)
+            shape = internals.full_shape(parameter)
             yield ParameterState(
                 name=name, weight=weight.view(shape), moments={key: value.view(shape) for key, value in moments.items()}
             )
@@ -167,7 +168,7 @@ class Engine:
         """ema += (1 - decay) · (weight - ema), on what this rank updates itself: no communication."""
         decay = average_decay(self.scheduler.updates, self.config.ema_decay)
         averages = [state[EMA] for state in self.optimizer.state.values()]
-        torch._foreach_lerp_(averages, list(self.optimizer.state), 1 - decay)
+        internals.lerp_all(averages, list(self.optimizer.state), 1 - decay)
 
     def _create_moments(self) -> None:
         """Make Adam's state exist and be zero, whatever DeepSpeed's constructor did to it.
@@ -184,14 +185,13 @@ class Engine:
             if EMA in self._kept:
                 state[EMA] = torch.zeros_like(weight)
         if self.stage in (1, 2):
-            # The one private call: it links the state that now exists to each parameter's fragment.
-            self.ds.optimizer._lazy_init_hp_params_optimizer_state()
+            internals.link_moments(self.ds.optimizer)
         self._set_adam_steps(0)
 
     def _updated_tensors(self) -> list[torch.Tensor]:
         """What Adam updates: parameters, fp32 copies, or this rank's flat partitions."""
         if self.stage == 3:
-            return list(self.ds.optimizer.fp32_partitioned_groups_flat)
+            return internals.flat_partitions(self.ds.optimizer)
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def _step_on_zeros(self, tensors: list[torch.Tensor]) -> None:
@@ -237,11 +237,6 @@ class Engine:
         return safe_set_full_fp32_param, safe_set_full_optimizer_state
 
 
-def _full_shape(parameter: nn.Parameter) -> torch.Size:
-    """ZeRO-3 leaves an empty placeholder and keeps the shape beside it."""
-    return getattr(parameter, "ds_shape", parameter.shape)
-
-
 def _make_optimizer(model: Transformer, config: TrainConfig, *, stage: int, offloads: bool) -> torch.optim.Optimizer:
     settings = config.optimizer
     groups = _parameter_groups(model, settings.weight_decay)
@@ -275,17 +270,3 @@ def _parameter_groups(model: Transformer, weight_decay: float) -> list[dict[str,
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-
-
-def _prepare_deepspeed() -> None:
-    """Before `initialize`: no needless build, and no line for each part that it constructs."""
-    from deepspeed.utils import logger
-
-    # On CPU DeepSpeed would compile an all-reduce that only its inference calls, and leave 69 MB a rank in /dev/shm.
-    # By name: `deepspeed.comm.torch` as an attribute is PyTorch itself.
-    import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
-    # Stage 1 in bf16 prints the machine's memory six times while it is built.
-    import_module("deepspeed.runtime.bf16_optimizer").see_memory_usage = lambda *_, **__: None  # type: ignore[attr-defined]
-    logger.setLevel(logging.WARNING)
-    # The wheel imports names of torch.distributed that newer torch renames.
-    warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated.*")

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from dist_transformer.files import exclusive
+from dist_transformer.training.engine.internals import build_lock
 
 
 class KernelLock:
@@ -35,15 +36,5 @@ class KernelLock:
 @contextmanager
 def builds_survive_kills() -> Iterator[None]:
     """PyTorch's extension builds inside it use `KernelLock`, where they would leave a file."""
-    # Its import looks for CUDA, and warns where the GPUs are missing.
-    from torch.utils import cpp_extension
-
-    usual = getattr(cpp_extension, "FileBaton", None)
-    if usual is None:
+    with build_lock(KernelLock):
         yield
-        return
-    cpp_extension.FileBaton = KernelLock  # type: ignore[misc, assignment]
-    try:
-        yield
-    finally:
-        cpp_extension.FileBaton = usual  # type: ignore[misc]

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from dist_transformer.training.engine import internals
+
 
 class PlainAdam(torch.optim.AdamW):
     """AdamW in fp32 that skips a step whose gradient is not finite, and clips the others.
@@ -40,7 +42,7 @@ class PlainAdam(torch.optim.AdamW):
         self.masters = [p for group in self.param_groups for p in group["params"]]
         for parameter in self.parameters:
             parameter.data = parameter.data.bfloat16()
-            parameter.grad_dtype = torch.float32
+            internals.accumulate_in_fp32(parameter)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -54,9 +56,9 @@ class PlainAdam(torch.optim.AdamW):
         self.overflow = not math.isfinite(self._global_grad_norm)
         if not self.overflow:
             if self.max_grad_norm > 0:
-                torch._foreach_mul_(gradients, min(1.0, self.max_grad_norm / (self._global_grad_norm + 1e-6)))
+                internals.scale_all(gradients, min(1.0, self.max_grad_norm / (self._global_grad_norm + 1e-6)))
             super().step(closure)
         if rounded:
-            torch._foreach_copy_(self.parameters, self.masters)
+            internals.copy_all(self.parameters, self.masters)
             for master in self.masters:
                 master.grad = None

@@ -3,11 +3,10 @@
 import os
 from pathlib import Path
 
-from dist_transformer.runtime.launch import command_of, parent_of
+from dist_transformer.runtime.launch import NODE_LAUNCHER, command_of, parent_of
 
 # DeepSpeed has two processes above a rank, torchrun one. SLURM and MPI end the ranks that they started themselves.
-_NODE_LAUNCHER = "deepspeed.launcher.launch"
-_LAUNCHERS = {"deepspeed", _NODE_LAUNCHER, "torchrun", "torch.distributed.run"}
+_LAUNCHERS = {"deepspeed", NODE_LAUNCHER, "torchrun", "torch.distributed.run"}
 # `python -u -m deepspeed.launcher.launch` is the longest way to say it.
 _WORDS = 4
 _INIT = 1
@@ -44,5 +43,5 @@ def _is_launcher(process: int) -> bool:
 def _is_orphan(process: int, parent: int | None) -> bool:
     """A node's launcher whose `deepspeed` ended before this process began; other nodes' are started by ssh or SLURM."""
     words = command_of(process)
-    is_node_launcher = _NODE_LAUNCHER in {Path(word).name for word in words[:_WORDS]}
+    is_node_launcher = NODE_LAUNCHER in {Path(word).name for word in words[:_WORDS]}
     return parent == _INIT and is_node_launcher and not any(word.startswith("--node_rank") for word in words)

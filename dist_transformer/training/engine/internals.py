@@ -1,0 +1,114 @@
+"""What we use of DeepSpeed's and torch's insides, each use with its reason.
+
+None of it is documented, so a new version may change it: `tests/training/engine/test_internals.py` compares with the
+versions that are installed, and fails where one is gone.
+"""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def prepare_deepspeed() -> None:
+    """Before `initialize`: no needless build, and no line for each part that it constructs."""
+    from deepspeed.utils import logger
+
+    # On CPU DeepSpeed would compile an all-reduce that only its inference calls, and leave 69 MB a rank in /dev/shm.
+    # By name: `deepspeed.comm.torch` as an attribute is PyTorch itself.
+    import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
+    # Stage 1 in bf16 prints the machine's memory six times while it is built.
+    import_module("deepspeed.runtime.bf16_optimizer").see_memory_usage = lambda *_, **__: None  # type: ignore[attr-defined]
+    logger.setLevel(logging.WARNING)
+    # The wheel imports names of torch.distributed that newer torch renames.
+    warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated.*")
+
+
+def look_at_the_norm_alone(zero_optimizer: Any) -> None:
+    """Let stages 1 to 3 find a gradient that is not finite by its norm, which is looked at anyway.
+
+    DeepSpeed would search all gradients first, and read the outcome from the device.
+    """
+    zero_optimizer.check_overflow = lambda **_: None
+
+
+def link_moments(zero_optimizer: Any) -> None:
+    """Stages 1 and 2: link Adam's state to each parameter's fragment.
+
+    DeepSpeed does so at the first step, which is too late for a restore.
+    """
+    zero_optimizer._lazy_init_hp_params_optimizer_state()
+
+
+def flat_partitions(zero_optimizer: Any) -> list[torch.Tensor]:
+    """Stage 3: the flat fp32 tensors of this rank, which Adam updates."""
+    return list(zero_optimizer.fp32_partitioned_groups_flat)
+
+
+def full_shape(parameter: nn.Parameter) -> torch.Size:
+    """The shape of a parameter: stage 3 leaves an empty placeholder, and keeps the shape beside it."""
+    return getattr(parameter, "ds_shape", parameter.shape)
+
+
+def zero_keys() -> set[str]:
+    """The keys that DeepSpeed knows under `zero_optimization`, older names included."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    fields = DeepSpeedZeroConfig.model_fields
+    return set(fields) | {field.alias for field in fields.values() if field.alias}
+
+
+def zero_problem(zero: dict[str, Any]) -> str | None:
+    """What DeepSpeed finds wrong with a `zero_optimization`: the key and the reason; None if it is sound."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from pydantic import ValidationError
+
+    try:
+        DeepSpeedZeroConfig(**zero)
+    except ValidationError as error:
+        first = error.errors()[0]
+        return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    return None
+
+
+def accumulate_in_fp32(parameter: torch.Tensor) -> None:
+    """Sum the gradients of a bf16 parameter in fp32; torch has the attribute since 2.11."""
+    parameter.grad_dtype = torch.float32
+
+
+# Loops over many tensors in few kernels, which torch's own optimizers use under these names.
+
+
+def lerp_all(tensors: list[torch.Tensor], ends: list[torch.Tensor], weight: float) -> None:
+    """tensor += weight · (end - tensor), for each."""
+    torch._foreach_lerp_(tensors, ends, weight)
+
+
+def scale_all(tensors: list[torch.Tensor], factor: float) -> None:
+    torch._foreach_mul_(tensors, factor)
+
+
+def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    torch._foreach_copy_(targets, sources)
+
+
+@contextmanager
+def build_lock(kind: type) -> Iterator[None]:
+    """Let PyTorch's builds of extensions take locks of this `kind`, where they would leave a file: before 2.15."""
+    # Its import looks for CUDA, and warns where the GPUs are missing.
+    from torch.utils import cpp_extension
+
+    usual = getattr(cpp_extension, "FileBaton", None)
+    if usual is None:
+        yield
+        return
+    cpp_extension.FileBaton = kind  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        cpp_extension.FileBaton = usual  # type: ignore[misc]

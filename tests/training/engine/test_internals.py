@@ -1,0 +1,129 @@
+"""What we use of DeepSpeed's and torch's insides is there, and does what it did: fails where a version changes it.
+
+That all of it works together is tested with real engines, in tests/distributed.
+"""
+
+import inspect
+import logging
+import re
+from importlib import import_module
+from types import ModuleType
+
+import deepspeed
+import pytest
+import torch
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+from torch.utils import cpp_extension
+
+from dist_transformer.training.engine import internals
+from dist_transformer.training.engine.plain_adam import PlainAdam
+
+
+def source(thing: object) -> str:
+    return inspect.getsource(thing)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def quiet_parts(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
+    """The modules that `prepare_deepspeed` changes; put back afterwards."""
+    parts = import_module("deepspeed.comm.torch"), import_module("deepspeed.runtime.bf16_optimizer")
+    for part, name in zip(parts, ("build_shm_op", "see_memory_usage"), strict=True):
+        monkeypatch.setattr(part, name, getattr(part, name))
+    monkeypatch.setattr(deepspeed.utils.logger, "level", deepspeed.utils.logger.level)
+    return parts
+
+
+def test_needless_set_up_is_called_by_the_names_that_we_replace(quiet_parts: tuple[ModuleType, ModuleType]) -> None:
+    backend, bf16_optimizer = quiet_parts
+    assert re.search(r"= build_shm_op\(\)", source(backend.TorchBackend))
+    assert re.search(r"^ +see_memory_usage\(", source(bf16_optimizer.BF16_Optimizer), flags=re.MULTILINE)
+    internals.prepare_deepspeed()
+    assert backend.build_shm_op() is None
+    assert bf16_optimizer.see_memory_usage("any text", force=True) is None
+    assert deepspeed.utils.logger.level == logging.WARNING
+
+
+@pytest.mark.parametrize("optimizer", [DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3])
+def test_a_step_searches_the_gradients_by_check_overflow(optimizer: type) -> None:
+    """With keyword arguments or none; what follows looks at the norm, and skips the step."""
+    calls = re.findall(r"self\.check_overflow\((.*)\)", source(optimizer))
+    assert calls
+    assert all(re.fullmatch(r"(\w+=[\w.]+)?", arguments) for arguments in calls)
+    skips = r"is_invalid_grad_norm\(\s*scaled_global_grad_norm\):\n +self\.overflow = True"
+    assert re.search(skips, source(optimizer))
+
+
+def test_stages_1_and_2_link_moments_at_their_first_step() -> None:
+    link = DeepSpeedZeroOptimizer._lazy_init_hp_params_optimizer_state
+    assert list(inspect.signature(link).parameters) == ["self"]
+    assert "self._lazy_init_hp_params_optimizer_state()" in source(DeepSpeedZeroOptimizer)
+    assert "lazy_init_hp_params_optimizer_state" in source(link).split("\n", 1)[1]
+
+
+def test_stage_3_updates_its_flat_partitions() -> None:
+    assert "self.fp32_partitioned_groups_flat = []" in source(DeepSpeedZeroOptimizer_Stage3)
+    assert re.search(r"fp32_param = self\.fp32_partitioned_groups_flat\[", source(DeepSpeedZeroOptimizer_Stage3))
+
+
+def test_stage_3_keeps_the_shape_of_a_parameter() -> None:
+    partition = source(import_module("deepspeed.runtime.zero.partition_parameters"))
+    assert re.search(r"param\.ds_shape = param\.shape", partition)
+    whole = torch.nn.Parameter(torch.zeros(2, 3))
+    assert internals.full_shape(whole) == (2, 3)
+    whole.ds_shape = torch.Size((4, 3))  # type: ignore[attr-defined]
+    assert internals.full_shape(whole) == (4, 3)
+
+
+def test_deepspeed_reads_norm_and_overflow_of_the_optimizer_of_stage_0() -> None:
+    """Under the names that `PlainAdam` gives them."""
+    step = source(DeepSpeedEngine._take_model_step)
+    assert "self._global_grad_norm = self.optimizer._global_grad_norm" in step
+    assert "overflow = self.optimizer.overflow" in step
+    optimizer = PlainAdam([{"params": [torch.nn.Parameter(torch.zeros(1))]}], max_grad_norm=0.0, lr=0.0)
+    assert (optimizer.overflow, optimizer._global_grad_norm) == (False, 0.0)
+
+
+def test_keys_of_zero_and_what_is_wrong_with_them() -> None:
+    keys = internals.zero_keys()
+    # One by its name, one by its older name.
+    assert {"stage", "reduce_bucket_size", "stage3_param_persistence_threshold"} <= keys
+    assert internals.zero_problem({"stage": 2, "reduce_bucket_size": 10}) is None
+    problem = internals.zero_problem({"stage": 9})
+    assert problem is not None
+    assert problem.startswith("stage: ")
+
+
+def test_gradients_of_bf16_parameters_add_up_in_fp32() -> None:
+    """1 + 256 times 2^-8 is 2; in bf16, where 1 + 2^-8 is 1 again, it would stay 1."""
+    parameter = torch.nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
+    internals.accumulate_in_fp32(parameter)
+    for part in (1.0, *[2**-8] * 256):
+        (parameter * part).sum().backward()
+    assert parameter.grad is not None
+    assert parameter.grad.dtype == torch.float32
+    assert parameter.grad.item() == 2.0
+
+
+def test_loops_over_many_tensors() -> None:
+    first, second = [torch.tensor([1.0]), torch.tensor([2.0, 4.0])], [torch.tensor([3.0]), torch.tensor([4.0, 0.0])]
+    internals.lerp_all(first, second, 0.5)
+    assert [tensor.tolist() for tensor in first] == [[2.0], [3.0, 2.0]]
+    internals.scale_all(first, 2.0)
+    assert [tensor.tolist() for tensor in first] == [[4.0], [6.0, 4.0]]
+    low = [tensor.to(torch.bfloat16) for tensor in second]
+    internals.copy_all(low, first)
+    assert [tensor.tolist() for tensor in low] == [[4.0], [6.0, 4.0]]
+
+
+def test_builds_of_extensions_take_our_lock_where_they_would_leave_a_file() -> None:
+    usual = getattr(cpp_extension, "FileBaton", None)
+    if usual is None:
+        # From 2.15 on, a lock of the kernel's.
+        assert "flock" in source(cpp_extension) or "FileLock" in source(cpp_extension)
+        return
+    assert "FileBaton(" in source(cpp_extension)
+    with internals.build_lock(dict):
+        assert cpp_extension.FileBaton is dict
+    assert cpp_extension.FileBaton is usual
