@@ -11,11 +11,22 @@ from dist_transformer.errors import UserError
 
 T = TypeVar("T")
 
+OMIT_DEFAULT = {"omit_default": True}
+"""Metadata of a field that is written only where it differs from its default.
+
+It is for settings that are newer than files: the settings and the identity of an older run stay equal to those that it
+is resumed with.
+"""
+
 
 def to_plain(config: Any) -> dict[str, Any]:
-    """A config as JSON values."""
-    values = {field_.name: getattr(config, field_.name) for field_ in dataclasses.fields(config)}
-    return {name: _to_json(value) for name, value in values.items()}
+    """Return a config as JSON values."""
+    fields = [
+        field_
+        for field_ in dataclasses.fields(config)
+        if not (field_.metadata.get("omit_default") and getattr(config, field_.name) == field_.default)
+    ]
+    return {field_.name: _to_json(getattr(config, field_.name)) for field_ in fields}
 
 
 def _to_json(value: Any) -> Any:
@@ -43,6 +54,8 @@ def from_plain(kind: type[T], values: dict[str, Any], where: str) -> T:
         return kind(**arguments)
     except TypeError as error:
         raise UserError(f"{where}: {error}: the file is incomplete, write it anew") from None
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def _plain_value(hint: Any, value: Any, where: str) -> Any:

@@ -417,7 +417,7 @@ class Trainer:
         record_environment(config.run_dir, described, step=self.progress.step)
         peak = min(config.optimizer.warmup_steps, config.max_steps)
         steps = sorted({peak, *(round(step) for step in np.linspace(1, config.max_steps, 500))})
-        rates = [learning_rate(step, config.optimizer, width=config.model.width) for step in steps]
+        rates = [learning_rate(step, config) for step in steps]
         self.reporter.pictures(steps, rates, positions_PD)
 
     def _introduce(self, notes: list[str]) -> None:

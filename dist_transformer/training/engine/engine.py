@@ -49,7 +49,7 @@ class Engine:
             model=model,
             optimizer=self.optimizer,
             config=ds_config,
-            lr_scheduler=scheduler_hook(config.optimizer, width=config.model.width),
+            lr_scheduler=scheduler_hook(config),
             dist_init_required=False,
         )
         if isinstance(self.optimizer, PlainAdam) and config.precision == "bf16":
