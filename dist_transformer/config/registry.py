@@ -68,3 +68,5 @@ class Registry(Generic[F]):
 
 SCHEDULES: Registry[Callable[..., float]] = Registry("schedule", "noam", "inverse_sqrt", "cosine", "constant")
 """Learning rates: `training.engine.schedule.Schedule`."""
+POSITIONS: Registry[Callable[..., Any]] = Registry("position encoding", "sinusoidal", "learned")
+"""Functions and classes that make a position encoding from a `ModelConfig`: `model.positions`."""

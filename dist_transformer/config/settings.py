@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from dist_transformer.config.plain import OMIT_DEFAULT
-from dist_transformer.config.registry import SCHEDULES, Registry
+from dist_transformer.config.registry import POSITIONS, SCHEDULES, Registry
 from dist_transformer.errors import UserError
 
 EMBEDDED_CORPUS = ("embedded corpus",)
@@ -64,7 +64,7 @@ class ModelConfig:
     activation: Literal["relu", "gelu"] = "relu"
     norm: Literal["post", "pre"] = "post"
     """post: LayerNorm(x + sublayer(x)), as in the paper; pre: x + sublayer(LayerNorm(x)), and a norm at the end."""
-    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    positions: Annotated[str, POSITIONS.as_choices()] = "sinusoidal"
     max_positions: int = 1024
     """Longest sentence, in tokens, that has a position."""
     tie_embeddings: bool = True
@@ -84,6 +84,7 @@ class ModelConfig:
             _require_positive(self, "head_width")
         _require(self.width % 2 == 0, "width", self.width, "it must be even: sine and cosine take half each")
         _require(self.vocab_size >= 0, "vocab_size", self.vocab_size, "it comes from the tokenizer")
+        _require_known(self, "positions", POSITIONS)
 
     @property
     def attention_head_width(self) -> int:

@@ -35,8 +35,8 @@ def save_for_ctranslate2(model: Transformer, out: Path) -> None:
         activation=Activation.RELU if config.activation == "relu" else Activation.GELU,
     )  # fmt: skip
     state = {name: tensor.detach().float().cpu().numpy() for name, tensor in model.state_dict().items()}
-    # A table of sinusoids is not part of the state.
-    positions = model.positions.table.detach().float().cpu().numpy()
+    # Constant vectors are not part of the state.
+    positions = model.position_vectors(config.max_positions).detach().float().cpu().numpy()
     for side in ("encoder", "decoder"):
         _fill_side(getattr(spec, side), side, state, positions)
     source = state["embedding"]

@@ -9,12 +9,13 @@ from torch import nn
 from torch.nn import functional
 
 from dist_transformer.config.settings import ModelConfig
+from dist_transformer.errors import UserError
 from dist_transformer.model.attention import Layout, MultiHeadAttention
 from dist_transformer.model.decoding import DecoderState
 from dist_transformer.model.dropout import dropout
 from dist_transformer.model.layers import DecoderLayer, EncoderLayer, FeedForward
 from dist_transformer.model.loss import LossSums, smoothed_cross_entropy
-from dist_transformer.model.positions import Positions
+from dist_transformer.model.positions import make_positions
 from dist_transformer.packed import PackedBatch, PackedTokens
 
 
@@ -28,9 +29,7 @@ class Transformer(nn.Module):
         if not config.tie_embeddings:
             self.target_embedding = nn.Parameter(torch.empty(config.vocab_size, config.width))
             self.output_projection = nn.Parameter(torch.empty(config.vocab_size, config.width))
-        self.positions = Positions(
-            count=config.max_positions, width=config.width, learned=config.positions == "learned"
-        )  # fmt: skip
+        self.positions = make_positions(config)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         # Pre-norm leaves the last residual stream unnormalised.
@@ -38,6 +37,7 @@ class Transformer(nn.Module):
         self.encoder_norm: nn.Module = nn.LayerNorm(config.width) if pre_norm else nn.Identity()
         self.decoder_norm: nn.Module = nn.LayerNorm(config.width) if pre_norm else nn.Identity()
         self._compiled_layer: Callable[..., torch.Tensor] | None = None
+        self._refuse_persistent_buffers()
         self.reset_parameters()
 
     @torch.no_grad()
@@ -50,6 +50,12 @@ class Transformer(nn.Module):
                 nn.init.normal_(weight, std=self.config.width**-0.5)
             else:
                 nn.init.xavier_uniform_(weight)
+
+    def _refuse_persistent_buffers(self) -> None:
+        """Raise a UserError where a registered module would lose state: weight files hold parameters only."""
+        lost = sorted(self.state_dict().keys() - dict(self.named_parameters()).keys())
+        if lost:
+            raise UserError(f"buffer {lost[0]!r} is not in weight files: register it with persistent=False")
 
     def cast_parameters(self, dtype: torch.dtype) -> "Transformer":
         """Parameters to `dtype`, as DeepSpeed does; the table of sinusoids stays in fp32."""
@@ -75,6 +81,11 @@ class Transformer(nn.Module):
         """The distinct matrices of shape (V, D): one when tied, three when not."""
         names = ("embedding", "target_embedding", "output_projection")
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
+
+    def position_vectors(self, count: int) -> torch.Tensor:
+        """Return the vectors of the first `count` positions, or of all where there are fewer, shape (count, D)."""
+        count = min(count, self.config.max_positions)
+        return cast(torch.Tensor, self.positions(torch.arange(count, device=self.embedding.device)))
 
     def forward(self, batch: PackedBatch, label_smoothing: float) -> LossSums:
         memory_SD = self.encode(batch.source)

@@ -95,7 +95,7 @@ class Trainer:
         origin, notes = open_run(config, described, self.folder, self.held)
         self.watchdog.publish_in(config.run_dir)
         model = self._make_model(origin).to(device)
-        positions_PD = model.positions.table[:_PICTURED_POSITIONS].detach().float().cpu().numpy()
+        positions_PD = model.position_vectors(_PICTURED_POSITIONS).detach().float().cpu().numpy()
         self.engine = Engine(model, config, ds_config, world_size=world.size)
         self.progress = self._restore(origin)
         self.ledger = Ledger(config.run_dir / LEDGER_FILE, chain=self.progress.ledger_chain)
