@@ -70,3 +70,5 @@ SCHEDULES: Registry[Callable[..., float]] = Registry("schedule", "noam", "invers
 """Learning rates: `training.engine.schedule.Schedule`."""
 POSITIONS: Registry[Callable[..., Any]] = Registry("position encoding", "sinusoidal", "learned")
 """Functions and classes that make a position encoding from a `ModelConfig`: `model.positions`."""
+ATTENTIONS: Registry[Callable[..., Any]] = Registry("attention", "softmax")
+"""Subclasses of `model.attention.MultiHeadAttention`."""

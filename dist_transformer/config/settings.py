@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from dist_transformer.config.plain import OMIT_DEFAULT
-from dist_transformer.config.registry import POSITIONS, SCHEDULES, Registry
+from dist_transformer.config.registry import ATTENTIONS, POSITIONS, SCHEDULES, Registry
 from dist_transformer.errors import UserError
 
 EMBEDDED_CORPUS = ("embedded corpus",)
@@ -65,6 +65,8 @@ class ModelConfig:
     norm: Literal["post", "pre"] = "post"
     """post: LayerNorm(x + sublayer(x)), as in the paper; pre: x + sublayer(LayerNorm(x)), and a norm at the end."""
     positions: Annotated[str, POSITIONS.as_choices()] = "sinusoidal"
+    attention: Annotated[str, ATTENTIONS.as_choices()] = field(default="softmax", metadata=OMIT_DEFAULT)
+    """softmax: as in the paper; variants change its scores."""
     max_positions: int = 1024
     """Longest sentence, in tokens, that has a position."""
     tie_embeddings: bool = True
@@ -85,6 +87,7 @@ class ModelConfig:
         _require(self.width % 2 == 0, "width", self.width, "it must be even: sine and cosine take half each")
         _require(self.vocab_size >= 0, "vocab_size", self.vocab_size, "it comes from the tokenizer")
         _require_known(self, "positions", POSITIONS)
+        _require_known(self, "attention", ATTENTIONS)
 
     @property
     def attention_head_width(self) -> int:

@@ -30,6 +30,8 @@ def save_for_ctranslate2(model: Transformer, out: Path) -> None:
         raise UserError("CTranslate2 has no head width of its own: model.head_width must be width ÷ heads")
     if config.norm != "post":
         raise UserError(f"model.norm is {config.norm}: only post-norm models are written for CTranslate2")
+    if config.attention != "softmax":
+        raise UserError(f"model.attention is {config.attention}: only softmax attention is written for CTranslate2")
     spec = TransformerSpec.from_config(
         (config.encoder_layers, config.decoder_layers), config.heads, pre_norm=False,
         activation=Activation.RELU if config.activation == "relu" else Activation.GELU,

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.errors import UserError
-from dist_transformer.model.attention import Layout, MultiHeadAttention
+from dist_transformer.model.attention import AttentionLayout, MultiHeadAttention
 from dist_transformer.model.decoding import DecoderState
 from dist_transformer.model.dropout import dropout
 from dist_transformer.model.layers import DecoderLayer, EncoderLayer, FeedForward
@@ -37,6 +37,9 @@ class Transformer(nn.Module):
         self.encoder_norm: nn.Module = nn.LayerNorm(config.width) if pre_norm else nn.Identity()
         self.decoder_norm: nn.Module = nn.LayerNorm(config.width) if pre_norm else nn.Identity()
         self._compiled_layer: Callable[..., torch.Tensor] | None = None
+        self._has_plain_attention = all(
+            module.is_plain for module in self.modules() if isinstance(module, MultiHeadAttention)
+        )
         self._refuse_persistent_buffers()
         self.reset_parameters()
 
@@ -100,7 +103,7 @@ class Transformer(nn.Module):
 
     def encode(self, source: PackedTokens) -> torch.Tensor:
         """Source tokens to memory, shape (S, D)."""
-        layout = Layout(source, source, causal=False, use_varlen=self._uses_varlen())
+        layout = AttentionLayout(source, source, causal=False, use_varlen=self._uses_varlen())
         x_SD = self._embed(self.embedding, source.tokens_T, source.positions_T)
         for layer in self.encoder:
             x_SD = self._run(layer, x_SD, layout)
@@ -109,8 +112,8 @@ class Transformer(nn.Module):
     def decode(self, target: PackedTokens, memory_SD: torch.Tensor, source: PackedTokens) -> torch.Tensor:
         """Target tokens and memory to hidden states before the output projection, shape (T, D)."""
         use_varlen = self._uses_varlen()
-        self_layout = Layout(target, target, causal=True, use_varlen=use_varlen)
-        cross_layout = Layout(target, source, causal=False, use_varlen=use_varlen)
+        self_layout = AttentionLayout(target, target, causal=True, use_varlen=use_varlen)
+        cross_layout = AttentionLayout(target, source, causal=False, use_varlen=use_varlen)
         x_TD = self._embed(self._target_embedding(), target.tokens_T, target.positions_T)
         for layer in self.decoder:
             x_TD = self._run(layer, x_TD, memory_SD, self_layout, cross_layout)
@@ -168,7 +171,7 @@ class Transformer(nn.Module):
         # The table of sinusoids stays in fp32 when DeepSpeed casts the parameters.
         return dropout(x_TD.to(weight_VD.dtype), self.config.dropout, self.training)
 
-    def _run(self, layer: nn.Module, *inputs: torch.Tensor | Layout) -> torch.Tensor:
+    def _run(self, layer: nn.Module, *inputs: torch.Tensor | AttentionLayout) -> torch.Tensor:
         run = self._compiled_layer if self.training and self._compiled_layer else _run_layer
         return run(layer, *inputs)
 
@@ -179,18 +182,19 @@ class Transformer(nn.Module):
         return self.embedding if self.config.tie_embeddings else self.output_projection
 
     def _uses_varlen(self) -> bool:
-        """The fused kernel: CUDA (compute capability 8 and later), half precision, no dropout on the weights."""
+        """The fused kernel: CUDA (compute capability 8 and later), half precision, plain scores, no dropout on them."""
         weight = self.embedding
         if (
             weight.device.type != "cuda"
             or weight.dtype == torch.float32
+            or not self._has_plain_attention
             or (self.training and self.config.attention_dropout)
         ):
             return False
         return torch.cuda.get_device_capability(weight.device)[0] >= 8
 
 
-def _run_layer(layer: nn.Module, *inputs: torch.Tensor | Layout) -> torch.Tensor:
+def _run_layer(layer: nn.Module, *inputs: torch.Tensor | AttentionLayout) -> torch.Tensor:
     return cast(torch.Tensor, layer(*inputs))
 
 

@@ -51,6 +51,8 @@ REFUSED: list[tuple[type, dict[str, Any], str, str, str]] = [
         for value in (-0.5, 1)
     ],
     *[(OptimizerConfig, {name: -0.5}, name, "-0.5", FROM_0) for name in ("weight_decay", "max_grad_norm", "min_lr")],
+    (ModelConfig, {"attention": "alibi"}, "attention", "'alibi'", "or choose one of softmax"),
+    (ModelConfig, {"positions": "rotary"}, "positions", "'rotary'", "or choose one of sinusoidal, learned"),
     (OptimizerConfig, {"schedule": "cosin"}, "schedule", "'cosin'", "one of noam, inverse_sqrt, cosine, constant"),
     (OptimizerConfig, {"schedule": "cosine", "min_lr": 2e-3}, "min_lr", "0.002", "above peak_lr (0.001)"),
     *[
@@ -240,6 +242,8 @@ def test_a_value_of_the_wrong_type_is_refused_by_name(section: str | None, name:
 def test_a_newer_setting_is_written_only_where_it_is_set() -> None:
     """An older file, which lacks it, is read, and equals what a run of the same settings writes now."""
     assert "min_lr" not in to_plain(OptimizerConfig())
+    assert "attention" not in to_plain(ModelConfig())
+    assert from_plain(ModelConfig, {"width": 16}, "config.json") == ModelConfig(width=16, attention="softmax")
     assert from_plain(OptimizerConfig, {"warmup_steps": 7}, "config.json").min_lr == 0.0
     changed = OptimizerConfig(min_lr=1e-5)
     assert to_plain(changed)["min_lr"] == 1e-5

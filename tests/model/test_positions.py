@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from dist_transformer.config.registry import POSITIONS, Registry
+from dist_transformer.config.registry import POSITIONS
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.errors import UserError
 from dist_transformer.model.positions import sinusoidal_positions
@@ -67,18 +67,11 @@ def ramp(config: ModelConfig) -> nn.Module:
     return Ramp()
 
 
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
-    """What a test registers is forgotten after it."""
-    monkeypatch.setattr(POSITIONS, "_entries", dict(POSITIONS._entries))
-    return POSITIONS
-
-
 SMALL = ModelConfig(width=8, heads=2, ffn_width=8, encoder_layers=1, decoder_layers=1, vocab_size=9, max_positions=5)
 
 
-def test_a_module_from_outside_is_added_to_the_embeddings(registry: Registry) -> None:
-    registry.register("ramp")(ramp)
+def test_a_module_from_outside_is_added_to_the_embeddings(registrations: None) -> None:
+    POSITIONS.register("ramp")(ramp)
     model = Transformer(replace(SMALL, positions="ramp")).eval()
     assert model.position_vectors(3).tolist() == [[0.0] * 8, [1.0] * 8, [2.0] * 8]
     assert model.position_vectors(128).shape == (5, 8)
@@ -92,12 +85,12 @@ def test_an_unknown_name_is_refused_by_the_settings() -> None:
         replace(SMALL, positions="ramp")
 
 
-def test_a_buffer_that_no_weight_file_would_hold_is_refused(registry: Registry) -> None:
+def test_a_buffer_that_no_weight_file_would_hold_is_refused(registrations: None) -> None:
     def forgetful(config: ModelConfig) -> nn.Module:
         module = ramp(config)
         module.register_buffer("scale", torch.ones(1))
         return module
 
-    registry.register("forgetful")(forgetful)
+    POSITIONS.register("forgetful")(forgetful)
     with pytest.raises(UserError, match=r"^buffer 'positions\.scale' is not in weight files: .* persistent=False$"):
         Transformer(replace(SMALL, positions="forgetful"))
