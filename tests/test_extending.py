@@ -30,38 +30,11 @@ FLAGS = {
     ATTENTION: ["--model.attention", "alibi"],
 }
 EXAMPLE = pytest.mark.parametrize("heading", FLAGS)
-SMALL = [
-    "--preset",
-    "tiny",
-    "--precision",
-    "fp32",
-    "--max-steps",
-    "6",
-    "--save-every",
-    "6",
-    "--validate-every",
-    "0",
-    "--log-every",
-    "1",
-    "--optimizer.warmup-steps",
-    "2",
-    "--optimizer.peak-lr",
-    "2e-3",
-    "--model.width",
-    "32",
-    "--model.heads",
-    "2",
-    "--model.ffn-width",
-    "32",
-    "--model.encoder-layers",
-    "1",
-    "--model.decoder-layers",
-    "1",
-    "--batch.max-target-tokens",
-    "256",
-    "--batch.packs-per-step",
-    "1",
-]
+SMALL = (
+    "--preset tiny --precision fp32 --max-steps 6 --save-every 6 --validate-every 0 --log-every 1 "
+    "--optimizer.warmup-steps 2 --optimizer.peak-lr 2e-3 --model.width 32 --model.heads 2 --model.ffn-width 32 "
+    "--model.encoder-layers 1 --model.decoder-layers 1 --batch.max-target-tokens 256 --batch.packs-per-step 1"
+)
 
 
 def write(heading: str, folder: Path) -> Path:
@@ -122,7 +95,8 @@ def read_metrics(run: Path, field: str) -> list[float]:
 @pytest.fixture(scope="module")
 def plain_losses(toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     run = tmp_path_factory.mktemp("plain") / "run"
-    run_command(sys.executable, "-m", "dist_transformer.train", *SMALL, "--data", toy_data.path, "--run-dir", run)
+    folders = ["--data", toy_data.path, "--run-dir", run]
+    run_command(sys.executable, "-m", "dist_transformer.train", *SMALL.split(), *folders)
     return read_metrics(run, "loss")
 
 
@@ -132,7 +106,7 @@ def test_an_example_trains_and_translates(
     heading: str, plain_losses: list[float], toy_data: DataFolder, tmp_path: Path
 ) -> None:
     script, run = write(heading, tmp_path), tmp_path / "run"
-    given = [*SMALL, *FLAGS[heading], "--data", toy_data.path, "--run-dir", run]
+    given = [*SMALL.split(), *FLAGS[heading], "--data", toy_data.path, "--run-dir", run]
     run_command(sys.executable, script, *given)
     losses, rates = read_metrics(run, "loss"), read_metrics(run, "learning_rate")
     assert len(losses) == len(plain_losses) == 6
