@@ -15,8 +15,19 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.runtime.launch import RANK_VARIABLES, deepspeed_command
 from tests.rights import umask
 from tests.small_model import model_folder, model_info, random_model, toy_lines, toy_tokenizer
+from tests.variants import distant, registrations
 
-__all__ = ["deepspeed_command", "model_folder", "model_info", "random_model", "toy_lines", "toy_tokenizer", "umask"]
+__all__ = [
+    "deepspeed_command",
+    "distant",
+    "model_folder",
+    "model_info",
+    "random_model",
+    "registrations",
+    "toy_lines",
+    "toy_tokenizer",
+    "umask",
+]
 
 ROOT = Path(__file__).resolve().parents[1]
 

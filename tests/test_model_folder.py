@@ -8,8 +8,10 @@ import safetensors.torch
 import torch
 
 from dist_transformer import model_folder as module
+from dist_transformer.config.registry import ATTENTIONS
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
+from dist_transformer.model.attention import MultiHeadAttention
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, load_model, read_model_info, write_model_folder
 
@@ -45,6 +47,25 @@ def test_a_tied_matrix_is_stored_once(model_info: ModelInfo, tmp_path: Path) -> 
     write_again(tmp_path / "m", replace(model_info, model=config), Transformer(config))
     stored = safetensors.torch.load_file(tmp_path / "m" / "model.safetensors")
     assert [name for name, tensor in stored.items() if tensor.shape[0] == config.vocab_size] == ["embedding"]
+
+
+def test_a_model_with_code_from_outside_is_read_where_it_is_registered(
+    distant: str, model_folder: Path, model_info: ModelInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(model_info.model, attention=distant)
+    written = Transformer(config)
+    tokenizer_json = (model_folder / "tokenizer.json").read_bytes()
+    write_again(tmp_path / "m", replace(model_info, model=config), written, tokenizer_json)
+    model, _, _ = load_model(tmp_path / "m", CPU)
+    slopes = "decoder.0.cross_attention.slopes_H"
+    assert torch.equal(model.state_dict()[slopes], written.state_dict()[slopes])
+    monkeypatch.setattr(ATTENTIONS, "_entries", {"softmax": MultiHeadAttention})
+    with pytest.raises(UserError) as refused:
+        load_model(tmp_path / "m", CPU)
+    assert str(refused.value) == (
+        f"{tmp_path / 'm' / 'config.json'}: model: attention is 'distant': this attention is not known here: "
+        "register it first (docs/extending.md), or choose one of softmax"
+    )
 
 
 def test_half_precision_is_written_as_fp32_and_loaded_as_asked(

@@ -119,6 +119,11 @@ def test_validation_speaks_through_the_command_line() -> None:
         settings([*FOLDERS, "--batch.packs-per-step", "0"])
 
 
+def test_an_unknown_schedule_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UserError, match=r"^schedule is 'linear': .* register it first .* noam, inverse_sqrt, cosine"):
+        settings([*FOLDERS, "--optimizer.schedule", "linear"])
+
+
 @pytest.mark.parametrize("flag", [["--local_rank=1"], ["--local_rank", "1"], ["--local-rank=1"]])
 def test_what_deepspeeds_launcher_adds_is_accepted(flag: list[str]) -> None:
     assert settings([*flag, "--preset", "tiny", *FOLDERS]) == settings(["--preset", "tiny", *FOLDERS])
@@ -134,3 +139,4 @@ def test_help_names_presets_units_and_defaults(capsys: pytest.CaptureFixture[str
     assert "big_large_batch" in text
     assert "Target tokens that fit a pack. (default: 1024)" in text
     assert "Steps between checkpoints. (default: 100)" in text
+    assert "(default: inverse_sqrt; one of noam, inverse_sqrt, cosine, constant)" in text

@@ -139,7 +139,7 @@ def train(
             torch.manual_seed(micro_batch_seed(config.seed, epoch, number, 0))
             sums = model(collator.build(step.packs), settings.label_smoothing)
             (sums.loss / step.target_tokens).backward()
-            optimizer.param_groups[0]["lr"] = learning_rate(number, settings, width=config.model.width)
+            optimizer.param_groups[0]["lr"] = learning_rate(number, config)
             update(model, masters, optimizer)
             pairs = sum(len(pack.pair_ids) for pack in step.packs if pack)
             pair_tokens = (step.source_tokens + step.target_tokens) / pairs

@@ -227,6 +227,4 @@ def adam_settings(config: OptimizerConfig) -> dict[str, Any]:
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, config: TrainConfig) -> RateScheduler:
-    return RateScheduler(
-        optimizer, lambda step: learning_rate(step, config.optimizer, width=config.model.width)
-    )  # fmt: skip
+    return RateScheduler(optimizer, lambda step: learning_rate(step, config))

@@ -16,11 +16,20 @@ T = TypeVar("T")
 # OmitArgPrefixes[Group] is Annotated[Group, this].
 _FLAT = typing.get_args(OmitArgPrefixes[int])[1]
 
+OMIT_DEFAULT = {"omit_default": True}
+"""Metadata of a field that is written only where it differs from its default.
+
+It is for settings that are newer than files: the settings and the identity of an older run stay equal to those that it
+is resumed with.
+"""
+
 
 def to_plain(config: Any) -> dict[str, Any]:
     """A config as JSON values; a group that has no flags of its own name lies flat among the others."""
     plain: dict[str, Any] = {}
     for field in dataclasses.fields(config):
+        if field.metadata.get("omit_default") and getattr(config, field.name) == field.default:
+            continue
         value = _to_json(getattr(config, field.name))
         plain.update(value if field.name in _flat_groups(type(config)) else {field.name: value})
     return plain

@@ -7,10 +7,12 @@ its folder.
 import math
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes
 
+from dist_transformer.config.plain import OMIT_DEFAULT
+from dist_transformer.config.registry import ATTENTIONS, POSITIONS, SCHEDULES, Registry
 from dist_transformer.errors import UserError
 
 EMBEDDED_CORPUS = ("embedded corpus",)
@@ -43,6 +45,11 @@ def _require_positive(config: object, *names: str) -> None:
         _require(0 < value < math.inf, name, value, "give a number above 0")
 
 
+def _require_known(config: object, name: str, registry: Registry[Any]) -> None:
+    value = getattr(config, name)
+    _require(value in registry, name, value, registry.remedy)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     """The network of Vaswani et al. 2017, section 3; the defaults are `base`."""
@@ -65,7 +72,9 @@ class ModelConfig:
     activation: Literal["relu", "gelu"] = "relu"
     norm: Literal["post", "pre"] = "post"
     """post: LayerNorm(x + sublayer(x)), as in the paper; pre: x + sublayer(LayerNorm(x)), and a norm at the end."""
-    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    positions: Annotated[str, POSITIONS.as_choices()] = "sinusoidal"
+    attention: Annotated[str, ATTENTIONS.as_choices()] = field(default="softmax", metadata=OMIT_DEFAULT)
+    """softmax: as in the paper; variants change its scores."""
     max_positions: int = 1024
     """Longest sentence, in tokens, that has a position."""
     tie_embeddings: bool = True
@@ -85,6 +94,8 @@ class ModelConfig:
             _require_positive(self, "head_width")
         _require(self.width % 2 == 0, "width", self.width, "it must be even: sine and cosine take half each")
         _require(self.vocab_size >= 0, "vocab_size", self.vocab_size, "it comes from the tokenizer")
+        _require_known(self, "positions", POSITIONS)
+        _require_known(self, "attention", ATTENTIONS)
 
     @property
     def attention_head_width(self) -> int:
@@ -135,13 +146,16 @@ class BatchConfig:
 class OptimizerConfig:
     """Adam and its learning rate (section 5.3)."""
 
-    schedule: Literal["noam", "inverse_sqrt"] = "noam"
-    """noam: scale · width^-0.5 · min(step^-0.5, step · warmup^-1.5); inverse_sqrt: up to peak_lr, then step^-0.5."""
+    schedule: Annotated[str, SCHEDULES.as_choices()] = "noam"
+    """noam: scale · width^-0.5 · min(step^-0.5, step · warmup^-1.5). The others rise linearly to peak_lr, then:
+    inverse_sqrt falls with step^-0.5, cosine falls along half a cosine to min_lr at max_steps, constant stays."""
     warmup_steps: int = 4000
     lr_scale: float = 1.0
     """Factor on the noam rate."""
     peak_lr: float = 1e-3
-    """Highest rate of inverse_sqrt, reached at warmup_steps."""
+    """Highest rate, reached at warmup_steps; noam has a peak of its own."""
+    min_lr: float = field(default=0.0, metadata=OMIT_DEFAULT)
+    """Lowest rate after the warm-up, of every schedule."""
     beta1: float = 0.9
     beta2: float = 0.98
     epsilon: float = 1e-9
@@ -154,8 +168,11 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         _require_positive(self, "warmup_steps", "lr_scale", "peak_lr", "epsilon")
         _require_fraction(self, "beta1", "beta2", "label_smoothing")
-        for name in ("weight_decay", "max_grad_norm"):
+        for name in ("weight_decay", "max_grad_norm", "min_lr"):
             _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "give 0 (off) or a number above 0")
+        _require_known(self, "schedule", SCHEDULES)
+        fits = self.schedule == "noam" or self.min_lr <= self.peak_lr
+        _require(fits, "min_lr", self.min_lr, f"it cannot be above peak_lr ({self.peak_lr})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,7 +31,7 @@ class Variant:
 
     paper: PaperFigures
     width: Fraction = Fraction(1)
-    """Also divides the peak of `inverse_sqrt` by its square root, as d_model^-0.5 does to the paper's rate."""
+    """Also divides `peak_lr` by its square root, as d_model^-0.5 does to the paper's rate."""
     ffn_width: Fraction = Fraction(1)
     layers: Fraction = Fraction(1)
     """Of encoder and decoder each, rounded."""
@@ -169,7 +169,7 @@ def _settings(config: TrainConfig) -> dict[str, object]:
         "positions": model.positions,
         "steps": config.max_steps,
     }
-    if optimizer.schedule == "inverse_sqrt":
+    if optimizer.schedule != "noam":
         settings["peak rate"] = f"{optimizer.peak_lr:.2g}"
     return settings
 

@@ -30,13 +30,15 @@ def save_for_ctranslate2(model: Transformer, out: Path) -> None:
         raise UserError("CTranslate2 has no head width of its own: model.head_width must be width ÷ heads")
     if config.norm != "post":
         raise UserError(f"model.norm is {config.norm}: only post-norm models are written for CTranslate2")
+    if config.attention != "softmax":
+        raise UserError(f"model.attention is {config.attention}: only softmax attention is written for CTranslate2")
     spec = TransformerSpec.from_config(
         (config.encoder_layers, config.decoder_layers), config.heads, pre_norm=False,
         activation=Activation.RELU if config.activation == "relu" else Activation.GELU,
     )  # fmt: skip
     state = {name: tensor.detach().float().cpu().numpy() for name, tensor in model.state_dict().items()}
-    # A table of sinusoids is not part of the state.
-    positions = model.positions.table.detach().float().cpu().numpy()
+    # Constant vectors are not part of the state.
+    positions = model.position_vectors(config.max_positions).detach().float().cpu().numpy()
     for side in ("encoder", "decoder"):
         _fill_side(getattr(spec, side), side, state, positions)
     source = state["embedding"]

@@ -66,7 +66,7 @@ def marian_model(model: Transformer) -> "MarianMTModel":
 
 
 def _check(config: ModelConfig) -> None:
-    wanted = {"norm": "post", "positions": "sinusoidal", "tie_embeddings": True}
+    wanted = {"norm": "post", "positions": "sinusoidal", "attention": "softmax", "tie_embeddings": True}
     for name, value in wanted.items():
         if getattr(config, name) != value:
             raise UserError(f"Marian has no model with {name} = {getattr(config, name)!r}: only {value!r}")

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
-from dist_transformer.model.attention import Layout, MultiHeadAttention
+from dist_transformer.model.attention import AttentionLayout, MultiHeadAttention
 from dist_transformer.model.layers import DecoderLayer
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedTokens, pack_side
@@ -29,8 +29,8 @@ def cross_attention_maps(model: Transformer, source: Sequence[int], target: Sequ
     """
     maps: list[torch.Tensor] = []
 
-    def keep(attention: MultiHeadAttention, inputs: tuple[torch.Tensor, torch.Tensor, Layout]) -> None:
-        maps.append(_weights(attention, *inputs[:2]))
+    def keep(attention: MultiHeadAttention, inputs: tuple[torch.Tensor, torch.Tensor, AttentionLayout]) -> None:
+        maps.append(attention.weights(*inputs[:2]))
 
     # Before the layer computes: that is when ZeRO-3 has gathered its parameters.
     layers = cast(Iterable[DecoderLayer], model.decoder)
@@ -47,14 +47,6 @@ def cross_attention_maps(model: Transformer, source: Sequence[int], target: Sequ
         for hook in hooks:
             hook.remove()
     return torch.stack(maps).cpu()
-
-
-def _weights(attention: MultiHeadAttention, x_TD: torch.Tensor, memory_SD: torch.Tensor) -> torch.Tensor:
-    """In fp32, shape (H, T, S)."""
-    q_THK = attention.project_query(x_TD)
-    k_1HSK, _ = attention.project_memory(memory_SD.unsqueeze(0))
-    scores_HTS = q_THK.float().transpose(0, 1) @ k_1HSK[0].float().transpose(1, 2)
-    return torch.softmax(scores_HTS * attention.head_width**-0.5, dim=-1)
 
 
 def _one_sentence(ids: list[int]) -> PackedTokens:

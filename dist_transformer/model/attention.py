@@ -7,15 +7,17 @@ offsets; elsewhere the sentences are split into groups of similar length, each p
 products. Both give the same numbers to rounding.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
+from dist_transformer.config.registry import ATTENTIONS
+from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model.dropout import dropout
 from dist_transformer.packed import PackedTokens
 
@@ -73,7 +75,7 @@ class _Group:
     """Additive: 0 where a query may look, -inf where not."""
 
 
-class Layout:
+class AttentionLayout:
     """Which query token sees which key tokens; computed once per micro-batch and shared by all layers."""
 
     def __init__(self, queries: PackedTokens, keys: PackedTokens, *, causal: bool, use_varlen: bool) -> None:
@@ -138,17 +140,28 @@ def _make_group(key_lengths: np.ndarray, queries: int, keys: int, causal: bool, 
     return _Group(len(key_lengths), queries, keys, mask.unsqueeze(1).to(device))
 
 
-class MultiHeadAttention(nn.Module):
-    """MultiHead(Q, K, V) = Concat(head_1, …, head_h) W^O (section 3.2.2)."""
+Role = Literal["encoder", "decoder", "cross"]
+"""Where attention is used: self-attention of the encoder or of the decoder, or cross-attention."""
 
-    def __init__(self, *, width: int, heads: int, head_width: int, dropout: float) -> None:
+
+@ATTENTIONS.register("softmax")
+class MultiHeadAttention(nn.Module):
+    """MultiHead(Q, K, V) = Concat(head_1, …, head_h) W^O (section 3.2.2).
+
+    A variant is a subclass, registered in `ATTENTIONS`. It may override `adjust_scores`, which takes part in training,
+    in decoding and in attention maps alike, and add parameters in `__init__` and `reset_parameters`.
+    """
+
+    def __init__(self, config: ModelConfig, role: Role) -> None:
         super().__init__()
-        self.heads, self.head_width, self.dropout = heads, head_width, dropout
-        inner = heads * head_width
+        self.role: Role = role
+        self.heads, self.head_width = config.heads, config.attention_head_width
+        self.dropout = config.attention_dropout
+        inner = self.heads * self.head_width
         # W^Q, W^K and W^V in one matrix: one product in self-attention.
-        self.qkv_weight = nn.Parameter(torch.empty(3 * inner, width))
+        self.qkv_weight = nn.Parameter(torch.empty(3 * inner, config.width))
         self.qkv_bias = nn.Parameter(torch.empty(3 * inner))
-        self.output = nn.Linear(inner, width)
+        self.output = nn.Linear(inner, config.width)
 
     def reset_parameters(self) -> None:
         """Xavier uniform for each of the four matrices, zero biases."""
@@ -157,7 +170,30 @@ class MultiHeadAttention(nn.Module):
         nn.init.zeros_(self.qkv_bias)
         nn.init.zeros_(self.output.bias)
 
-    def forward(self, x_TD: torch.Tensor, memory_SD: torch.Tensor | None, layout: Layout) -> torch.Tensor:
+    def adjust_scores(
+        self, scores_BHQX: torch.Tensor, query_positions: torch.Tensor, key_positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Change Q K^T / sqrt(d_k) before the mask and the softmax: a hook for subclasses.
+
+        A subclass that overrides it computes its scores by plain matrix products everywhere, because fused kernels
+        have no place for it: slower on a GPU in half precision, and without --compile.
+
+        Args:
+            scores_BHQX: fp32, for some sentences, each head, query and key.
+            query_positions: places of the queries in their sentences, int64, shape (B or 1, 1, Q, 1).
+            key_positions: those of the keys, shape (B or 1, 1, 1, X). Masked keys have any, which may be negative.
+
+        Returns:
+            fp32, of the shape of the scores, finite.
+        """
+        return scores_BHQX
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether scores are the paper's, so that fused kernels compute them."""
+        return type(self).adjust_scores is MultiHeadAttention.adjust_scores
+
+    def forward(self, x_TD: torch.Tensor, memory_SD: torch.Tensor | None, layout: AttentionLayout) -> torch.Tensor:
         """Queries from `x_TD`; keys and values from `memory_SD`, or from `x_TD` when it is None (self-attention).
 
         Returns:
@@ -193,7 +229,7 @@ class MultiHeadAttention(nn.Module):
         inner = self.heads * self.head_width
         return self._heads(functional.linear(memory, self.qkv_weight[inner:], self._bias()[inner:]))
 
-    def _attend_varlen(self, q_THK: torch.Tensor, kv_S2HK: torch.Tensor, layout: Layout) -> torch.Tensor:
+    def _attend_varlen(self, q_THK: torch.Tensor, kv_S2HK: torch.Tensor, layout: AttentionLayout) -> torch.Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
         window = (-1, 0) if layout.causal else (-1, -1)
@@ -201,7 +237,7 @@ class MultiHeadAttention(nn.Module):
         offsets, limits = (layout.query_offsets, layout.key_offsets), (layout.max_queries, layout.max_keys)
         return cast(torch.Tensor, varlen_attn(q_THK, k_SHK, v_SHK, *offsets, *limits, window_size=window))
 
-    def _attend_groups(self, q_THK: torch.Tensor, kv_S2HK: torch.Tensor, layout: Layout) -> torch.Tensor:
+    def _attend_groups(self, q_THK: torch.Tensor, kv_S2HK: torch.Tensor, layout: AttentionLayout) -> torch.Tensor:
         # split, not slices: the gradient of each slice would be a zero tensor as large as the whole.
         query_rows = [group.sentences * group.queries for group in layout.groups]
         key_rows = [group.sentences * group.keys for group in layout.groups]
@@ -212,8 +248,10 @@ class MultiHeadAttention(nn.Module):
             q_BHQK = q.unflatten(0, (group.sentences, group.queries)).transpose(1, 2)
             k_BHSK, v_BHSK = kv.unflatten(0, (group.sentences, group.keys)).transpose(1, 3).unbind(2)
             scores_BHQS = q_BHQK @ k_BHSK.transpose(2, 3)
+            if not self.is_plain:
+                scores_BHQS = self.adjust_scores(scores_BHQS.float(), *_places(group.queries, group.keys, q.device))
             # The mask is fp32, and so is the softmax.
-            weights_BHQS = torch.softmax(scores_BHQS + group.mask_B1QK, dim=-1).to(scores_BHQS.dtype)
+            weights_BHQS = torch.softmax(scores_BHQS + group.mask_B1QK, dim=-1).to(q.dtype)
             weights_BHQS = dropout(weights_BHQS, self.dropout, self.training)
             mixed.append((weights_BHQS @ v_BHSK).transpose(1, 2).flatten(0, 1))
         return layout.query_side.unpad(torch.cat(mixed))
@@ -229,18 +267,51 @@ class MultiHeadAttention(nn.Module):
         return q_BHK, k_BHK, v_BHK
 
     def attend_beams(
-        self, q_NHkK: torch.Tensor, k_NHXK: torch.Tensor, v_NHXK: torch.Tensor, mask_NkX: torch.Tensor
+        self,
+        q_NHkK: torch.Tensor,
+        k_NHXK: torch.Tensor,
+        v_NHXK: torch.Tensor,
+        mask_NkX: torch.Tensor,
+        places: Callable[[], tuple[torch.Tensor, torch.Tensor]],
     ) -> torch.Tensor:
-        """The k hypotheses of each sentence as queries of X keys that they share, for decoding.
+        """Attend with the k hypotheses of each sentence to X keys that they share, for decoding.
 
         Args:
             mask_NkX: additive; (N, 1, X) where it is that of all hypotheses.
+            places: makes the positions of queries (N,) and of keys (N or 1, X); called where scores are adjusted.
 
         Returns:
             shape (N · k, D).
         """
-        mixed_NHkK = functional.scaled_dot_product_attention(q_NHkK, k_NHXK, v_NHXK, mask_NkX.unsqueeze(1))
+        if self.is_plain:
+            mixed_NHkK = functional.scaled_dot_product_attention(q_NHkK, k_NHXK, v_NHXK, mask_NkX.unsqueeze(1))
+        else:
+            scores_NHkX = (q_NHkK * self.head_width**-0.5 @ k_NHXK.transpose(2, 3)).float()
+            queries_N, keys_NX = places()
+            scores_NHkX = self.adjust_scores(scores_NHkX, queries_N[:, None, None, None], keys_NX[:, None, None])
+            weights_NHkX = torch.softmax(scores_NHkX + mask_NkX.unsqueeze(1), dim=-1)
+            mixed_NHkK = weights_NHkX.to(v_NHXK.dtype) @ v_NHXK
         return self.output(mixed_NHkK.transpose(1, 2).flatten(0, 1).flatten(1))
+
+    def weights(self, x_TD: torch.Tensor, memory_SD: torch.Tensor) -> torch.Tensor:
+        """Return how much each token of one sentence attends to each token of its memory, fp32, shape (H, T, S)."""
+        q_THK = self.project_query(x_TD)
+        k_1HSK, _ = self.project_memory(memory_SD.unsqueeze(0))
+        scores_HTS = q_THK.float().transpose(0, 1) @ k_1HSK[0].float().transpose(1, 2) * self.head_width**-0.5
+        places = _places(len(x_TD), len(memory_SD), x_TD.device)
+        return torch.softmax(self.adjust_scores(scores_HTS.unsqueeze(0), *places)[0], dim=-1)
+
+
+def _places(queries: int, keys: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions in sentences that begin at their first query and key, as `adjust_scores` takes them."""
+    return torch.arange(queries, device=device)[None, None, :, None], torch.arange(keys, device=device)[
+        None, None, None
+    ]
+
+
+def make_attention(config: ModelConfig, role: Role) -> MultiHeadAttention:
+    """Make the attention that `config.attention` names."""
+    return cast(MultiHeadAttention, ATTENTIONS[config.attention](config, role))
 
 
 def by_sentence(x_BHK: torch.Tensor, beam_size: int) -> torch.Tensor:

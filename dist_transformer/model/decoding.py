@@ -96,6 +96,23 @@ class DecoderState:
         _write(self._history_NkCk, self.place, self._own_place_kk.expand(len(self._history_NkCk), -1, -1))
         return self._history_NkCk[:, :, : self.end].flatten(2)
 
+    def places_in_history(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the positions of this step's tokens, shape (N,), and of the entries to attend to, (N, end · k).
+
+        The entries of an earlier sentence in the slot, which are masked, have positions below 0, or any below
+        `longest` where the room is gone round.
+        """
+        ago_C = self.place - torch.arange(self.end, device=self.positions_N.device)
+        if self.fixed_shapes:
+            ago_C = ago_C.remainder(self._longest)
+        entries_NC = self.positions_N.unsqueeze(1) - ago_C
+        return self.positions_N, entries_NC.repeat_interleave(self.beam_size, dim=1)
+
+    def places_in_memory(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the positions of this step's tokens, shape (N,), and of source tokens, (1, S)."""
+        source_room = self.memory_mask_N1S.shape[2]
+        return self.positions_N, torch.arange(source_room, device=self.positions_N.device).unsqueeze(0)
+
     def end_step(self, parents_Nk: torch.Tensor) -> None:
         """The hypothesis at each place of the beam goes on from that which was at place `parents`.
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.model.attention import Layout, MultiHeadAttention, by_sentence
+from dist_transformer.model.attention import AttentionLayout, by_sentence, make_attention
 from dist_transformer.model.decoding import DecoderState, LayerCache
 from dist_transformer.model.dropout import dropout
 
@@ -50,19 +50,13 @@ class FeedForward(nn.Module):
         return self.outer(dropout(self.activation(self.inner(x)), self.dropout, self.training))
 
 
-def _attention(config: ModelConfig) -> MultiHeadAttention:
-    return MultiHeadAttention(
-        width=config.width, heads=config.heads, head_width=config.attention_head_width, dropout=config.attention_dropout
-    )
-
-
 class EncoderLayer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.self_attention, self.self_residual = _attention(config), Residual(config)
+        self.self_attention, self.self_residual = make_attention(config, "encoder"), Residual(config)
         self.feed_forward, self.ffn_residual = FeedForward(config), Residual(config)
 
-    def forward(self, x_SD: torch.Tensor, layout: Layout) -> torch.Tensor:
+    def forward(self, x_SD: torch.Tensor, layout: AttentionLayout) -> torch.Tensor:
         x_SD = self.self_residual(x_SD, lambda x: self.self_attention(x, None, layout))
         return self.ffn_residual(x_SD, self.feed_forward)
 
@@ -70,12 +64,12 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.self_attention, self.self_residual = _attention(config), Residual(config)
-        self.cross_attention, self.cross_residual = _attention(config), Residual(config)
+        self.self_attention, self.self_residual = make_attention(config, "decoder"), Residual(config)
+        self.cross_attention, self.cross_residual = make_attention(config, "cross"), Residual(config)
         self.feed_forward, self.ffn_residual = FeedForward(config), Residual(config)
 
     def forward(
-        self, x_TD: torch.Tensor, memory_SD: torch.Tensor, self_layout: Layout, cross_layout: Layout
+        self, x_TD: torch.Tensor, memory_SD: torch.Tensor, self_layout: AttentionLayout, cross_layout: AttentionLayout
     ) -> torch.Tensor:
         x_TD = self.self_residual(x_TD, lambda x: self.self_attention(x, None, self_layout))
         x_TD = self.cross_residual(x_TD, lambda x: self.cross_attention(x, memory_SD, cross_layout))
@@ -104,12 +98,14 @@ class DecoderLayer(nn.Module):
         def attend_self(x: torch.Tensor) -> torch.Tensor:
             q_NHkK, k_NHkK, v_NHkK = (by_sentence(y, state.beam_size) for y in self.self_attention.project_one(x))
             cache.add(state.place, k_NHkK, v_NHkK)
-            return self.self_attention.attend_beams(q_NHkK, *cache.until(state.end), history_NkX)
+            return self.self_attention.attend_beams(
+                q_NHkK, *cache.until(state.end), history_NkX, state.places_in_history
+            )
 
         def attend_memory(x: torch.Tensor) -> torch.Tensor:
             q_NHkK = by_sentence(self.cross_attention.project_query(x), state.beam_size)
             memory = (cache.memory_keys_NHSK, cache.memory_values_NHSK)
-            return self.cross_attention.attend_beams(q_NHkK, *memory, state.memory_mask_N1S)
+            return self.cross_attention.attend_beams(q_NHkK, *memory, state.memory_mask_N1S, state.places_in_memory)
 
         x_BD = self.self_residual(x_BD, attend_self)
         x_BD = self.cross_residual(x_BD, attend_memory)

@@ -1,9 +1,17 @@
-"""Positions (section 3.5): the sinusoids of the paper, or a learned table."""
+"""Position encodings (section 3.5): the sinusoids of the paper, a learned table, and what else is registered.
+
+An encoding is a module that maps positions_T, int64, to vectors of shape (T, width). It is made from a `ModelConfig`,
+on the meta device too, and keeps what is not learned in buffers that are not persistent.
+"""
 
 import math
+from typing import cast
 
 import torch
 from torch import nn
+
+from dist_transformer.config.registry import POSITIONS
+from dist_transformer.config.settings import ModelConfig
 
 
 def sinusoidal_positions(count: int, width: int) -> torch.Tensor:
@@ -20,18 +28,35 @@ def sinusoidal_positions(count: int, width: int) -> torch.Tensor:
     return table.float()
 
 
-class Positions(nn.Module):
-    """Table of position vectors: a constant, or learned from N(0, 1 / width)."""
+class PositionEncoding(nn.Module):
+    """Table of position vectors, shape (max_positions, width): a constant, or learned from the values given."""
 
     table: torch.Tensor
 
-    def __init__(self, *, count: int, width: int, learned: bool) -> None:
+    def __init__(self, table: torch.Tensor, *, learned: bool) -> None:
         super().__init__()
         if learned:
-            self.table = nn.Parameter(torch.randn(count, width) * width**-0.5)
+            self.table = nn.Parameter(table)
         else:
-            self.register_buffer("table", sinusoidal_positions(count, width), persistent=False)
+            # Not persistent: checkpoints and weight files hold parameters only.
+            self.register_buffer("table", table, persistent=False)
 
     def forward(self, positions_T: torch.Tensor) -> torch.Tensor:
         """Shape (T,) to (T, width)."""
         return nn.functional.embedding(positions_T, self.table)
+
+
+@POSITIONS.register("sinusoidal")
+def _sinusoidal(config: ModelConfig) -> PositionEncoding:
+    return PositionEncoding(sinusoidal_positions(config.max_positions, config.width), learned=False)
+
+
+@POSITIONS.register("learned")
+def _learned(config: ModelConfig) -> PositionEncoding:
+    """N(0, 1 / width), the scale of an embedding."""
+    return PositionEncoding(torch.randn(config.max_positions, config.width) * config.width**-0.5, learned=True)
+
+
+def make_positions(config: ModelConfig) -> nn.Module:
+    """Make the position encoding that `config.positions` names."""
+    return cast(nn.Module, POSITIONS[config.positions](config))

@@ -9,12 +9,13 @@ from torch import nn
 from torch.nn import functional
 
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.model.attention import Layout, MultiHeadAttention
+from dist_transformer.errors import UserError
+from dist_transformer.model.attention import AttentionLayout, MultiHeadAttention
 from dist_transformer.model.decoding import DecoderState
 from dist_transformer.model.dropout import dropout
 from dist_transformer.model.layers import DecoderLayer, EncoderLayer, FeedForward
 from dist_transformer.model.loss import LossSums, smoothed_cross_entropy
-from dist_transformer.model.positions import Positions
+from dist_transformer.model.positions import make_positions
 from dist_transformer.packed import PackedBatch, PackedTokens
 
 
@@ -28,9 +29,7 @@ class Transformer(nn.Module):
         if not config.tie_embeddings:
             self.target_embedding = nn.Parameter(torch.empty(config.vocab_size, config.width))
             self.output_projection = nn.Parameter(torch.empty(config.vocab_size, config.width))
-        self.positions = Positions(
-            count=config.max_positions, width=config.width, learned=config.positions == "learned"
-        )  # fmt: skip
+        self.positions = make_positions(config)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         # Pre-norm leaves the last residual stream unnormalised.
@@ -38,6 +37,10 @@ class Transformer(nn.Module):
         self.encoder_norm: nn.Module = nn.LayerNorm(config.width) if pre_norm else nn.Identity()
         self.decoder_norm: nn.Module = nn.LayerNorm(config.width) if pre_norm else nn.Identity()
         self._compiled_layer: Callable[..., torch.Tensor] | None = None
+        self._has_plain_attention = all(
+            module.is_plain for module in self.modules() if isinstance(module, MultiHeadAttention)
+        )
+        self._refuse_persistent_buffers()
         self.reset_parameters()
 
     @torch.no_grad()
@@ -50,6 +53,12 @@ class Transformer(nn.Module):
                 nn.init.normal_(weight, std=self.config.width**-0.5)
             else:
                 nn.init.xavier_uniform_(weight)
+
+    def _refuse_persistent_buffers(self) -> None:
+        """Raise a UserError where a registered module would lose state: weight files hold parameters only."""
+        lost = sorted(self.state_dict().keys() - dict(self.named_parameters()).keys())
+        if lost:
+            raise UserError(f"buffer {lost[0]!r} is not in weight files: register it with persistent=False")
 
     def cast_parameters(self, dtype: torch.dtype) -> "Transformer":
         """Parameters to `dtype`, as DeepSpeed does; the table of sinusoids stays in fp32."""
@@ -76,6 +85,11 @@ class Transformer(nn.Module):
         names = ("embedding", "target_embedding", "output_projection")
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
+    def position_vectors(self, count: int) -> torch.Tensor:
+        """Return the vectors of the first `count` positions, or of all where there are fewer, shape (count, D)."""
+        count = min(count, self.config.max_positions)
+        return cast(torch.Tensor, self.positions(torch.arange(count, device=self.embedding.device)))
+
     def forward(self, batch: PackedBatch, label_smoothing: float) -> LossSums:
         memory_SD = self.encode(batch.source)
         hidden_TD = self.decode(batch.target, memory_SD, batch.source)
@@ -89,7 +103,7 @@ class Transformer(nn.Module):
 
     def encode(self, source: PackedTokens) -> torch.Tensor:
         """Source tokens to memory, shape (S, D)."""
-        layout = Layout(source, source, causal=False, use_varlen=self._uses_varlen())
+        layout = AttentionLayout(source, source, causal=False, use_varlen=self._uses_varlen())
         x_SD = self._embed(self.embedding, source.tokens_T, source.positions_T)
         for layer in self.encoder:
             x_SD = self._run(layer, x_SD, layout)
@@ -98,8 +112,8 @@ class Transformer(nn.Module):
     def decode(self, target: PackedTokens, memory_SD: torch.Tensor, source: PackedTokens) -> torch.Tensor:
         """Target tokens and memory to hidden states before the output projection, shape (T, D)."""
         use_varlen = self._uses_varlen()
-        self_layout = Layout(target, target, causal=True, use_varlen=use_varlen)
-        cross_layout = Layout(target, source, causal=False, use_varlen=use_varlen)
+        self_layout = AttentionLayout(target, target, causal=True, use_varlen=use_varlen)
+        cross_layout = AttentionLayout(target, source, causal=False, use_varlen=use_varlen)
         x_TD = self._embed(self._target_embedding(), target.tokens_T, target.positions_T)
         for layer in self.decoder:
             x_TD = self._run(layer, x_TD, memory_SD, self_layout, cross_layout)
@@ -157,7 +171,7 @@ class Transformer(nn.Module):
         # The table of sinusoids stays in fp32 when DeepSpeed casts the parameters.
         return dropout(x_TD.to(weight_VD.dtype), self.config.dropout, self.training)
 
-    def _run(self, layer: nn.Module, *inputs: torch.Tensor | Layout) -> torch.Tensor:
+    def _run(self, layer: nn.Module, *inputs: torch.Tensor | AttentionLayout) -> torch.Tensor:
         run = self._compiled_layer if self.training and self._compiled_layer else _run_layer
         return run(layer, *inputs)
 
@@ -168,18 +182,19 @@ class Transformer(nn.Module):
         return self.embedding if self.config.tie_embeddings else self.output_projection
 
     def _uses_varlen(self) -> bool:
-        """The fused kernel: CUDA (compute capability 8 and later), half precision, no dropout on the weights."""
+        """The fused kernel: CUDA (compute capability 8 and later), half precision, plain scores, no dropout on them."""
         weight = self.embedding
         if (
             weight.device.type != "cuda"
             or weight.dtype == torch.float32
+            or not self._has_plain_attention
             or (self.training and self.config.attention_dropout)
         ):
             return False
         return torch.cuda.get_device_capability(weight.device)[0] >= 8
 
 
-def _run_layer(layer: nn.Module, *inputs: torch.Tensor | Layout) -> torch.Tensor:
+def _run_layer(layer: nn.Module, *inputs: torch.Tensor | AttentionLayout) -> torch.Tensor:
     return cast(torch.Tensor, layer(*inputs))
 
 

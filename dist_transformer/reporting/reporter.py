@@ -60,7 +60,7 @@ class Reporter:
         self.figures: list[str] = []
         self.metrics = MetricsFile(run_dir)
         self.board = Board(run_dir / TENSORBOARD, first_step=first_step, several=len(corpora) > 1, warn=self.say)
-        added = [OptionalSink(name, partial(make, run_dir), self.say) for name, make in SINKS.items()]
+        added = [OptionalSink(name, partial(SINKS[name], run_dir), self.say) for name in SINKS.names]
         self.sinks: list[MetricSink] = [self.metrics, self.board, *added]
 
     def record(self, kind: str, step: int, values: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from dist_transformer.config.registry import Registry
 from dist_transformer.files import append_to
 from dist_transformer.run.layout import METRICS_FILE
 
@@ -24,9 +25,9 @@ class MetricSink(Protocol):
         """Take no more: the run has ended, or was stopped."""
 
 
-SINKS: dict[str, Callable[[Path], MetricSink]] = {}
-"""Sinks that are added from outside, by name: each is made with the run folder when training starts, and left out with
-a warning when it raises."""
+SINKS: Registry[Callable[[Path], MetricSink]] = Registry("metric sink")
+"""Sinks from outside the package: each is made with the run folder when training starts, and left out with a warning
+when it raises an error."""
 
 
 class MetricsFile:

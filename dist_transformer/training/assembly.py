@@ -73,7 +73,7 @@ def assemble(
     origin, notes = open_run(config, described, data.first, held)
     watchdog.publish_in(config.run_dir)
     model = _make_model(config, origin).to(device)
-    positions_PD = model.positions.table[:_PICTURED_POSITIONS].detach().float().cpu().numpy()
+    positions_PD = model.position_vectors(_PICTURED_POSITIONS).detach().float().cpu().numpy()
     engine = Engine(model, config, ds_config, world_size=world.size)
     progress = _restore(engine, data, origin)
     ledger = Ledger(config.run_dir / LEDGER_FILE, chain=progress.ledger_chain)
@@ -171,5 +171,5 @@ def _record_setting(
     record_environment(config.run_dir, {**environment, "state_bytes": state_bytes(engine)}, step=reporter.first_step)
     peak = min(config.optimizer.warmup_steps, config.max_steps)
     steps = sorted({peak, *(round(step) for step in np.linspace(1, config.max_steps, 500))})
-    rates = [learning_rate(step, config.optimizer, width=config.model.width) for step in steps]
+    rates = [learning_rate(step, config) for step in steps]
     reporter.pictures(steps, rates, positions_PD)

@@ -105,8 +105,12 @@ def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
     if config.optimizer.schedule == "noam":
         peak = config.optimizer.lr_scale * (config.model.width * config.optimizer.warmup_steps) ** -0.5
     optimizer = dataclasses.replace(
-        config.optimizer, schedule="inverse_sqrt", peak_lr=_RATE * peak, warmup_steps=round(_WARMUP * _STEPS)
-    )  # fmt: skip
+        config.optimizer,
+        schedule="inverse_sqrt",
+        peak_lr=_RATE * peak,
+        min_lr=0.0,
+        warmup_steps=round(_WARMUP * _STEPS),
+    )
     batch = dataclasses.replace(
         config.batch,
         max_source_tokens=budgets.max_source_tokens,

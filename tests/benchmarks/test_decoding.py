@@ -38,8 +38,14 @@ def test_ctranslate2_finds_the_hypotheses_of_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [({"norm": "pre"}, "only post-norm"), ({"head_width": 4}, "head width")]
+    ("change", "message"),
+    [
+        ({"norm": "pre"}, "only post-norm"),
+        ({"head_width": 4}, "head width"),
+        ({"attention": "distant"}, "only softmax"),
+    ],
 )
+@pytest.mark.usefixtures("distant")
 def test_what_is_not_written_for_ctranslate2(change: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         save_for_ctranslate2(make_model(**change), tmp_path / "model")

@@ -50,7 +50,11 @@ REFUSED: list[tuple[type, dict[str, Any], str, str, str]] = [
         for name in ("beta1", "beta2", "label_smoothing")
         for value in (-0.5, 1)
     ],
-    *[(OptimizerConfig, {name: -0.5}, name, "-0.5", FROM_0) for name in ("weight_decay", "max_grad_norm")],
+    *[(OptimizerConfig, {name: -0.5}, name, "-0.5", FROM_0) for name in ("weight_decay", "max_grad_norm", "min_lr")],
+    (ModelConfig, {"attention": "alibi"}, "attention", "'alibi'", "or choose one of softmax"),
+    (ModelConfig, {"positions": "rotary"}, "positions", "'rotary'", "or choose one of sinusoidal, learned"),
+    (OptimizerConfig, {"schedule": "cosin"}, "schedule", "'cosin'", "one of noam, inverse_sqrt, cosine, constant"),
+    (OptimizerConfig, {"schedule": "cosine", "min_lr": 2e-3}, "min_lr", "0.002", "above peak_lr (0.001)"),
     *[
         (TrainConfig, {**NEW_RUN, name: 0}, name, "0", ABOVE_0)
         for name in (
@@ -240,7 +244,8 @@ def test_a_missing_setting_is_refused_by_name() -> None:
         ("model", "dropout", "0.1"),
         ("model", "tie_embeddings", "false"),
         ("model", "norm", "sandwich"),
-        ("optimizer", "schedule", "cosine"),
+        ("optimizer", "schedule", "cosin"),
+        ("optimizer", "schedule", 3),
         ("optimizer", "peak_lr", "1e-3"),
         ("batch", "packs_per_step", True),
         (None, "precision", "fp16"),
@@ -256,6 +261,17 @@ def test_a_value_of_the_wrong_type_is_refused_by_name(section: str | None, name:
     (plain[section] if section else plain)[name] = value
     with pytest.raises(UserError, match=rf"config\.json: .*\b{name}\b"):
         from_plain(TrainConfig, plain, "config.json")
+
+
+def test_a_newer_setting_is_written_only_where_it_is_set() -> None:
+    """An older file, which lacks it, is read, and equals what a run of the same settings writes now."""
+    assert "min_lr" not in to_plain(OptimizerConfig())
+    assert "attention" not in to_plain(ModelConfig())
+    assert from_plain(ModelConfig, {"width": 16}, "config.json") == ModelConfig(width=16, attention="softmax")
+    assert from_plain(OptimizerConfig, {"warmup_steps": 7}, "config.json").min_lr == 0.0
+    changed = OptimizerConfig(min_lr=1e-5)
+    assert to_plain(changed)["min_lr"] == 1e-5
+    assert from_plain(OptimizerConfig, to_plain(changed), "config.json") == changed
 
 
 def test_a_whole_number_is_a_valid_fraction() -> None:

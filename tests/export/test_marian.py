@@ -106,8 +106,16 @@ def test_positions_are_those_of_marian_in_another_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"norm": "pre"}, {"positions": "learned"}, {"tie_embeddings": False}, {"head_width": 8}]
+    "change",
+    [
+        {"norm": "pre"},
+        {"positions": "learned"},
+        {"attention": "distant"},
+        {"tie_embeddings": False},
+        {"head_width": 8},
+    ],
 )
+@pytest.mark.usefixtures("distant")
 def test_what_marian_has_not_is_refused(change: dict[str, object]) -> None:
     config = dataclasses.replace(CONFIGS["base-like"], **change)
     with pytest.raises(UserError, match=f"Marian has no .*{next(iter(change)).replace('_', '.')}"):

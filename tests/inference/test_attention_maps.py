@@ -134,6 +134,20 @@ def test_maps_are_those_of_torch() -> None:
     torch.testing.assert_close(maps[0], weights.detach(), atol=1e-6, rtol=0)
 
 
+def test_adjusted_scores_are_in_the_maps(distant: str) -> None:
+    """Queries of zero weight score 0 everywhere: what is left is softmax(cos s - slope · |t - s|)."""
+    model = make_model(attention=distant)
+    layer = model.decoder[0].cross_attention
+    with torch.no_grad():
+        for parameter in (layer.qkv_weight, layer.qkv_bias):
+            parameter.chunk(3)[0].zero_()
+        layer.slopes_H.copy_(torch.tensor([0.5, 0.125]))
+    steps, words = np.arange(len(TARGET) + 1)[:, None], np.arange(len(SOURCE) + 1)
+    powers = np.stack([np.exp(np.cos(words) - slope * np.abs(steps - words)) for slope in (0.5, 0.125)])
+    maps = cross_attention_maps(model, SOURCE, TARGET)
+    np.testing.assert_allclose(maps[0].numpy(), powers / powers.sum(-1, keepdims=True), atol=1e-6)
+
+
 def test_a_step_sees_only_what_was_produced_before_it() -> None:
     model = make_model()
     maps = cross_attention_maps(model, SOURCE, TARGET)

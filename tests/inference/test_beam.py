@@ -107,6 +107,16 @@ def test_equals_a_plain_beam_search(settings: BeamSettings, norm: str) -> None:
     assert len(set(lengths)) > 1, "the random model should end some outputs before the limit"
 
 
+@pytest.mark.parametrize("settings", SETTINGS[1:4], ids=lambda s: f"k{s.beam_size}")
+def test_attention_from_outside_decodes_as_it_trains(settings: BeamSettings, distant: str) -> None:
+    """Slots are refilled, so sentences begin at later places of the caches."""
+    model = make_model(attention=distant)
+    sources = make_sources(20)
+    expected = [reference_search(model, source, settings) for source in sources]
+    for slots in (None, 3):
+        assert_same(beam_search(model, sources, settings=settings, slots=slots), expected)
+
+
 def test_random_sources_end_early_and_at_the_limit() -> None:
     settings = BeamSettings(max_extra_tokens=8)
     sources = make_sources(60)
@@ -180,14 +190,16 @@ def tensors_of(holder: object) -> list[torch.Tensor]:
     return [value for name in names if isinstance(value := getattr(holder, name), torch.Tensor)]
 
 
+@pytest.mark.parametrize("attention", ["softmax", "distant"])
 @pytest.mark.parametrize("slots", [None, 5])
+@pytest.mark.usefixtures("distant")
 def test_a_step_on_a_gpu_neither_mixes_devices_nor_waits(
-    slots: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slots: int | None, attention: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with fake_cuda(tmp_path, monkeypatch) as device:
         with device:
             # As many words as make blocks of the vocabulary.
-            model = make_model(vocab_size=64 * 40 + 5).cast_parameters(torch.bfloat16)
+            model = make_model(vocab_size=64 * 40 + 5, attention=attention).cast_parameters(torch.bfloat16)
         with torch.no_grad():
             search = beam._Search(model, make_sources(5, seed=3), BeamSettings(), slots)
             search._step()
@@ -249,9 +261,10 @@ def test_equal_probabilities_at_the_cut_follow_the_order() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("fixed_shapes", [False, True])
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_cached_logits_equal_the_packed_decoders(norm: str, fixed_shapes: bool) -> None:
-    model, beam = make_model(5, norm=norm), 2
+@pytest.mark.parametrize("change", [{"norm": "post"}, {"norm": "pre"}, {"attention": "distant"}], ids=str)
+@pytest.mark.usefixtures("distant")
+def test_cached_logits_equal_the_packed_decoders(change: dict[str, object], fixed_shapes: bool) -> None:
+    model, beam = make_model(5, **change), 2
     sources = [[*source, EOS] for source in make_sources(4, seed=5)]
     rng = np.random.default_rng(1)
     targets = torch.from_numpy(rng.integers(4, 23, (4 * beam, 40)))

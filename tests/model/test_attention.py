@@ -9,8 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from dist_transformer.model.attention import Layout, MultiHeadAttention, _similar_lengths
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.model.attention import AttentionLayout, MultiHeadAttention, _similar_lengths
 from dist_transformer.packed import PackedTokens, pack_side
+from tests.variants import DistantAttention
 
 CAP, WIDTH, HEADS = 40, 16, 2
 KINDS = pytest.mark.parametrize("kind", ["self", "causal", "cross"])
@@ -34,7 +36,8 @@ def pack(lengths: Sequence[int], *, tail: int = 0, cap: int = CAP) -> PackedToke
 
 def make_attention(seed: int = 0, *, head_width: int = 8, dropout: float = 0.0) -> MultiHeadAttention:
     torch.manual_seed(seed)
-    attention = MultiHeadAttention(width=WIDTH, heads=HEADS, head_width=head_width, dropout=dropout)
+    config = ModelConfig(width=WIDTH, heads=HEADS, head_width=head_width, attention_dropout=dropout)
+    attention = MultiHeadAttention(config, "encoder")
     attention.reset_parameters()
     with torch.no_grad():
         attention.qkv_bias.normal_(std=0.5)
@@ -49,21 +52,23 @@ def reference(
     query_lengths: Sequence[int],
     key_lengths: Sequence[int],
     causal: bool,
+    masks: Sequence[torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Real rows only."""
+    """Real rows only; additive masks of the sentences take the place of the causal one."""
     (w_q, w_k, w_v), (b_q, b_k, b_v) = attention.qkv_weight.chunk(3), attention.qkv_bias.chunk(3)
 
     def project(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return functional.linear(rows, weight, bias).view(len(rows), HEADS, -1).transpose(0, 1)
 
     outputs = []
-    for x, memory in zip(
+    for x, memory, mask in zip(
         x_TD[: sum(query_lengths)].split(list(query_lengths)),
         memory_SD[: sum(key_lengths)].split(list(key_lengths)),
+        masks or [None] * len(query_lengths),
         strict=True,
     ):
         mixed = functional.scaled_dot_product_attention(
-            project(x, w_q, b_q), project(memory, w_k, b_k), project(memory, w_v, b_v), is_causal=causal
+            project(x, w_q, b_q), project(memory, w_k, b_k), project(memory, w_v, b_v), mask, is_causal=causal
         )
         outputs.append(attention.output(mixed.transpose(0, 1).flatten(1)))
     return torch.cat(outputs)
@@ -80,7 +85,7 @@ class Case:
         queries = pack(self.query_lengths, tail=tail)
         # Another tail on the other side: the two buffers have nothing to do with each other.
         keys = pack(self.key_lengths, tail=tail // 2) if kind == "cross" else queries
-        self.layout = Layout(queries, keys, causal=self.causal, use_varlen=False)
+        self.layout = AttentionLayout(queries, keys, causal=self.causal, use_varlen=False)
         generator = torch.Generator().manual_seed(seed)
         self.x_TD = torch.randn(len(queries.tokens_T), WIDTH, generator=generator, requires_grad=True)
         self.memory_SD = torch.randn(len(keys.tokens_T), WIDTH, generator=generator, requires_grad=True)
@@ -95,9 +100,10 @@ class Case:
         """Real and dummy rows."""
         return attention(self.x_TD, self.memory_SD if self.kind == "cross" else None, self.layout)
 
-    def reference(self, attention: MultiHeadAttention) -> torch.Tensor:
+    def reference(self, attention: MultiHeadAttention, masks: Sequence[torch.Tensor] | None = None) -> torch.Tensor:
         memory_SD = self.memory_SD if self.kind == "cross" else self.x_TD
-        return reference(attention, self.x_TD, memory_SD, self.query_lengths, self.key_lengths, self.causal)
+        lengths, causal = (self.query_lengths, self.key_lengths), self.causal and masks is None
+        return reference(attention, self.x_TD, memory_SD, *lengths, causal, masks)
 
     def gradients(self, attention: MultiHeadAttention, real_rows: torch.Tensor) -> dict[str, torch.Tensor]:
         named = dict(attention.named_parameters()) | dict(zip(("x", "memory"), self.inputs, strict=False))
@@ -133,6 +139,33 @@ SENTENCES = st.lists(st.tuples(st.integers(1, CAP), st.integers(1, CAP)), min_si
 @given(lengths=SENTENCES, tail=st.integers(0, 100))
 def test_equals_scaled_dot_product_attention(kind: str, lengths: list[tuple[int, int]], tail: int) -> None:
     check_against_reference(Case(kind, lengths, tail, seed=len(lengths) + tail))
+
+
+@KINDS
+def test_adjusted_scores_are_those_of_an_additive_mask(kind: str) -> None:
+    """Sentence by sentence, with torch's own attention and its gradient, that of the variant's parameter included."""
+    case = Case(kind, [(5, 9), (12, 3), (1, 1), (7, 30), (40, 18)], tail=11)
+    attention = DistantAttention(ModelConfig(width=WIDTH, heads=HEADS), "cross" if kind == "cross" else "encoder")
+    attention.reset_parameters()
+    assert not attention.is_plain
+
+    def mask(queries: int, keys: int) -> torch.Tensor:
+        q, k = torch.arange(queries)[:, None], torch.arange(keys)[None]
+        allowed = (k <= q) if case.causal else torch.ones(queries, keys, dtype=torch.bool)
+        bias = -attention.slopes_H.view(-1, 1, 1) * (q - k).abs() + torch.cos(k.float())
+        return bias.masked_fill(~allowed, -torch.inf)
+
+    expected = case.reference(
+        attention, [mask(*sizes) for sizes in zip(case.query_lengths, case.key_lengths, strict=True)]
+    )
+    found = case.run(attention)[: case.real]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    wanted = case.gradients(attention, expected)
+    for name, gradient in case.gradients(attention, found).items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=1e-4, atol=1e-5)
+    assert wanted["slopes_H"].abs().min() > 1e-2
+    plain = case.reference(attention)
+    assert (found - plain).abs().max() > 0.01, "the adjustment should matter"
 
 
 @KINDS
@@ -215,7 +248,7 @@ def test_the_bias_of_keys_has_no_gradient() -> None:
 
 def test_reset_is_xavier_uniform_for_each_matrix() -> None:
     torch.manual_seed(0)
-    attention = MultiHeadAttention(width=96, heads=4, head_width=8, dropout=0.0)
+    attention = MultiHeadAttention(ModelConfig(width=96, heads=4, head_width=8), "encoder")
     attention.reset_parameters()
     bound = (6 / (96 + 32)) ** 0.5
     for weight in (*attention.qkv_weight.chunk(3), attention.output.weight):
@@ -249,7 +282,7 @@ def test_fused_kernel_equals_groups(kind: str) -> None:
     key_lengths = rng.integers(1, CAP + 1, 50).tolist() if kind == "cross" else query_lengths
     device, width = torch.device("cuda"), 128
     torch.manual_seed(0)
-    attention = MultiHeadAttention(width=width, heads=2, head_width=64, dropout=0.0)
+    attention = MultiHeadAttention(ModelConfig(width=width, heads=2, head_width=64), "encoder")
     attention.reset_parameters()
     attention.to(device, torch.bfloat16)
     queries, keys = pack(query_lengths, tail=70).to(device), pack(key_lengths, tail=30).to(device)
@@ -262,7 +295,7 @@ def test_fused_kernel_equals_groups(kind: str) -> None:
     up_TD = torch.randn(real, width, device=device, dtype=torch.bfloat16)
     results = []
     for use_varlen in (True, False):
-        layout = Layout(queries, keys, causal=kind == "causal", use_varlen=use_varlen)
+        layout = AttentionLayout(queries, keys, causal=kind == "causal", use_varlen=use_varlen)
         out_TD = attention(x_TD, memory_SD if kind == "cross" else None, layout)
         assert out_TD.isfinite().all(), "a row that no sentence covers is uninitialised"
         found = torch.autograd.grad(out_TD[:real], [*inputs, *attention.parameters()], up_TD)

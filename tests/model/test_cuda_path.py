@@ -1,6 +1,7 @@
 """What runs on CUDA alone, as far as it can be run without: shapes, devices, and that the host waits for nothing."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,11 +27,17 @@ def make_batch(device: torch.device) -> PackedBatch:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "attention_dropout", "kernel"),
-    [(torch.bfloat16, 0.0, "varlen"), (torch.bfloat16, 0.1, "groups"), (torch.float32, 0.0, "groups")],
+    ("dtype", "change", "kernel"),
+    [
+        (torch.bfloat16, {}, "varlen"),
+        (torch.bfloat16, {"attention_dropout": 0.1}, "groups"),
+        (torch.bfloat16, {"attention": "distant"}, "groups"),
+        (torch.float32, {}, "groups"),
+    ],
 )
+@pytest.mark.usefixtures("distant")
 def test_the_training_loss(
-    dtype: torch.dtype, attention_dropout: float, kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, change: dict[str, Any], kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[str] = []
     for name in ("varlen", "groups"):
@@ -42,9 +49,8 @@ def test_the_training_loss(
 
         monkeypatch.setattr(attention.MultiHeadAttention, f"_attend_{name}", noted)
     config = ModelConfig(
-        width=128, heads=2, ffn_width=32, encoder_layers=2, decoder_layers=2, vocab_size=8000,
-        attention_dropout=attention_dropout,
-    )  # fmt: skip
+        width=128, heads=2, ffn_width=32, encoder_layers=2, decoder_layers=2, vocab_size=8000, **change
+    )
     with fake_cuda(tmp_path, monkeypatch) as device:
         with device:
             model = Transformer(config).cast_parameters(dtype)

@@ -1,9 +1,15 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
-from dist_transformer.model.positions import Positions, sinusoidal_positions
+from dist_transformer.config.registry import POSITIONS
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.errors import UserError
+from dist_transformer.model.positions import sinusoidal_positions
+from dist_transformer.model.transformer import Transformer
 
 
 @pytest.mark.parametrize(("position", "i"), [(0, 0), (1, 0), (1, 1), (2, 3), (7, 5), (99, 31), (1023, 0), (1023, 31)])
@@ -31,7 +37,7 @@ def test_a_longer_table_begins_with_the_shorter_one() -> None:
 
 
 def test_sinusoids_are_constant_and_not_saved() -> None:
-    positions = Positions(count=10, width=6, learned=False)
+    positions = POSITIONS["sinusoidal"](ModelConfig(max_positions=10, width=6, heads=1))
     assert list(positions.parameters()) == []
     assert positions.state_dict() == {}
     looked_up = positions(torch.tensor([3, 0, 3, 9]))
@@ -40,7 +46,7 @@ def test_sinusoids_are_constant_and_not_saved() -> None:
 
 def test_learned_table_is_a_parameter_of_the_scale_of_an_embedding() -> None:
     torch.manual_seed(0)
-    positions = Positions(count=300, width=64, learned=True)
+    positions = POSITIONS["learned"](ModelConfig(max_positions=300, width=64))
     (table,) = positions.parameters()
     assert table.shape == (300, 64)
     assert list(positions.state_dict()) == ["table"]
@@ -49,3 +55,42 @@ def test_learned_table_is_a_parameter_of_the_scale_of_an_embedding() -> None:
     assert table.grad is not None
     # Row 2 was used twice, row 5 once, the others never.
     assert [table.grad[row, 0].item() for row in (1, 2, 5)] == [0.0, 2.0, 1.0]
+
+
+def ramp(config: ModelConfig) -> nn.Module:
+    """Position p as the vector (p, p, …), without a table."""
+
+    class Ramp(nn.Module):
+        def forward(self, positions_T: torch.Tensor) -> torch.Tensor:
+            return positions_T.unsqueeze(1).expand(-1, config.width).float()
+
+    return Ramp()
+
+
+SMALL = ModelConfig(width=8, heads=2, ffn_width=8, encoder_layers=1, decoder_layers=1, vocab_size=9, max_positions=5)
+
+
+def test_a_module_from_outside_is_added_to_the_embeddings(registrations: None) -> None:
+    POSITIONS.register("ramp")(ramp)
+    model = Transformer(replace(SMALL, positions="ramp")).eval()
+    assert model.position_vectors(3).tolist() == [[0.0] * 8, [1.0] * 8, [2.0] * 8]
+    assert model.position_vectors(128).shape == (5, 8)
+    tokens, places = torch.tensor([7, 7]), torch.tensor([4, 0])
+    far, near = model._embed(model.embedding, tokens, places)
+    torch.testing.assert_close(far - near, torch.full((8,), 4.0))
+
+
+def test_an_unknown_name_is_refused_by_the_settings() -> None:
+    with pytest.raises(UserError, match=r"^positions is 'ramp': .* register it first .* one of sinusoidal, learned$"):
+        replace(SMALL, positions="ramp")
+
+
+def test_a_buffer_that_no_weight_file_would_hold_is_refused(registrations: None) -> None:
+    def forgetful(config: ModelConfig) -> nn.Module:
+        module = ramp(config)
+        module.register_buffer("scale", torch.ones(1))
+        return module
+
+    POSITIONS.register("forgetful")(forgetful)
+    with pytest.raises(UserError, match=r"^buffer 'positions\.scale' is not in weight files: .* persistent=False$"):
+        Transformer(replace(SMALL, positions="forgetful"))

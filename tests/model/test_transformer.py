@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig
+from dist_transformer.model.attention import MultiHeadAttention
 from dist_transformer.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.positions import sinusoidal_positions
@@ -390,6 +391,20 @@ def test_option_changes_the_outcome_and_trains(options: dict[str, object]) -> No
         for name, parameter in model.named_parameters():
             parameter.sub_(0.5 / before.item() * found[name])
     assert model.eval()(BATCH, 0.1).loss < before
+
+
+def test_each_attention_knows_its_role() -> None:
+    model = make_model()
+    roles = [module.role for module in model.modules() if isinstance(module, MultiHeadAttention)]
+    assert roles == ["encoder", "encoder", "decoder", "cross", "decoder", "cross"]
+
+
+def test_attention_from_outside_trains(distant: str) -> None:
+    model = make_model(attention=distant)
+    found = gradients(model, model(BATCH, 0.1).loss)
+    assert len([name for name in found if name.endswith("slopes_H")]) == 6
+    for name, gradient in found.items():
+        assert gradient.any(), f"{name} does not learn"
 
 
 def test_untied_embeddings_have_one_use_each() -> None:

@@ -39,7 +39,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Kept]:
             made.append(kind(run_dir))
             return made[-1]
 
-        monkeypatch.setitem(SINKS, name, make)
+        monkeypatch.setitem(SINKS._entries, name, make)
 
     add("broken", Broken)
     add("kept", Kept)
@@ -69,7 +69,7 @@ def test_a_sink_that_cannot_be_made_is_left_out(
     def fail(_: Path) -> MetricSink:
         raise ValueError("no key")
 
-    monkeypatch.setitem(SINKS, "remote", fail)
+    monkeypatch.setitem(SINKS._entries, "remote", fail)
     reporter = Reporter(tmp_path, is_main=True, max_steps=2, first_step=0)
     reporter.record("train", 1, {"loss": 1.0})
     reporter.close()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.errors import UserError
@@ -15,6 +16,7 @@ from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedBatch
 from dist_transformer.run.state import EMA, MOMENTS, ParameterState
+from dist_transformer.runtime import distributed
 from dist_transformer.training.engine import internals
 from dist_transformer.training.engine.ds_config import complete_ds_config
 from dist_transformer.training.engine.kernel_lock import builds_survive_kills
@@ -46,7 +48,7 @@ class Engine:
             model=model,
             optimizer=self.optimizer,
             config=ds_config,
-            lr_scheduler=scheduler_hook(config.optimizer, width=config.model.width),
+            lr_scheduler=scheduler_hook(config),
             dist_init_required=False,
         )
         if isinstance(self.optimizer, PlainAdam) and config.precision == "bf16":
@@ -232,9 +234,24 @@ class Engine:
                 lambda p, value: masters[id(p)].data.copy_(value),
                 lambda p, value, key: state[masters[id(p)]][key].copy_(value),
             )
+        if self.stage == 3:
+            # DeepSpeed pads parameters to a multiple of the ranks, but not the full tensors that are written to them.
+            from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
+
+            return (
+                lambda p, value: safe_set_local_fp32_param(p, _own_part(p, value)),
+                lambda p, value, key: safe_set_local_optimizer_state(p, _own_part(p, value), key),
+            )
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
         return safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+
+def _own_part(parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a ZeRO-3 parameter's full value; the parts are equal, so the last ones are padded."""
+    size = internals.part_size(parameter)
+    part = value.flatten()[size * distributed.rank() :][:size]
+    return nn.functional.pad(part, (0, size - part.numel()))
 
 
 def _make_optimizer(model: Transformer, config: TrainConfig, *, stage: int, offloads: bool) -> torch.optim.Optimizer:

@@ -55,6 +55,11 @@ def full_shape(parameter: nn.Parameter) -> torch.Size:
     return getattr(parameter, "ds_shape", parameter.shape)
 
 
+def part_size(parameter: nn.Parameter) -> int:
+    """Stage 3: elements of a parameter that each rank holds, padding included."""
+    return int(parameter.ds_tensor.numel())  # type: ignore[attr-defined]
+
+
 def zero_keys() -> set[str]:
     """The keys that DeepSpeed knows under `zero_optimization`, older names included."""
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig

@@ -1,11 +1,27 @@
-"""Rates as pure functions of the step, and the hook through which DeepSpeed applies those of learning."""
+"""Learning rates as pure functions of the step, and the hook through which DeepSpeed applies them."""
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch.optim import Optimizer
 
-from dist_transformer.config.settings import OptimizerConfig
+from dist_transformer.config.registry import SCHEDULES
+from dist_transformer.config.settings import OptimizerConfig, TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSize:
+    """What a schedule may depend on besides the optimizer's settings."""
+
+    width: int
+    """d_model."""
+    max_steps: int
+
+
+Schedule = Callable[[int, OptimizerConfig, RunSize], float]
+"""Rate of an update from its number, counted from 1. A pure function: a resumed run computes the same rates."""
 
 
 def noam_rate(step: int, *, width: int, warmup_steps: int, scale: float = 1.0) -> float:
@@ -18,11 +34,50 @@ def inverse_sqrt_rate(step: int, *, peak: float, warmup_steps: int) -> float:
     return peak * min(step / warmup_steps, (warmup_steps / step) ** 0.5)
 
 
-def learning_rate(step: int, config: OptimizerConfig, *, width: int) -> float:
-    """The rate of update `step`, counted from 1."""
-    if config.schedule == "noam":
-        return noam_rate(step, width=width, warmup_steps=config.warmup_steps, scale=config.lr_scale)
-    return inverse_sqrt_rate(step, peak=config.peak_lr, warmup_steps=config.warmup_steps)
+def cosine_rate(step: int, *, peak: float, lowest: float, warmup_steps: int, max_steps: int) -> float:
+    """Linear up to `peak`, then lowest + (peak - lowest) · (1 + cos(π · progress)) / 2 (Loshchilov and Hutter 2017).
+
+    Progress runs from 0 at `warmup_steps` to 1 at `max_steps` and stays there. A run that is resumed with another
+    `max_steps` therefore continues on another curve, and its rate jumps.
+    """
+    if step <= warmup_steps:
+        return peak * step / warmup_steps
+    progress = min(1.0, (step - warmup_steps) / max(1, max_steps - warmup_steps))
+    return lowest + (peak - lowest) * (1 + math.cos(math.pi * progress)) / 2
+
+
+@SCHEDULES.register("noam")
+def _noam(step: int, settings: OptimizerConfig, run: RunSize) -> float:
+    return noam_rate(step, width=run.width, warmup_steps=settings.warmup_steps, scale=settings.lr_scale)
+
+
+@SCHEDULES.register("inverse_sqrt")
+def _inverse_sqrt(step: int, settings: OptimizerConfig, run: RunSize) -> float:
+    return inverse_sqrt_rate(step, peak=settings.peak_lr, warmup_steps=settings.warmup_steps)
+
+
+@SCHEDULES.register("cosine")
+def _cosine(step: int, settings: OptimizerConfig, run: RunSize) -> float:
+    return cosine_rate(
+        step,
+        peak=settings.peak_lr,
+        lowest=settings.min_lr,
+        warmup_steps=settings.warmup_steps,
+        max_steps=run.max_steps,
+    )
+
+
+@SCHEDULES.register("constant")
+def _constant(step: int, settings: OptimizerConfig, run: RunSize) -> float:
+    return settings.peak_lr * min(1.0, step / settings.warmup_steps)
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """Return the rate of update `step`, counted from 1: the schedule's, after the warm-up at least `min_lr`."""
+    settings = config.optimizer
+    schedule: Schedule = SCHEDULES[settings.schedule]
+    rate = schedule(step, settings, RunSize(width=config.model.width, max_steps=config.max_steps))
+    return rate if step <= settings.warmup_steps else max(rate, settings.min_lr)
 
 
 def average_decay(updates: int, decay: float) -> float:
@@ -65,6 +120,6 @@ class RateScheduler:
             group["lr"] = rate
 
 
-def scheduler_hook(config: OptimizerConfig, *, width: int) -> Callable[[Optimizer], RateScheduler]:
-    """The `lr_scheduler` argument of `deepspeed.initialize`."""
-    return lambda optimizer: RateScheduler(optimizer, lambda step: learning_rate(step, config, width=width))
+def scheduler_hook(config: TrainConfig) -> Callable[[Optimizer], RateScheduler]:
+    """Return the `lr_scheduler` argument of `deepspeed.initialize`."""
+    return lambda optimizer: RateScheduler(optimizer, lambda step: learning_rate(step, config))

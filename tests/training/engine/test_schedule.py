@@ -1,13 +1,16 @@
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from dist_transformer.config.settings import OptimizerConfig
+from dist_transformer.config.settings import ModelConfig, OptimizerConfig, TrainConfig
 from dist_transformer.training.engine.schedule import (
     RateScheduler,
     average_decay,
+    cosine_rate,
     inverse_sqrt_rate,
     learning_rate,
     noam_rate,
@@ -50,17 +53,96 @@ def test_inverse_sqrt_rises_to_its_peak_and_falls_with_the_root() -> None:
     assert max(inverse_sqrt_rate(step, peak=1e-3, warmup_steps=40) for step in range(1, 400)) == 1e-3
 
 
+def run(max_steps: int = 100_000, **optimizer: Any) -> TrainConfig:
+    return TrainConfig.of(
+        data=("data",),
+        run_dir=Path("run"),
+        max_steps=max_steps,
+        model=ModelConfig(width=512),
+        optimizer=OptimizerConfig(**optimizer),
+    )
+
+
 def test_the_config_chooses_the_schedule() -> None:
-    noam = OptimizerConfig(schedule="noam", warmup_steps=4000, lr_scale=2.0, peak_lr=9.0)
-    assert learning_rate(4_001, noam, width=512) == pytest.approx(2 * 6.98683912937353e-4, rel=1e-13)
-    inverse = OptimizerConfig(schedule="inverse_sqrt", warmup_steps=100, lr_scale=9.0, peak_lr=4e-3)
-    assert learning_rate(50, inverse, width=512) == pytest.approx(2e-3, rel=1e-13)
-    assert learning_rate(400, inverse, width=512) == pytest.approx(2e-3, rel=1e-13)
+    noam = run(schedule="noam", warmup_steps=4000, lr_scale=2.0, peak_lr=9.0)
+    assert learning_rate(4_001, noam) == pytest.approx(2 * 6.98683912937353e-4, rel=1e-13)
+    inverse = run(schedule="inverse_sqrt", warmup_steps=100, lr_scale=9.0, peak_lr=4e-3)
+    assert learning_rate(50, inverse) == pytest.approx(2e-3, rel=1e-13)
+    assert learning_rate(400, inverse) == pytest.approx(2e-3, rel=1e-13)
 
 
-def two_groups() -> torch.optim.Optimizer:
+def test_cosine_by_hand() -> None:
+    """A third of the fall is cos 60° = 1/2, two thirds are cos 120° = -1/2: 3/4 and 1/4 of the height are left."""
+    config = run(max_steps=1_300, schedule="cosine", warmup_steps=100, peak_lr=5e-3, min_lr=1e-3)
+    expected = {
+        1: 5e-5, 50: 2.5e-3, 100: 5e-3, 500: 4e-3, 700: 3e-3, 900: 2e-3,
+        # The end, and what comes after it.
+        1_300: 1e-3, 1_301: 1e-3, 5_000: 1e-3,
+    }  # fmt: skip
+    rates = {step: learning_rate(step, config) for step in expected}
+    assert rates == pytest.approx(expected, rel=1e-13)
+
+
+def test_cosine_is_that_of_torch_and_of_transformers() -> None:
+    """Up to the last step: after it, both rise again."""
+    from transformers import get_cosine_schedule_with_warmup
+
+    warmup, total, peak, lowest = 30, 200, 3e-3, 2e-4
+    theirs = two_groups(lr=peak)
+    annealing = torch.optim.lr_scheduler.CosineAnnealingLR(theirs, T_max=total - warmup, eta_min=lowest)
+    for step in range(warmup, total + 1):
+        rate = cosine_rate(step, peak=peak, lowest=lowest, warmup_steps=warmup, max_steps=total)
+        assert rate == pytest.approx(rates_of(theirs)[0], rel=1e-9), step
+        theirs.step()
+        annealing.step()
+    theirs = two_groups(lr=peak)
+    warmed = get_cosine_schedule_with_warmup(theirs, num_warmup_steps=warmup, num_training_steps=total)
+    for step in range(total + 1):
+        rate = cosine_rate(step, peak=peak, lowest=0.0, warmup_steps=warmup, max_steps=total)
+        assert rate == pytest.approx(rates_of(theirs)[0], rel=1e-12, abs=1e-18), step
+        theirs.step()
+        warmed.step()
+
+
+def test_a_warm_up_may_be_longer_than_the_run() -> None:
+    config = run(max_steps=50, schedule="cosine", warmup_steps=100, peak_lr=1e-3)
+    assert learning_rate(50, config) == pytest.approx(5e-4, rel=1e-13)
+    config = run(max_steps=100, schedule="cosine", warmup_steps=100, peak_lr=1e-3)
+    assert learning_rate(100, config) == pytest.approx(1e-3, rel=1e-13)
+
+
+def test_constant_stays_at_its_peak() -> None:
+    config = run(schedule="constant", warmup_steps=4, peak_lr=2e-3)
+    rates = [learning_rate(step, config) for step in (1, 2, 3, 4, 5, 10**6)]
+    assert rates == pytest.approx([5e-4, 1e-3, 1.5e-3, 2e-3, 2e-3, 2e-3], rel=1e-13)
+
+
+def test_the_lowest_rate_holds_for_every_schedule_after_the_warm_up() -> None:
+    noam = run(schedule="noam", warmup_steps=4000, min_lr=2e-4)
+    # The warm-up is not lifted: its first rate is far below.
+    assert learning_rate(1, noam) == pytest.approx(NOAM[512][1], rel=1e-13)
+    assert learning_rate(4_001, noam) == pytest.approx(NOAM[512][4_001], rel=1e-13)
+    assert learning_rate(100_000, noam) == 2e-4
+    inverse = run(schedule="inverse_sqrt", warmup_steps=100, peak_lr=4e-3, min_lr=1e-3)
+    assert [learning_rate(step, inverse) for step in (100, 400, 1_600, 6_400)] == pytest.approx(
+        [4e-3, 2e-3, 1e-3, 1e-3], rel=1e-13
+    )
+
+
+def test_a_changed_length_changes_the_cosine_and_nothing_else() -> None:
+    short = {"warmup_steps": 10, "peak_lr": 1e-3}
+    for name in ("noam", "inverse_sqrt", "constant"):
+        assert learning_rate(50, run(100, schedule=name, **short)) == learning_rate(
+            50, run(200, schedule=name, **short)
+        )
+    before, after = (learning_rate(50, run(steps, schedule="cosine", **short)) for steps in (90, 170))
+    # Half way, and a quarter.
+    assert (before, after) == pytest.approx((5e-4, 5e-4 * (1 + math.sqrt(0.5))), rel=1e-12)
+
+
+def two_groups(lr: float = 99.0) -> torch.optim.Optimizer:
     parameters = [nn.Parameter(torch.ones(1)) for _ in range(2)]
-    return torch.optim.SGD([{"params": [parameter]} for parameter in parameters], lr=99.0)
+    return torch.optim.SGD([{"params": [parameter]} for parameter in parameters], lr=lr)
 
 
 def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
@@ -126,7 +208,7 @@ def test_step_takes_no_argument() -> None:
 
 def test_the_hook_makes_the_scheduler_for_deepspeeds_optimizer() -> None:
     optimizer = two_groups()
-    scheduler = scheduler_hook(OptimizerConfig(), width=512)(optimizer)
+    scheduler = scheduler_hook(run())(optimizer)
     assert isinstance(scheduler, RateScheduler)
     assert scheduler.optimizer is optimizer
     assert rates_of(optimizer) == pytest.approx([NOAM[512][1]] * 2, rel=1e-13)

@@ -1,0 +1,74 @@
+"""Settings whose values are names of code: schedules, position encodings, attention.
+
+The built-in names are declared here, so that a configuration is validated without importing what they name. The modules
+that implement them register the code, and so may a module outside the package (docs/extending.md).
+"""
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import tyro
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Registry(Generic[F]):
+    """Code by the names that one setting takes.
+
+    Args:
+        setting: the setting, for messages.
+        built_in: names that modules of the package register when they are imported.
+    """
+
+    def __init__(self, setting: str, *built_in: str) -> None:
+        self.setting = setting
+        self._entries: dict[str, F | None] = dict.fromkeys(built_in)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Known names: built-in ones first, then others in the order of their registration."""
+        return tuple(self._entries)
+
+    @property
+    def remedy(self) -> str:
+        """Second half of the message about an unknown name."""
+        return (
+            f"this {self.setting} is not known here: register it first (docs/extending.md), "
+            f"or choose one of {', '.join(self.names)}"
+        )
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Return a decorator that makes a function or class known as `name`.
+
+        Raises:
+            ValueError: the name is taken.
+        """
+
+        def add(entry: T) -> T:
+            if self._entries.get(name) is not None:
+                raise ValueError(f"{self.setting} {name!r} is registered already: choose another name")
+            self._entries[name] = entry  # type: ignore[assignment]
+            return entry
+
+        return add
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __getitem__(self, name: str) -> F:
+        entry = self._entries[name]
+        assert entry is not None, f"the module that implements {name!r} is not imported"
+        return entry
+
+    def as_choices(self) -> Any:
+        """Return an annotation of the setting: --help lists the names that are known by then."""
+        return tyro.conf.arg(help_behavior_hint=lambda default: f"(default: {default}; one of {', '.join(self.names)})")
+
+
+SCHEDULES: Registry[Callable[..., float]] = Registry("schedule", "noam", "inverse_sqrt", "cosine", "constant")
+"""Learning rates: `training.engine.schedule.Schedule`."""
+POSITIONS: Registry[Callable[..., Any]] = Registry("position encoding", "sinusoidal", "learned")
+"""Functions and classes that make a position encoding from a `ModelConfig`: `model.positions`."""
+ATTENTIONS: Registry[Callable[..., Any]] = Registry("attention", "softmax")
+"""Subclasses of `model.attention.MultiHeadAttention`."""

@@ -1,0 +1,149 @@
+"""The examples of docs/extending.md, run as they stand on the page."""
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dist_transformer.config.registry import ATTENTIONS, POSITIONS
+from dist_transformer.config.settings import ModelConfig, OptimizerConfig, TrainConfig
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.model.positions import sinusoidal_positions
+from dist_transformer.training.engine.schedule import learning_rate
+from tests.conftest import ROOT, run_command
+
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+EXAMPLES = {
+    heading: block
+    for heading, section in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL)
+    for block in re.findall(r"^```python\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
+}
+SCHEDULE, POSITION, ATTENTION = "A learning-rate schedule", "A position encoding", "Attention"
+SINK = "A metric sink"
+FLAGS = {
+    SCHEDULE: ["--optimizer.schedule", "linear"],
+    POSITION: ["--model.positions", "scaled"],
+    ATTENTION: ["--model.attention", "alibi"],
+}
+EXAMPLE = pytest.mark.parametrize("heading", FLAGS)
+SMALL = (
+    "--preset tiny --precision fp32 --max-steps 6 --save-every 6 --validate-every 0 --log-every 1 "
+    "--optimizer.warmup-steps 2 --optimizer.peak-lr 2e-3 --model.width 32 --model.heads 2 --model.ffn-width 32 "
+    "--model.encoder-layers 1 --model.decoder-layers 1 --batch.max-target-tokens 256 --batch.packs-per-step 1"
+)
+
+
+def write(heading: str, folder: Path) -> Path:
+    script = folder / f"train_{FLAGS[heading][1]}.py"
+    script.write_text(EXAMPLES[heading], encoding="utf-8")
+    return script
+
+
+def code_lines(block: str) -> list[str]:
+    return [line for line in block.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("heading", [*FLAGS, SINK])
+def test_an_example_has_fewer_than_20_lines(heading: str) -> None:
+    assert 5 < len(code_lines(EXAMPLES[heading])) < 20
+    assert " ".join(FLAGS.get(heading, [])) in PAGE
+
+
+@pytest.mark.slow
+def test_the_sink_gets_every_log_line(toy_data: DataFolder, tmp_path: Path) -> None:
+    script, run = tmp_path / "train_losses.py", tmp_path / "run"
+    script.write_text(EXAMPLES[SINK], encoding="utf-8")
+    run_command(sys.executable, script, *SMALL.split(), "--data", toy_data.path, "--run-dir", run)
+    rows = [line.split(",") for line in (run / "losses.csv").read_text().splitlines()]
+    assert [int(step) for step, _ in rows] == [1, 2, 3, 4, 5, 6]
+    assert [float(loss) for _, loss in rows] == read_metrics(run, "loss")
+
+
+@pytest.mark.usefixtures("registrations")
+def test_the_schedule_is_its_line(tmp_path: Path) -> None:
+    runpy.run_path(str(write(SCHEDULE, tmp_path)))
+    optimizer = OptimizerConfig(schedule="linear", warmup_steps=10, peak_lr=1e-3, min_lr=1e-4)
+    config = TrainConfig.of(data=("d",), run_dir=Path("r"), max_steps=110, optimizer=optimizer)
+    rates = [learning_rate(step, config) for step in (1, 10, 60, 85, 109, 110, 200)]
+    assert rates == pytest.approx([1e-4, 1e-3, 5e-4, 2.5e-4, 1e-4, 1e-4, 1e-4], rel=1e-12)
+
+
+@pytest.mark.usefixtures("registrations")
+def test_the_positions_are_scaled_sinusoids(tmp_path: Path) -> None:
+    runpy.run_path(str(write(POSITION, tmp_path)))
+    positions = POSITIONS["scaled"](ModelConfig(positions="scaled", width=8, heads=2, max_positions=10))
+    with torch.no_grad():
+        positions.scale.fill_(0.5)
+    found = positions(torch.tensor([3, 9]))
+    torch.testing.assert_close(found, 0.5 * sinusoidal_positions(10, 8)[[3, 9]])
+    found.sum().backward()
+    assert positions.scale.grad is not None
+
+
+@pytest.mark.usefixtures("registrations")
+def test_the_attention_is_that_of_press_et_al(tmp_path: Path) -> None:
+    """Their slopes for 8 heads are 1/2, 1/4, …, 1/256."""
+    runpy.run_path(str(write(ATTENTION, tmp_path)))
+    config = ModelConfig(attention="alibi", width=16, heads=8)
+    scores, places = torch.zeros(1, 8, 4, 4), torch.arange(4)
+    where = places.view(1, 1, 4, 1), places.view(1, 1, 1, 4)
+    adjusted = ATTENTIONS["alibi"](config, "decoder").adjust_scores(scores, *where)
+    assert adjusted[0, :, 3, 0].tolist() == [-3 / 2**head for head in range(1, 9)]
+    assert adjusted[0, 0].diagonal().tolist() == [0.0] * 4
+    assert not ATTENTIONS["alibi"](config, "cross").adjust_scores(scores, *where).any()
+
+
+def read_metrics(run: Path, field: str) -> list[float]:
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [record[field] for record in records if record["kind"] == "train"]
+
+
+@pytest.fixture(scope="module")
+def plain_losses(toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    run = tmp_path_factory.mktemp("plain") / "run"
+    folders = ["--data", toy_data.path, "--run-dir", run]
+    run_command(sys.executable, "-m", "dist_transformer.train", *SMALL.split(), *folders)
+    return read_metrics(run, "loss")
+
+
+@pytest.mark.slow
+@EXAMPLE
+def test_an_example_trains_and_translates(
+    heading: str, plain_losses: list[float], toy_data: DataFolder, tmp_path: Path
+) -> None:
+    script, run = write(heading, tmp_path), tmp_path / "run"
+    given = [*SMALL.split(), *FLAGS[heading], "--data", toy_data.path, "--run-dir", run]
+    run_command(sys.executable, script, *given)
+    losses, rates = read_metrics(run, "loss"), read_metrics(run, "learning_rate")
+    assert len(losses) == len(plain_losses) == 6
+    if heading == SCHEDULE:
+        assert rates == pytest.approx([1e-3, 2e-3, 1.5e-3, 1e-3, 5e-4, 0.0], abs=1e-12)
+        assert losses[:3] == plain_losses[:3]
+    else:
+        # The scale begins at 1: the first step is that of plain sinusoids.
+        assert (losses[0] == plain_losses[0]) == (heading == POSITION)
+    assert losses[-1] != plain_losses[-1]
+
+    def command(name: str, *words: object) -> list[object]:
+        imports = f"import {script.stem}; from dist_transformer.cli.{name} import main; main()"
+        return [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {imports}", *words]
+
+    model = tmp_path / "model"
+    run_command(*command("average", "--run-dir", run, "--last", 1, "--out", model))
+    done = subprocess.run(
+        [str(word) for word in command("translate", "--model", model)],
+        cwd=ROOT, input="a b\nc\n", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 2), done.stderr
+    if heading == SCHEDULE:
+        return
+    setting, name = FLAGS[heading][0].removeprefix("--model."), FLAGS[heading][1]
+    output = run_command(sys.executable, "tools/translate.py", "--model", model, status=1)
+    assert f"config.json: model: {setting} is '{name}': this" in output
+    assert "is not known here: register it first (docs/extending.md), or choose one of " in output
+    assert "Traceback" not in output
