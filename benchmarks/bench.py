@@ -50,9 +50,11 @@ def main() -> None:
             continue
         result = suite.measure(part, *command_of(part, suite, on_cpu=device == "cpu"))
         merge(
-            arguments.out / f"bench-{device}.json", {part: result},
-            what="`make bench`: beside peers, in turns, in the same run", load=load,
-        )  # fmt: skip
+            arguments.out / f"bench-{device}.json",
+            {part: result},
+            what="`make bench`: beside peers, in turns, in the same run",
+            load=load,
+        )
 
 
 def command_of(part: str, suite: Suite, *, on_cpu: bool) -> list[object]:

@@ -37,9 +37,10 @@ def bar_groups(figures: dict[str, Any]) -> list[BarGroup]:
 def curves(figures: dict[str, Any]) -> list[Curve]:
     """Of a cost curve."""
     labels = {
-        "width": "width of the model", "sentence_tokens": "tokens of a sentence",
+        "width": "width of the model",
+        "sentence_tokens": "tokens of a sentence",
         "tokens": "tokens of a micro-batch, each side",
-    }  # fmt: skip
+    }
     return [
         Curve(
             label=labels[axis],

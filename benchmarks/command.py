@@ -15,13 +15,13 @@ import dataclasses
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.data import DataBenchmark, data_table, run_data_benchmark
 from benchmarks.decoding import LABELS as DECODE_LABELS
 from benchmarks.decoding import DecodeBenchmark, decode_table, run_decoding_benchmark
+from benchmarks.flags import Measure, parse_arguments
 from benchmarks.measure import ROOT, result_of, write_result
 from benchmarks.training.cost_curve import cost_table, curve_of, run_cost_curve
 from benchmarks.training.field import (
@@ -39,7 +39,6 @@ from dist_transformer.data.folder.format import DataIndex
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.text.files import read_lines
 from dist_transformer.errors import UserError
-from dist_transformer.inference.options import PRECISIONS
 from dist_transformer.model_folder import ModelInfo, read_model_info
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
@@ -101,7 +100,7 @@ class Measured:
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    arguments = parse_arguments(__doc__, MEASURES)
     if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
         raise UserError(f"--json {arguments.json} is in no folder that exists: make the folder first")
     started = time.monotonic()
@@ -158,7 +157,7 @@ def measure_training(arguments: argparse.Namespace) -> Measured | None:
     config = config_of(arguments)
     settings = TrainBenchmark(
         config=config, peers=tuple(arguments.peers), steps=arguments.steps, rounds=arguments.rounds
-    )  # fmt: skip
+    )
     world = read_world()
 
     def report(line: str) -> None:
@@ -187,9 +186,7 @@ def measure_training(arguments: argparse.Namespace) -> Measured | None:
 
 def measure_ranks(arguments: argparse.Namespace) -> Measured:
     config = config_of(arguments)
-    settings = RanksBenchmark(
-        config=config, ranks=arguments.ranks, steps=arguments.steps, rounds=arguments.rounds
-    )  # fmt: skip
+    settings = RanksBenchmark(config=config, ranks=arguments.ranks, steps=arguments.steps, rounds=arguments.rounds)
     figures = {"preset": arguments.preset, **run_ranks_benchmark(settings, say)}
     counts = [f"--{name}={getattr(settings, name)}" for name in ("ranks", "steps", "rounds")]
     return Measured(
@@ -206,9 +203,13 @@ def measure_ranks(arguments: argparse.Namespace) -> Measured:
 def measure_stages(arguments: argparse.Namespace) -> Measured:
     config = config_of(arguments)
     settings = StagesBenchmark(
-        config=config, ds_configs=ROOT / "ds_configs", ranks=arguments.ranks,
-        micro_batches=arguments.micro_batches, steps=arguments.steps, rounds=arguments.rounds,
-    )  # fmt: skip
+        config=config,
+        ds_configs=ROOT / "ds_configs",
+        ranks=arguments.ranks,
+        micro_batches=arguments.micro_batches,
+        steps=arguments.steps,
+        rounds=arguments.rounds,
+    )
     figures = {"preset": arguments.preset, **run_stages_benchmark(settings, say)}
     counts = [f"--{name}={getattr(settings, name)}" for name in ("ranks", "steps", "rounds")]
     return Measured(
@@ -224,10 +225,14 @@ def measure_stages(arguments: argparse.Namespace) -> Measured:
 def measure_decoding(arguments: argparse.Namespace) -> Measured:
     sources, references = (list(read_lines(file)) for file in (arguments.src, arguments.ref))
     settings = DecodeBenchmark(
-        model=arguments.model, sources=sources[: arguments.sentences], references=references[: arguments.sentences],
-        peers=tuple(arguments.peers), rounds=arguments.rounds, beam_size=arguments.beam,
+        model=arguments.model,
+        sources=sources[: arguments.sentences],
+        references=references[: arguments.sentences],
+        peers=tuple(arguments.peers),
+        rounds=arguments.rounds,
+        beam_size=arguments.beam,
         precision=arguments.precision,
-    )  # fmt: skip
+    )
     with process_group(read_world()) as device:
         figures = run_decoding_benchmark(settings, device, say)
     peers = [name for name in figures["contenders"] if name != "ours"]
@@ -265,10 +270,14 @@ def measure_costs(arguments: argparse.Namespace) -> Measured:
 
 def measure_data(arguments: argparse.Namespace) -> Measured:
     settings = DataBenchmark(
-        data=arguments.data, seconds=arguments.seconds, repeats=arguments.repeats,
-        pairs=arguments.pairs, text_pairs=arguments.text_pairs, memory_pairs=arguments.memory_pairs,
+        data=arguments.data,
+        seconds=arguments.seconds,
+        repeats=arguments.repeats,
+        pairs=arguments.pairs,
+        text_pairs=arguments.text_pairs,
+        memory_pairs=arguments.memory_pairs,
         seed=arguments.seed,
-    )  # fmt: skip
+    )
     figures = run_data_benchmark(settings, say)
     names = ("seconds", "repeats", "pairs", "text_pairs", "memory_pairs", "seed")
     return Measured(
@@ -282,154 +291,12 @@ def measure_data(arguments: argparse.Namespace) -> Measured:
     )
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    # DeepSpeed's launcher adds this one; the environment says the same.
-    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
-    parts = parser.add_subparsers(title="what to measure", required=True, dest="part", metavar="PART")
-    data = add_part(
-        parts,
-        "data",
-        measure_data,
-        trains=False,
-        help="planning, reading, building and preparing, beside `datasets` and `tokenizers`",
-        description="Planning, reading, building and preparing, beside `datasets` and `tokenizers`: one process, one "
-        "thread. Rates are target tokens a CPU second.",
-    )
-    defaults = {name: field.default for name, field in DataBenchmark.__dataclass_fields__.items()}
-    data.add_argument("--data", type=Path, required=True, help="data folder")
-    for name, kind, meaning in (
-        ("seconds", float, "seconds of each measure in each round"),
-        ("repeats", int, "rounds; the median of them is reported"),
-        ("pairs", int, "pairs of the simulated index; each takes 4 bytes in the folder for temporary files"),
-        ("text_pairs", int, "sentence pairs that are prepared anew"),
-        ("memory_pairs", int, "sentence pairs, and ten times as many, whose preparation's memory is measured"),
-        ("seed", int, "of plan, simulated lengths and chosen text"),
-    ):
-        flag = "--" + name.replace("_", "-")
-        data.add_argument(flag, type=kind, default=defaults[name], metavar="N", help=f"{meaning} (default %(default)s)")
-    add_train_parser(parts)
-    add_ranks_parser(parts)
-    add_stages_parser(parts)
-    add_decode_parser(parts)
-    add_learn_parser(parts)
-    add_cost_parser(parts)
-    return parser.parse_args()
-
-
-def add_part(parts: Any, name: str, measure: Callable[..., Measured | None], *, trains: bool, **texts: str) -> Any:
-    """A parser with what all parts, and all that train, take."""
-    part = parts.add_parser(name, allow_abbrev=False, **texts)
-    part.set_defaults(measure=measure, flags=[])
-    if trains:
-        part.add_argument("--data", type=Path, required=True, help="data folder")
-        part.add_argument("--preset", default="tiny", help="model and batch (default: %(default)s)")
-        part.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of dist_transformer.train")
-    part.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
-    return part
-
-
-def add_train_parser(parts: Any) -> None:
-    training = add_part(
-        parts,
-        "train",
-        measure_training,
-        trains=True,
-        help="training steps, beside torch.nn.Transformer, MarianMTModel and plain torch",
-        description="Training steps on real text, in turns. The unit is real target tokens, padding not counted, a "
-        "second: of CPU time without a GPU, of wall time with one. Exits 1 when the losses of the contenders part.",
-    )
-    training.add_argument(
-        "--peers", nargs="*", default=[name for name in LABELS if name != "ours"], metavar="P",
-        help="; ".join(f"{name}: {label}" for name, label in LABELS.items() if name != "ours") + " (default: all)",
-    )  # fmt: skip
-    training.add_argument("--steps", type=int, default=10, metavar="N", help="optimizer steps of each in each round")
-    training.add_argument("--rounds", type=int, default=6, metavar="N", help="rounds; medians are reported")
-
-
-def add_ranks_parser(parts: Any) -> None:
-    several = add_part(
-        parts,
-        "ranks",
-        measure_ranks,
-        trains=True,
-        help="training steps on several ranks, beside the same steps on one",
-        description="The same training steps on one rank, on several of this machine, and shared out to processes that "
-        "do not communicate, one thread each, in turns: seconds of a step by the wall's clock, the share of it that is "
-        "not work, and the share that is communication and waiting.",
-    )
-    several.add_argument("--ranks", type=int, default=2, metavar="N", help="ranks (default: %(default)s)")
-    several.add_argument("--steps", type=int, default=20, metavar="N", help="optimizer steps of each in each round")
-    several.add_argument("--rounds", type=int, default=4, metavar="N", help="rounds; medians are reported")
-
-
-def add_stages_parser(parts: Any) -> None:
-    stages = add_part(
-        parts,
-        "stages",
-        measure_stages,
-        trains=True,
-        help="training steps under each ZeRO stage: CPU time, bytes sent, memory",
-        description="The same training steps under ZeRO 0 to 3 on several ranks of this machine, one thread each: CPU "
-        "seconds of a step, bytes that its collectives send around a ring, and bytes of the states, of one rank.",
-    )
-    stages.add_argument("--ranks", type=int, default=2, metavar="N", help="ranks (default: %(default)s)")
-    stages.add_argument(
-        "--micro-batches", type=int, nargs="+", default=[1, 4, 16], metavar="N",
-        help="micro-batches of each rank per step (default: 1 4 16)",
-    )  # fmt: skip
-    stages.add_argument("--steps", type=int, default=2, metavar="N", help="optimizer steps of each (default: 2)")
-    stages.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds; medians are reported")
-
-
-def add_learn_parser(parts: Any) -> None:
-    learning = add_part(
-        parts,
-        "learn",
-        measure_learning,
-        trains=True,
-        help="a model that was trained for some minutes, to measure with",
-        description="Train in one process for some minutes, without checkpoints, and write a model folder.",
-    )
-    learning.add_argument("--minutes", type=float, default=5.0, metavar="M", help="of training (default: %(default)s)")
-    learning.add_argument("--out", type=Path, required=True, metavar="MODEL", help="model folder")
-
-
-def add_cost_parser(parts: Any) -> None:
-    cost = add_part(
-        parts,
-        "cost",
-        measure_costs,
-        trains=False,
-        help="time and memory of a step against model size, sentence length and tokens at once",
-        description="Steps of models of several sizes on random sentences, under plain torch, each point in a process "
-        "of its own; and what 16 nodes of 8 GPUs would reach, which is a model and no measurement.",
-    )
-    cost.add_argument("--repeats", type=int, default=5, metavar="N", help="measures of each point (default: 5)")
-
-
-def add_decode_parser(parts: Any) -> None:
-    decoding = add_part(
-        parts,
-        "decode",
-        measure_decoding,
-        trains=False,
-        help="beam search, beside Hugging Face's generate and CTranslate2",
-        description="Beam search with the same weights, in turns. The unit is sentences a second: of CPU time without "
-        "a GPU, of wall time with one. Exits 1 when the BLEU scores part.",
-    )
-    decoding.add_argument("--model", type=Path, required=True, help="model folder")
-    for name, what in (("src", "source"), ("ref", "reference")):
-        decoding.add_argument(f"--{name}", type=Path, required=True, metavar="F", help=f"{what}, one sentence a line")
-    decoding.add_argument("--sentences", type=int, metavar="N", help="only the first N (default: all)")
-    decoding.add_argument(
-        "--peers", nargs="*", default=[name for name in DECODE_LABELS if name != "ours"], metavar="P",
-        help="; ".join(f"{name}: {label}" for name, label in DECODE_LABELS.items() if name != "ours")
-        + " (default: all)",
-    )  # fmt: skip
-    decoding.add_argument("--beam", type=int, default=4, metavar="K", help="hypotheses (default: %(default)s)")
-    precisions, meaning = tuple(PRECISIONS), "of all (default: fp32 on a CPU, bf16 on a GPU)"
-    decoding.add_argument("--precision", choices=precisions, help=meaning)
-    decoding.add_argument("--rounds", type=int, default=4, metavar="N", help="rounds; medians are reported")
+MEASURES: dict[str, Measure] = {
+    "cost": measure_costs,
+    "data": measure_data,
+    "decode": measure_decoding,
+    "learn": measure_learning,
+    "ranks": measure_ranks,
+    "stages": measure_stages,
+    "train": measure_training,
+}

@@ -70,9 +70,7 @@ def run_data_benchmark(settings: DataBenchmark, report: Report) -> dict[str, Any
     """All figures; `report` gets a line now and then."""
     folder = DataFolder.open(settings.data)
     split, batch = folder.train, settings.batch
-    budgets = resolve_budgets(
-        batch, source_tokens=split.info.source_tokens, target_tokens=split.info.target_tokens
-    )  # fmt: skip
+    budgets = resolve_budgets(batch, source_tokens=split.info.source_tokens, target_tokens=split.info.target_tokens)
     with tempfile.TemporaryDirectory(prefix="dist_transformer-benchmark-") as scratch, one_thread():
         report("rates: planning, reading, building, datasets, preparation")
         works = {**own_works(split, budgets, settings), **peer_works(split, budgets, settings)}
@@ -267,9 +265,12 @@ def simulated_index(split: Split, scratch: Path, settings: DataBenchmark) -> dic
 
 def make_plan(split: Split, budgets: Budgets, settings: DataBenchmark) -> Plan:
     return Plan(
-        split.lengths, split.shard_starts,
-        budgets=budgets, window_shards=settings.batch.window_shards, seed=settings.seed,
-    )  # fmt: skip
+        split.lengths,
+        split.shard_starts,
+        budgets=budgets,
+        window_shards=settings.batch.window_shards,
+        seed=settings.seed,
+    )
 
 
 def first_packs(split: Split, budgets: Budgets, settings: DataBenchmark) -> list[Pack]:

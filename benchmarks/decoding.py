@@ -122,9 +122,10 @@ def make_work(
     """What translates all lines once, from text to text."""
     lines, device = list(settings.sources), model.embedding.device
     beam = BeamSettings(
-        beam_size=settings.beam_size, length_penalty=settings.length_penalty,
+        beam_size=settings.beam_size,
+        length_penalty=settings.length_penalty,
         max_extra_tokens=settings.max_extra_tokens,
-    )  # fmt: skip
+    )
     if name == "ours":
         translator = Translator(model, tokenizer, device, beam)
         return lambda: [translation.text for translation in translator.translate(lines)]
@@ -153,15 +154,21 @@ def ctranslate2_work(
     device = model.embedding.device
     save_for_ctranslate2(model, scratch / "ctranslate2")
     translator = ctranslate2.Translator(
-        str(scratch / "ctranslate2"), device=device.type, intra_threads=torch.get_num_threads(), inter_threads=1,
+        str(scratch / "ctranslate2"),
+        device=device.type,
+        intra_threads=torch.get_num_threads(),
+        inter_threads=1,
         compute_type=_compute_type(model.embedding.dtype),
-    )  # fmt: skip
+    )
 
     def work() -> list[str]:
         ids = translate_ids(
-            translator, tokenizer.encode_batch(lines), beam_size=settings.beam_size,
-            length_penalty=settings.length_penalty, max_extra_tokens=settings.max_extra_tokens,
-        )  # fmt: skip
+            translator,
+            tokenizer.encode_batch(lines),
+            beam_size=settings.beam_size,
+            length_penalty=settings.length_penalty,
+            max_extra_tokens=settings.max_extra_tokens,
+        )
         return [tokenizer.decode(found) for found in ids]
 
     return work
@@ -180,10 +187,14 @@ def generate(marian: Any, tokenizer: Tokenizer, lines: list[str], settings: Deco
             tokens[row, : len(sources[i])] = torch.tensor(sources[i])
         with torch.inference_mode():
             found = marian.generate(
-                input_ids=tokens.to(marian.device), attention_mask=(tokens != PAD_ID).long().to(marian.device),
-                num_beams=settings.beam_size, length_penalty=settings.length_penalty, early_stopping=False,
-                max_new_tokens=longest + settings.max_extra_tokens, do_sample=False,
-            )  # fmt: skip
+                input_ids=tokens.to(marian.device),
+                attention_mask=(tokens != PAD_ID).long().to(marian.device),
+                num_beams=settings.beam_size,
+                length_penalty=settings.length_penalty,
+                early_stopping=False,
+                max_new_tokens=longest + settings.max_extra_tokens,
+                do_sample=False,
+            )
         for i, ids in zip(rows, found.tolist(), strict=True):
             texts[i] = tokenizer.decode(ids)
     return texts

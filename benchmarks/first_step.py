@@ -44,8 +44,11 @@ def measure_first_step(file: Path, batch: BatchConfig, *, pairs_per_shard: int, 
     Pages of the memory-mapped lengths count as resident, though the system may take them back at any time.
     """
     request = {
-        "file": str(file), "batch": dataclasses.asdict(batch), "pairs_per_shard": pairs_per_shard, "seed": seed,
-    }  # fmt: skip
+        "file": str(file),
+        "batch": dataclasses.asdict(batch),
+        "pairs_per_shard": pairs_per_shard,
+        "seed": seed,
+    }
     return measure_apart(__name__, request, failure="planning the first step failed", remedy="lower --pairs")
 
 

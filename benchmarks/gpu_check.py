@@ -86,9 +86,14 @@ def run_tests(seconds: float) -> Results:
     if done.returncode != 0:
         raise UserError(f"a test fails on this GPU ({outcome}): the output above says which")
     result = result_of(
-        None, what="tests marked gpu", command=f"python -m pytest -q -m gpu {' '.join(places)}", seeds=[],
-        wall_seconds=round(time.monotonic() - started, 1), figures={"outcome": outcome}, rows=[],
-    )  # fmt: skip
+        None,
+        what="tests marked gpu",
+        command=f"python -m pytest -q -m gpu {' '.join(places)}",
+        seeds=[],
+        wall_seconds=round(time.monotonic() - started, 1),
+        figures={"outcome": outcome},
+        rows=[],
+    )
     yield "tests", result
 
 

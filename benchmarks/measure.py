@@ -151,9 +151,11 @@ def _environments(ranks: int) -> list[dict[str, str]]:
     if ranks == 1:
         return [alone]
     shared = {
-        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
-    }  # fmt: skip
+    }
     return [{**alone, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 

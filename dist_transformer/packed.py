@@ -59,9 +59,10 @@ class PackedBatch:
 
     def to(self, device: torch.device) -> "PackedBatch":
         return PackedBatch(
-            source=self.source.to(device), target=self.target.to(device),
+            source=self.source.to(device),
+            target=self.target.to(device),
             labels_T=self.labels_T.to(device, non_blocking=True),
-        )  # fmt: skip
+        )
 
     def pin_memory(self) -> "PackedBatch":
         source, target = self.source.pin_memory(), self.target.pin_memory()

@@ -17,9 +17,15 @@ class Browser:
 
     def run(self, address: str, width: int, *options: str) -> subprocess.CompletedProcess[str]:
         settings = [
-            "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars",
-            "--enable-logging=stderr", f"--user-data-dir={self.profile}", f"--window-size={width},1600",
-        ]  # fmt: skip
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--no-first-run",
+            "--hide-scrollbars",
+            "--enable-logging=stderr",
+            f"--user-data-dir={self.profile}",
+            f"--window-size={width},1600",
+        ]
         command = [self.program, *settings, *options, address]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=180)
 

@@ -69,9 +69,13 @@ class Commands:
         environment = {**os.environ, "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self.server = subprocess.Popen(
             [sys.executable, "-c", _SERVER],
-            cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-        )  # fmt: skip
+        )
 
     def __enter__(self) -> "Commands":
         return self
@@ -90,9 +94,12 @@ class Commands:
         name, *arguments = map(str, words)
         program = ["-m", "dist_transformer.train"] if name == "train" else [str(ROOT / "tools" / f"{name}.py")]
         job = {
-            "words": [*program, *arguments], "folder": str(folder), "environment": environment,
-            "input": str(stdin), "output": str(self.output),
-        }  # fmt: skip
+            "words": [*program, *arguments],
+            "folder": str(folder),
+            "environment": environment,
+            "input": str(stdin),
+            "output": str(self.output),
+        }
         print(json.dumps(job), file=self.server.stdin, flush=True)
         # Warnings of libraries at their import come first.
         while not (line := self.server.stderr.readline()).strip().lstrip("-").isdecimal():

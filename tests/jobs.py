@@ -62,9 +62,13 @@ class Job:
         with self.log.open("ab") as log:
             started = subprocess.Popen(
                 [*(str(word) for word in command), *self.arguments],
-                cwd=ROOT, env={**self.environment, **named}, stdout=log, stderr=subprocess.STDOUT,
-                start_new_session=True, preexec_fn=heed_interrupts,  # noqa: PLW1509
-            )  # fmt: skip
+                cwd=ROOT,
+                env={**self.environment, **named},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=heed_interrupts,  # noqa: PLW1509
+            )
         self.processes.append(started)
 
     def statuses(self) -> list[int]:

@@ -115,6 +115,39 @@ def test_no_folder_holds_many_modules() -> None:
     assert {str(folder): count for folder, count in modules.items() if count > MOST_MODULES} == {}
 
 
+# Modules that only their own folder imports: what a folder keeps to itself may change without a look at the others.
+INSIDES = {
+    "averaging": {"sources"},
+    "data.prepare": {"encode", "ingest", "shuffle", "tasks", "work_dir", "worker_pool"},
+    "data.text": {"toy_grammar", "toy_lexicon"},
+    "inference": {"batches", "candidates", "splitting"},
+    "model": {"decoding", "dropout", "layers"},
+    "preflight": {"checks", "facts", "probes", "rendezvous"},
+    "reporting": {"board"},
+    "reporting.html": {"curves", "markup", "overview", "run", "style", "summary", "tables", "texts"},
+    "run": {"replay"},
+    "runtime": {"allocator"},
+    "training": {"interval", "logbook", "saver", "validation"},
+    "training.engine": {"internals", "kernel_lock", "plain_adam"},
+    "training.fault_tolerance": {"heartbeats"},
+}
+# attention_maps hooks into the layers of the decoder.
+LOOKS_INSIDE = {("dist_transformer.inference.attention_maps", "dist_transformer.model.layers")}
+
+
+def test_no_module_imports_the_inside_of_another_folder() -> None:
+    inside = {f"dist_transformer.{folder}.{name}" for folder, names in INSIDES.items() for name in names}
+    assert inside <= MODULES.keys()
+    every = {**MODULES, **{".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in BENCHMARKS}}
+    found = {
+        (module, imported)
+        for module, path in every.items()
+        for imported in inside & set(imports(path))
+        if not module.startswith(imported.rpartition(".")[0] + ".")
+    }
+    assert found == LOOKS_INSIDE
+
+
 def test_the_package_imports_nothing_that_lies_beside_it() -> None:
     for module, path in MODULES.items():
         assert not {"tools", "benchmarks", "tests"} & foreign_imports(path), module
@@ -260,7 +293,7 @@ def test_writes_are_recognised(code: str, found: int) -> None:
 
 
 # Modules are split by stage; 400 lines is the aim, and this is the bound.
-LONGEST = 440
+LONGEST = 435
 
 
 @pytest.mark.parametrize("path", [*MODULES.values(), *BENCHMARKS, *TOOLS], ids=lambda path: str(path.relative_to(ROOT)))
@@ -324,8 +357,13 @@ def test_importing_does_nothing_else(tmp_path: Path) -> None:
     inherited = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH", "LANG") if name in os.environ}
     done = subprocess.run(
         [sys.executable, "-c", IMPORT_ALL, ",".join(libraries), ",".join(MODULES)],
-        cwd=tmp_path, env=inherited, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=inherited,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout) == {
         "failures": {},

@@ -137,8 +137,12 @@ def test_an_example_trains_and_translates(
     run_command(*command("average", "--run-dir", run, "--last", 1, "--out", model))
     done = subprocess.run(
         [str(word) for word in command("translate", "--model", model)],
-        cwd=ROOT, input="a b\nc\n", capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        input="a b\nc\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 2), done.stderr
     if heading == SCHEDULE:
         return

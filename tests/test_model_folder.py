@@ -37,8 +37,11 @@ def test_what_is_written_comes_back(
     for name, tensor in random_model.state_dict().items():
         assert torch.equal(model.state_dict()[name], tensor)
     assert sorted(file.name for file in model_folder.iterdir()) == [
-        "README.md", "config.json", "model.safetensors", "tokenizer.json",
-    ]  # fmt: skip
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
     assert json.loads((model_folder / "config.json").read_text())["format_version"] == 1
 
 

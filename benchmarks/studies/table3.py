@@ -37,6 +37,8 @@ from dist_transformer.run.layout import METRICS_FILE, weight_files
 from dist_transformer.run.records import read_records
 from dist_transformer.runtime.launch import deepspeed_command, run_printed, tool_command
 
+_MACHINE = "{cores} cores of {processor}, {memory_gib} GiB, GPUs: {gpus}; torch {torch}, DeepSpeed {deepspeed}"
+
 
 def main() -> None:
     arguments = parse_arguments()
@@ -216,22 +218,27 @@ def write_results(arguments: argparse.Namespace, index: DataIndex, rows: list[di
         "corpus": f"{index.corpus} ({index.source_language}-{index.target_language})",
         "synthetic": index.synthetic,
         "date": datetime.date.today().isoformat(),
-        "machine": "{cores} cores of {processor}, {memory_gib} GiB, GPUs: {gpus}; torch {torch}, DeepSpeed {deepspeed}"
-        .format(**machine),
+        "machine": _MACHINE.format(**machine),
         "commands": [command for row in rows for command in row["commands"]],
         "seeds": [arguments.seed],
         "wall_seconds": sum(row["wall_seconds"] for row in rows),
         "figures": {
-            "preset": arguments.preset, "noise_bleu": arguments.noise, "compared": len(verdicts), "verdicts": counts,
-            "base_steps": rows[0]["steps"], "rows": compared,
+            "preset": arguments.preset,
+            "noise_bleu": arguments.noise,
+            "compared": len(verdicts),
+            "verdicts": counts,
+            "base_steps": rows[0]["steps"],
+            "rows": compared,
         },
-        "rows": [{
-            "what": "the paper's table of variations relative to preset `{figures[preset]}`",
-            "steps": "{figures[base_steps]:,}",
-            "result": "{figures[verdicts][yes]} of {figures[compared]} rows differ from base in the paper's direction, "
-            "{figures[verdicts][no]} in the other, {figures[verdicts][within noise]} within noise",
-        }],
-    }  # fmt: skip
+        "rows": [
+            {
+                "what": "the paper's table of variations relative to preset `{figures[preset]}`",
+                "steps": "{figures[base_steps]:,}",
+                "result": "{figures[verdicts][yes]} of {figures[compared]} rows differ from base in the paper's "
+                "direction, {figures[verdicts][no]} in the other, {figures[verdicts][within noise]} within noise",
+            }
+        ],
+    }
     write_whole(arguments.out / "table3.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     write_whole(arguments.out / "table3.md", table + "\n")
 
@@ -254,9 +261,11 @@ def parse_arguments() -> argparse.Namespace:
         "--rows", nargs="+", default=list(VARIANTS), metavar="ROW", help=f"of {', '.join(VARIANTS)} (default: all)"
     )
     parser.add_argument(
-        "--max-steps", type=int, metavar="N", help="optimizer steps of base; big takes three times as many (default: "
-        "the preset's)"
-    )  # fmt: skip
+        "--max-steps",
+        type=int,
+        metavar="N",
+        help="optimizer steps of base; big takes three times as many (default: the preset's)",
+    )
     parser.add_argument("--flags-of", metavar="ROW", help="print the flags of this row's training, one a line, and end")
     parser.add_argument("--ranks", type=int, default=2, help="processes (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of weights, order and dropout (default: %(default)s)")
@@ -264,8 +273,12 @@ def parse_arguments() -> argparse.Namespace:
         "--average", type=int, default=5, metavar="N", help="weight files averaged for BLEU (default: %(default)s)"
     )
     parser.add_argument(
-        "--noise", type=float, default=0.0, metavar="BLEU", help="standard deviation of BLEU between seeds; below "
-        "twice that a difference is called noise (default: %(default)s, not measured)"
-    )  # fmt: skip
+        "--noise",
+        type=float,
+        default=0.0,
+        metavar="BLEU",
+        help="standard deviation of BLEU between seeds; below "
+        "twice that a difference is called noise (default: %(default)s, not measured)",
+    )
     parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of dist_transformer.train, for every row")
     return parser.parse_args()

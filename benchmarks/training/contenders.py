@@ -161,7 +161,7 @@ class PackedContender:
                     step = next(self.steps)
                     micro_batches = self.data.collator.micro_batches(
                         step, rank=self.world.rank, world_size=self.world.size
-                    )  # fmt: skip
+                    )
                     timing.steps += 1
                 for micro in micro_batches:
                     with timing.part("data"):
@@ -170,9 +170,10 @@ class PackedContender:
                     with timing.part("optimizer"):
                         self.driver.end_micro_batch()
                     timing.count(
-                        source=int(batch.source.lengths.sum()), target=int(batch.target.lengths.sum()),
+                        source=int(batch.source.lengths.sum()),
+                        target=int(batch.target.lengths.sum()),
                         computed=len(batch.source.tokens_T) + len(batch.labels_T),
-                    )  # fmt: skip
+                    )
         return timing
 
     @torch.no_grad()

@@ -65,14 +65,20 @@ def curve_of(device: torch.device, *, repeats: int) -> CostCurve:
     if device.type == "cuda":
         base = CostPoint(model=_of_width(ModelConfig(vocab_size=37_000), 1024), tokens=16_384, sentence_tokens=32)
         return CostCurve(
-            base=base, widths=(256, 512, 1024, 1536), sentence_tokens=(8, 32, 128, 256),
-            tokens=(2048, 8192, 16_384, 32_768), repeats=repeats,
-        )  # fmt: skip
+            base=base,
+            widths=(256, 512, 1024, 1536),
+            sentence_tokens=(8, 32, 128, 256),
+            tokens=(2048, 8192, 16_384, 32_768),
+            repeats=repeats,
+        )
     small = ModelConfig(encoder_layers=2, decoder_layers=2, vocab_size=8000)
     return CostCurve(
-        base=CostPoint(model=_of_width(small, 128), tokens=1024, sentence_tokens=32), widths=(64, 128, 256),
-        sentence_tokens=(8, 32, 128), tokens=(256, 1024, 4096), repeats=repeats,
-    )  # fmt: skip
+        base=CostPoint(model=_of_width(small, 128), tokens=1024, sentence_tokens=32),
+        widths=(64, 128, 256),
+        sentence_tokens=(8, 32, 128),
+        tokens=(256, 1024, 4096),
+        repeats=repeats,
+    )
 
 
 def _of_width(model: ModelConfig, width: int) -> ModelConfig:
@@ -95,20 +101,24 @@ def run_cost_curve(curve: CostCurve, device: torch.device, report: Callable[[str
     return {
         "unit": "seconds" if device.type == "cuda" else "CPU seconds",
         "base": {
-            "width": curve.base.model.width, "tokens": curve.base.tokens,
-            "sentence_tokens": curve.base.sentence_tokens, **base,
+            "width": curve.base.model.width,
+            "tokens": curve.base.tokens,
+            "sentence_tokens": curve.base.sentence_tokens,
+            **base,
         },
         "axes": axes,
         "modelled_scaling": model_scaling(base, device, target_tokens=curve.base.tokens),
-    }  # fmt: skip
+    }
 
 
 def measure_point(point: CostPoint, *, repeats: int) -> dict[str, Any]:
     """`step_seconds`, `peak_mib`, `parameters`, `target_tokens_per_second` and `flops_per_second`."""
     request = {
-        "model": to_plain(point.model), "tokens": point.tokens, "sentence_tokens": point.sentence_tokens,
+        "model": to_plain(point.model),
+        "tokens": point.tokens,
+        "sentence_tokens": point.sentence_tokens,
         "repeats": repeats,
-    }  # fmt: skip
+    }
     failure = f"a step of {point.tokens:,} tokens at width {point.model.width} cannot be measured"
     found = measure_apart(__name__, request, failure=failure, remedy="free memory on this machine")
     seconds = Measure(tuple(found.pop(f"seconds_{number}") for number in range(repeats)))
@@ -131,9 +141,15 @@ def model_scaling(base: dict[str, Any], device: torch.device, *, target_tokens: 
     rows = []
     for nodes in NODES:
         sent = communication_seconds(
-            ZeroSettings(stage=1), parameters=int(base["parameters"]), gpus_per_node=GPUS_PER_NODE, nodes=nodes,
-            link_gb_per_second=link, network_gbit=network, precision="bf16", accumulation=1,
-        )  # fmt: skip
+            ZeroSettings(stage=1),
+            parameters=int(base["parameters"]),
+            gpus_per_node=GPUS_PER_NODE,
+            nodes=nodes,
+            link_gb_per_second=link,
+            network_gbit=network,
+            precision="bf16",
+            accumulation=1,
+        )
         step = base["step_seconds"]["median"] + sent
         gpus = nodes * GPUS_PER_NODE
         rows.append(
@@ -147,8 +163,10 @@ def model_scaling(base: dict[str, Any], device: torch.device, *, target_tokens: 
         )
     return {
         "is": "a model, not a measurement: the measured step + bytes ÷ link, nothing overlapped",
-        "link_gb_per_second": link, "network_gbit": network, "rows": rows,
-    }  # fmt: skip
+        "link_gb_per_second": link,
+        "network_gbit": network,
+        "rows": rows,
+    }
 
 
 def _train_alone(request: dict[str, Any]) -> dict[str, float]:
@@ -186,11 +204,14 @@ def make_batch(tokens: int, length: int, *, vocabulary: int) -> PackedBatch:
     lengths = np.full(tokens // length, length)
     sides = [
         pack_side(
-            drawn.integers(EOS_ID + 1, vocabulary, lengths.sum()), lengths, size=int(lengths.sum()),
-            offset_count=len(lengths) + 1, max_length=length,
+            drawn.integers(EOS_ID + 1, vocabulary, lengths.sum()),
+            lengths,
+            size=int(lengths.sum()),
+            offset_count=len(lengths) + 1,
+            max_length=length,
         )
         for _ in range(2)
-    ]  # fmt: skip
+    ]
     labels = torch.from_numpy(drawn.integers(EOS_ID + 1, vocabulary, lengths.sum()))
     return PackedBatch(source=sides[0], target=sides[1], labels_T=labels)
 

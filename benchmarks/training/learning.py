@@ -43,16 +43,27 @@ def learn(config: TrainConfig, *, minutes: float, out: Path, device: torch.devic
     folder = DataFolder.open(Path(config.corpora.data[0]))
     index = folder.index
     info = ModelInfo(
-        model=field.config.model, tokenizer_sha256=index.tokenizer_sha256, source_language=index.source_language,
-        target_language=index.target_language, corpus=index.corpus, synthetic=index.synthetic, steps=(steps,),
-    )  # fmt: skip
+        model=field.config.model,
+        tokenizer_sha256=index.tokenizer_sha256,
+        source_language=index.source_language,
+        target_language=index.target_language,
+        corpus=index.corpus,
+        synthetic=index.synthetic,
+        steps=(steps,),
+    )
     write_model_folder(
-        out, info=info, weights=dict(contender.driver.full_weights()),
+        out,
+        info=info,
+        weights=dict(contender.driver.full_weights()),
         tokenizer_json=(folder.path / TOKENIZER_FILE).read_bytes(),
         notes=[f"Trained for {seconds:.0f} s, to measure with"],
-    )  # fmt: skip
+    )
     report(f"{steps:,} steps in {seconds:.0f} s, loss {before:.2f} → {after:.2f} a token: {out}")
     return {
-        "trained_by": LABELS[name], "steps": steps, "target_tokens": tokens, "seconds": seconds,
-        "nll_before": before, "nll_after": after,
-    }  # fmt: skip
+        "trained_by": LABELS[name],
+        "steps": steps,
+        "target_tokens": tokens,
+        "seconds": seconds,
+        "nll_before": before,
+        "nll_after": after,
+    }

@@ -38,13 +38,14 @@ class TorchTransformer(nn.Module):
         settings: dict[str, Any] = {"dropout": config.dropout, "batch_first": True, "activation": "relu"}
         sizes = (config.width, config.heads, config.ffn_width)
         self.core = nn.Transformer(
-            config.width, config.heads,
+            config.width,
+            config.heads,
             custom_encoder=nn.TransformerEncoder(
                 nn.TransformerEncoderLayer(*sizes, **settings), config.encoder_layers, enable_nested_tensor=False
             ),
             custom_decoder=nn.TransformerDecoder(nn.TransformerDecoderLayer(*sizes, **settings), config.decoder_layers),
             batch_first=True,
-        )  # fmt: skip
+        )
         for layer in (*self.core.encoder.layers, *self.core.decoder.layers):
             layer.dropout.p = config.ffn_dropout
             for attention in ("self_attn", "multihead_attn"):
@@ -60,9 +61,13 @@ class TorchTransformer(nn.Module):
         padding = batch.source_mask_BS == 0
         causal = nn.Transformer.generate_square_subsequent_mask(batch.target_BT.shape[1], device=padding.device)
         hidden = self.core(
-            self._embed(batch.source_BS), self._embed(batch.target_BT), tgt_mask=causal, tgt_is_causal=True,
-            src_key_padding_mask=padding, memory_key_padding_mask=padding,
-        )  # fmt: skip
+            self._embed(batch.source_BS),
+            self._embed(batch.target_BT),
+            tgt_mask=causal,
+            tgt_is_causal=True,
+            src_key_padding_mask=padding,
+            memory_key_padding_mask=padding,
+        )
         return functional.linear(hidden, self.embedding.weight)
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -76,12 +81,19 @@ def torch_weights(model: Transformer) -> dict[str, torch.Tensor]:
     out = {"embedding.weight": state["embedding"]}
     attentions = {"self_attention": "self_attn", "cross_attention": "multihead_attn"}
     others = {
-        "feed_forward.inner": "linear1", "feed_forward.outer": "linear2", "self_residual.norm": "norm1",
-    }  # fmt: skip
+        "feed_forward.inner": "linear1",
+        "feed_forward.outer": "linear2",
+        "self_residual.norm": "norm1",
+    }
     for side, count in (("encoder", model.config.encoder_layers), ("decoder", model.config.decoder_layers)):
-        last = {"ffn_residual.norm": "norm2"} if side == "encoder" else {
-            "cross_residual.norm": "norm2", "ffn_residual.norm": "norm3",
-        }  # fmt: skip
+        last = (
+            {"ffn_residual.norm": "norm2"}
+            if side == "encoder"
+            else {
+                "cross_residual.norm": "norm2",
+                "ffn_residual.norm": "norm3",
+            }
+        )
         for i in range(count):
             ours, theirs = f"{side}.{i}", f"core.{side}.layers.{i}"
             for kind in ("weight", "bias"):
@@ -97,14 +109,17 @@ def torch_weights(model: Transformer) -> dict[str, torch.Tensor]:
 def marian_logits(marian: nn.Module, batch: PaddedBatch) -> torch.Tensor:
     return marian(
         input_ids=batch.source_BS, attention_mask=batch.source_mask_BS, decoder_input_ids=batch.target_BT
-    ).logits  # fmt: skip
+    ).logits
 
 
 def loss_sum(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
     return functional.cross_entropy(
-        logits.flatten(0, -2).float(), labels.flatten(), label_smoothing=smoothing, reduction="sum",
+        logits.flatten(0, -2).float(),
+        labels.flatten(),
+        label_smoothing=smoothing,
+        reduction="sum",
         ignore_index=IGNORED_LABEL,
-    )  # fmt: skip
+    )
 
 
 class PaddedContender:
@@ -218,10 +233,13 @@ class TrainerContender:
         try:
             with tempfile.TemporaryDirectory(prefix="dist_transformer-benchmark-") as scratch:
                 ByLength(
-                    model=self.marian, args=self._arguments(scratch), train_dataset=self._dataset(),
-                    data_collator=self._collate, callbacks=[self._callback()],
+                    model=self.marian,
+                    args=self._arguments(scratch),
+                    train_dataset=self._dataset(),
+                    data_collator=self._collate,
+                    callbacks=[self._callback()],
                     optimizers=(optimizer, make_scheduler(optimizer, self.config)),  # type: ignore[arg-type]
-                ).train()  # fmt: skip
+                ).train()
         except BaseException as error:
             self.failure = error
             self.step_done.release()
@@ -230,12 +248,22 @@ class TrainerContender:
         from transformers import TrainingArguments
 
         return TrainingArguments(
-            output_dir=scratch, per_device_train_batch_size=self.pairs, max_steps=10**9,
-            train_sampling_strategy="group_by_length", label_smoothing_factor=self.config.optimizer.label_smoothing,
-            max_grad_norm=0.0, bf16=self.config.precision == "bf16", use_cpu=self.device.type == "cpu",
-            seed=self.config.seed, report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True,
-            remove_unused_columns=False, ddp_find_unused_parameters=False,
-        )  # fmt: skip
+            output_dir=scratch,
+            per_device_train_batch_size=self.pairs,
+            max_steps=10**9,
+            train_sampling_strategy="group_by_length",
+            label_smoothing_factor=self.config.optimizer.label_smoothing,
+            max_grad_norm=0.0,
+            bf16=self.config.precision == "bf16",
+            use_cpu=self.device.type == "cpu",
+            seed=self.config.seed,
+            report_to="none",
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+            remove_unused_columns=False,
+            ddp_find_unused_parameters=False,
+        )
 
     def _dataset(self) -> Any:
         from datasets import Dataset
@@ -248,9 +276,11 @@ class TrainerContender:
         batch = self.sample.batch(rows)
         self.taken.append((self.sample.sizes[rows].sum(0), batch.source_BS.numel() + batch.target_BT.numel()))
         return {
-            "input_ids": batch.source_BS, "attention_mask": batch.source_mask_BS,
-            "decoder_input_ids": batch.target_BT, "labels": batch.labels_BT,
-        }  # fmt: skip
+            "input_ids": batch.source_BS,
+            "attention_mask": batch.source_mask_BS,
+            "decoder_input_ids": batch.target_BT,
+            "labels": batch.labels_BT,
+        }
 
     def _callback(self) -> Any:
         from transformers import TrainerCallback

@@ -99,14 +99,16 @@ def ranks_table(figures: dict[str, Any]) -> str:
         return f"{found['median']:{form}} ({found['lowest']:.3g}–{found['highest']:.3g})"
 
     ranks, step = figures["ranks"], f"{figures['packs_per_step']} packs of {figures['max_target_tokens']:,} tokens"
-    return "\n".join([
-        f"seconds of a step, {step}; medians (lowest to highest)",
-        f"1 rank                        {spread('one_rank', '8.3f')}",
-        f"its share, {ranks} processes apart   {spread('apart', '8.3f')}",
-        f"{ranks} ranks                       {spread('several_ranks', '8.3f')}",
-        f"beyond their share of the work {spread('overhead_percent', '6.1f')}%",
-        f"of it communication            {spread('communication_percent', '6.1f')}%",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"seconds of a step, {step}; medians (lowest to highest)",
+            f"1 rank                        {spread('one_rank', '8.3f')}",
+            f"its share, {ranks} processes apart   {spread('apart', '8.3f')}",
+            f"{ranks} ranks                       {spread('several_ranks', '8.3f')}",
+            f"beyond their share of the work {spread('overhead_percent', '6.1f')}%",
+            f"of it communication            {spread('communication_percent', '6.1f')}%",
+        ]
+    )
 
 
 def _train(request: dict[str, Any]) -> dict[str, float]:

@@ -27,9 +27,11 @@ class PaddedBatch:
 
     def to(self, device: torch.device) -> "PaddedBatch":
         return PaddedBatch(
-            source_BS=self.source_BS.to(device), source_mask_BS=self.source_mask_BS.to(device),
-            target_BT=self.target_BT.to(device), labels_BT=self.labels_BT.to(device),
-        )  # fmt: skip
+            source_BS=self.source_BS.to(device),
+            source_mask_BS=self.source_mask_BS.to(device),
+            target_BT=self.target_BT.to(device),
+            labels_BT=self.labels_BT.to(device),
+        )
 
 
 class TextSample:

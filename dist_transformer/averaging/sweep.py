@@ -164,9 +164,14 @@ def _score(chosen: ChosenWeights, pairs: Sequence[tuple[str, str]], dev: DevSet,
     mean.weights.clear()
     model = for_decoding(model, device, dev.dtype)
     evaluation = evaluate_model(
-        model, mean.tokenizer, mean.info, pairs,
-        settings=dev.settings, device=device, max_batch_tokens=dev.max_batch_tokens,
-    )  # fmt: skip
+        model,
+        mean.tokenizer,
+        mean.info,
+        pairs,
+        settings=dev.settings,
+        device=device,
+        max_batch_tokens=dev.max_batch_tokens,
+    )
     return Candidate(chosen=chosen, evaluation=evaluation, nll=reference_nll(model, mean.tokenizer, pairs))
 
 

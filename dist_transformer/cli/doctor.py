@@ -51,16 +51,17 @@ def parse_arguments() -> PreflightSettings:
     parser.add_argument(
         "--verify-data", action="store_true", help="also check the SHA-256 of every file, shared among the processes"
     )
-    parser.add_argument(
-        "--cache-dir", type=Path, metavar="DIR", help="cache of shards behind URLs (default: ~/.cache)"
-    )  # fmt: skip
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="cache of shards behind URLs (default: ~/.cache)")
     parser.add_argument(
         "--run-gib", type=float, default=20.0, metavar="G", help="GiB that the run folder must have free (default: 20)"
     )
     parser.add_argument(
-        "--timeout", type=float, default=120.0, metavar="S",
+        "--timeout",
+        type=float,
+        default=120.0,
+        metavar="S",
         help="seconds for all processes to come, and for each check (default: 120)",
-    )  # fmt: skip
+    )
     # DeepSpeed's launcher adds this one; the environment says the same.
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

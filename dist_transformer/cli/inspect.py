@@ -32,9 +32,7 @@ def main() -> None:
         folder.verify()
         print("hashes: every file is as the index states\n")
     index, train = folder.index, folder.train
-    budgets = resolve_budgets(
-        batch, source_tokens=train.info.source_tokens, target_tokens=train.info.target_tokens
-    )  # fmt: skip
+    budgets = resolve_budgets(batch, source_tokens=train.info.source_tokens, target_tokens=train.info.target_tokens)
     names = [f"source, {index.source_language}", f"target, {index.target_language}"]
     print(describe(folder))
     lengths = count_lengths(train)

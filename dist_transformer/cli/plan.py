@@ -59,9 +59,13 @@ class Arguments:
 def main() -> None:
     arguments = parse_arguments(sys.argv[1:])
     cluster = Cluster(
-        nodes=arguments.nodes, gpus=arguments.gpus, gpu=arguments.gpu, network_gbit=arguments.network_gbit,
-        job_hours=arguments.job_hours, mfu=arguments.mfu,
-    )  # fmt: skip
+        nodes=arguments.nodes,
+        gpus=arguments.gpus,
+        gpu=arguments.gpu,
+        network_gbit=arguments.network_gbit,
+        job_hours=arguments.job_hours,
+        mfu=arguments.mfu,
+    )
     comparisons: list[Comparison] = []
     if arguments.against is None:
         plan = plan_run(arguments.train, cluster, load_ds_config(arguments.train.deepspeed_config))
@@ -122,9 +126,15 @@ def memory_table(plan: RunPlan) -> Iterator[str]:
     for stage in plan.stages:
         memory = stage.memory
         values = (
-            memory.weights, memory.masters + memory.moments, memory.gradients, memory.activations, memory.loss,
-            memory.buffers, memory.needed, memory.host,
-        )  # fmt: skip
+            memory.weights,
+            memory.masters + memory.moments,
+            memory.gradients,
+            memory.activations,
+            memory.loss,
+            memory.buffers,
+            memory.needed,
+            memory.host,
+        )
         digits = 2 if unit == _GIB else 0
         cells = "".join(f"{value / unit:>{width},.{digits}f}" for value, width in zip(values, widths, strict=True))
         verdict = {None: "", True: "  fits", False: "  too large"}[stage.fits]

@@ -81,10 +81,16 @@ VARIANTS: dict[str, Variant] = {
     # (E) Learned positions in place of sinusoids.
     "E": _row(4.92, 25.7, learned_positions=True),
     "big": _row(
-        4.33, 26.4, 213,
-        width=_DOUBLE, ffn_width=_DOUBLE, heads=_DOUBLE, more_dropout=0.2, steps=Fraction(3),
+        4.33,
+        26.4,
+        213,
+        width=_DOUBLE,
+        ffn_width=_DOUBLE,
+        heads=_DOUBLE,
+        more_dropout=0.2,
+        steps=Fraction(3),
     ),
-}  # fmt: skip
+}
 
 
 def find_variant(row: str) -> Variant:

@@ -75,9 +75,15 @@ def evaluate(
     pairs = read_test_set(source, reference)
     model, tokenizer, info = on_all_ranks(lambda: load_model(model_folder, device, dtype))
     return evaluate_model(
-        model, tokenizer, info, pairs,
-        settings=settings, device=device, max_batch_tokens=max_batch_tokens, lowercase=lowercase,
-    )  # fmt: skip
+        model,
+        tokenizer,
+        info,
+        pairs,
+        settings=settings,
+        device=device,
+        max_batch_tokens=max_batch_tokens,
+        lowercase=lowercase,
+    )
 
 
 def read_test_set(source: Path, reference: Path) -> list[tuple[str, str]]:

@@ -67,6 +67,4 @@ def _packed(batch: list[IdPair]) -> PackedBatch:
 def _side(sentences: list[list[int]]) -> PackedTokens:
     lengths = np.array([len(sentence) for sentence in sentences])
     tokens = np.concatenate(sentences).astype(np.int64)
-    return pack_side(
-        tokens, lengths, size=len(tokens), offset_count=len(sentences) + 1, max_length=int(lengths.max())
-    )  # fmt: skip
+    return pack_side(tokens, lengths, size=len(tokens), offset_count=len(sentences) + 1, max_length=int(lengths.max()))

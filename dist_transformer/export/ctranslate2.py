@@ -33,9 +33,11 @@ def save_for_ctranslate2(model: Transformer, out: Path) -> None:
     if config.attention != "softmax":
         raise UserError(f"model.attention is {config.attention}: only softmax attention is written for CTranslate2")
     spec = TransformerSpec.from_config(
-        (config.encoder_layers, config.decoder_layers), config.heads, pre_norm=False,
+        (config.encoder_layers, config.decoder_layers),
+        config.heads,
+        pre_norm=False,
         activation=Activation.RELU if config.activation == "relu" else Activation.GELU,
-    )  # fmt: skip
+    )
     state = {name: tensor.detach().float().cpu().numpy() for name, tensor in model.state_dict().items()}
     # Constant vectors are not part of the state.
     positions = model.position_vectors(config.max_positions).detach().float().cpu().numpy()

@@ -51,6 +51,4 @@ def cross_attention_maps(model: Transformer, source: Sequence[int], target: Sequ
 
 def _one_sentence(ids: list[int]) -> PackedTokens:
     length = len(ids)
-    return pack_side(
-        np.array(ids, dtype=np.int64), np.array([length]), size=length, offset_count=2, max_length=length
-    )  # fmt: skip
+    return pack_side(np.array(ids, dtype=np.int64), np.array([length]), size=length, offset_count=2, max_length=length)

@@ -170,9 +170,12 @@ class _Search:
             longest_source, longest = _rounded(longest_source), min(_rounded(longest), positions)
         self.source_room = longest_source
         self.state = model.new_decoder_state(
-            slots=count, beam_size=settings.beam_size, source_room=longest_source, longest=longest,
+            slots=count,
+            beam_size=settings.beam_size,
+            source_room=longest_source,
+            longest=longest,
             fixed_shapes=self.refills,
-        )  # fmt: skip
+        )
         self.beams = _Beams.idle(count, settings.beam_size, longest, self.device)
         self.never_chosen = torch.tensor([PAD_ID, UNK_ID, BOS_ID], device=self.device)
         # lp(n) at place n.
@@ -211,9 +214,13 @@ class _Search:
         positions_N = self.state.positions_N
         hidden_BD = self.model.decode_step(beams.last_Nk.flatten(), self.state)
         logp_Nc, parent_Nc, token_Nc = best_extensions(
-            self.model, hidden_BD, beams.alive_logp_Nk, count=2 * beam, never=self.never_chosen,
+            self.model,
+            hidden_BD,
+            beams.alive_logp_Nk,
+            count=2 * beam,
+            never=self.never_chosen,
             ends_only_N=positions_N >= beams.limit_N,
-        )  # fmt: skip
+        )
         is_end_Nc = token_Nc == EOS_ID
         self._add_ended(logp_Nc, parent_Nc, is_end_Nc)
 

@@ -132,9 +132,12 @@ class Translator:
 
     def _batches(self, sources: Sequence[Sequence[int]]) -> list[Batch]:
         return make_batches(
-            range(len(sources)), [len(source) + 1 for source in sources], beam_size=self.settings.beam_size,
-            max_tokens=self.max_batch_tokens, refills=self.refills,
-        )  # fmt: skip
+            range(len(sources)),
+            [len(source) + 1 for source in sources],
+            beam_size=self.settings.beam_size,
+            max_tokens=self.max_batch_tokens,
+            refills=self.refills,
+        )
 
     def _decode(self, batches: list[Batch], sources: Sequence[list[int]]) -> dict[int, tuple[ScoredText, ...]]:
         decoded = {}
@@ -142,7 +145,7 @@ class Translator:
             try:
                 found = beam_search(
                     self.model, [sources[i] for i in batch.places], settings=self.settings, slots=batch.slots
-                )  # fmt: skip
+                )
             except torch.OutOfMemoryError:
                 raise UserError(
                     f"the device has not enough memory for max_batch_tokens {self.max_batch_tokens}: give a lower one"

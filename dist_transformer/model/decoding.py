@@ -69,9 +69,7 @@ class DecoderState:
         self._own_place_kk = torch.zeros_like(diagonal, dtype=like.dtype).masked_fill_(~diagonal, -torch.inf)
         self.positions_N = torch.zeros(slots, dtype=torch.int64, device=like.device)
         """Of the next token of each sentence."""
-        self.place: int | torch.Tensor = (
-            torch.zeros(1, dtype=torch.int64, device=like.device) if fixed_shapes else 0
-        )  # fmt: skip
+        self.place: int | torch.Tensor = torch.zeros(1, dtype=torch.int64, device=like.device) if fixed_shapes else 0
         """Where the caches hold the step; of shape (1,), where no step may know it."""
         self.end = longest if fixed_shapes else 0
         """Places to attend to, the step's own included once it has begun."""

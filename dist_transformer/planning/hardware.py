@@ -27,56 +27,100 @@ class GpuKind:
 GPUS: dict[str, GpuKind] = {
     # NVIDIA HGX B200 and DGX B200 datasheets, an eighth of each; 8 x 400 Gbit/s.
     "b200": GpuKind(
-        memory_gib=178, bf16_tflops=2250, fp32_tflops=75, memory_gb_per_second=8000, link_gb_per_second=900,
+        memory_gib=178,
+        bf16_tflops=2250,
+        fp32_tflops=75,
+        memory_gb_per_second=8000,
+        link_gb_per_second=900,
         node_gbit=3200,
     ),
     # NVIDIA H200 and H100 (SXM) datasheets; DGX H100: 8 x 400 Gbit/s.
     "h200": GpuKind(
-        memory_gib=139, bf16_tflops=989, fp32_tflops=67, memory_gb_per_second=4800, link_gb_per_second=450,
+        memory_gib=139,
+        bf16_tflops=989,
+        fp32_tflops=67,
+        memory_gb_per_second=4800,
+        link_gb_per_second=450,
         node_gbit=3200,
     ),
     "h100": GpuKind(
-        memory_gib=79, bf16_tflops=989, fp32_tflops=67, memory_gb_per_second=3350, link_gb_per_second=450,
+        memory_gib=79,
+        bf16_tflops=989,
+        fp32_tflops=67,
+        memory_gb_per_second=3350,
+        link_gb_per_second=450,
         node_gbit=3200,
     ),
     # NVIDIA A100 (SXM) datasheet; DGX A100: 8 x 200 Gbit/s.
     "a100-80": GpuKind(
-        memory_gib=79, bf16_tflops=312, fp32_tflops=19.5, memory_gb_per_second=2039, link_gb_per_second=300,
+        memory_gib=79,
+        bf16_tflops=312,
+        fp32_tflops=19.5,
+        memory_gb_per_second=2039,
+        link_gb_per_second=300,
         node_gbit=1600,
     ),
     "a100-40": GpuKind(
-        memory_gib=39, bf16_tflops=312, fp32_tflops=19.5, memory_gb_per_second=1555, link_gb_per_second=300,
+        memory_gib=39,
+        bf16_tflops=312,
+        fp32_tflops=19.5,
+        memory_gb_per_second=1555,
+        link_gb_per_second=300,
         node_gbit=1600,
     ),
     # NVIDIA L40S datasheet; PCI Express 4.0 x16.
     "l40s": GpuKind(
-        memory_gib=44, bf16_tflops=362, fp32_tflops=91.6, memory_gb_per_second=864, link_gb_per_second=32,
+        memory_gib=44,
+        bf16_tflops=362,
+        fp32_tflops=91.6,
+        memory_gb_per_second=864,
+        link_gb_per_second=32,
         node_gbit=200,
     ),
     # NVIDIA A10 datasheet; PCI Express 4.0 x16.
     "a10": GpuKind(
-        memory_gib=22, bf16_tflops=125, fp32_tflops=31.2, memory_gb_per_second=600, link_gb_per_second=32,
+        memory_gib=22,
+        bf16_tflops=125,
+        fp32_tflops=31.2,
+        memory_gb_per_second=600,
+        link_gb_per_second=32,
         node_gbit=100,
     ),
     # NVIDIA V100 (SXM2) datasheet; DGX-1: 4 x 100 Gbit/s.
     "v100-32": GpuKind(
-        memory_gib=31, bf16_tflops=None, fp32_tflops=15.7, memory_gb_per_second=900, link_gb_per_second=150,
+        memory_gib=31,
+        bf16_tflops=None,
+        fp32_tflops=15.7,
+        memory_gb_per_second=900,
+        link_gb_per_second=150,
         node_gbit=400,
     ),
     "v100-16": GpuKind(
-        memory_gib=15, bf16_tflops=None, fp32_tflops=15.7, memory_gb_per_second=900, link_gb_per_second=150,
+        memory_gib=15,
+        bf16_tflops=None,
+        fp32_tflops=15.7,
+        memory_gb_per_second=900,
+        link_gb_per_second=150,
         node_gbit=400,
     ),
     # NVIDIA Ada and Ampere GA102 whitepapers; PCI Express 4.0 x16.
     "rtx4090": GpuKind(
-        memory_gib=23, bf16_tflops=165, fp32_tflops=82.6, memory_gb_per_second=1008, link_gb_per_second=32,
+        memory_gib=23,
+        bf16_tflops=165,
+        fp32_tflops=82.6,
+        memory_gb_per_second=1008,
+        link_gb_per_second=32,
         node_gbit=10,
     ),
     "rtx3090": GpuKind(
-        memory_gib=23, bf16_tflops=71, fp32_tflops=35.6, memory_gb_per_second=936, link_gb_per_second=32,
+        memory_gib=23,
+        bf16_tflops=71,
+        fp32_tflops=35.6,
+        memory_gb_per_second=936,
+        link_gb_per_second=32,
         node_gbit=10,
     ),
-}  # fmt: skip
+}
 CPU = "cpu"
 
 

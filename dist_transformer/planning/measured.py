@@ -41,9 +41,13 @@ class MeasuredRun:
     def cluster(self, given: Cluster) -> Cluster:
         """Where it ran; the assumptions are the given ones."""
         return Cluster(
-            nodes=self.nodes, gpus=self.ranks_per_node, gpu=self.gpu, network_gbit=given.network_gbit,
-            job_hours=given.job_hours, mfu=given.mfu,
-        )  # fmt: skip
+            nodes=self.nodes,
+            gpus=self.ranks_per_node,
+            gpu=self.gpu,
+            network_gbit=given.network_gbit,
+            job_hours=given.job_hours,
+            mfu=given.mfu,
+        )
 
     def workload(self) -> Workload:
         """Of its data; where that is elsewhere by now, of what the run recorded."""
@@ -122,29 +126,40 @@ class Comparison:
 def compare(plan: RunPlan, run: MeasuredRun) -> Iterator[Comparison]:
     mib = 2**20
     yield Comparison(
-        what="states between steps, a rank", unit="MiB", predicted=plan.chosen.memory.resident / mib,
+        what="states between steps, a rank",
+        unit="MiB",
+        predicted=plan.chosen.memory.resident / mib,
         measured=run.state_bytes and run.state_bytes / mib,
-    )  # fmt: skip
+    )
     yield Comparison(
-        what="peak memory, a rank" + (" (with libraries)" if run.gpu == CPU else ""), unit="MiB",
+        what="peak memory, a rank" + (" (with libraries)" if run.gpu == CPU else ""),
+        unit="MiB",
         predicted=None if run.gpu == CPU else plan.chosen.memory.peak / mib,
         measured=run.peak_bytes and run.peak_bytes / mib,
-    )  # fmt: skip
+    )
     yield Comparison(
-        what="checkpoint", unit="MiB", predicted=plan.checkpoint_bytes / mib,
+        what="checkpoint",
+        unit="MiB",
+        predicted=plan.checkpoint_bytes / mib,
         measured=run.checkpoint_bytes and run.checkpoint_bytes / mib,
-    )  # fmt: skip
+    )
     yield Comparison(
-        what="target tokens a second", unit="", predicted=plan.target_tokens_per_second,
+        what="target tokens a second",
+        unit="",
+        predicted=plan.target_tokens_per_second,
         measured=run.target_tokens_per_second,
-    )  # fmt: skip
+    )
     yield Comparison(
-        what="a step", unit="ms", predicted=1000 * plan.step_time.total if plan.step_time else None,
+        what="a step",
+        unit="ms",
+        predicted=1000 * plan.step_time.total if plan.step_time else None,
         measured=1000 * run.train_seconds / run.steps,
-    )  # fmt: skip
+    )
     yield Comparison(
-        what="training FLOPs a step", unit="G", predicted=plan.training_flops / plan.config.max_steps / 1e9,
+        what="training FLOPs a step",
+        unit="G",
+        predicted=plan.training_flops / plan.config.max_steps / 1e9,
         measured=run.training_flops / run.steps / 1e9,
-    )  # fmt: skip
+    )
     hours = run.train_seconds / run.steps * run.config.max_steps / 3600
     yield Comparison(what=f"all {run.config.max_steps:,} steps", unit="h", predicted=plan.hours, measured=hours)

@@ -128,7 +128,7 @@ class RunPlan:
         model = _with_vocabulary(self.config, self.work).model
         return training_flops(
             model, source_tokens=round(source), target_tokens=round(self.target_tokens_per_step * steps)
-        )  # fmt: skip
+        )
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -182,9 +182,7 @@ def look_at_work(config: TrainConfig) -> Workload:
     )
 
 
-def plan_run(
-    config: TrainConfig, cluster: Cluster, ds_config: dict[str, Any], work: Workload | None = None
-) -> RunPlan:  # fmt: skip
+def plan_run(config: TrainConfig, cluster: Cluster, ds_config: dict[str, Any], work: Workload | None = None) -> RunPlan:
     """
     Args:
         work: what is known of the data; looked up when not given.
@@ -204,16 +202,29 @@ def plan_run(
     if gpu is not None and not own.offload_optimizer:
         packs = config.batch.accumulation_steps(cluster.world_size) * config.batch.packs_per_micro_batch
         step_time = predict_step(
-            config.model, own, gpu, parameters=sizes.parameters, gpus_per_node=cluster.gpus, nodes=cluster.nodes,
-            network_gbit=cluster.network_gbit or gpu.node_gbit, precision=config.precision,
+            config.model,
+            own,
+            gpu,
+            parameters=sizes.parameters,
+            gpus_per_node=cluster.gpus,
+            nodes=cluster.nodes,
+            network_gbit=cluster.network_gbit or gpu.node_gbit,
+            precision=config.precision,
             accumulation=config.batch.accumulation_steps(cluster.world_size),
-            source_tokens=packs * work.source_budget, target_tokens=packs * config.batch.max_target_tokens,
+            source_tokens=packs * work.source_budget,
+            target_tokens=packs * config.batch.max_target_tokens,
             mfu=cluster.mfu,
-        )  # fmt: skip
+        )
     return RunPlan(
-        config=config, cluster=cluster, gpu=gpu, work=work, parameters=sizes.parameters, stages=stages, chosen=chosen,
+        config=config,
+        cluster=cluster,
+        gpu=gpu,
+        work=work,
+        parameters=sizes.parameters,
+        stages=stages,
+        chosen=chosen,
         step_time=step_time,
-    )  # fmt: skip
+    )
 
 
 def _with_vocabulary(config: TrainConfig, work: Workload) -> TrainConfig:
@@ -235,7 +246,10 @@ def _plan_stage(
 ) -> StagePlan:
     batch = config.batch
     memory = predict_memory(
-        config.model, zero, world_size=cluster.world_size, precision=config.precision,
+        config.model,
+        zero,
+        world_size=cluster.world_size,
+        precision=config.precision,
         accumulation=batch.accumulation_steps(cluster.world_size),
         micro=MicroBatch(
             source_tokens=batch.packs_per_micro_batch * work.source_budget,
@@ -243,7 +257,7 @@ def _plan_stage(
             sentence_tokens=work.sentence_tokens,
         ),
         keeps_average=config.ema_decay > 0,
-    )  # fmt: skip
+    )
     return StagePlan(zero=zero, memory=memory, fits=memory.needed <= gpu.memory_gib * 2**30 if gpu else None)
 
 

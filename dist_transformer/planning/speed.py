@@ -60,11 +60,16 @@ def predict_step(
         compute=operations / (peak * 1e12 * mfu),
         update=updated * _UPDATE_BYTES / (gpu.memory_gb_per_second * 1e9),
         communication=communication_seconds(
-            zero, parameters=parameters, gpus_per_node=gpus_per_node, nodes=nodes,
-            link_gb_per_second=gpu.link_gb_per_second, network_gbit=network_gbit, precision=precision,
+            zero,
+            parameters=parameters,
+            gpus_per_node=gpus_per_node,
+            nodes=nodes,
+            link_gb_per_second=gpu.link_gb_per_second,
+            network_gbit=network_gbit,
+            precision=precision,
             accumulation=accumulation,
         ),
-    )  # fmt: skip
+    )
 
 
 def communication_seconds(

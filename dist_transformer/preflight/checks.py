@@ -159,9 +159,11 @@ def _gpu_memory(facts: Sequence[Facts]) -> Iterator[Check]:
     found = f"at most {gpu.used_bytes / _GIB:.1f} GiB in use before training"
     if gpu.used_bytes > _CONTEXT:
         yield Check(
-            name="GPU memory", found=f"{found}: rank {fact.rank} on {fact.host}", state="warn",
+            name="GPU memory",
+            found=f"{found}: rank {fact.rank} on {fact.host}",
+            state="warn",
             remedy=f"see on {fact.host} who uses it (nvidia-smi), and end what was left running",
-        )  # fmt: skip
+        )
     else:
         yield Check(name="GPU memory", found=found)
 
@@ -211,25 +213,29 @@ def _network(facts: Sequence[Facts]) -> Iterator[Check]:
         found = f"{facts[0].master}: {', '.join(facts[0].master_addresses)}"
         if lost:
             yield Check(
-                name="MASTER_ADDR", found=f"{facts[0].master} does not resolve on {_hosts(lost)}", state="fail",
+                name="MASTER_ADDR",
+                found=f"{facts[0].master} does not resolve on {_hosts(lost)}",
+                state="fail",
                 remedy="mend the name service there, or export MASTER_ADDR as an address",
-            )  # fmt: skip
+            )
         elif local:
             yield Check(
-                name="MASTER_ADDR", state="warn",
+                name="MASTER_ADDR",
+                state="warn",
                 found=f"{facts[0].master} is {local[0].host} itself on {local[0].host}",
                 remedy="take its name off 127.0.1.1 in /etc/hosts, or export MASTER_ADDR as an address",
-            )  # fmt: skip
+            )
         else:
             yield Check(name="MASTER_ADDR", found=found)
     for fact in facts:
         if fact.interface_setting and not names_an_interface(fact.interface_setting, fact.interfaces):
             yield Check(
-                name="network interface", state="fail",
+                name="network interface",
+                state="fail",
                 found=f"NCCL_SOCKET_IFNAME={fact.interface_setting} names none of {', '.join(fact.interfaces)} "
                 f"on {fact.host}",
                 remedy="set it to one of those, or unset it",
-            )  # fmt: skip
+            )
             return
     if facts[0].interface_setting:
         yield Check(name="network interface", found=f"NCCL_SOCKET_IFNAME={facts[0].interface_setting} exists")
@@ -257,14 +263,18 @@ def _reductions(facts: Sequence[Facts]) -> Iterator[Check]:
         is_slow = reduction.backend == "nccl" and reduction.bytes >= 2**25 and speed < _SLOW_NCCL
         if wrong:
             yield Check(
-                name=check, found=f"{found}; WRONG SUMS on rank {as_ranges([fact.rank for fact in wrong])}",
-                state="fail", remedy="set NCCL_P2P_DISABLE=1 and try again; if that helps, have the links looked at",
-            )  # fmt: skip
+                name=check,
+                found=f"{found}; WRONG SUMS on rank {as_ranges([fact.rank for fact in wrong])}",
+                state="fail",
+                remedy="set NCCL_P2P_DISABLE=1 and try again; if that helps, have the links looked at",
+            )
         elif is_slow:
             yield Check(
-                name=check, found=found, state="warn",
+                name=check,
+                found=found,
+                state="warn",
                 remedy="NCCL goes over TCP: read what it chose with NCCL_DEBUG=INFO, and set NCCL_SOCKET_IFNAME",
-            )  # fmt: skip
+            )
         else:
             yield Check(name=check, found=found)
 
@@ -287,9 +297,7 @@ def _volumes(facts: Sequence[Facts], run_gib: float) -> Iterator[Check]:
             yield _volume(name, [(fact, fact.volumes[name]) for fact in facts], limits[name], remedies[name])
 
 
-def _volume(
-    name: str, seen: Sequence[tuple[Facts, Volume]], limits: tuple[float, float], remedy: str
-) -> Check:  # fmt: skip
+def _volume(name: str, seen: Sequence[tuple[Facts, Volume]], limits: tuple[float, float], remedy: str) -> Check:
     bad = [(fact, volume) for fact, volume in seen if volume.problem]
     if bad:
         fact, volume = bad[0]
@@ -310,11 +318,12 @@ def _shared_folder(facts: Sequence[Facts]) -> Iterator[Check]:
     blind = [fact for fact, shared in seen if not shared.sees_rank_0 or not shared.seen_by_rank_0]
     if blind:
         yield Check(
-            name="run folder shared", state="fail",
+            name="run folder shared",
+            state="fail",
             found=f"files do not pass between rank 0 and rank {as_ranges([fact.rank for fact in blind])} "
             f"on {_hosts(blind)}",
             remedy="give a --run-dir on a disk that all nodes mount at the same path, and may write",
-        )  # fmt: skip
+        )
         return
     yield Check(name="run folder shared", found="files pass between rank 0 and all others")
     loose = [(fact, shared) for fact, shared in seen if shared.lock != "held"]
@@ -325,9 +334,11 @@ def _shared_folder(facts: Sequence[Facts]) -> Iterator[Check]:
     near = fact.host == facts[0].host
     what = "rank 0's lock did not hold" if shared.lock == "free" else f"locks fail ({shared.lock})"
     yield Check(
-        name="file locks", state="fail" if near else "warn", found=f"{what} for rank {fact.rank} on {fact.host}",
+        name="file locks",
+        state="fail" if near else "warn",
+        found=f"{what} for rank {fact.rank} on {fact.host}",
         remedy="mount the run folder with locks (NFS: without nolock or local_lock), or take another --run-dir",
-    )  # fmt: skip
+    )
 
 
 def _data(facts: Sequence[Facts], *, verified: bool) -> Iterator[Check]:
@@ -338,15 +349,18 @@ def _data(facts: Sequence[Facts], *, verified: bool) -> Iterator[Check]:
         if bad:
             fact, data = bad[0]
             yield Check(
-                name="data", state="fail", found=f"rank {fact.rank} on {fact.host}: {data.problem}",
+                name="data",
+                state="fail",
+                found=f"rank {fact.rank} on {fact.host}: {data.problem}",
                 remedy="give a folder that tools/prepare_data.py made, at a path that all nodes see",
-            )  # fmt: skip
+            )
         elif len(hashes) > 1:
             yield Check(
-                name="data", state="fail",
+                name="data",
+                state="fail",
                 found=f"{first.place}: index " + "; ".join(f"{found} on {host}" for found, host in hashes.items()),
                 remedy="copy the folder anew to the nodes where it differs",
-            )  # fmt: skip
+            )
         else:
             total = sum(data.verified_files for _, data in seen)
             text = f"; hashes of {total:,} files right" if verified and total else ""

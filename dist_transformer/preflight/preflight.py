@@ -44,7 +44,7 @@ def preflight(
 
 def _gather(
     world: World, settings: PreflightSettings, watch: Watch, progress: Callable[[str], None]
-) -> Sequence[Facts]:  # fmt: skip
+) -> Sequence[Facts]:
     with watch.stage("node"):
         own = gather(world, run_dir=settings.run_dir, cache_dir=settings.cache_dir)
     with watch.stage("data folder"):

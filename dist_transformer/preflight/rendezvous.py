@@ -40,9 +40,12 @@ def joined(world: World, *, seconds: float) -> Iterator["Watch"]:
     try:
         with watch.stage("process group"):
             dist.init_process_group(
-                "gloo", store=store, rank=world.rank, world_size=world.size,
+                "gloo",
+                store=store,
+                rank=world.rank,
+                world_size=world.size,
                 timeout=timedelta(seconds=2 * seconds + _GRACE_SECONDS),
-            )  # fmt: skip
+            )
         yield watch
     except RuntimeError as error:
         reason = str(error).strip().split("\n")[0]
@@ -96,8 +99,9 @@ class Watch:
                 print(
                     f'error: "{self.current}" did not end within {self.seconds:g} s ({late}): look at the disks and '
                     "the network there, or raise --timeout",
-                    file=sys.stderr, flush=True,
-                )  # fmt: skip
+                    file=sys.stderr,
+                    flush=True,
+                )
                 # An exception would end this thread alone.
                 os._exit(1)
 

@@ -20,10 +20,19 @@ if TYPE_CHECKING:
 
 # Fonts with Chinese, Japanese and Korean characters: those that the machine has follow matplotlib's own.
 _CJK_FONTS = (
-    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC", "WenQuanYi Micro Hei",
-    "WenQuanYi Zen Hei", "Droid Sans Fallback", "Microsoft YaHei", "SimHei", "PingFang SC", "Hiragino Sans GB",
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Noto Sans SC",
+    "Source Han Sans SC",
+    "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei",
+    "Droid Sans Fallback",
+    "Microsoft YaHei",
+    "SimHei",
+    "PingFang SC",
+    "Hiragino Sans GB",
     "Arial Unicode MS",
-)  # fmt: skip
+)
 _LABEL_POINTS = 8
 # Inches: a row or column of a map, wide enough for a label; a character of a label; what stands around the panels.
 _CELL, _CHARACTER, _FRAME = 0.17, 0.085, 0.8
@@ -107,9 +116,7 @@ def position_picture(table_PD: np.ndarray) -> "Figure":
     with _style():
         figure = _figure(7.0, 4.5)
         axes = figure.add_subplot()
-        image = axes.imshow(
-            shown_PD, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest"
-        )  # fmt: skip
+        image = axes.imshow(shown_PD, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
         axes.set_title(f"position encodings: {len(shown_PD):,} of {len(table_PD):,} positions")
         axes.set_xlabel("dimension")
         axes.set_ylabel("position")

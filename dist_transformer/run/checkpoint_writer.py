@@ -163,9 +163,13 @@ class CheckpointWriter:
         with save.stalling():
             share, weights, averages = _copy(states)
         snapshot = _Snapshot(
-            state=copy.deepcopy(state), share=share, weights=weights, averages=averages,
-            weights_metadata=weights_metadata, retention=retention,
-        )  # fmt: skip
+            state=copy.deepcopy(state),
+            share=share,
+            weights=weights,
+            averages=averages,
+            weights_metadata=weights_metadata,
+            retention=retention,
+        )
         save.thread = threading.Thread(target=self._work, args=(save, snapshot), name="checkpoint", daemon=True)
         self._save = save
         save.thread.start()

@@ -243,8 +243,7 @@ class _Verification:
             raise UserError(
                 f"the run was trained on {len(known.corpora.data)} data folder(s), not {len(places)}: give its --data"
             )
-        config = known.changed( data=tuple(places), cache_dir=cache_dir or known.corpora.cache_dir, on_bad_shard="skip"
-        )  # fmt: skip
+        config = known.changed(data=tuple(places), cache_dir=cache_dir or known.corpora.cache_dir, on_bad_shard="skip")
         self._folders = open_folders(config.corpora)
         self._with_data = config
         if [sha256_of(folder.path / INDEX_FILE) for folder in self._folders] != self._described.get("data_sha256"):

@@ -63,9 +63,11 @@ def _restored(names: Sequence[str]) -> Iterator[None]:
 
 def _join(world: World, device: torch.device, patience: timedelta, timeout: timedelta) -> None:
     os.environ.update(
-        RANK=str(world.rank), WORLD_SIZE=str(world.size),
-        LOCAL_RANK=str(world.local_rank), LOCAL_WORLD_SIZE=str(world.local_size),
-    )  # fmt: skip
+        RANK=str(world.rank),
+        WORLD_SIZE=str(world.size),
+        LOCAL_RANK=str(world.local_rank),
+        LOCAL_WORLD_SIZE=str(world.local_size),
+    )
     if world.size == 1:
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", str(free_port()))

@@ -119,10 +119,21 @@ def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
         packs_per_micro_batch=min(_PACKS, config.batch.packs_per_micro_batch),
     )
     return config.changed(
-        data=(str(scratch / "data"),), data_weights=(), run_dir=scratch / "run", optimizer=optimizer, batch=batch,
-        max_steps=_STEPS, save_every=_SAVED_AT, validate_every=_SAVED_AT, validate_sentences=_DECODED, log_every=5,
-        patience=0, keep_checkpoints=2, resume="auto", init_from=None,
-    )  # fmt: skip
+        data=(str(scratch / "data"),),
+        data_weights=(),
+        run_dir=scratch / "run",
+        optimizer=optimizer,
+        batch=batch,
+        max_steps=_STEPS,
+        save_every=_SAVED_AT,
+        validate_every=_SAVED_AT,
+        validate_sentences=_DECODED,
+        log_every=5,
+        patience=0,
+        keep_checkpoints=2,
+        resume="auto",
+        init_from=None,
+    )
 
 
 def _train(config: TrainConfig, world: World, device: torch.device) -> tuple[list[Check], dict[str, Any]]:
@@ -186,15 +197,21 @@ def _learn_by_heart(config: TrainConfig, scratch: Path, world: World, device: to
     split = DataFolder.open(scratch / "heart").train
     batch = dataclasses.replace(
         config.batch,
-        max_source_tokens=split.info.source_tokens, max_target_tokens=split.info.target_tokens,
-        packs_per_step=1, packs_per_micro_batch=1,
-    )  # fmt: skip
+        max_source_tokens=split.info.source_tokens,
+        max_target_tokens=split.info.target_tokens,
+        packs_per_step=1,
+        packs_per_micro_batch=1,
+    )
     heart = config.changed(
-        data=(str(scratch / "heart"),), run_dir=scratch / "heart_run",
+        data=(str(scratch / "heart"),),
+        run_dir=scratch / "heart_run",
         optimizer=dataclasses.replace(config.optimizer, warmup_steps=round(_WARMUP * _HEART_STEPS)),
         batch=batch,
-        max_steps=_HEART_STEPS, save_every=_HEART_STEPS, validate_every=_HEART_STEPS, validate_sentences=1,
-    )  # fmt: skip
+        max_steps=_HEART_STEPS,
+        save_every=_HEART_STEPS,
+        validate_every=_HEART_STEPS,
+        validate_sentences=1,
+    )
     trainer = assemble(heart, world, device, quiet=True)
     trainer.train()
     nll = read_records(heart.run_dir, "valid")[-1]["nll"]
@@ -241,9 +258,7 @@ def _pack(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) ->
 
     def side(rows: Sequence[Sequence[int]]) -> PackedTokens:
         tokens, lengths = np.concatenate(rows), np.array([len(row) for row in rows])
-        return pack_side(
-            tokens, lengths, size=len(tokens), offset_count=len(rows) + 1, max_length=int(lengths.max())
-        )  # fmt: skip
+        return pack_side(tokens, lengths, size=len(tokens), offset_count=len(rows) + 1, max_length=int(lengths.max()))
 
     labels = np.concatenate([(*target, EOS_ID) for target in targets])
     return PackedBatch(

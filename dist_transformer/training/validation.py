@@ -50,7 +50,7 @@ class Validator:
         try:
             self.plan = Plan(
                 split.lengths, split.shard_starts, budgets=budgets, window_shards=len(split.shard_starts), seed=0
-            )  # fmt: skip
+            )
         except UserError as error:
             raise UserError(f"validation set of {folder.path}: {error}, or set --validate-every 0") from None
         self.collator = Collator(split, budgets, packs_per_micro_batch=batch.packs_per_micro_batch)

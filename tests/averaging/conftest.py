@@ -39,10 +39,17 @@ def random_weights(step: int, model: ModelConfig = MODEL) -> Weights:
 
 def describe(step: int, model: ModelConfig = MODEL, tokenizer: Tokenizer = TOKENIZER, **other: Any) -> dict[str, Any]:
     described = {
-        "step": step, "model": to_plain(model), "tokenizer_sha256": tokenizer.sha256, "source_language": "en",
-        "target_language": "de", "corpus": "hand-written", "synthetic": False, "run": "a" * 16,
-        "train_seconds": 60.0 * step, **other,
-    }  # fmt: skip
+        "step": step,
+        "model": to_plain(model),
+        "tokenizer_sha256": tokenizer.sha256,
+        "source_language": "en",
+        "target_language": "de",
+        "corpus": "hand-written",
+        "synthetic": False,
+        "run": "a" * 16,
+        "train_seconds": 60.0 * step,
+        **other,
+    }
     return {key: value for key, value in described.items() if value is not None}
 
 
@@ -66,9 +73,12 @@ def save_both(run: Path, step: int, weights: Weights | None = None) -> tuple[Pat
     ]
     described = describe(step)
     checkpoint = save_checkpoint(
-        run, states, described, retention=Retention(checkpoints=9, weights=99),
+        run,
+        states,
+        described,
+        retention=Retention(checkpoints=9, weights=99),
         weights_metadata={key: json.dumps(value) for key, value in described.items()},
-    )  # fmt: skip
+    )
     return run / "weights" / f"{step_name(step)}.safetensors", checkpoint
 
 

@@ -187,8 +187,11 @@ def test_memory_stays_below_two_models_for_any_number(run: Path, tmp_path: Path)
     small = save(tmp_path / "small", 1)
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, tmp_path / "out", small, *files],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     first, two, twelve = (int(peak) * 1024 for peak in done.stdout.split())
     assert size > 75e6

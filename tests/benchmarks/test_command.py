@@ -10,16 +10,21 @@ from benchmarks import command as benchmark
 from dist_transformer.errors import UserError
 
 MEASURED = benchmark.Measured(
-    what="a measure", figures={"rate": 2.5}, given=["--data", "DATA", "--steps=2"], table="the table", seeds=[3],
-    row={"what": "a", "steps": "—", "result": "b"}, flaw="the losses part",
-)  # fmt: skip
+    what="a measure",
+    figures={"rate": 2.5},
+    given=["--data", "DATA", "--steps=2"],
+    table="the table",
+    seeds=[3],
+    row={"what": "a", "steps": "—", "result": "b"},
+    flaw="the losses part",
+)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, measured: benchmark.Measured | None, json_file: Path | None) -> None:
     given = argparse.Namespace(
         part="train", flags=["--seed", "a b"], json=json_file, measure=lambda arguments: measured
-    )  # fmt: skip
-    monkeypatch.setattr(benchmark, "parse_arguments", lambda: given)
+    )
+    monkeypatch.setattr(benchmark, "parse_arguments", lambda *_: given)
     benchmark.main()
 
 

@@ -63,13 +63,23 @@ def test_peers_translate_as_ours_does(
     """Line for line, from text to text; outputs are cut where the shortest limit may have ended one."""
     torch.manual_seed(4)
     config = ModelConfig(
-        width=16, heads=2, ffn_width=32, encoder_layers=1, decoder_layers=1, max_positions=160,
+        width=16,
+        heads=2,
+        ffn_width=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        max_positions=160,
         vocab_size=toy_tokenizer.vocab_size,
-    )  # fmt: skip
+    )
     settings = DecodeBenchmark(
-        model=tmp_path, sources=toy_lines[0][:40], references=toy_lines[1][:40], peers=(), rounds=1, beam_size=1,
+        model=tmp_path,
+        sources=toy_lines[0][:40],
+        references=toy_lines[1][:40],
+        peers=(),
+        rounds=1,
+        beam_size=1,
         max_extra_tokens=8,
-    )  # fmt: skip
+    )
     model = Transformer(config).eval()
     ours, theirs = (make_work(which, model, toy_tokenizer, settings, tmp_path)() for which in ("ours", name))
     assert len(set(ours)) > 20

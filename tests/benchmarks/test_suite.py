@@ -38,11 +38,17 @@ def training(ours: float, *, machine: str = "4 cores of AMD EPYC", date: str = "
         "torch": {"rates": rate(ours / 4), "ours_to_this": rate(4.0)},
     }
     return {
-        "what": "training", "corpus": "mix (en-de)", "synthetic": False, "date": date, "machine": machine,
-        "commands": ["python tools/benchmark.py train"], "seeds": [1], "wall_seconds": 2.5,
+        "what": "training",
+        "corpus": "mix (en-de)",
+        "synthetic": False,
+        "date": date,
+        "machine": machine,
+        "commands": ["python tools/benchmark.py train"],
+        "seeds": [1],
+        "wall_seconds": 2.5,
         "figures": {"preset": "tiny", "precision": "bf16", "unit": "tokens a CPU second", "contenders": contenders},
         "rows": [{"what": "training", "steps": "—", "result": "{figures[contenders][ours][rates][median]:,.0f}"}],
-    }  # fmt: skip
+    }
 
 
 def test_parts_are_merged_into_one_file(tmp_path: Path) -> None:
@@ -76,15 +82,19 @@ def test_bars_are_the_rates_with_their_spread() -> None:
     (group,) = bar_groups({"train-tiny": training(1000)["figures"], "tests": {"outcome": "3 passed"}})
     assert group.title == "training, tiny, bf16"
     assert [(bar.value, bar.lowest, bar.highest, bar.stressed) for bar in group.bars] == [
-        (1000, 990, 1020, True), (250, 250, 250, False),
-    ]  # fmt: skip
+        (1000, 990, 1020, True),
+        (250, 250, 250, False),
+    ]
 
 
 def test_bars_of_decoding_name_the_model() -> None:
     part = {
-        "parameters": 1_686_528, "beam_size": 4, "precision": "float32", "unit": "sentences a CPU second",
+        "parameters": 1_686_528,
+        "beam_size": 4,
+        "precision": "float32",
+        "unit": "sentences a CPU second",
         "contenders": {"ours": {"sentences_per_second": rate(2.0)}},
-    }  # fmt: skip
+    }
     (group,) = bar_groups({"decode-tiny": part})
     assert group.title == "decoding, 1,686,528 parameters, beam 4, float32"
 
@@ -133,7 +143,7 @@ def test_parts_are_commands_that_exist(tmp_path: Path, monkeypatch: pytest.Monke
         """Instead of running it."""
         assert tool == "benchmark.py"
         monkeypatch.setattr(sys, "argv", [tool, *map(str, words)])
-        parsed.append(benchmark.parse_arguments())
+        parsed.append(benchmark.parse_arguments(None, benchmark.MEASURES))
         parsed[-1].json.write_text("{}")
 
     monkeypatch.setattr(Suite, "run", parse)

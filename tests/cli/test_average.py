@@ -48,8 +48,9 @@ def test_averages_of_a_run(run: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         save(run, step)
     assert call(monkeypatch, "--run-dir", run, "--last", 2, "--out", out) == 0
     assert capsys.readouterr() == (
-        f"chosen: the last 2 weight files\naveraged 2 set(s) of weights, steps 3, 5: {out}\n", ""
-    )  # fmt: skip
+        f"chosen: the last 2 weight files\naveraged 2 set(s) of weights, steps 3, 5: {out}\n",
+        "",
+    )
     assert_mean(out, [3, 5])
     assert call(monkeypatch, "--run-dir", run, "--last", 3, "--every", 2, "--out", out) == 0
     how = "the last 3 weight files, about 2 minutes of training apart (2.0 to 2.0)"

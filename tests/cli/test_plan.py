@@ -29,9 +29,7 @@ def test_flags_of_training_are_taken() -> None:
     assert found.train.corpora.data == EMBEDDED_CORPUS
 
 
-def test_the_screen(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:  # fmt: skip
+def test_the_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     arguments = f"--preset big --nodes 2 --gpus 8 --gpu h100 --batch.packs-per-step 16 --json {out}"
     screen = run(monkeypatch, capsys, arguments)
@@ -44,8 +42,12 @@ def test_the_screen(
     written = json.loads(out.read_text())
     assert f"{written['target_tokens_per_second']:,.0f} target tokens/s" in screen
     assert [stage["name"] for stage in written["stages"]] == [
-        "ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3", "ZeRO-3 offload",
-    ]  # fmt: skip
+        "ZeRO-0",
+        "ZeRO-1",
+        "ZeRO-2",
+        "ZeRO-3",
+        "ZeRO-3 offload",
+    ]
     assert written["speed_is"] == "a model, not a measurement"
 
 

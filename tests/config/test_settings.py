@@ -168,8 +168,10 @@ def test_big_large_batch_is_that_of_ott_et_al() -> None:
     # 3584 tokens on 8 GPUs, accumulated 16 times.
     assert (config.batch.max_target_tokens, config.batch.packs_per_step) == (3584, 128)
     assert (config.optimizer.schedule, config.optimizer.peak_lr, config.optimizer.warmup_steps) == (
-        "inverse_sqrt", 1e-3, 4000,
-    )  # fmt: skip
+        "inverse_sqrt",
+        1e-3,
+        4000,
+    )
 
 
 def test_multi30k_is_transformer_tiny() -> None:

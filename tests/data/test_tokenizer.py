@@ -145,8 +145,13 @@ def test_letters_keep_their_marks_and_joiners(tokenizer: Tokenizer, keeping: Tok
 
 def test_marks_stay_with_digits_and_signs_too(tokenizer: Tokenizer) -> None:
     assert words_of(tokenizer, "👩\u200d👩\u200d👧 ❤\ufe0f 1\ufe0f\u20e3, 'm\u0300") == [
-        "👩\u200d👩\u200d👧", " ❤\ufe0f", " 1\ufe0f\u20e3", ",", " '", "m\u0300"
-    ]  # fmt: skip
+        "👩\u200d👩\u200d👧",
+        " ❤\ufe0f",
+        " 1\ufe0f\u20e3",
+        ",",
+        " '",
+        "m\u0300",
+    ]
 
 
 @settings(max_examples=300, deadline=None)
@@ -216,9 +221,12 @@ def former_file(path: Path, *, normalization: str, lowercase: bool) -> Backend:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(list(SPECIALS))
     trainer = trainers.BpeTrainer(
-        vocab_size=400, min_frequency=2, special_tokens=list(SPECIALS), show_progress=False,
+        vocab_size=400,
+        min_frequency=2,
+        special_tokens=list(SPECIALS),
+        show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )  # fmt: skip
+    )
     backend.train_from_iterator([*TEXTS, *SENTENCES.values()], trainer)
     backend.save(str(path), pretty=True)
     return backend

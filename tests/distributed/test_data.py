@@ -42,9 +42,7 @@ def damaged(toy_data: DataFolder, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_url_gives_the_same_sentences(
-    ledger: list[dict[str, Any]], toy_data: DataFolder, tmp_path: Path
-) -> None:  # fmt: skip
+def test_a_url_gives_the_same_sentences(ledger: list[dict[str, Any]], toy_data: DataFolder, tmp_path: Path) -> None:
     place: Any = f"file://{toy_data.path}"
     flags = ("--cache-dir", tmp_path / "a cache", *STEPS)
     train(2, place, tmp_path / "run", "--max-steps", 50, *flags)

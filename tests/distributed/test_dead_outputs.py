@@ -41,9 +41,12 @@ class Started:
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 ["bash", "-c", f"{shlex.join(words)} {redirected}; exit ${{PIPESTATUS[0]}}"],
-                cwd=ROOT, env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
-                stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                cwd=ROOT,
+                env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     def output(self) -> str:
         """Once it has ended: what could be read of it. The run is finished and whole."""

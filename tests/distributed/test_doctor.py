@@ -38,19 +38,26 @@ def start_ranks(
         probe.bind(("", 0))
         port = probe.getsockname()[1]
     common = {
-        **os.environ, "DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size),
-    }  # fmt: skip
+        **os.environ,
+        "DS_ACCELERATOR": "cpu",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+    }
     words = [str(word) for word in (*DOCTOR, *arguments)]
     hosts = [["unshare", "--uts", "sh", "-c", f'hostname {name}; exec "$@"', "sh"] for name in names]
     processes = [
         subprocess.Popen(
-            [*(hosts[rank] if hosts else []), *words], cwd=folder, text=True, stdout=subprocess.PIPE,
+            [*(hosts[rank] if hosts else []), *words],
+            cwd=folder,
+            text=True,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": f"{folder}:{ROOT}"},
         )
         for rank, folder in enumerate(folders)
-    ]  # fmt: skip
+    ]
     done = [process.communicate(timeout=180) for process in processes]
     return [(process.returncode, *texts) for process, texts in zip(processes, done, strict=True)]
 
@@ -66,15 +73,37 @@ def states(output: str) -> dict[str, str]:
 def test_two_ranks_that_agree_are_fit(toy_data: DataFolder, tmp_path: Path) -> None:
     run_dir = tmp_path / "runs" / "first"
     output = run_command(
-        *deepspeed_command(2), ROOT / "tools" / "doctor.py", "--run-dir", run_dir, "--run-gib", 0.001,
-        "--data", toy_data.path, "--verify-data", "--cache-dir", tmp_path,
-    )  # fmt: skip
+        *deepspeed_command(2),
+        ROOT / "tools" / "doctor.py",
+        "--run-dir",
+        run_dir,
+        "--run-gib",
+        0.001,
+        "--data",
+        toy_data.path,
+        "--verify-data",
+        "--cache-dir",
+        tmp_path,
+    )
     found = states(output)
     needed = {
-        "ranks", "versions", "code", "GPUs", "memory", "open files", "MASTER_ADDR", "all-reduce 1 MiB",
-        "all-reduce 16 MiB", "run folder", "temporary folder", "cache", "/dev/shm", "run folder shared", "file locks",
+        "ranks",
+        "versions",
+        "code",
+        "GPUs",
+        "memory",
+        "open files",
+        "MASTER_ADDR",
+        "all-reduce 1 MiB",
+        "all-reduce 16 MiB",
+        "run folder",
+        "temporary folder",
+        "cache",
+        "/dev/shm",
+        "run folder shared",
+        "file locks",
         "data",
-    }  # fmt: skip
+    }
     assert needed <= found.keys()
     assert "FAIL" not in found.values()
     assert "gloo: " in output
@@ -98,8 +127,10 @@ def test_what_two_ranks_do_not_share_is_named(toy_data: DataFolder, tmp_path: Pa
     assert [status for status, *_ in found] == [1, 1]
     output, errors = found[0][1:]
     assert {check for check, state in states(output).items() if state == "FAIL"} == {
-        "run folder", "run folder shared", "data",
-    }  # fmt: skip
+        "run folder",
+        "run folder shared",
+        "data",
+    }
     assert "files do not pass between rank 0 and rank 1" in output
     assert errors.count("error: not fit to train (run folder, run folder shared, data)") == 1
     # Rank 0 speaks for both, and nothing stays.

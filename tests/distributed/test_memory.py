@@ -35,9 +35,13 @@ def test_states_are_predicted_to_a_tenth(
     found = measured[world][f"{preset}-{precision}-{stage}"]
     zero = ZeroSettings.from_ds_config(load_ds_config(ROOT / "ds_configs" / f"zero{stage}.json"))
     memory = predict_memory(
-        dataclasses.replace(PRESETS[preset].model, vocab_size=VOCAB_SIZE), zero, world_size=world, precision=precision,
-        accumulation=1, micro=MicroBatch(source_tokens=16, target_tokens=16),
-    )  # fmt: skip
+        dataclasses.replace(PRESETS[preset].model, vocab_size=VOCAB_SIZE),
+        zero,
+        world_size=world,
+        precision=precision,
+        accumulation=1,
+        micro=MicroBatch(source_tokens=16, target_tokens=16),
+    )
     assert memory.resident == pytest.approx(found["between"], rel=0.1)
     stay = stage == 3 or (stage == 1 and precision == "bf16")
     gradients = 0 if stay else memory.gradients

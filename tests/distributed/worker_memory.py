@@ -56,10 +56,12 @@ def bytes_of_all_tensors() -> int:
 def measure(preset: str, precision: str, stage: int, world_size: int) -> dict[str, Any]:
     base = PRESETS[preset]
     config = dataclasses.replace(
-        base, precision=precision, model=dataclasses.replace(base.model, vocab_size=VOCAB_SIZE),
+        base,
+        precision=precision,
+        model=dataclasses.replace(base.model, vocab_size=VOCAB_SIZE),
         batch=BatchConfig(packs_per_step=world_size),
         deepspeed_config=ROOT / "ds_configs" / f"zero{stage}.json",
-    )  # fmt: skip
+    )
     gc.collect()
     before = bytes_of_all_tensors()
     model = Transformer(config.model)

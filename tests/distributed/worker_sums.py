@@ -25,9 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STAGES = range(4)
 MICRO_BATCHES = (1, 128)
 """Of each rank, in one step."""
-MODEL = ModelConfig(
-    width=32, heads=2, ffn_width=64, encoder_layers=1, decoder_layers=1, dropout=0.0, vocab_size=64
-)  # fmt: skip
+MODEL = ModelConfig(width=32, heads=2, ffn_width=64, encoder_layers=1, decoder_layers=1, dropout=0.0, vocab_size=64)
 TOKENS = 16
 
 
@@ -67,10 +65,13 @@ def exact_sums(micro_batches: int, *, stage: int) -> dict[str, torch.Tensor]:
 def error_of(stage: int, micro_batches: int, wanted: dict[str, torch.Tensor], rank: int, world_size: int) -> float:
     """The largest relative error of a tensor. After one update Adam's first moment is (1 - β1) · gradient."""
     config = TrainConfig.of(
-        data=("unused",), run_dir=Path("unused"), precision="bf16", model=MODEL,
+        data=("unused",),
+        run_dir=Path("unused"),
+        precision="bf16",
+        model=MODEL,
         batch=BatchConfig(packs_per_step=micro_batches * world_size),
         deepspeed_config=ROOT / "ds_configs" / f"zero{stage}.json",
-    )  # fmt: skip
+    )
     engine = Engine(make_model(), config, load_ds_config(config.deepspeed_config), world_size=world_size)
     for index in range(rank, micro_batches * world_size, world_size):
         engine.forward_backward(random_batch(index), step_tokens=micro_batches * world_size * TOKENS)

@@ -141,9 +141,7 @@ def test_weights_that_are_not_finite_leave_the_text(
 ) -> None:
     broken = copy.deepcopy(translator.model)
     broken.embedding.data[5:] = float("nan")
-    samples = make(
-        Translator(broken, translator.tokenizer, CPU, BeamSettings()), toy_lines, count=2, with_attention=2
-    )  # fmt: skip
+    samples = make(Translator(broken, translator.tokenizer, CPU, BeamSettings()), toy_lines, count=2, with_attention=2)
     assert [sample.attention_LTS for sample in samples] == [None, None]
     write_sheet(tmp_path, SampleSheet(step=1, sentences=2, bleu=0.0, signature="s", samples=samples))
 
@@ -231,14 +229,26 @@ def put(*path: Any, value: object) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     "change",
     [
-        drop_samples, drop_hypothesis, drop_row, drop_weight,
-        put("extra", value=1), put("samples", 0, "extra", value=1), put("samples", value=3), put("samples", 0, value=3),
-        put("step", value="1000"), put("step", value=-1), put("sentences", value=None), put("bleu", value="12"),
-        put("signature", value=None), put("samples", 0, "source", value=None),
-        put("samples", 0, "source_tokens", value="a</s>"), put("samples", 0, "target_tokens", value=[1, 2]),
-        put("samples", 0, "attention_LTS", value="wide"), put("samples", 0, "attention_LTS", value=[]),
+        drop_samples,
+        drop_hypothesis,
+        drop_row,
+        drop_weight,
+        put("extra", value=1),
+        put("samples", 0, "extra", value=1),
+        put("samples", value=3),
+        put("samples", 0, value=3),
+        put("step", value="1000"),
+        put("step", value=-1),
+        put("sentences", value=None),
+        put("bleu", value="12"),
+        put("signature", value=None),
+        put("samples", 0, "source", value=None),
+        put("samples", 0, "source_tokens", value="a</s>"),
+        put("samples", 0, "target_tokens", value=[1, 2]),
+        put("samples", 0, "attention_LTS", value="wide"),
+        put("samples", 0, "attention_LTS", value=[]),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_sheet_is_named(tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     write_sheet(tmp_path, sample_sheet(250))
     path = write_sheet(tmp_path, sample_sheet(1000))

@@ -37,11 +37,13 @@ def looked_for(whole: Path, kind: str, name: str, generator: random.Random, lab:
     how = hurt(newest / name, kind, generator)
     problem, warned = checkpoint_problem(newest), list[str]()
     chosen = newest_checkpoint(run_dir, warned.append)
-    return failing({
-        f"{how}: not found": problem is not None,
-        f"{how}: {chosen} was chosen": chosen == older,
-        f"{how}: not told": warned and str(older) in warned[-1],
-    })  # fmt: skip
+    return failing(
+        {
+            f"{how}: not found": problem is not None,
+            f"{how}: {chosen} was chosen": chosen == older,
+            f"{how}: not told": warned and str(older) in warned[-1],
+        }
+    )
 
 
 def start_damaged(whole: Path, generator: random.Random, lab: Lab) -> Found:

@@ -67,13 +67,15 @@ def ended_clearly(job: Job, *reasons: str, clean: bool = True) -> tuple[str, ...
     statuses, errors = job.statuses(), clear_errors(job.output)
     # What one rank has found, the others repeat, unless a launcher ends them before.
     own = sorted({line for line in errors if " ends: rank " not in line})
-    return failing({
-        f"status {statuses}: {job.output[-600:]}": 0 not in statuses,
-        f"the errors are {errors}": len(own) == 1 and any(reason in own[0] for reason in reasons),
-        f"a traceback: {job.output[-1500:]}": "Traceback" not in job.output,
-        "an incomplete checkpoint has a name": not any(map(checkpoint_problem, checkpoints_of(job.run_dir))),
-        f"temporary files were left: {unfinished(job.run_dir)}": not clean or not unfinished(job.run_dir),
-    })  # fmt: skip
+    return failing(
+        {
+            f"status {statuses}: {job.output[-600:]}": 0 not in statuses,
+            f"the errors are {errors}": len(own) == 1 and any(reason in own[0] for reason in reasons),
+            f"a traceback: {job.output[-1500:]}": "Traceback" not in job.output,
+            "an incomplete checkpoint has a name": not any(map(checkpoint_problem, checkpoints_of(job.run_dir))),
+            f"temporary files were left: {unfinished(job.run_dir)}": not clean or not unfinished(job.run_dir),
+        }
+    )
 
 
 def goes_on(run_dir: Path, whole: Path, lab: Lab, *, beyond: bool = False) -> tuple[str, ...]:
@@ -84,10 +86,12 @@ def goes_on(run_dir: Path, whole: Path, lab: Lab, *, beyond: bool = False) -> tu
     else:
         steps = _STEPS
     lab.train(run_dir, *_FLAGS, "--max-steps", steps)
-    return failing({
-        "weights or ledger are not those of the undisturbed run": same_end(run_dir, whole, steps),
-        "temporary files are still there": not unfinished(run_dir),
-    })  # fmt: skip
+    return failing(
+        {
+            "weights or ledger are not those of the undisturbed run": same_end(run_dir, whole, steps),
+            "temporary files are still there": not unfinished(run_dir),
+        }
+    )
 
 
 def newest_step(run_dir: Path) -> int:

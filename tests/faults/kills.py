@@ -54,10 +54,12 @@ def run(case: Case, lab: Lab) -> Found:
         problems += failing({f"{lost} steps lost by the kill of {victim}": lost <= limit})
     output = lab.train(run_dir, *_FLAGS, stage=case.kind)
     problems += resumed_elsewhere(output, expected)
-    problems += failing({
-        "weights or ledger are not those of the undisturbed run": same_end(run_dir, whole, _STEPS),
-        "temporary files were left": not unfinished(run_dir),
-    })  # fmt: skip
+    problems += failing(
+        {
+            "weights or ledger are not those of the undisturbed run": same_end(run_dir, whole, _STEPS),
+            "temporary files were left": not unfinished(run_dir),
+        }
+    )
     return Found(faults=killed, problems=tuple(problems), counts=counts, highest={"steps_lost": most_lost})
 
 

@@ -10,9 +10,15 @@ from tests.faults.__main__ import CAMPAIGNS
 from tests.faults.campaign import Campaign, Case, Lab
 
 KINDS = {
-    "kills": "zero1", "slow_saves": "zero2", "damage": "started by two ranks", "disks": "full",
-    "not_finite": "zero3 bf16", "lost_ranks": "raises", "elastic": "precision", "hostile": "names and pickles",
-}  # fmt: skip
+    "kills": "zero1",
+    "slow_saves": "zero2",
+    "damage": "started by two ranks",
+    "disks": "full",
+    "not_finite": "zero3 bf16",
+    "lost_ranks": "raises",
+    "elastic": "precision",
+    "hostile": "names and pickles",
+}
 
 
 @pytest.fixture(scope="module")

@@ -46,9 +46,14 @@ def test_campaigns_go_on_where_they_were_stopped(tmp_path: Path, lab: Lab) -> No
     assert fill(Table(file, [made], lab.data.index), made, lab) == []
     result = read_result(file)
     assert result["figures"]["campaigns"]["kills"]["kinds"]["a"] == {
-        "full": 5, "faults": 6, "passed": 6, "cases": 3, "counts": {"saves": 9}, "highest": {"steps_lost": 2.0},
+        "full": 5,
+        "faults": 6,
+        "passed": 6,
+        "cases": 3,
+        "counts": {"saves": 9},
+        "highest": {"steps_lost": 2.0},
         "failed": [],
-    }  # fmt: skip
+    }
     (line,) = make_lines(file, result)
     assert "8 of 8 faults came out as they must (7 are planned" in line
 

@@ -18,9 +18,17 @@ SOURCE, TARGET = [7, 4, 19, 4, 11], [9, 12, 5]
 def make_model(norm: str = "post", head_width: int | None = None, **settings: object) -> Transformer:
     torch.manual_seed(5)
     config = ModelConfig(
-        width=16, heads=2, head_width=head_width, ffn_width=24, encoder_layers=2, decoder_layers=3,
-        vocab_size=20, max_positions=12, norm=norm, **settings,
-    )  # type: ignore[arg-type]  # fmt: skip
+        width=16,
+        heads=2,
+        head_width=head_width,
+        ffn_width=24,
+        encoder_layers=2,
+        decoder_layers=3,
+        vocab_size=20,
+        max_positions=12,
+        norm=norm,
+        **settings,
+    )  # type: ignore[arg-type]
     model = Transformer(config).eval()
     with torch.no_grad():
         # Weights far from uniform, and no bias or norm at the value that hides a mistake.
@@ -121,10 +129,12 @@ def test_maps_are_those_of_torch() -> None:
     torch_attention = torch.nn.MultiheadAttention(16, 2, batch_first=True)
     torch_attention.load_state_dict(
         {
-            "in_proj_weight": layer.cross_attention.qkv_weight, "in_proj_bias": layer.cross_attention.qkv_bias,
-            "out_proj.weight": layer.cross_attention.output.weight, "out_proj.bias": layer.cross_attention.output.bias,
+            "in_proj_weight": layer.cross_attention.qkv_weight,
+            "in_proj_bias": layer.cross_attention.qkv_bias,
+            "out_proj.weight": layer.cross_attention.output.weight,
+            "out_proj.bias": layer.cross_attention.output.bias,
         }
-    )  # fmt: skip
+    )
     given = []
     handle = layer.cross_attention.register_forward_pre_hook(lambda _, inputs: given.append(inputs))
     maps = cross_attention_maps(model, SOURCE, TARGET)

@@ -274,9 +274,7 @@ def test_cached_logits_equal_the_packed_decoders(change: dict[str, object], fixe
     for i, rows in enumerate(memory_SD.split([len(source) for source in sources])):
         memory_BSD[i, : len(rows)] = rows
         mask_B1S[i, :, : len(rows)] = 0
-    state = model.new_decoder_state(
-        slots=4, beam_size=beam, source_room=longest, longest=40, fixed_shapes=fixed_shapes
-    )  # fmt: skip
+    state = model.new_decoder_state(slots=4, beam_size=beam, source_room=longest, longest=40, fixed_shapes=fixed_shapes)
     model.begin_sentences(state, torch.arange(4), memory_BSD, mask_B1S)
     stay = torch.arange(beam).expand(4, beam)
     found = []

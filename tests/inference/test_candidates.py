@@ -51,7 +51,7 @@ def test_extensions_against_the_whole_softmax(elements: int, monkeypatch: pytest
     with torch.no_grad():
         value, hypothesis, token = best_extensions(
             model, hidden_BD, alive_logp_Nk, count=4, never=never, ends_only_N=torch.tensor([False, True, False])
-        )  # fmt: skip
+        )
         total = torch.log_softmax(hidden_BD @ model.embedding.T, dim=-1).view(3, 3, 23) + alive_logp_Nk.unsqueeze(2)
     total[:, :, :3] = -torch.inf
     total[1, :, torch.arange(23) != EOS] = -torch.inf

@@ -20,10 +20,14 @@ def make_batch(seed: int, *, lengths_seed: int) -> PackedBatch:
     lengths = drawn.integers(3, 20, SENTENCES)
     sides = [
         pack_side(
-            words.integers(4, 50, lengths.sum()), lengths, size=SIZE, offset_count=40, max_length=CAP,
+            words.integers(4, 50, lengths.sum()),
+            lengths,
+            size=SIZE,
+            offset_count=40,
+            max_length=CAP,
         )
         for _ in range(2)
-    ]  # fmt: skip
+    ]
     labels = np.full(SIZE, IGNORED)
     labels[: lengths.sum()] = words.integers(4, 50, lengths.sum())
     return PackedBatch(source=sides[0], target=sides[1], labels_T=torch.from_numpy(labels))
@@ -32,9 +36,15 @@ def make_batch(seed: int, *, lengths_seed: int) -> PackedBatch:
 def make_model() -> Transformer:
     torch.manual_seed(0)
     config = ModelConfig(
-        width=32, heads=2, ffn_width=64, encoder_layers=2, decoder_layers=2, dropout=0.0, vocab_size=50,
+        width=32,
+        heads=2,
+        ffn_width=64,
+        encoder_layers=2,
+        decoder_layers=2,
+        dropout=0.0,
+        vocab_size=50,
         max_positions=CAP,
-    )  # fmt: skip
+    )
     return Transformer(config)
 
 

@@ -90,9 +90,7 @@ def test_gradients_are_those_of_the_formula(smoothing: float) -> None:
     found = gradients(
         smoothed_cross_entropy(hidden_TD, weight_VD, labels_T, smoothing).loss * 0.37, hidden_TD, weight_VD
     )
-    expected = gradients(
-        plain_formula(hidden_TD, weight_VD, labels_T, smoothing)[0] * 0.37, hidden_TD, weight_VD
-    )  # fmt: skip
+    expected = gradients(plain_formula(hidden_TD, weight_VD, labels_T, smoothing)[0] * 0.37, hidden_TD, weight_VD)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
         assert relative(one, other) < 1e-5

@@ -157,9 +157,15 @@ def fresh_loss(config: ModelConfig) -> float:
 def test_fresh_model_guesses(norm: str, embedding_init: str, bound: float) -> None:
     """Logits of the normal start have variance 1, which costs 1/2; those of the smaller Xavier start nearly nothing."""
     config = ModelConfig(
-        width=128, encoder_layers=2, decoder_layers=2, heads=4, ffn_width=256, vocab_size=8000,
-        norm=norm, embedding_init=embedding_init,
-    )  # fmt: skip
+        width=128,
+        encoder_layers=2,
+        decoder_layers=2,
+        heads=4,
+        ffn_width=256,
+        vocab_size=8000,
+        norm=norm,
+        embedding_init=embedding_init,
+    )
     assert abs(fresh_loss(config)) < bound
 
 

@@ -27,11 +27,16 @@ def run_dir(tmp_path: Path) -> Path:
     (tmp_path / "environment.json").write_text(json.dumps([{**start, "state_bytes": 2**30}]))
     records = [
         {
-            "kind": "train", "step": step, "train_seconds": step / 2, "target_tokens_per_second": 100_000 + step,
-            "fill": 0.98, "training_flops": step * 10**12, "peak_memory_bytes": 4 * 2**30,
+            "kind": "train",
+            "step": step,
+            "train_seconds": step / 2,
+            "target_tokens_per_second": 100_000 + step,
+            "fill": 0.98,
+            "training_flops": step * 10**12,
+            "peak_memory_bytes": 4 * 2**30,
         }
         for step in (50, 100)
-    ]  # fmt: skip
+    ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     checkpoint = tmp_path / "checkpoints" / "step-00000100"
     checkpoint.mkdir(parents=True)

@@ -101,15 +101,17 @@ def test_buckets_are_doubled_where_communication_overlaps() -> None:
 
 def test_the_loss_holds_one_block_of_logits() -> None:
     """2 bytes and twice 4 for each logit of 3,136 tokens; the projection's gradient in fp32 and bf16; hidden states."""
-    memory = predict_memory(
-        BIG, ZeroSettings(stage=1), world_size=1, precision="bf16", accumulation=1, micro=MICRO
-    )  # fmt: skip
+    memory = predict_memory(BIG, ZeroSettings(stage=1), world_size=1, precision="bf16", accumulation=1, micro=MICRO)
     assert memory.loss == 3136 * 37_000 * 10 + 37_000 * 1024 * 6 + 2 * 3136 * 1024 * 2
     # 2^29 elements are a block: 14,510 rows; 2^27 of them are in fp32 at a time.
     many = predict_memory(
-        BIG, ZeroSettings(stage=1), world_size=1, precision="bf16", accumulation=1,
+        BIG,
+        ZeroSettings(stage=1),
+        world_size=1,
+        precision="bf16",
+        accumulation=1,
         micro=MicroBatch(source_tokens=100_000, target_tokens=100_000),
-    )  # fmt: skip
+    )
     assert many.loss == 14_510 * 37_000 * 2 + 2**27 // 37_000 * 37_000 * 8 + 37_000 * 1024 * 6 + 2 * 100_000 * 1024 * 2
 
 
@@ -123,9 +125,16 @@ def equal_sentences(count: int, length: int) -> PackedTokens:
 def test_activations_are_what_autograd_keeps(norm: str, activation: str) -> None:
     """Of real tensors, without dropout (whose mask is larger on a CPU) and in fp32, where all attention is explicit."""
     config = ModelConfig(
-        width=64, heads=4, ffn_width=192, encoder_layers=3, decoder_layers=3, dropout=0.0, vocab_size=50,
-        norm=norm, activation=activation,  # type: ignore[arg-type]
-    )  # fmt: skip
+        width=64,
+        heads=4,
+        ffn_width=192,
+        encoder_layers=3,
+        decoder_layers=3,
+        dropout=0.0,
+        vocab_size=50,
+        norm=norm,
+        activation=activation,  # type: ignore[arg-type]
+    )
     model = Transformer(config)
     # 16 keys fill the groups of attention without padding.
     side = equal_sentences(32, 16)
@@ -157,9 +166,7 @@ def test_dropout_keeps_a_byte_an_element() -> None:
 def test_the_peak_is_at_the_loss_or_at_the_update() -> None:
     def memory(tokens: int) -> tuple[int, int, int]:
         micro = MicroBatch(source_tokens=tokens, target_tokens=tokens)
-        found = predict_memory(
-            BIG, ZeroSettings(stage=0), world_size=2, precision="bf16", accumulation=1, micro=micro
-        )  # fmt: skip
+        found = predict_memory(BIG, ZeroSettings(stage=0), world_size=2, precision="bf16", accumulation=1, micro=micro)
         states = found.weights + found.masters + found.moments + found.gradients
         return found.peak - states, found.activations + found.loss, found.update
 

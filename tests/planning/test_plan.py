@@ -112,7 +112,7 @@ def test_another_stage_is_named_first() -> None:
     config = preset("big")
     config = dataclasses.replace(
         config, model=dataclasses.replace(config.model, width=2048, ffn_width=32_768, head_width=64)
-    )  # fmt: skip
+    )
     found = plan(config, ROOT / "ds_configs/zero0.json", gpu="rtx3090", gpus=8)
     assert found.chosen.fits is False
     assert what_would_fit(found) == "--deepspeed-config ds_configs/zero1.json"

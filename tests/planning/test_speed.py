@@ -19,9 +19,17 @@ GPU = GpuKind(
 
 def step(stage: int, **changes: Any) -> StepTime:
     settings: dict[str, Any] = {
-        "parameters": 200_000_000, "gpus_per_node": 4, "nodes": 1, "network_gbit": 400, "precision": "bf16",
-        "accumulation": 1, "source_tokens": 1000, "target_tokens": 1000, "mfu": 0.5, **changes,
-    }  # fmt: skip
+        "parameters": 200_000_000,
+        "gpus_per_node": 4,
+        "nodes": 1,
+        "network_gbit": 400,
+        "precision": "bf16",
+        "accumulation": 1,
+        "source_tokens": 1000,
+        "target_tokens": 1000,
+        "mfu": 0.5,
+        **changes,
+    }
     return predict_step(BIG, ZeroSettings(stage=stage), GPU, **settings)
 
 
@@ -43,10 +51,18 @@ def test_the_update_moves_thirty_bytes_a_parameter() -> None:
     ("stage", "accumulation", "precision", "sent"),
     [
         # An all-reduce of fp32 gradients is 8 bytes per parameter on a ring, a gathered bf16 weight 2.
-        (0, 1, "bf16", 8), (0, 8, "bf16", 8), (1, 1, "bf16", 10), (1, 8, "bf16", 10), (1, 8, "fp32", 12),
-        (2, 1, "bf16", 10), (2, 8, "bf16", 66), (3, 1, "bf16", 8), (3, 8, "bf16", 64), (3, 1, "fp32", 12),
+        (0, 1, "bf16", 8),
+        (0, 8, "bf16", 8),
+        (1, 1, "bf16", 10),
+        (1, 8, "bf16", 10),
+        (1, 8, "fp32", 12),
+        (2, 1, "bf16", 10),
+        (2, 8, "bf16", 66),
+        (3, 1, "bf16", 8),
+        (3, 8, "bf16", 64),
+        (3, 1, "fp32", 12),
     ],
-)  # fmt: skip
+)
 def test_bytes_that_go_round(stage: int, accumulation: int, precision: str, sent: int) -> None:
     """Of 200 million parameters, three quarters of which pass each of 4 GPUs."""
     found = step(stage, accumulation=accumulation, precision=precision).communication

@@ -12,9 +12,7 @@ from dist_transformer.runtime.rendezvous import as_ranges
 from dist_transformer.runtime.world import World
 
 
-@pytest.mark.parametrize(
-    ("ranks", "text"), [([0], "0"), ([0, 1, 2], "0-2"), ([5, 1, 2, 7], "1-2, 5, 7"), ([], "")]
-)  # fmt: skip
+@pytest.mark.parametrize(("ranks", "text"), [([0], "0"), ([0, 1, 2], "0-2"), ([5, 1, 2, 7], "1-2, 5, 7"), ([], "")])
 def test_ranges(ranks: list[int], text: str) -> None:
     assert as_ranges(ranks) == text
 

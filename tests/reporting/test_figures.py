@@ -34,11 +34,13 @@ def make_sample(layers: int = 2, sources: int = 5, targets: int = 4) -> Sample:
     maps = rng.dirichlet(np.full(sources, 0.2), size=(layers, targets)).round(3)
     words = ["▁a", "▁street", "s", "▁Donaudampfer", "ü", ","]
     return Sample(
-        source="", reference="", hypothesis="",
+        source="",
+        reference="",
+        hypothesis="",
         source_tokens=[words[i % 6] for i in range(sources - 1)] + ["</s>"],
         target_tokens=[words[(i + 3) % 6] for i in range(targets - 1)] + ["</s>"],
         attention_LTS=maps.tolist(),
-    )  # fmt: skip
+    )
 
 
 def drawn(figure: Figure) -> Figure:

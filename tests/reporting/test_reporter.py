@@ -28,9 +28,16 @@ from dist_transformer.reporting.reporter import Reporter, format_seconds, perple
 from dist_transformer.run.records import read_records
 
 VALUES = {
-    "loss": 1.5, "nll": 1.25, "ppl": 3.49, "learning_rate": 3e-4, "gradient_norm": 0.75,
-    "target_tokens_per_second": 12345.6, "fill": 0.987, "data_stall": 0.004, "skipped_steps": 0,
-}  # fmt: skip
+    "loss": 1.5,
+    "nll": 1.25,
+    "ppl": 3.49,
+    "learning_rate": 3e-4,
+    "gradient_norm": 0.75,
+    "target_tokens_per_second": 12345.6,
+    "fill": 0.987,
+    "data_stall": 0.004,
+    "skipped_steps": 0,
+}
 
 
 @pytest.fixture
@@ -43,10 +50,19 @@ def reporter(tmp_path: Path) -> Any:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0, "0:00"), (0.4, "0:00"), (0.6, "0:01"), (59.4, "0:59"), (59.6, "1:00"), (61, "1:01"), (600, "10:00"),
-        (3599.4, "59:59"), (3599.6, "1:00:00"), (3723, "1:02:03"), (360_000, "100:00:00"),
+        (0, "0:00"),
+        (0.4, "0:00"),
+        (0.6, "0:01"),
+        (59.4, "0:59"),
+        (59.6, "1:00"),
+        (61, "1:01"),
+        (600, "10:00"),
+        (3599.4, "59:59"),
+        (3599.6, "1:00:00"),
+        (3723, "1:02:03"),
+        (360_000, "100:00:00"),
     ],
-)  # fmt: skip
+)
 def test_seconds(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
 
@@ -88,9 +104,13 @@ def test_records_of_a_kind(reporter: Reporter, tmp_path: Path) -> None:
 
 def epoch_of(corpus: int) -> EpochSummary:
     return EpochSummary(
-        corpus=corpus, epoch=2, budgets=Budgets(max_source_tokens=100, max_target_tokens=300, max_sentences=9),
-        totals=Totals(packs=10, pairs=1234, source_tokens=900, target_tokens=2940), unfit_pairs=7, left_out_pairs=50,
-    )  # fmt: skip
+        corpus=corpus,
+        epoch=2,
+        budgets=Budgets(max_source_tokens=100, max_target_tokens=300, max_sentences=9),
+        totals=Totals(packs=10, pairs=1234, source_tokens=900, target_tokens=2940),
+        unfit_pairs=7,
+        left_out_pairs=50,
+    )
 
 
 def test_an_epoch_by_hand(reporter: Reporter, tmp_path: Path) -> None:
@@ -98,10 +118,22 @@ def test_an_epoch_by_hand(reporter: Reporter, tmp_path: Path) -> None:
     text = reporter.epoch(35, epoch_of(0))
     assert text == "epoch 3 done, 96% full"
     assert lines_of(tmp_path) == [
-        {"kind": "epoch", "step": 35, "corpus": 0, "epoch": 2, "packs": 10, "pairs": 1234, "source_tokens": 900,
-         "target_tokens": 2940, "fill": 0.96, "source_fill": 0.9, "target_fill": 0.98, "unfit_pairs": 7,
-         "left_out_pairs": 50}
-    ]  # fmt: skip
+        {
+            "kind": "epoch",
+            "step": 35,
+            "corpus": 0,
+            "epoch": 2,
+            "packs": 10,
+            "pairs": 1234,
+            "source_tokens": 900,
+            "target_tokens": 2940,
+            "fill": 0.96,
+            "source_fill": 0.9,
+            "target_fill": 0.98,
+            "unfit_pairs": 7,
+            "left_out_pairs": 50,
+        }
+    ]
     reporter.close()
     assert scalars(tmp_path)["epoch/pairs"] == [(35, 1234.0)]
     assert scalars(tmp_path)["epoch/fill"] == [(35, pytest.approx(0.96))]
@@ -228,8 +260,11 @@ def test_the_bar_fits_its_terminal(tmp_path: Path, columns: int, figures: str) -
     assert bars[-1].startswith("99999/300000 ")
     assert bars[-1].endswith(figures)
     assert [line for line in lines if line not in bars] == [
-        "begin", "step 99993: saved", "step 99996: saved", "step 99999: saved",
-    ]  # fmt: skip
+        "begin",
+        "step 99993: saved",
+        "step 99996: saved",
+        "step 99999: saved",
+    ]
     assert "\x1b" not in output
 
 
@@ -321,10 +356,13 @@ HOSTILE = r"a | b <b>x</b> &amp; *y* _z_ `c` ~~d~~ [l](u) # h \ 1. $x$ <script> 
 
 def make_sheet(step: int) -> SampleSheet:
     plain = Sample(
-        source="A street.", reference="Eine Straße.", hypothesis="Die Straße 你好.",
-        source_tokens=["A", "▁street", ".", "</s>"], target_tokens=["Die", "▁Straße", "</s>"],
+        source="A street.",
+        reference="Eine Straße.",
+        hypothesis="Die Straße 你好.",
+        source_tokens=["A", "▁street", ".", "</s>"],
+        target_tokens=["Die", "▁Straße", "</s>"],
         attention_LTS=[[[0.7, 0.1, 0.1, 0.1], [0.1, 0.8, 0.05, 0.05], [0.0, 0.0, 0.5, 0.5]]] * 2,
-    )  # fmt: skip
+    )
     samples = (
         plain,
         dataclasses.replace(plain, source=HOSTILE, reference="- x\n\n# y", hypothesis="", attention_LTS=None),

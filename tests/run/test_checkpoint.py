@@ -62,8 +62,10 @@ def test_the_manifest_says_what_it_is_a_checkpoint_of(run: Path) -> None:
     assert saved is not None
     manifest = json.loads((saved.path / "manifest.json").read_text())
     assert {key: manifest[key] for key in ("step", "position", "tokenizer_sha256", "config", "format_version")} == {
-        **state, "config": {"seed": 7}, "format_version": 2,
-    }  # fmt: skip
+        **state,
+        "config": {"seed": 7},
+        "format_version": 2,
+    }
     assert set(manifest["versions"]) == {"python", "dist_transformer", "torch", "deepspeed"}
 
 
@@ -148,8 +150,9 @@ def test_averaged_weights_have_a_file_of_their_own(run: Path) -> None:
     files = [f"{kind}-{step:08}.safetensors" for kind, steps in ((EMA, (6, 9)), ("step", (3, 6, 9))) for step in steps]
     assert names(run / "weights") == ["SHA256SUMS", *files]
     assert sorted(weight_hashes(run / "weights")) == files
-    raw, averaged = (safetensors.torch.load_file(run / "weights" / f"{kind}-00000009.safetensors")
-                     for kind in ("step", EMA))  # fmt: skip
+    raw, averaged = (
+        safetensors.torch.load_file(run / "weights" / f"{kind}-00000009.safetensors") for kind in ("step", EMA)
+    )
     reader = CheckpointReader(path)
     for wanted in states(9):
         assert torch.equal(raw[wanted.name], wanted.weight)

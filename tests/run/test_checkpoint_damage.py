@@ -191,8 +191,10 @@ def test_when_all_are_damaged_training_does_not_start_anew(run: Path) -> None:
     with pytest.raises(UserError, match=message):
         newest_checkpoint(run, warned.append)
     assert ["step-000000" + warning.split("step-000000")[1][:2] for warning in warned] == [
-        "step-00000030", "step-00000020", "step-00000010",
-    ]  # fmt: skip
+        "step-00000030",
+        "step-00000020",
+        "step-00000010",
+    ]
 
 
 def test_a_link_in_place_of_all_checkpoints_is_refused(run: Path) -> None:

@@ -79,21 +79,37 @@ def test_the_same_settings_change_nothing(config: TrainConfig, run_dir: Path) ->
 
 
 CHANGED: list[tuple[dict[str, Any], str, str, str]] = [
-    ({"model": ModelConfig(width=128, heads=4, ffn_width=256, encoder_layers=2, decoder_layers=3)},
-     "model.decoder_layers", "2", "3"),
+    (
+        {"model": ModelConfig(width=128, heads=4, ffn_width=256, encoder_layers=2, decoder_layers=3)},
+        "model.decoder_layers",
+        "2",
+        "3",
+    ),
     ({"model": dataclasses.replace(PRESETS["tiny"].model, norm="pre")}, "model.norm", "'post'", "'pre'"),
     ({"model": dataclasses.replace(PRESETS["tiny"].model, dropout=0.2)}, "model.dropout", "0.1", "0.2"),
     ({"model": dataclasses.replace(PRESETS["tiny"].model, vocab_size=9)}, "model.vocab_size", "0", "9"),
     ({"batch": BatchConfig(max_target_tokens=1024, packs_per_step=3)}, "batch.packs_per_step", "2", "3"),
-    ({"batch": BatchConfig(max_target_tokens=1024, packs_per_step=2, packs_per_micro_batch=2)},
-     "batch.packs_per_micro_batch", "1", "2"),
-    ({"batch": BatchConfig(max_target_tokens=1024, packs_per_step=2, max_source_tokens=77)},
-     "batch.max_source_tokens", "None", "77"),
-    ({"batch": BatchConfig(max_target_tokens=1024, packs_per_step=2, window_shards=2)},
-     "batch.window_shards", "8", "2"),
+    (
+        {"batch": BatchConfig(max_target_tokens=1024, packs_per_step=2, packs_per_micro_batch=2)},
+        "batch.packs_per_micro_batch",
+        "1",
+        "2",
+    ),
+    (
+        {"batch": BatchConfig(max_target_tokens=1024, packs_per_step=2, max_source_tokens=77)},
+        "batch.max_source_tokens",
+        "None",
+        "77",
+    ),
+    (
+        {"batch": BatchConfig(max_target_tokens=1024, packs_per_step=2, window_shards=2)},
+        "batch.window_shards",
+        "8",
+        "2",
+    ),
     ({"seed": 2}, "seed", "1", "2"),
     ({"init_from": Path("models/base")}, "init_from", "None", "'models/base'"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("changes", "name", "old", "new"), CHANGED)

@@ -25,10 +25,12 @@ def batch_of(pairs: list[Pair], *, size: int = 64, longest: int = 8) -> PackedBa
         pack_side(
             np.array([token for row in rows for token in row], dtype=np.int64),
             np.array([len(row) for row in rows], dtype=np.int64),
-            size=size, offset_count=1 + len(pairs) + size, max_length=longest,
+            size=size,
+            offset_count=1 + len(pairs) + size,
+            max_length=longest,
         )
         for rows in sides
-    ]  # fmt: skip
+    ]
     labels = torch.full((size,), IGNORED)
     out = [token for _, target in pairs for token in (*target, EOS_ID)]
     labels[: len(out)] = torch.tensor(out, dtype=torch.int64)

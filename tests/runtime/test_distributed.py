@@ -43,9 +43,14 @@ def launched(values: dict[str, object]) -> World:
 MASTER = {"MASTER_ADDR": "a", "MASTER_PORT": 1}
 TORCHRUN = {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4, "GROUP_WORLD_SIZE": 2, **MASTER}
 SRUN = {
-    "SLURM_JOB_ID": 17, "SLURM_STEP_ID": 2, "SLURM_PROCID": 3, "SLURM_LOCALID": 1, "SLURM_NTASKS": 4,
-    "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_NODELIST": "n[1-2]",
-}  # fmt: skip
+    "SLURM_JOB_ID": 17,
+    "SLURM_STEP_ID": 2,
+    "SLURM_PROCID": 3,
+    "SLURM_LOCALID": 1,
+    "SLURM_NTASKS": 4,
+    "SLURM_TASKS_PER_NODE": "2(x2)",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+}
 
 
 @pytest.mark.usefixtures("environment")
@@ -289,15 +294,28 @@ def test_two_real_ranks_find_each_other(launcher: list[str]) -> None:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_VARIABLES)}
     done = subprocess.run(
         [*launcher, str(WORKER)],
-        env={**clean, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+        env={**clean, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     ranks = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda seen: seen["rank"])
     assert ranks == [
         {
-            "rank": rank, "size": 2, "local_rank": rank, "local_size": 2, "is_main": rank == 0, "group": [rank, 2],
-            "sums": [3, -2], "from_rank_0": "rank 0", "gathered": [0, 1], "own_result": rank, "error": "disk full",
+            "rank": rank,
+            "size": 2,
+            "local_rank": rank,
+            "local_size": 2,
+            "is_main": rank == 0,
+            "group": [rank, 2],
+            "sums": [3, -2],
+            "from_rank_0": "rank 0",
+            "gathered": [0, 1],
+            "own_result": rank,
+            "error": "disk full",
             "left": True,
         }
         for rank in (0, 1)
-    ]  # fmt: skip
+    ]

@@ -68,8 +68,10 @@ def test_a_package_that_the_environment_of_the_clone_lacks(bare: Path, clone: Pa
 
 def test_an_old_python(clone: Path) -> None:
     program = "import runpy, sys; sys.version_info = (3, 9, 2, 'final', 0); sys.path.insert(0, 'tools'); {}"
-    started = ("runpy.run_path('tools/translate.py', run_name='__main__')",
-               "runpy.run_module('dist_transformer.train', run_name='__main__')")  # fmt: skip
+    started = (
+        "runpy.run_path('tools/translate.py', run_name='__main__')",
+        "runpy.run_module('dist_transformer.train', run_name='__main__')",
+    )
     for start in started:
         line = refused(sys.executable, "-c", program.format(start), folder=clone)
         assert f"{Path(sys.executable).name} is Python 3.9.2, and 3.11 or newer is needed: " in line
@@ -93,8 +95,12 @@ def test_other_errors_keep_their_traceback(clone: Path) -> None:
     (clone / "dist_transformer" / "errors.py").unlink()
     done = subprocess.run(
         [sys.executable, "tools/results_table.py"],
-        cwd=clone, env={"PYTHONPATH": str(clone)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=clone,
+        env={"PYTHONPATH": str(clone)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "Traceback" in done.stderr
     assert "No module named 'dist_transformer.errors'" in done.stderr
 

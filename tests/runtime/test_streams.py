@@ -30,8 +30,12 @@ def run(tmp_path: Path, redirected: str) -> tuple[int, str]:
     words = shlex.join([sys.executable, "-c", PROGRAM, str(tmp_path / "kept")])
     done = subprocess.run(
         ["bash", "-c", f"{words} {redirected}; exit ${{PIPESTATUS[0]}}"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=120,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert (tmp_path / "kept").read_text() == "kept\n"
     return done.returncode, done.stdout
 
@@ -104,7 +108,10 @@ def test_a_tool_ends_well_only_if_it_is_stdout_that_was_closed() -> None:
     for what, redirected, status in (("print", "| head -n 1", 0), ("connect", "| cat", 1), ("connect", "", 1)):
         done = subprocess.run(
             ["bash", "-c", f"{words} {what} {redirected}; exit ${{PIPESTATUS[0]}}"],
-            capture_output=True, text=True, check=False, timeout=120,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
         assert done.returncode == status, done.stderr
         assert ("BrokenPipeError" in done.stderr) == (status == 1)

@@ -111,9 +111,15 @@ class Cluster:
     ) -> str:
         """A client's command, as on a login node; its output, both streams. `status` None: any."""
         done = subprocess.run(
-            [str(word) for word in command], cwd=cwd, env={**os.environ, **self.environment, **(env or {})}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300, check=False,
-        )  # fmt: skip
+            [str(word) for word in command],
+            cwd=cwd,
+            env={**os.environ, **self.environment, **(env or {})},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=300,
+            check=False,
+        )
         assert status in (None, done.returncode), f"{command}: status {done.returncode}\n{done.stdout}"
         return done.stdout.strip()
 

@@ -217,9 +217,14 @@ def fault(site: Site, tmp_path: Path) -> Path:
 
 def test_a_rank_that_raises_ends_the_job_with_its_status(site: Site, finished: FinishedJob, fault: Path) -> None:
     job = site.submit(
-        "train_big.sh", *SMALL, options=TWO_NODES, STAGES="train", RUN_DIR=site.checkout / "raises",
-        FAULT=fault / "now", PYTHONPATH=fault,
-    )  # fmt: skip
+        "train_big.sh",
+        *SMALL,
+        options=TWO_NODES,
+        STAGES="train",
+        RUN_DIR=site.checkout / "raises",
+        FAULT=fault / "now",
+        PYTHONPATH=fault,
+    )
     site.await_line(job, MIDDLE)
     (fault / "now").touch()
     assert site.cluster.wait(job) == "FAILED", site.log(job)

@@ -43,9 +43,7 @@ def _token_lists(values: np.ndarray, lengths: np.ndarray) -> TokenLists:
     return TokenLists(values.astype(np.uint32), np.concatenate([[0], np.cumsum(lengths)]))
 
 
-def _write_index(
-    folder: DataFolder, out: Path, *, train: SplitInfo, valid: SplitInfo, text_hashes: list[str]
-) -> None:  # fmt: skip
+def _write_index(folder: DataFolder, out: Path, *, train: SplitInfo, valid: SplitInfo, text_hashes: list[str]) -> None:
     text = TextInfo(pairs=valid.pairs, source_sha256=text_hashes[0], target_sha256=text_hashes[1])
     index = dataclasses.replace(
         folder.index,

@@ -97,17 +97,26 @@ def open_training_data(
     shares = _shares(corpora, [split.info.target_tokens for split in splits])
     # As the mixture has them for each target token.
     ratio = sum(
-        (Fraction(share) * Fraction(split.info.source_tokens, split.info.target_tokens)
-         for share, split in zip(shares, splits, strict=True)), start=Fraction(0),
-    )  # fmt: skip
+        (
+            Fraction(share) * Fraction(split.info.source_tokens, split.info.target_tokens)
+            for share, split in zip(shares, splits, strict=True)
+        ),
+        start=Fraction(0),
+    )
     budgets = resolve_budgets(batch, source_tokens=ratio.numerator, target_tokens=ratio.denominator)
     plans = [
         Plan(
-            split.lengths, split.shard_starts, budgets=budgets, window_shards=batch.window_shards,
-            seed=seed, admit=partial(admit, split), corpus=corpus, first_id=int(first_id),
+            split.lengths,
+            split.shard_starts,
+            budgets=budgets,
+            window_shards=batch.window_shards,
+            seed=seed,
+            admit=partial(admit, split),
+            corpus=corpus,
+            first_id=int(first_id),
         )
         for corpus, (split, first_id) in enumerate(zip(splits, pairs.first_ids, strict=False))
-    ]  # fmt: skip
+    ]
     several = len(plans) > 1
     return TrainingData(
         folders=folders,

@@ -230,9 +230,13 @@ class Plan:
         following = self._shards(position.epoch + is_last, 0 if is_last else position.window + 1)
         carried = self._shards_of(np.array(position.carry_over, dtype=np.int64))
         return Window(
-            corpus=self.corpus, epoch=position.epoch, number=position.window, packs_consumed=position.packs_consumed,
-            shards=tuple(sorted({*chosen, *carried.tolist()})), following=tuple(following),
-        )  # fmt: skip
+            corpus=self.corpus,
+            epoch=position.epoch,
+            number=position.window,
+            packs_consumed=position.packs_consumed,
+            shards=tuple(sorted({*chosen, *carried.tolist()})),
+            following=tuple(following),
+        )
 
     def _shards(self, epoch: int, window: int) -> list[int]:
         """Those whose turn it is, in order."""
@@ -289,10 +293,14 @@ class Plan:
         fitting = len(self.lengths) - self.skipped
         return [
             EpochSummary(
-                corpus=self.corpus, epoch=position.epoch, budgets=self.budgets, totals=totals,
-                unfit_pairs=self.skipped, left_out_pairs=fitting - totals.pairs,
+                corpus=self.corpus,
+                epoch=position.epoch,
+                budgets=self.budgets,
+                totals=totals,
+                unfit_pairs=self.skipped,
+                left_out_pairs=fitting - totals.pairs,
             )
-        ]  # fmt: skip
+        ]
 
     def _fits(self, lengths: np.ndarray) -> np.ndarray:
         return (lengths[:, 0] <= self.budgets.max_source_tokens) & (lengths[:, 1] <= self.budgets.max_target_tokens)

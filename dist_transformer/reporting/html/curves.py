@@ -218,9 +218,14 @@ def _curves(drawn: Sequence[Series], x_scale: _Scale, y_scale: _Scale) -> Html:
     x, y = x_scale.start - 4, y_scale.end - 4
     width, height = x_scale.end - x + 4, y_scale.start - y + 4
     return element(
-        "svg", *shapes, x=_place(x), y=_place(y), width=_place(width), height=_place(height),
+        "svg",
+        *shapes,
+        x=_place(x),
+        y=_place(y),
+        width=_place(width),
+        height=_place(height),
         viewBox=f"{_place(x)} {_place(y)} {_place(width)} {_place(height)}",
-    )  # fmt: skip
+    )
 
 
 def _curve(series: Series, x_scale: _Scale, y_scale: _Scale) -> list[Html]:

@@ -30,10 +30,13 @@ MODEL = ModelConfig(width=32, heads=2, ffn_width=64, encoder_layers=1, decoder_l
 
 def make_config(data: DataFolder) -> TrainConfig:
     return TrainConfig.of(
-        data=(str(data.path),), run_dir=Path("unused"), model=MODEL, precision="fp32",
+        data=(str(data.path),),
+        run_dir=Path("unused"),
+        model=MODEL,
+        precision="fp32",
         batch=BatchConfig(max_target_tokens=256, packs_per_step=2),
         optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=1e-2, warmup_steps=4),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -107,10 +110,29 @@ def test_settings_that_cannot_be_measured(toy_data: DataFolder) -> None:
 def test_the_command_on_two_ranks(toy_data: DataFolder, tmp_path: Path) -> None:
     """The table and the file of a real launch, in which the ranks share a step."""
     command = [
-        *deepspeed_command(2), "tools/benchmark.py", "train",
-        "--data", toy_data.path, "--peers", "plain", "--steps", "2", "--rounds", "2", "--json", tmp_path / "r.json",
-        "--", "--precision", "fp32", "--model.width", "32", "--model.heads", "2", "--batch.max-target-tokens", "256",
-    ]  # fmt: skip
+        *deepspeed_command(2),
+        "tools/benchmark.py",
+        "train",
+        "--data",
+        toy_data.path,
+        "--peers",
+        "plain",
+        "--steps",
+        "2",
+        "--rounds",
+        "2",
+        "--json",
+        tmp_path / "r.json",
+        "--",
+        "--precision",
+        "fp32",
+        "--model.width",
+        "32",
+        "--model.heads",
+        "2",
+        "--batch.max-target-tokens",
+        "256",
+    ]
     output = run_command(*command)
     result = json.loads((tmp_path / "r.json").read_text())
     figures = result["figures"]

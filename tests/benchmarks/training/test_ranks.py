@@ -54,9 +54,23 @@ def test_settings_that_cannot_be_measured() -> None:
 @pytest.mark.slow
 def test_the_command(toy_data: DataFolder, tmp_path: Path) -> None:
     command = [
-        sys.executable, "tools/benchmark.py", "ranks", "--data", toy_data.path, "--steps", "2", "--rounds", "1",
-        "--json", tmp_path / "r.json", "--", "--model.width", "32", "--model.heads", "2",
-    ]  # fmt: skip
+        sys.executable,
+        "tools/benchmark.py",
+        "ranks",
+        "--data",
+        toy_data.path,
+        "--steps",
+        "2",
+        "--rounds",
+        "1",
+        "--json",
+        tmp_path / "r.json",
+        "--",
+        "--model.width",
+        "32",
+        "--model.heads",
+        "2",
+    ]
     output = run_command(*command)
     figures = json.loads((tmp_path / "r.json").read_text())["figures"]
     assert (figures["ranks"], figures["packs_per_step"], figures["max_target_tokens"]) == (2, 2, 1024)

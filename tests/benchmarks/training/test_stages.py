@@ -34,9 +34,13 @@ def test_bytes_of_collectives_by_hand() -> None:
 
 def test_settings_that_cannot_be_measured() -> None:
     settings = StagesBenchmark(
-        config=TrainConfig.of(data=("unused",), run_dir=Path("unused")), ds_configs=ROOT / "ds_configs", ranks=2,
-        micro_batches=(1,), steps=1, rounds=1,
-    )  # fmt: skip
+        config=TrainConfig.of(data=("unused",), run_dir=Path("unused")),
+        ds_configs=ROOT / "ds_configs",
+        ranks=2,
+        micro_batches=(1,),
+        steps=1,
+        rounds=1,
+    )
     with pytest.raises(UserError, match="--ranks is 1: give 2 or more"):
         dataclasses.replace(settings, ranks=1)
     with pytest.raises(UserError, match="--micro-batches has 0: give numbers above 0"):
@@ -46,10 +50,28 @@ def test_settings_that_cannot_be_measured() -> None:
 @pytest.mark.slow
 def test_real_stages_send_what_the_planner_counts(toy_data: DataFolder, tmp_path: Path) -> None:
     command = [
-        sys.executable, "tools/benchmark.py", "stages", "--data", toy_data.path, "--steps", "1", "--rounds", "1",
-        "--micro-batches", "1", "3", "--json", tmp_path / "s.json", "--", "--model.width", "32", "--model.heads", "2",
-        "--batch.max-target-tokens", "256",
-    ]  # fmt: skip
+        sys.executable,
+        "tools/benchmark.py",
+        "stages",
+        "--data",
+        toy_data.path,
+        "--steps",
+        "1",
+        "--rounds",
+        "1",
+        "--micro-batches",
+        "1",
+        "3",
+        "--json",
+        tmp_path / "s.json",
+        "--",
+        "--model.width",
+        "32",
+        "--model.heads",
+        "2",
+        "--batch.max-target-tokens",
+        "256",
+    ]
     output = run_command(*command)
     figures = json.loads((tmp_path / "s.json").read_text())["figures"]
     for micro_batches in (1, 3):

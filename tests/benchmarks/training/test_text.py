@@ -26,8 +26,9 @@ def test_pairs_are_drawn_once_and_fit(toy_data: DataFolder) -> None:
     everything = TextSample(toy_data.train, pairs=10**6, longest=10**6, seed=1)
     assert len(everything) == toy_data.train.info.pairs
     assert everything.sizes.sum(0).tolist() == [
-        toy_data.train.info.source_tokens, toy_data.train.info.target_tokens,
-    ]  # fmt: skip
+        toy_data.train.info.source_tokens,
+        toy_data.train.info.target_tokens,
+    ]
     shortest = int(everything.sizes.max()) - 1
     fitting = TextSample(toy_data.train, pairs=10**6, longest=shortest, seed=1)
     assert len(fitting) == int((everything.sizes <= shortest).all(axis=1).sum()) < len(everything)

@@ -131,9 +131,10 @@ def test_weights_and_vocabularies_that_do_not_fit_are_refused(config: TrainConfi
         open_training_data(config.changed(data=(str(first), str(other))).corpora, config.batch, seed=config.seed)
     turned = tmp_path / "turned"
     settings = PrepareSettings(
-        out=turned, tokenizer=first / "tokenizer.json",
+        out=turned,
+        tokenizer=first / "tokenizer.json",
         sources=tuple(line_files([first / "text/valid.de"], [first / "text/valid.en"])),
-    )  # fmt: skip
+    )
     prepare(settings, lambda _: None)
     with pytest.raises(UserError, match=f"{turned} is de-en, but {first} is en-de: mix corpora of one direction"):
         open_training_data(config.changed(data=(str(first), str(turned))).corpora, config.batch, seed=config.seed)

@@ -60,9 +60,15 @@ corpora = st.builds(
 ).filter(lambda corpus: corpus.fits().any())
 
 HAND_MADE = Corpus(
-    shard_sizes=(0, 1, 0, 140, 1, 70), max_source_tokens=60, max_target_tokens=64, max_sentences=9,
-    window_shards=2, seed=3, longest=20, packs_per_step=4,
-)  # fmt: skip
+    shard_sizes=(0, 1, 0, 140, 1, 70),
+    max_source_tokens=60,
+    max_target_tokens=64,
+    max_sentences=9,
+    window_shards=2,
+    seed=3,
+    longest=20,
+    packs_per_step=4,
+)
 quick = settings(max_examples=40, deadline=None)
 
 

@@ -248,6 +248,11 @@ def test_a_position_of_another_rule_is_refused() -> None:
 
 def test_the_json_of_a_position() -> None:
     assert json.loads(json.dumps(Position().to_json())) == {
-        "rule": 2, "epoch": 0, "window": 0, "packs_consumed": 0, "carry_over": [], "left_out": [],
+        "rule": 2,
+        "epoch": 0,
+        "window": 0,
+        "packs_consumed": 0,
+        "carry_over": [],
+        "left_out": [],
         "totals": {"packs": 0, "pairs": 0, "source_tokens": 0, "target_tokens": 0},
-    }  # fmt: skip
+    }

@@ -42,9 +42,14 @@ def words(text: Path, out: Path, *more: object) -> list[str]:
 def start(command: list[str]) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        command,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
         preexec_fn=heed_interrupts,  # noqa: PLW1509 - no thread runs here
-    )  # fmt: skip
+    )
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -232,8 +237,11 @@ def test_a_terminal_shows_bars_that_fit(text: Path, tmp_path: Path) -> None:
     lines = re.split("[\r\n]+", re.sub(r"\x1b\[[0-9]*[A-Z]", "", shown.decode()))
     bars = [line for line in lines if "[" in line and line.startswith(("read", "look", "encode", "write"))]
     assert {line.partition(":")[0] for line in bars if "pairs" in line or "shards" in line} == {
-        "read", "look", "encode", "write",
-    }  # fmt: skip
+        "read",
+        "look",
+        "encode",
+        "write",
+    }
     assert any(re.match(r"write: +\d+%\|", line) for line in bars)
     assert max(map(len, bars)) <= 80
     # The lines of the report stand alone.

@@ -101,9 +101,12 @@ def test_processes_end_with_their_parent(tmp_path: Path, how: signal.Signals) ->
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with (tmp_path / "err").open("w") as errors:
         parent = subprocess.Popen(
-            [sys.executable, "-c", PARENT, tmp_path / "pids"], env=environment, stderr=errors, start_new_session=True,
+            [sys.executable, "-c", PARENT, tmp_path / "pids"],
+            env=environment,
+            stderr=errors,
+            start_new_session=True,
             preexec_fn=heed_interrupts,  # noqa: PLW1509 - no thread runs here
-        )  # fmt: skip
+        )
         try:
             wait_for(lambda: len(pids(tmp_path / "pids")) == 2)
             # They may be killed before they could say anything of Ctrl-C, so that their silence alone proves little.

@@ -22,22 +22,74 @@ def train(step: int, **values: Any) -> dict[str, Any]:
 
 
 RECORDS: list[dict[str, Any]] = [
-    train(20, loss=5.0, nll=4.5, learning_rate=1e-4, gradient_norm=2.0, target_tokens_per_second=1000.0, fill=0.98,
-          epoch=0, skipped_steps=0, training_flops=1_000_000_000_000, train_seconds=30.0),
-    train(40, loss=4.0, nll=3.5, learning_rate=2e-4, gradient_norm=1.0, target_tokens_per_second=3000.0, fill=0.99,
-          epoch=1, skipped_steps=0, training_flops=2_000_000_000_000, train_seconds=60.0),
+    train(
+        20,
+        loss=5.0,
+        nll=4.5,
+        learning_rate=1e-4,
+        gradient_norm=2.0,
+        target_tokens_per_second=1000.0,
+        fill=0.98,
+        epoch=0,
+        skipped_steps=0,
+        training_flops=1_000_000_000_000,
+        train_seconds=30.0,
+    ),
+    train(
+        40,
+        loss=4.0,
+        nll=3.5,
+        learning_rate=2e-4,
+        gradient_norm=1.0,
+        target_tokens_per_second=3000.0,
+        fill=0.99,
+        epoch=1,
+        skipped_steps=0,
+        training_flops=2_000_000_000_000,
+        train_seconds=60.0,
+    ),
     {"kind": "valid", "step": 40, "loss": 4.1, "nll": 2.0, "ppl": 7.389, "bleu": 10.0},
     {"kind": "checkpoint", "step": 40, "seconds": 1.0, "stall": 0.5},
-    train(60, loss=3.0, nll=2.5, learning_rate=3e-4, gradient_norm=0.5, target_tokens_per_second=2000.0, fill=0.97,
-          epoch=1, skipped_steps=1, training_flops=3_000_000_000_000, train_seconds=95.0),
+    train(
+        60,
+        loss=3.0,
+        nll=2.5,
+        learning_rate=3e-4,
+        gradient_norm=0.5,
+        target_tokens_per_second=2000.0,
+        fill=0.97,
+        epoch=1,
+        skipped_steps=1,
+        training_flops=3_000_000_000_000,
+        train_seconds=95.0,
+    ),
     {"kind": "valid", "step": 60, "loss": 3.1, "nll": 1.5, "ppl": 4.4817, "bleu": 20.0},
-    train(80, loss=2.5, nll=2.0, learning_rate=4e-4, gradient_norm=0.25, target_tokens_per_second=4000.0, fill=0.96,
-          epoch=2, skipped_steps=1, training_flops=4_210_000_000_000, train_seconds=125.0),
+    train(
+        80,
+        loss=2.5,
+        nll=2.0,
+        learning_rate=4e-4,
+        gradient_norm=0.25,
+        target_tokens_per_second=4000.0,
+        fill=0.96,
+        epoch=2,
+        skipped_steps=1,
+        training_flops=4_210_000_000_000,
+        train_seconds=125.0,
+    ),
     {"kind": "valid", "step": 80, "loss": 3.2, "nll": 1.6, "ppl": 4.953, "bleu": 21.25},
     {"kind": "checkpoint", "step": 80, "seconds": 4.0, "stall": 1.0},
-    {"kind": "end", "step": 80, "train_seconds": 125.0, "target_tokens": 3_000_000, "training_flops": 4_210_000_000_000,
-     "skipped_steps": 1, "world_size": 2, "zero_stage": 1},
-]  # fmt: skip
+    {
+        "kind": "end",
+        "step": 80,
+        "train_seconds": 125.0,
+        "target_tokens": 3_000_000,
+        "training_flops": 4_210_000_000_000,
+        "skipped_steps": 1,
+        "world_size": 2,
+        "zero_stage": 1,
+    },
+]
 
 
 def settings(**changes: Any) -> dict[str, Any]:
@@ -61,9 +113,17 @@ def write_run(run: Path, records: list[dict[str, Any]], **changes: Any) -> Path:
 def write_scores(file: Path, bleu: float) -> None:
     signatures = {"bleu": SIGNATURE, "chrf": "nrefs:1|case:mixed|nc:6", "ter": "nrefs:1|case:lc|tok:tercom"}
     values = {
-        "bleu": bleu, "chrf": 61.5, "ter": 44.25, "signature": SIGNATURE, "signatures": signatures, "sentences": 1000,
-        "split_sentences": 2, "hypotheses": "/home/someone/bleu.hypotheses.txt", "seconds": 12.34, "world_size": 2,
-    }  # fmt: skip
+        "bleu": bleu,
+        "chrf": 61.5,
+        "ter": 44.25,
+        "signature": SIGNATURE,
+        "signatures": signatures,
+        "sentences": 1000,
+        "split_sentences": 2,
+        "hypotheses": "/home/someone/bleu.hypotheses.txt",
+        "seconds": 12.34,
+        "world_size": 2,
+    }
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(values), encoding="utf-8")
 
@@ -73,9 +133,13 @@ def sample(source: str, reference: str, hypothesis: str, *, with_map: bool = Fal
     even = round(1 / len(source_tokens), 3)
     layers = [[[even for _ in source_tokens] for _ in target_tokens] for _ in range(2)]
     return Sample(
-        source=source, reference=reference, hypothesis=hypothesis, source_tokens=source_tokens,
-        target_tokens=target_tokens, attention_LTS=layers if with_map else None,
-    )  # fmt: skip
+        source=source,
+        reference=reference,
+        hypothesis=hypothesis,
+        source_tokens=source_tokens,
+        target_tokens=target_tokens,
+        attention_LTS=layers if with_map else None,
+    )
 
 
 def write_samples(run: Path, step: int, bleu: float, *samples: Sample) -> None:

@@ -35,10 +35,18 @@ def test_ticks_are_few_and_inside_whatever_the_range() -> None:
 @pytest.mark.parametrize(
     ("value", "highest", "text"),
     [
-        (0, 5e6, "0"), (0.25, 1, "0.25"), (2.0, 8, "2"), (1500, 3000, "1,500"), (12_500, 20_000, "12.5k"),
-        (5000, 20_000, "5k"), (2e6, 2e7, "2M"), (5e-5, 2e-4, "0.5·10⁻⁴"), (3e9, 4e9, "3·10⁹"), (1e-4, 1e-4, "1·10⁻⁴"),
+        (0, 5e6, "0"),
+        (0.25, 1, "0.25"),
+        (2.0, 8, "2"),
+        (1500, 3000, "1,500"),
+        (12_500, 20_000, "12.5k"),
+        (5000, 20_000, "5k"),
+        (2e6, 2e7, "2M"),
+        (5e-5, 2e-4, "0.5·10⁻⁴"),
+        (3e9, 4e9, "3·10⁹"),
+        (1e-4, 1e-4, "1·10⁻⁴"),
     ],
-)  # fmt: skip
+)
 def test_tick_texts_suit_their_axis(value: float, highest: float, text: str) -> None:
     assert tick_text(value, highest) == text
 
@@ -91,8 +99,10 @@ def test_a_line_is_where_its_axes_say() -> None:
     assert middle == pytest.approx(((start[0] + end[0]) / 2, (start[1] + end[1]) / 2), abs=0.11)
     assert start[1] > end[1]
     assert [title.text for title in chart.xpath(".//circle/title")] == [
-        "s: 0 at step 0", "s: 5 at step 50", "s: 10 at step 100",
-    ]  # fmt: skip
+        "s: 0 at step 0",
+        "s: 5 at step 50",
+        "s: 10 at step 100",
+    ]
 
 
 def test_a_missing_value_is_a_gap() -> None:

@@ -44,9 +44,15 @@ def figures(document: Document) -> dict[str, list[str]]:
 def test_sections_and_their_order(run_dir: Path, read_page: ReadPage) -> None:
     document = read_page(run_dir)
     assert [heading.text for heading in document.xpath("//h2")] == [
-        "Key figures", "Curves", "Sample translations", "Cross-attention", "Scores", "Settings", "Environment",
+        "Key figures",
+        "Curves",
+        "Sample translations",
+        "Cross-attention",
+        "Scores",
+        "Settings",
+        "Environment",
         "Checkpoints",
-    ]  # fmt: skip
+    ]
     assert document.findtext(".//title") == "my run: training report"
 
 
@@ -63,8 +69,10 @@ def test_headline(run_dir: Path, read_page: ReadPage) -> None:
         "finishedAll 80 steps are done.",
     ]
     assert [words(part) for part in header.xpath("./div[@class='bleu']/*")] == [
-        "23.5 BLEU", "bleu.json, 1,000 sentences", SIGNATURE,
-    ]  # fmt: skip
+        "23.5 BLEU",
+        "bleu.json, 1,000 sentences",
+        SIGNATURE,
+    ]
     assert words(document.xpath("//p[@class='warning']")[0]).startswith("Synthetic corpus")
 
 
@@ -94,9 +102,16 @@ def test_key_figures_of_a_run_that_began(tmp_path: Path, read_page: ReadPage) ->
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.0, "0.0 s"), (59.94, "59.9 s"), (59.96, "1 min 00 s"), (125.0, "2 min 05 s"), (3599.6, "1 h 00 min"),
-     (11_220.0, "3 h 07 min"), (4_000_000.0, "1,111 h 06 min")],
-)  # fmt: skip
+    [
+        (0.0, "0.0 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min 00 s"),
+        (125.0, "2 min 05 s"),
+        (3599.6, "1 h 00 min"),
+        (11_220.0, "3 h 07 min"),
+        (4_000_000.0, "1,111 h 06 min"),
+    ],
+)
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
@@ -110,11 +125,14 @@ def test_curves(run_dir: Path, read_page: ReadPage) -> None:
     assert curve_titles(document) == ["Loss", "Validation BLEU", "Learning rate", "Gradient norm", "Throughput"]
     loss, bleu, *_, speed = section(document, "Curves").xpath(".//figure")
     assert [words(key) for key in loss.xpath(".//span[@class='legend']/span")] == [
-        "training loss (label-smoothed)", "training nll", "validation nll",
-    ]  # fmt: skip
+        "training loss (label-smoothed)",
+        "training nll",
+        "validation nll",
+    ]
     points = [title.text for title in loss.xpath(".//circle[@class!='ring']/title")]
-    assert points[:4] == [f"training loss (label-smoothed): {y:g} at step {x}"
-                          for x, y in ((20, 5.0), (40, 4.0), (60, 3.0), (80, 2.5))]  # fmt: skip
+    assert points[:4] == [
+        f"training loss (label-smoothed): {y:g} at step {x}" for x, y in ((20, 5.0), (40, 4.0), (60, 3.0), (80, 2.5))
+    ]
     assert points[-3:] == [f"validation nll: {y:g} at step {x}" for x, y in ((40, 2.0), (60, 1.5), (80, 1.6))]
     assert words(loss.find("p")) == "ring: best validation, nll 1.500 at step 60"
     assert [title.text for title in bleu.xpath(".//circle/title")][-1] == "validation: 21.25 at step 80"
@@ -146,8 +164,10 @@ def test_sample_translations(run_dir: Path, read_page: ReadPage) -> None:
     )
     assert [words(p) for p in found.xpath("./p")[1:]] == ["Source: the dog sleeps", "Reference: der Hund schläft"]
     assert rows(first) == [
-        ["Step", "BLEU", "Hypothesis"], ["40", "10.0", "der der"], ["80", "21.2", "der Hund schläft gern"],
-    ]  # fmt: skip
+        ["Step", "BLEU", "Hypothesis"],
+        ["40", "10.0", "der der"],
+        ["80", "21.2", "der Hund schläft gern"],
+    ]
 
 
 def test_the_first_sentence_over_many_sheets(tmp_path: Path, read_page: ReadPage) -> None:
@@ -210,8 +230,11 @@ def test_environment(run_dir: Path, read_page: ReadPage) -> None:
     (run_dir / "environment.json").write_text(json.dumps([first, second]))
     found = section(read_page(run_dir), "Environment")
     assert dict(rows(found.xpath(".//table")[0])) == {
-        "PyTorch": "2.13.0", "GPUs of the host": "8 × Fast <GPU>, 80 GiB", "Hosts": "1", "new": "1",
-    }  # fmt: skip
+        "PyTorch": "2.13.0",
+        "GPUs of the host": "8 × Fast <GPU>, 80 GiB",
+        "Hosts": "1",
+        "new": "1",
+    }
     assert [words(item) for item in found.xpath(".//li")] == [
         "first start after step 0 (2026-01-02T03:04:05+00:00)",
         "resumed after step 40 (2026-01-02T03:04:05+00:00): PyTorch 2.11.0 → 2.13.0, "

@@ -37,15 +37,23 @@ def test_spread() -> None:
         (RECORDS[:5], {}, "running or interrupted", "The last record is of step 60 of 80."),
         # All steps are done, but the run was killed before it said so.
         (RECORDS[:-1], {}, "running or interrupted", "The last record is of step 80 of 80."),
-        (RECORDS, {"max_steps": 200, "patience": 1}, "out of patience",
-         "Stopped at step 80 of 200: no better validation in 1."),
+        (
+            RECORDS,
+            {"max_steps": 200, "patience": 1},
+            "out of patience",
+            "Stopped at step 80 of 200: no better validation in 1.",
+        ),
         # Finished, and started again with more steps.
         (RECORDS, {"max_steps": 200}, "running or interrupted", "The last record is of step 80 of 200."),
         (RECORDS, {"max_steps": 200, "patience": 2}, "running or interrupted", "The last record is of step 80 of 200."),
-        ([*RECORDS, {"kind": "train", "step": 100}], {"max_steps": 200, "patience": 1}, "running or interrupted",
-         "The last record is of step 100 of 200."),
+        (
+            [*RECORDS, {"kind": "train", "step": 100}],
+            {"max_steps": 200, "patience": 1},
+            "running or interrupted",
+            "The last record is of step 100 of 200.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_status(
     tmp_path: Path, records: list[dict[str, Any]], changes: dict[str, Any], label: str, sentence: str
 ) -> None:

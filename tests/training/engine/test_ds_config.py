@@ -128,8 +128,9 @@ def test_zero_optimization_must_be_an_object(zero: object, file: Path) -> None:
 
 def test_no_zero_section_is_stage_0(file: Path) -> None:
     assert load(file, {"wall_clock_breakdown": True}) == {
-        "wall_clock_breakdown": True, "zero_optimization": {"stage": 0},
-    }  # fmt: skip
+        "wall_clock_breakdown": True,
+        "zero_optimization": {"stage": 0},
+    }
 
 
 def test_a_missing_or_broken_file_is_named(file: Path) -> None:

@@ -75,10 +75,17 @@ def test_cosine_by_hand() -> None:
     """A third of the fall is cos 60° = 1/2, two thirds are cos 120° = -1/2: 3/4 and 1/4 of the height are left."""
     config = run(max_steps=1_300, schedule="cosine", warmup_steps=100, peak_lr=5e-3, min_lr=1e-3)
     expected = {
-        1: 5e-5, 50: 2.5e-3, 100: 5e-3, 500: 4e-3, 700: 3e-3, 900: 2e-3,
+        1: 5e-5,
+        50: 2.5e-3,
+        100: 5e-3,
+        500: 4e-3,
+        700: 3e-3,
+        900: 2e-3,
         # The end, and what comes after it.
-        1_300: 1e-3, 1_301: 1e-3, 5_000: 1e-3,
-    }  # fmt: skip
+        1_300: 1e-3,
+        1_301: 1e-3,
+        5_000: 1e-3,
+    }
     rates = {step: learning_rate(step, config) for step in expected}
     assert rates == pytest.approx(expected, rel=1e-13)
 

@@ -24,9 +24,15 @@ from tests.jobs import PATIENCE
 
 def beat(rank: int, count: int, step: int, *, progress: int = 50, where: str = "a.py:1 f") -> Beat:
     return Beat(
-        rank=rank, count=count, progress=progress, phase="training", step=step, where=where,
-        host="n1", process=100 + rank,
-    )  # fmt: skip
+        rank=rank,
+        count=count,
+        progress=progress,
+        phase="training",
+        step=step,
+        where=where,
+        host="n1",
+        process=100 + rank,
+    )
 
 
 def test_a_rank_without_new_beats_is_named() -> None:

@@ -1,0 +1,181 @@
+"""Flags of the benchmark command, a subcommand per part."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.data import DataBenchmark
+from benchmarks.decoding import LABELS as DECODE_LABELS
+from benchmarks.training.field import LABELS
+from dist_transformer.inference.options import PRECISIONS
+
+Measure = Callable[[argparse.Namespace], Any]
+
+
+def parse_arguments(description: str | None, measures: Mapping[str, Measure]) -> argparse.Namespace:
+    """Parse the command line.
+
+    Args:
+        measures: what each part runs, by its name; the parsed arguments hold it as `measure`.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    # DeepSpeed's launcher adds this one; the environment says the same.
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    parts = parser.add_subparsers(title="what to measure", required=True, dest="part", metavar="PART")
+    data = add_part(
+        parts,
+        "data",
+        measures["data"],
+        trains=False,
+        help="planning, reading, building and preparing, beside `datasets` and `tokenizers`",
+        description="Planning, reading, building and preparing, beside `datasets` and `tokenizers`: one process, one "
+        "thread. Rates are target tokens a CPU second.",
+    )
+    defaults = {name: field.default for name, field in DataBenchmark.__dataclass_fields__.items()}
+    data.add_argument("--data", type=Path, required=True, help="data folder")
+    for name, kind, meaning in (
+        ("seconds", float, "seconds of each measure in each round"),
+        ("repeats", int, "rounds; the median of them is reported"),
+        ("pairs", int, "pairs of the simulated index; each takes 4 bytes in the folder for temporary files"),
+        ("text_pairs", int, "sentence pairs that are prepared anew"),
+        ("memory_pairs", int, "sentence pairs, and ten times as many, whose preparation's memory is measured"),
+        ("seed", int, "of plan, simulated lengths and chosen text"),
+    ):
+        flag = "--" + name.replace("_", "-")
+        data.add_argument(flag, type=kind, default=defaults[name], metavar="N", help=f"{meaning} (default %(default)s)")
+    add_train_parser(parts, measures)
+    add_ranks_parser(parts, measures)
+    add_stages_parser(parts, measures)
+    add_decode_parser(parts, measures)
+    add_learn_parser(parts, measures)
+    add_cost_parser(parts, measures)
+    return parser.parse_args()
+
+
+def add_part(parts: Any, name: str, measure: Measure, *, trains: bool, **texts: str) -> Any:
+    """A parser with what all parts, and all that train, take."""
+    part = parts.add_parser(name, allow_abbrev=False, **texts)
+    part.set_defaults(measure=measure, flags=[])
+    if trains:
+        part.add_argument("--data", type=Path, required=True, help="data folder")
+        part.add_argument("--preset", default="tiny", help="model and batch (default: %(default)s)")
+        part.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of dist_transformer.train")
+    part.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
+    return part
+
+
+def add_train_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
+    training = add_part(
+        parts,
+        "train",
+        measures["train"],
+        trains=True,
+        help="training steps, beside torch.nn.Transformer, MarianMTModel and plain torch",
+        description="Training steps on real text, in turns. The unit is real target tokens, padding not counted, a "
+        "second: of CPU time without a GPU, of wall time with one. Exits 1 when the losses of the contenders part.",
+    )
+    training.add_argument(
+        "--peers",
+        nargs="*",
+        default=[name for name in LABELS if name != "ours"],
+        metavar="P",
+        help="; ".join(f"{name}: {label}" for name, label in LABELS.items() if name != "ours") + " (default: all)",
+    )
+    training.add_argument("--steps", type=int, default=10, metavar="N", help="optimizer steps of each in each round")
+    training.add_argument("--rounds", type=int, default=6, metavar="N", help="rounds; medians are reported")
+
+
+def add_ranks_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
+    several = add_part(
+        parts,
+        "ranks",
+        measures["ranks"],
+        trains=True,
+        help="training steps on several ranks, beside the same steps on one",
+        description="The same training steps on one rank, on several of this machine, and shared out to processes that "
+        "do not communicate, one thread each, in turns: seconds of a step by the wall's clock, the share of it that is "
+        "not work, and the share that is communication and waiting.",
+    )
+    several.add_argument("--ranks", type=int, default=2, metavar="N", help="ranks (default: %(default)s)")
+    several.add_argument("--steps", type=int, default=20, metavar="N", help="optimizer steps of each in each round")
+    several.add_argument("--rounds", type=int, default=4, metavar="N", help="rounds; medians are reported")
+
+
+def add_stages_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
+    stages = add_part(
+        parts,
+        "stages",
+        measures["stages"],
+        trains=True,
+        help="training steps under each ZeRO stage: CPU time, bytes sent, memory",
+        description="The same training steps under ZeRO 0 to 3 on several ranks of this machine, one thread each: CPU "
+        "seconds of a step, bytes that its collectives send around a ring, and bytes of the states, of one rank.",
+    )
+    stages.add_argument("--ranks", type=int, default=2, metavar="N", help="ranks (default: %(default)s)")
+    stages.add_argument(
+        "--micro-batches",
+        type=int,
+        nargs="+",
+        default=[1, 4, 16],
+        metavar="N",
+        help="micro-batches of each rank per step (default: 1 4 16)",
+    )
+    stages.add_argument("--steps", type=int, default=2, metavar="N", help="optimizer steps of each (default: 2)")
+    stages.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds; medians are reported")
+
+
+def add_learn_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
+    learning = add_part(
+        parts,
+        "learn",
+        measures["learn"],
+        trains=True,
+        help="a model that was trained for some minutes, to measure with",
+        description="Train in one process for some minutes, without checkpoints, and write a model folder.",
+    )
+    learning.add_argument("--minutes", type=float, default=5.0, metavar="M", help="of training (default: %(default)s)")
+    learning.add_argument("--out", type=Path, required=True, metavar="MODEL", help="model folder")
+
+
+def add_cost_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
+    cost = add_part(
+        parts,
+        "cost",
+        measures["cost"],
+        trains=False,
+        help="time and memory of a step against model size, sentence length and tokens at once",
+        description="Steps of models of several sizes on random sentences, under plain torch, each point in a process "
+        "of its own; and what 16 nodes of 8 GPUs would reach, which is a model and no measurement.",
+    )
+    cost.add_argument("--repeats", type=int, default=5, metavar="N", help="measures of each point (default: 5)")
+
+
+def add_decode_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
+    decoding = add_part(
+        parts,
+        "decode",
+        measures["decode"],
+        trains=False,
+        help="beam search, beside Hugging Face's generate and CTranslate2",
+        description="Beam search with the same weights, in turns. The unit is sentences a second: of CPU time without "
+        "a GPU, of wall time with one. Exits 1 when the BLEU scores part.",
+    )
+    decoding.add_argument("--model", type=Path, required=True, help="model folder")
+    for name, what in (("src", "source"), ("ref", "reference")):
+        decoding.add_argument(f"--{name}", type=Path, required=True, metavar="F", help=f"{what}, one sentence a line")
+    decoding.add_argument("--sentences", type=int, metavar="N", help="only the first N (default: all)")
+    decoding.add_argument(
+        "--peers",
+        nargs="*",
+        default=[name for name in DECODE_LABELS if name != "ours"],
+        metavar="P",
+        help="; ".join(f"{name}: {label}" for name, label in DECODE_LABELS.items() if name != "ours")
+        + " (default: all)",
+    )
+    decoding.add_argument("--beam", type=int, default=4, metavar="K", help="hypotheses (default: %(default)s)")
+    precisions, meaning = tuple(PRECISIONS), "of all (default: fp32 on a CPU, bf16 on a GPU)"
+    decoding.add_argument("--precision", choices=precisions, help=meaning)
+    decoding.add_argument("--rounds", type=int, default=4, metavar="N", help="rounds; medians are reported")
