@@ -25,7 +25,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not slow and not slurm" -n auto
+	$(BIN)/python -m pytest -q -m "not slow and not system and not slurm" -n auto
 
 bench: $(STAMP)
 	$(BIN)/python tools/bench.py

@@ -1,6 +1,7 @@
 """Rules about the code itself, read from its syntax trees."""
 
 import ast
+import functools
 import graphlib
 import json
 import os
@@ -57,9 +58,14 @@ def room_of(module: str) -> str | None:
     return name or None
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path: Path) -> Iterator[str]:
     """Modules that a file imports anywhere, late imports included; `from a import b` gives `a` and `a.b`."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -79,7 +85,7 @@ def foreign_imports(path: Path) -> set[str]:
 
 def calls_and_attributes(path: Path) -> Iterator[str]:
     """Dotted names as they are written: `torch.load`, `open`, `Path.read_text`."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Attribute | ast.Name):
             yield ast.unparse(node)
 
@@ -177,7 +183,7 @@ def private_names_of_others(tree: ast.AST) -> set[str]:
 
 @pytest.mark.parametrize("module", [module for module in MODULES if not module.endswith(".engine.internals")])
 def test_insides_of_other_packages_are_used_in_one_module(module: str) -> None:
-    found = private_names_of_others(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+    found = private_names_of_others(tree_of(MODULES[module]))
     documented = re.compile(r"os\._exit|sys\._current_frames|argparse\._ArgumentGroup|.*\._replace")
     assert {name for name in found if not documented.fullmatch(name)} == set()
 
@@ -202,7 +208,7 @@ def test_nothing_is_pickled(path: Path) -> None:
     assert not foreign_imports(path) & {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
     forbidden = {"torch.load", "torch.save", "np.save", "np.savez", "eval", "exec", "__import__"}
     assert not forbidden & set(calls_and_attributes(path))
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("np.load", "numpy.load"):
             settings = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
             assert settings.get("allow_pickle") == "False"
@@ -267,7 +273,7 @@ def other_writes(tree: ast.AST) -> list[str]:
 @pytest.mark.parametrize("module", sorted(set(MODULES) - {f"dist_transformer.{name}" for name in WRITERS}))
 def test_files_are_written_in_one_way(module: str) -> None:
     """A file that is written by hand is torn after a crash, or 0 bytes after a loss of power."""
-    assert other_writes(ast.parse(MODULES[module].read_text(encoding="utf-8"))) == []
+    assert other_writes(tree_of(MODULES[module])) == []
 
 
 @pytest.mark.parametrize(
@@ -379,7 +385,7 @@ def test_importing_does_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", TOOLS, ids=lambda path: path.name)
 def test_a_tool_is_its_main_alone(path: Path) -> None:
     """Arguments are parsed in `main`, which runs only when the file is the program; the first line finds it sound."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     assert ast.get_docstring(tree)
     allowed = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
     for node in tree.body[2:-1]:

@@ -38,6 +38,7 @@ def clone_and_environment(folder: Path) -> tuple[Path, Path]:
     return clone, python
 
 
+@pytest.mark.system
 def test_the_package_is_found_beside_a_clone_of_its_name(tmp_path: Path) -> None:
     """The clone's folder is no package, but it looks like one: it has the name, and `data/` as the package has."""
     clone, python = clone_and_environment(tmp_path)

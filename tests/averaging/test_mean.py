@@ -180,6 +180,7 @@ def large_weight_files(run: Path, count: int) -> list[Path]:
     return files
 
 
+@pytest.mark.system
 def test_memory_stays_below_two_models_for_any_number(run: Path, tmp_path: Path) -> None:
     """Of the whole process: mapped files and the writing of the model are counted."""
     files = large_weight_files(run, 12)
@@ -226,6 +227,7 @@ def kill_at(moment: int, run: Callable[[], object]) -> bool:
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("existing", [False, True])
 def test_killed_at_any_moment_the_model_is_whole_or_absent(existing: bool, run: Path, tmp_path: Path) -> None:
     weights = [save(run, 1), save(run, 2)]

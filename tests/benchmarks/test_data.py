@@ -107,6 +107,7 @@ def test_lengths_that_cannot_be_written(tmp_path: Path) -> None:
         simulate_lengths(np.ones((2, 2), dtype=np.uint16), 2**20, tmp_path / "none" / "a.npy", seed=1)
 
 
+@pytest.mark.system
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_memory_is_that_of_the_planning_process_alone(toy_data: DataFolder, tmp_path: Path) -> None:
     ballast = np.ones(400 * 2**20, dtype=np.uint8)

@@ -99,6 +99,7 @@ def test_settings_that_cannot_be_measured(tmp_path: Path) -> None:
             DecodeBenchmark(**{**given, **change})  # type: ignore[arg-type]
 
 
+@pytest.mark.system
 def test_the_command(model_folder: Path, toy_lines: tuple[list[str], list[str]], tmp_path: Path) -> None:
     for name, lines in zip(("s.en", "s.de"), toy_lines, strict=True):
         (tmp_path / name).write_text("\n".join(lines[:12]) + "\n", encoding="utf-8")

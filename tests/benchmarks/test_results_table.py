@@ -41,6 +41,7 @@ def write(folder: Path, name: str, **changes: Any) -> Path:
     return file
 
 
+@pytest.mark.system
 def test_the_pages_are_what_the_figures_give() -> None:
     assert run_command(sys.executable, "tools/results_table.py", "--check") == ""
 

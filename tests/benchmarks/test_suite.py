@@ -118,6 +118,7 @@ def test_corpora_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not (tmp_path / "work" / "data-400").exists()
 
 
+@pytest.mark.system
 def test_without_text_or_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CORPORA, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -24,6 +24,8 @@ from tests.averaging.test_mean import assert_mean
 from tests.conftest import ROOT
 from tests.rights import wrong_rights
 
+pytestmark = pytest.mark.system
+
 TOOL = ROOT / "tools" / "average_checkpoints.py"
 LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 Screen = pytest.CaptureFixture[str]

@@ -12,6 +12,8 @@ import pytest
 from dist_transformer.evaluation.bleu import score
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.system
+
 LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 Lines = tuple[list[str], list[str]]
 

@@ -13,6 +13,8 @@ import pytest
 
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.system
+
 Lines = tuple[list[str], list[str]]
 
 

@@ -198,6 +198,7 @@ DRAWS: dict[str, Callable[[random.Random], str]] = {
 }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kind", DRAWS)
 def test_a_vocabulary_is_learned_in_linear_time(kind: str) -> None:
     def seconds(text: str) -> float:

@@ -104,6 +104,7 @@ def command(name: str, *arguments: str | Path, lines: list[str]) -> str:
     return subprocess.run(program, input=text, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_the_same_as_the_commands_of_sacrebleu_and_sacremoses(lowercase: bool, tmp_path: Path) -> None:
     scores = score(WORSE, GERMAN, target_language="de", lowercase=lowercase)

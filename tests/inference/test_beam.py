@@ -96,6 +96,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: f"k{s.beam_size}-a{s.length_penalty}-n{s.nbest}")
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_equals_a_plain_beam_search(settings: BeamSettings, norm: str) -> None:
@@ -133,6 +134,7 @@ def test_a_batch_does_not_change_its_sentences() -> None:
     assert_same(beam_search(model, sources[::-1], settings=settings)[::-1], alone)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("steps", [3, 8, 1000])
 def test_rare_looks_change_nothing(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA, where sentences go on for some steps after they are done."""
@@ -143,6 +145,7 @@ def test_rare_looks_change_nothing(steps: int, monkeypatch: pytest.MonkeyPatch) 
     assert_same(beam_search(model, sources, settings=settings), expected)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("slots", [1, 3, 7, 30, 100])
 @pytest.mark.parametrize("looks", [1, 5])
 def test_slots_that_are_refilled_change_nothing(slots: int, looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +193,7 @@ def tensors_of(holder: object) -> list[torch.Tensor]:
     return [value for name in names if isinstance(value := getattr(holder, name), torch.Tensor)]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("attention", ["softmax", "distant"])
 @pytest.mark.parametrize("slots", [None, 5])
 @pytest.mark.usefixtures("distant")

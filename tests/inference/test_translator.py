@@ -29,6 +29,7 @@ def make(
     return build
 
 
+@pytest.mark.system
 def test_order_and_count_are_kept(make, toy_lines: Lines) -> None:
     lines = toy_lines[0][:30]
     translations = make(max_batch_tokens=400).translate(lines)
@@ -40,6 +41,7 @@ def test_order_and_count_are_kept(make, toy_lines: Lines) -> None:
     )
 
 
+@pytest.mark.system
 def test_input_order_does_not_matter(make, toy_lines: Lines) -> None:
     lines = toy_lines[0][:40]
     shuffled = random.Random(1).sample(range(40), 40)
@@ -121,6 +123,7 @@ def test_every_allowed_source_has_positions_for_its_output(make) -> None:
         make(max_batch_tokens=0)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("world", [2, 50])
 def test_ranks_share_the_batches_of_one_process(
     make, toy_lines: Lines, monkeypatch: pytest.MonkeyPatch, world: int

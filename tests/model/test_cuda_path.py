@@ -26,6 +26,7 @@ def make_batch(device: torch.device) -> PackedBatch:
     ).to(device)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("dtype", "change", "kernel"),
     [
@@ -62,6 +63,7 @@ def test_the_training_loss(
     assert used == [kernel] * 6
 
 
+@pytest.mark.system
 def test_an_operation_that_waits_or_mixes_devices_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_cuda(tmp_path, monkeypatch) as device:
         found = torch.zeros(3, device=device)

@@ -169,6 +169,7 @@ def test_fresh_model_guesses(norm: str, embedding_init: str, bound: float) -> No
     assert abs(fresh_loss(config)) < bound
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_fresh_base_guesses(norm: str) -> None:
     assert abs(fresh_loss(replace(PRESETS["base"].model, vocab_size=37_000, norm=norm))) < 0.6

@@ -50,6 +50,7 @@ with joined(World(), seconds=0.5) as watch:
 """
 
 
+@pytest.mark.system
 def test_what_does_not_end_ends_the_program() -> None:
     done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, check=False, timeout=50)
     assert done.returncode == 1

@@ -82,6 +82,7 @@ def test_a_panel_a_layer_in_at_most_two_rows(layers: int, rows: int) -> None:
     assert "attention weight" in figure.axes[-1].get_ylabel()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("layers", "sources", "targets"), [(1, 1, 1), (1, 2, 30), (2, 40, 2), (6, 60, 60), (4, 9, 7)])
 def test_every_token_can_be_read(layers: int, sources: int, targets: int) -> None:
     figure = drawn(attention_picture(make_sample(layers, sources, targets)))
@@ -209,6 +210,7 @@ def test_settings_of_matplotlib_are_left_as_they_were() -> None:
     assert dict(matplotlib.rcParams) == before
 
 
+@pytest.mark.system
 def test_neither_window_nor_pyplot() -> None:
     """In a process of its own: this one has imported much already."""
     program = """

@@ -238,6 +238,7 @@ def run_in_terminal(program: list[str], columns: int) -> str:
     return output.decode()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("columns", "figures"),
     [
@@ -287,6 +288,7 @@ def test_the_bar_follows_a_terminal_that_is_made_narrower(
     reporter.close()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_stream_that_goes_to_a_file_gives_plain_lines(tmp_path: Path, stream: str) -> None:
     """`train > log` and `train 2> log` in a terminal."""

@@ -244,6 +244,7 @@ with sole_writer(Path(sys.argv[1]), print):
 """
 
 
+@pytest.mark.system
 def test_a_folder_in_use_is_refused_and_is_free_when_its_process_is_killed(tmp_path: Path) -> None:
     run_dir = tmp_path / "a run"
     command = [sys.executable, "-c", HOLDER, str(run_dir)]

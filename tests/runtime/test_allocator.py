@@ -34,6 +34,7 @@ def faults(manner: str) -> list[int]:
     return [int(number) for number in found.stdout.split()]
 
 
+@pytest.mark.system
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
 def test_freed_blocks_are_not_zeroed_again() -> None:
     """10 blocks of 2^14 pages of 4 KiB each, in the first thread and in another; a kernel may give larger pages."""

@@ -211,6 +211,7 @@ def test_a_group_of_one_and_its_end_after_an_error() -> None:
     assert {name: os.environ.get(name) for name in RANK_VARIABLES} == {**dict.fromkeys(RANK_VARIABLES), "RANK": "7"}
 
 
+@pytest.mark.system
 def test_ranks_that_do_not_join_are_named(environment: pytest.MonkeyPatch) -> None:
     port = free_port()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -280,6 +281,7 @@ def test_a_rank_of_another_launch_takes_nobodys_place(environment: pytest.Monkey
         assert rank_0.result().check(["joined/1"])
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "launcher",
     [

@@ -74,6 +74,7 @@ def test_a_command_that_is_killed_names_the_signal(tmp_path: Path) -> None:
         run_printed([sys.executable, "-c", program], output=log)
 
 
+@pytest.mark.system
 def test_a_command_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w", encoding="utf-8") as log, pytest.raises(UserError, match="took more than 1 s"):
         run_printed([sys.executable, "-c", "import time; time.sleep(60)"], output=log, seconds=1)

@@ -104,6 +104,7 @@ def test_a_picture_of_the_orders_that_are_there(tmp_path: Path) -> None:
         assert (int.from_bytes(content[16:20]), int.from_bytes(content[20:24])) == (900, 600)
 
 
+@pytest.mark.system
 def test_bf16_trains_as_fp32_does(toy_data: DataFolder) -> None:
     """Four steps of the same weights, pairs and dropout seeds at a high rate: it learns, and losses agree to 2%."""
     curves, optimizer = {}, dataclasses.replace(PRESETS["tiny"].optimizer, warmup_steps=1)

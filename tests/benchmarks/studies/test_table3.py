@@ -88,6 +88,7 @@ def test_the_result_file_keeps_to_the_layout(toy_data: DataFolder, tmp_path: Pat
     assert (arguments.out / "table3.md").read_text(encoding="utf-8") == "the table\n"
 
 
+@pytest.mark.system
 def test_an_unknown_row_is_refused_before_anything_is_trained(toy_data: DataFolder, tmp_path: Path) -> None:
     command = [sys.executable, "tools/table3.py", "--data", toy_data.path, "--out", tmp_path / "out"]
     output = run_command(*command, "--rows", "C1", "Z9", status=1)

@@ -58,6 +58,7 @@ def test_all_start_with_the_same_function(field: Field, contenders: dict) -> Non
         assert loss == pytest.approx(losses["ours"], rel=1e-5), name
 
 
+@pytest.mark.system
 def test_a_stretch_counts_what_was_trained(field: Field, contenders: dict) -> None:
     """Under DeepSpeed and under plain torch the same packs give the same weights; all learn, by about as much."""
     before = contenders["ours"].nll(field.valid)

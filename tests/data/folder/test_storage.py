@@ -154,6 +154,7 @@ def test_names_that_lead_out_of_the_cache_are_refused(remote: MemoryFileSystem, 
         open_remote(tmp_path)
 
 
+@pytest.mark.system
 def test_processes_share_one_copy(toy_data: DataFolder, tmp_path: Path) -> None:
     """Four processes read all of a folder that has room for three shards; whoever comes first fetches."""
     served = tmp_path / "served"

@@ -127,6 +127,7 @@ def test_a_step_has_all_its_packs_but_at_the_end_of_an_epoch(corpus: Corpus) -> 
     assert last == sorted(last), "packs of weight zero come last"
 
 
+@pytest.mark.system
 @settings(max_examples=15, deadline=None)
 @given(corpora.filter(lambda corpus: sum(corpus.shard_sizes) <= 300))
 @example(HAND_MADE)

@@ -130,6 +130,7 @@ def test_text_cannot_drive_a_terminal(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
+@pytest.mark.system
 def test_the_tool_prints_and_draws(toy_data: DataFolder, tmp_path: Path) -> None:
     command = [sys.executable, "tools/inspect_shards.py", toy_data.path]
     budgets = ["--max-target-tokens", 512, "--max-source-tokens", 500, "--max-sentences", 9]
@@ -146,6 +147,7 @@ def test_the_tool_prints_and_draws(toy_data: DataFolder, tmp_path: Path) -> None
     assert len(content) > 10_000
 
 
+@pytest.mark.system
 def test_the_tools_errors_name_what_is_wrong(toy_data: DataFolder, tmp_path: Path) -> None:
     command = [sys.executable, "tools/inspect_shards.py"]
     output = run_command(*command, toy_data.path, "--max-target-tokens", 0, status=1)

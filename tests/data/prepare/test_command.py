@@ -13,6 +13,7 @@ from tests.data.prepare.preparing import FULL_WIDTH, command, corpus, names, tra
 from tests.rights import wrong_rights
 
 
+@pytest.mark.system
 def test_command_takes_the_normalisation(tmp_path: Path) -> None:
     source, target = write_pairs(tmp_path, "train", [FULL_WIDTH] * 40)
     common = ("--src", source, "--tgt", target, "--tgt-lang", "zh", "--vocab-size", "400")
@@ -53,6 +54,7 @@ def test_command_prints_one_sentence_on_bad_input(tmp_path: Path) -> None:
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.system
 def test_command_reads_jsonl_and_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     (tmp_path / "set").mkdir()
@@ -70,6 +72,7 @@ def test_command_reads_jsonl_and_datasets(tmp_path: Path, monkeypatch: pytest.Mo
     assert (jsonl.index.pairs_read, jsonl.index.train.pairs, jsonl.index.valid_text.pairs) == (30, 27, 3)
 
 
+@pytest.mark.system
 def test_command_reads_parquet_streams_and_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     (tmp_path / "set").mkdir()

@@ -39,6 +39,7 @@ def test_a_sorted_corpus_is_well_mixed(tmp_path: Path) -> None:
     assert abs(np.corrcoef(numbers, np.arange(len(numbers)))[0, 1]) < 0.15
 
 
+@pytest.mark.system
 def test_chunks_are_opened_once_for_several_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_PAIRS", 100)
     opened: list[str] = []

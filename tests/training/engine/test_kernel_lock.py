@@ -26,6 +26,7 @@ assert getattr(cpp_extension, "FileBaton", None) is usual
 """
 
 
+@pytest.mark.system
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_the_lock_file_of_a_killed_build_stops_no_other(tmp_path: Path) -> None:
     done = subprocess.run(
@@ -35,6 +36,7 @@ def test_the_lock_file_of_a_killed_build_stops_no_other(tmp_path: Path) -> None:
     assert (tmp_path / "one.so").exists()
 
 
+@pytest.mark.system
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     hold = f"""
 import time

@@ -98,6 +98,7 @@ def test_a_rank_that_ended_well_leaves_no_file(tmp_path: Path) -> None:
     assert list((tmp_path / "heartbeats").iterdir()) == []
 
 
+@pytest.mark.system
 def test_nothing_is_written_after_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system that takes two seconds for a beat, longer than a beat may take, holds `close` up for as long."""
     publish, is_slow = Heartbeats.publish, threading.Event()
@@ -215,6 +216,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.system
 def test_a_hang_ends_the_process_with_its_stacks(tmp_path: Path) -> None:
     """Neither a long validation, nor steps that go on, nor a job that was suspended."""
     done = subprocess.run(
