@@ -35,6 +35,19 @@ def to_plain(config: Any) -> dict[str, Any]:
     return plain
 
 
+def omitted_defaults(kind: type) -> dict[str, Any]:
+    """Give the values of settings that files leave out, by their places: such as `model.attention`."""
+    hints, found = typing.get_type_hints(kind), dict[str, Any]()
+    for field in dataclasses.fields(kind):
+        if field.metadata.get("omit_default"):
+            found[field.name] = _to_json(field.default)
+        elif dataclasses.is_dataclass(hints[field.name]):
+            place = "" if field.name in _flat_groups(kind) else f"{field.name}."
+            inner = omitted_defaults(typing.cast(type, hints[field.name]))
+            found.update({f"{place}{name}": value for name, value in inner.items()})
+    return found
+
+
 def _flat_groups(kind: type) -> dict[str, type]:
     """Find the fields of a dataclass that are groups without a name in flags and files."""
     hints = typing.get_type_hints(kind, include_extras=True)

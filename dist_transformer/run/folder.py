@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from dist_transformer.config.plain import from_plain, read_json, to_plain
+from dist_transformer.config.plain import from_plain, omitted_defaults, read_json, to_plain
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.format import INDEX_FILE, TOKENIZER_FILE
 from dist_transformer.data.folder.reader import DataFolder
@@ -231,8 +231,9 @@ def check_settings(run_dir: Path, wanted: dict[str, Any]) -> list[str]:
     Raises:
         UserError: a setting that must not change, by name.
     """
-    before = _flatten(read_json(run_dir / SETTINGS_FILE))
-    now = _flatten(wanted)
+    unwritten = omitted_defaults(TrainConfig)
+    before = unwritten | _flatten(read_json(run_dir / SETTINGS_FILE))
+    now = unwritten | _flatten(wanted)
     changed = []
     for name in sorted(before.keys() | now.keys()):
         old, new = before.get(name), now.get(name)

@@ -20,6 +20,7 @@ import torch
 from dist_transformer import files
 from dist_transformer.config.plain import from_plain
 from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.registry import ATTENTIONS
 from dist_transformer.config.settings import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
 from dist_transformer.errors import UserError
 from dist_transformer.run.checkpoint import CheckpointReader
@@ -121,6 +122,17 @@ def test_another_model_batch_or_seed_is_refused_by_name(
         check_settings(run_dir, wanted)
     message = f"{run_dir} was trained with {name} = {old}, not {new}: use the old value, or another --run-dir"
     assert str(refused.value) == message
+
+
+def test_a_setting_that_files_leave_out_has_its_default(
+    config: TrainConfig, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ATTENTIONS._entries, "other", None)
+    wanted = described(config.changed(model=dataclasses.replace(config.model, attention="other")))
+    with pytest.raises(UserError, match=r"with model\.attention = 'softmax', not 'other'"):
+        check_settings(run_dir, wanted)
+    floor = config.changed(optimizer=dataclasses.replace(config.optimizer, min_lr=0.5))
+    assert "optimizer.min_lr: 0.0 -> 0.5" in check_settings(run_dir, described(floor))
 
 
 def test_what_cannot_be_resumed_is_another_run(config: TrainConfig) -> None:
