@@ -131,8 +131,8 @@ def test_a_setting_that_files_leave_out_has_its_default(
     wanted = described(config.changed(model=dataclasses.replace(config.model, attention="other")))
     with pytest.raises(UserError, match=r"with model\.attention = 'softmax', not 'other'"):
         check_settings(run_dir, wanted)
-    floor = config.changed(optimizer=dataclasses.replace(config.optimizer, min_lr=0.5))
-    assert "optimizer.min_lr: 0.0 -> 0.5" in check_settings(run_dir, described(floor))
+    floor = config.changed(optimizer=dataclasses.replace(config.optimizer, min_lr=1e-4))
+    assert "optimizer.min_lr: 0.0 -> 0.0001" in check_settings(run_dir, described(floor))
 
 
 def test_what_cannot_be_resumed_is_another_run(config: TrainConfig) -> None:
