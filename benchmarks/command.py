@@ -33,6 +33,7 @@ from benchmarks.training.field import (
 from benchmarks.training.learning import learn
 from benchmarks.training.ranks import RanksBenchmark, ranks_table, run_ranks_benchmark
 from benchmarks.training.stages import StagesBenchmark, run_stages_benchmark, stages_table
+from dist_transformer.config.flags import parse_training
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.format import DataIndex
@@ -129,10 +130,8 @@ def config_of(arguments: argparse.Namespace) -> TrainConfig:
     """The preset with the flags of training that were given."""
     if not arguments.flags and arguments.preset in PRESETS:
         return PRESETS[arguments.preset].changed(data=(str(arguments.data),))
-    from dist_transformer.train import parse_arguments as parse_training
-
     flags = ["--preset", arguments.preset, "--data", str(arguments.data), "--run-dir", "unused", *arguments.flags]
-    return parse_training(flags)[0]
+    return parse_training(flags, prog="tools/benchmark.py")[0]
 
 
 def say(line: str) -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.charts import bar_groups, curves
-from benchmarks.measure import NO_CORPUS, write_result
+from benchmarks.measure import NO_CORPUS, ROOT, write_result
 from dist_transformer.config.plain import read_json
 from dist_transformer.errors import UserError
 from dist_transformer.planning.hardware import kind_of_device
 from dist_transformer.reporting.figures import as_png, bar_picture, cost_picture
-from dist_transformer.runtime.launch import run_printed, tool_command
+from dist_transformer.runtime.launch import run_printed
 
 CORPORA = "DIST_TRANSFORMER_DATA"
 """The environment variable that names the folder of corpora."""
@@ -83,7 +83,7 @@ class Suite:
     def run(self, tool: str, *arguments: object) -> None:
         """A command of tools/, printed."""
         left = None if self.deadline is None else max(1.0, self.deadline - time.monotonic())
-        run_printed(tool_command(tool, *arguments), output=sys.stderr, seconds=left)
+        run_printed([sys.executable, ROOT / "tools" / tool, *arguments], output=sys.stderr, seconds=left)
 
 
 def brief_schedule(*, peak_lr: float = 7e-4, warmup_steps: int = 1000) -> list[object]:

@@ -24,12 +24,12 @@ from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.files import make_folder_beside, move, whole_path, write_file
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.runtime.launch import as_typed, tool_command
+from dist_transformer.runtime.launch import as_typed, own_command
 
 FORMAT_VERSION = 1
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, CARD_FILE = "config.json", "model.safetensors", "tokenizer.json", "README.md"
 
-_REMEDY = "write the folder anew with tools/average_checkpoints.py"
+_REMEDY = "write the folder anew with dist-transformer average"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +125,7 @@ def _way_to_a_model(path: Path) -> str:
     if all((inner / name).exists() for name in (CONFIG_FILE, WEIGHTS_FILE)):
         return f"give the model folder in it, {inner}"
     if (path / "weights").is_dir():
-        average = tool_command("average_checkpoints.py", "--run-dir", path, "--last", 5, "--out", inner)
+        average = own_command("average", "--run-dir", path, "--last", 5, "--out", inner)
         return f"make one of this run by {as_typed(average)}"
     return f"{_REMEDY}, or check the path"
 
@@ -232,9 +232,9 @@ A Transformer (Vaswani et al. 2017) for translation from `{info.source_language}
 - Weights: {averaged}; {parameters:,} parameters, fp32
 - `tokenizer.json`, SHA-256 `{info.tokenizer_sha256}`, normalises text before it cuts it into pieces
 {listed}
-Translate, one sentence a line: `python tools/translate.py --model {name} < input.txt > output.txt`
+Translate, one sentence a line: `dist-transformer translate --model {name} < input.txt > output.txt`
 
-Measure: `python tools/evaluate_bleu.py --model {name} --src F --ref F` prints BLEU, chrF and TER with their signatures.
+Measure: `dist-transformer evaluate --model {name} --src F --ref F` prints BLEU, chrF and TER with their signatures.
 
 | setting | value |
 |---|---|

@@ -5,7 +5,6 @@ if __name__ == "__main__":
 
     check_interpreter()
 
-import argparse
 import os
 import sys
 import time
@@ -13,11 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import tyro
-
-from dist_transformer.config.presets import PRESETS
-from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
-from dist_transformer.config.table3 import VARIANTS, preset_with_variant
+from dist_transformer.config.flags import parse_training
+from dist_transformer.config.settings import TrainConfig
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.planning.hardware import peak_flops
 from dist_transformer.run.environment import describe_environment
@@ -34,41 +30,12 @@ if TYPE_CHECKING:
 _GRACE_SECONDS = 10
 
 
-def parse_arguments(arguments: list[str]) -> tuple[TrainConfig, bool]:
-    """`--preset` and `--variant` choose the defaults; every other setting has a flag of its own name.
-
-    Returns:
-        the settings, and whether `--test-mode` was given: data and run folder may then be absent.
-    """
-    chooser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    chooser.add_argument("--preset", default="base")
-    chooser.add_argument("--variant", default="base")
-    chooser.add_argument("--test-mode", action="store_true", dest="dry_run")
-    # DeepSpeed's launcher adds this one; the environment says the same.
-    chooser.add_argument("--local_rank", "--local-rank", type=int)
-    chosen, rest = chooser.parse_known_args(arguments)
-    preset = preset_with_variant(chosen.preset, chosen.variant)
-    description = (
-        f"Train a Transformer. --preset {{{','.join(PRESETS)}}} sets the defaults below (now: {chosen.preset}); "
-        f"--variant {{{','.join(VARIANTS)}}} changes them as that row of the paper's Table 3 changes its base model "
-        f"(now: {chosen.variant}). --test-mode tries the settings for some minutes on one process, on some of --data "
-        "or of an embedded corpus: memory, speed and a table of checks; it writes nothing to --run-dir."
-    )
-    missing = {"data": tyro.MISSING, "run_dir": tyro.MISSING}
-    config = tyro.cli(
-        TrainConfig,
-        default=preset.changed(**({"data": EMBEDDED_CORPUS} if chosen.dry_run else missing)),
-        args=rest,
-        prog="python -m dist_transformer.train",
-        description=description,
-    )
-    return config, chosen.dry_run
-
-
 def main() -> None:
     launchers = LauncherWatch()
     outlive_streams(remedy="training goes on without these lines; metrics.jsonl in the run folder has the figures")
-    config, dry_run = parse_arguments(sys.argv[1:])
+    # As it was started: `dist-transformer train` puts its own name there.
+    prog = "python -m dist_transformer.train" if sys.argv[0].endswith(".py") else sys.argv[0]
+    config, dry_run = parse_training(sys.argv[1:], prog=prog)
     world = read_world()
     # DeepSpeed looks for an accelerator at import; without a GPU it should not search.
     import torch

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from dist_transformer.config.flags import parse_training
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.errors import UserError
-from dist_transformer.train import parse_arguments
 
 FOLDERS = ["--data", "corpus/de", "--run-dir", "runs/1"]
 
 
 def settings(arguments: list[str]) -> TrainConfig:
-    return parse_arguments(arguments)[0]
+    return parse_training(arguments, prog="train")[0]
 
 
 @pytest.mark.parametrize("preset", PRESETS)

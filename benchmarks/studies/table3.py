@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from dist_transformer import train
+from dist_transformer.config.flags import parse_training
 from dist_transformer.config.plain import read_json, to_plain
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.config.table3 import VARIANTS, apply_variant, changes, find_variant
@@ -35,7 +35,7 @@ from dist_transformer.reporting.reporter import perplexity
 from dist_transformer.run.environment import describe_environment
 from dist_transformer.run.layout import METRICS_FILE, weight_files
 from dist_transformer.run.records import read_records
-from dist_transformer.runtime.launch import deepspeed_command, run_printed, tool_command
+from dist_transformer.runtime.launch import deepspeed_command, own_command, run_printed
 
 _MACHINE = "{cores} cores of {processor}, {memory_gib} GiB, GPUs: {gpus}; torch {torch}, DeepSpeed {deepspeed}"
 
@@ -81,7 +81,7 @@ def common_flags(row: str, arguments: argparse.Namespace) -> list[str]:
 
 def base_config(row: str, arguments: argparse.Namespace) -> TrainConfig:
     """What stands for the paper's base model, in the row's folder."""
-    return train.parse_arguments(common_flags(row, arguments))[0]
+    return parse_training(common_flags(row, arguments), prog="tools/table3.py")[0]
 
 
 def row_config(row: str, arguments: argparse.Namespace) -> TrainConfig:
@@ -118,7 +118,7 @@ def finish_row(row: str, config: TrainConfig, index: DataIndex, arguments: argpa
     end = read_records(run, "end")[-1]
     weights = len(weight_files(run))
     flags = ["--run-dir", run, "--out", run / "model", "--last", min(arguments.average, weights)]
-    commands.append(run_printed(tool_command("average_checkpoints.py", *flags), output=sys.stderr))
+    commands.append(run_printed(own_command("average", *flags), output=sys.stderr))
     commands.append(run_printed(evaluate_command(run, index, arguments), output=sys.stderr))
     scores, valid = read_json(run / "bleu.json"), read_records(run, "valid")[-1]
     values = {
@@ -154,8 +154,8 @@ def evaluate_command(run: Path, index: DataIndex, arguments: argparse.Namespace)
     valid = arguments.data / VALID_FOLDER
     files = ["--src", valid / VALID_SOURCE_FILE, "--ref", valid / VALID_TARGET_FILE, "--json", run / "bleu.json"]
     case = ["--lowercase"] if index.lowercase else []
-    script = tool_command("evaluate_bleu.py", "--model", run / "model", *files, *case)[1:]
-    return [*deepspeed_command(arguments.ranks), *script]
+    words = ["evaluate", "--model", run / "model", *files, *case]
+    return [*deepspeed_command(arguments.ranks), "--no_local_rank", "--module", "dist_transformer", *words]
 
 
 def count_parameters(config: TrainConfig, vocab_size: int) -> int:

@@ -1,8 +1,8 @@
 """Average weights of a run into a model folder.
 
-tools/average_checkpoints.py --run-dir RUN --last 5 --out MODEL
-tools/average_checkpoints.py --run-dir RUN --every 10 --last 20 --out MODEL
-tools/average_checkpoints.py --run-dir RUN --sweep 1,5,10,20 --src dev.en --ref dev.de --out MODEL
+dist-transformer average --run-dir RUN --last 5 --out MODEL
+dist-transformer average --run-dir RUN --every 10 --last 20 --out MODEL
+dist-transformer average --run-dir RUN --sweep 1,5,10,20 --src dev.en --ref dev.de --out MODEL
 
 Give one of --last, --best, --sweep (all with --run-dir) and --checkpoints.
 
@@ -29,6 +29,7 @@ from pathlib import Path
 from dist_transformer.averaging.choice import ChosenWeights, best_weights, newest_weights, spaced_weights
 from dist_transformer.averaging.mean import average
 from dist_transformer.averaging.sweep import Candidate, DevSet, Sweep, sweep, validation_text, write_sweep
+from dist_transformer.cli.parser import add_folder, folder_of, make_parser
 from dist_transformer.errors import UserError
 from dist_transformer.inference.options import PRECISIONS, add_decoding_options, beam_settings
 from dist_transformer.model_folder import refuse_other_content
@@ -107,10 +108,8 @@ def write_best(result: Sweep, out: Path) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--run-dir", type=Path, metavar="RUN", help="run folder, with --last, --best or --sweep")
+    parser = make_parser(__doc__)
+    add_folder(parser, "--run-dir", "RUN", "run folder, with --last, --best or --sweep")
     parser.add_argument("--last", type=int, metavar="N", help="its newest N weight files")
     parser.add_argument(
         "--every", type=float, metavar="MINUTES", help="with --last or --sweep: so many minutes of training apart"
@@ -140,7 +139,10 @@ def parse_arguments() -> argparse.Namespace:
     add_decoding_options(group)
     # DeepSpeed's launcher adds this one; the environment says the same.
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.folder is not None or arguments.run_dir is not None:
+        arguments.run_dir = folder_of(parser, arguments, "--run-dir")
+    return arguments
 
 
 def check_arguments(arguments: argparse.Namespace) -> None:

@@ -9,11 +9,12 @@ import json
 import shlex
 from pathlib import Path
 
+from dist_transformer.cli.parser import make_parser
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.files import write_file
 from dist_transformer.run.records import read_records
-from dist_transformer.runtime.launch import as_typed, deepspeed_command, installed_program, run_printed, tool_command
+from dist_transformer.runtime.launch import as_typed, installed_program, own_command, run_printed
 
 
 def main() -> None:
@@ -22,15 +23,14 @@ def main() -> None:
     data, model = run / "data", run / "model"
     if not (data / "index.json").exists():
         flags = ["--toy", arguments.train_pairs, "--vocab-size", 1000, "--out", data]
-        call("The corpus: synthetic sentences of a small grammar", tool_command("prepare_data.py", *flags))
+        call("The corpus: synthetic sentences of a small grammar", own_command("prepare", *flags))
     settings = ["--preset", "tiny", "--data", data, "--run-dir", run, "--max-steps", str(arguments.max_steps)]
-    train = [*deepspeed_command(ranks), "--module", "dist_transformer.train", *settings]
-    call(f"Training: {ranks} ranks, ZeRO-1, bf16", train)
-    average = tool_command("average_checkpoints.py", "--run-dir", run, "--last", str(arguments.average), "--out", model)
+    call(f"Training: {ranks} ranks, ZeRO-1, bf16", own_command("train", *settings, "--processes", ranks))
+    average = own_command("average", "--run-dir", run, "--last", str(arguments.average), "--out", model)
     call(f"The mean of the last {arguments.average} weight files", average)
     files = ["--src", data / "text" / "test.en", "--ref", data / "text" / "test.de", "--json", run / "bleu.json"]
-    script = tool_command("evaluate_bleu.py", "--model", model, *files)[1:]
-    call("Beam search on unseen sentences and BLEU", [*deepspeed_command(ranks), *script])
+    shared = ["--processes", ranks] if ranks > 1 else []
+    call("Beam search on unseen sentences and BLEU", own_command("evaluate", "--model", model, *files, *shared))
     result = write_result(run)
     print_summary(run, result)
 
@@ -61,7 +61,7 @@ def print_summary(run: Path, result: dict[str, object]) -> None:
     print("\n== Three unseen sentences")
     for source, hypothesis in list(zip(sources, hypotheses, strict=False))[:3]:
         print(f"  {source}\n    -> {hypothesis}")
-    translate = as_typed(tool_command("translate.py", "--model", run / "model"))
+    translate = as_typed(own_command("translate", "--model", run / "model"))
     curves = as_typed([installed_program("tensorboard"), "--host", "localhost", "--logdir", run / "tensorboard"])
     flags = ["--src", "F", "--tgt", "F", "--vocab-size", 10_000, "--out", "DATA"]
     print(
@@ -71,16 +71,16 @@ def print_summary(run: Path, result: dict[str, object]) -> None:
         f"{result['world_size']} ranks; all figures: {run / 'result.json'}\n\n"
         f"Next, in a new shell after: cd {shlex.quote(str(Path.cwd()))}\n"
         f"  translate:     echo 'The old man sees the small dog.' | {translate}\n"
-        f"  report:        {as_typed(tool_command('report.py', run))}\n"
+        f"  report:        {as_typed(own_command('report', run))}\n"
         f"  curves:        {curves}\n"
-        f"  your own text: {as_typed(tool_command('prepare_data.py', *flags))}"
+        f"  your own text: {as_typed(own_command('prepare', *flags))}"
     )
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--run-dir", type=Path, default=Path("runs/demo"), help="run folder (default: %(default)s)")
-    parser.add_argument("--ranks", type=int, default=2, help="processes (default: %(default)s)")
+    parser.add_argument("--processes", type=int, default=2, dest="ranks", help="processes (default: %(default)s)")
     parser.add_argument("--train-pairs", type=int, default=25_000, help="synthetic pairs (default: %(default)s)")
     steps = PRESETS["tiny"].max_steps
     parser.add_argument("--max-steps", type=int, default=steps, help="optimizer steps (default: %(default)s)")

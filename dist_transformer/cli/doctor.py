@@ -1,7 +1,7 @@
 """Is this machine, or this job, fit to train? Run it before a long job, or as the first line of one.
 
-tools/doctor.py --run-dir runs/mine --data data/mine
-srun python tools/doctor.py --run-dir runs/mine --data data/mine
+dist-transformer doctor --run-dir runs/mine --data data/mine
+srun dist-transformer doctor --run-dir runs/mine --data data/mine
 
 Alone or under any launcher (deepspeed, srun, torchrun, mpirun), with as many processes as training will have: versions,
 code, GPUs, memory, disks, network, clocks, a shared run folder with locks that hold, the data, and an all-reduce whose
@@ -16,6 +16,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from dist_transformer.checks import check_table, failed
+from dist_transformer.cli.parser import make_parser
 from dist_transformer.errors import UserError
 from dist_transformer.preflight.preflight import PreflightSettings, preflight
 from dist_transformer.runtime.world import read_world
@@ -41,9 +42,7 @@ def main() -> None:
 
 
 def parse_arguments() -> PreflightSettings:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--run-dir", type=Path, metavar="RUN", help="run folder of the training (default: not checked)")
     parser.add_argument(
         "--data", nargs="+", default=[], metavar="DATA", help="data folders or their URLs (default: not checked)"

@@ -5,7 +5,7 @@ tokenised by the rules of Moses and, for German, with hyphens split. BLEU and ch
 edits per 100 words. The headline `bleu` of the JSON is sacreBLEU's with case, or without case when --lowercase is given
 or when the model's tokenizer lowercases (its data was prepared with --lowercase).
 
-tools/evaluate_bleu.py --model MODEL --src test.en --ref test.de --json result.json
+dist-transformer evaluate --model MODEL --src test.en --ref test.de --json result.json
 
 A line with more tokens than the model has room for is split at the ends of its sentences, or where the limit is
 reached; its parts are translated one by one and joined. Standard error names it, and the JSON counts such lines
@@ -19,6 +19,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from dist_transformer.cli.parser import make_parser
 from dist_transformer.evaluation.evaluate import Evaluation, evaluate, require_writable, write_report
 from dist_transformer.inference.options import PRECISIONS, add_decoding_options, add_model_option, beam_settings
 from dist_transformer.runtime.distributed import error_of_all
@@ -61,9 +62,7 @@ def print_scores(evaluation: Evaluation) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(__doc__)
     add_model_option(parser)
     add_decoding_options(parser)
     parser.add_argument("--src", type=Path, required=True, metavar="F", help="source text, one sentence a line")

@@ -1,7 +1,7 @@
 """What is in a data folder: counts, lengths of sentences, how full the packs of an epoch get, and some sentences.
 
-tools/inspect_shards.py data/mine
-tools/inspect_shards.py data/mine --max-target-tokens 8192 --examples 10 --png lengths.png --verify
+dist-transformer inspect data/mine
+dist-transformer inspect data/mine --max-target-tokens 8192 --examples 10 --png lengths.png --verify
 
 Tokens count the one special token of each side. Fill is the share of the packs' budgets that is text, over one epoch.
 """
@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+from dist_transformer.cli.parser import add_folder, folder_of, make_parser
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.format import SplitInfo
 from dist_transformer.data.folder.reader import DataFolder
@@ -92,11 +93,9 @@ def write_picture(path: Path, content: bytes) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(__doc__)
     default = BatchConfig().max_target_tokens
-    parser.add_argument("data", type=Path, metavar="DATA", help="data folder made by tools/prepare_data.py")
+    add_folder(parser, "--data", "DATA", "data folder made by dist-transformer prepare")
     parser.add_argument(
         "--max-target-tokens", type=int, metavar="N", help=f"target tokens that fit a pack (default: {default})"
     )
@@ -115,4 +114,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the examples and of the epoch (default: %(default)s)")
     parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the lengths (default: no picture)")
     parser.add_argument("--verify", action="store_true", help="first check the SHA-256 of every file (default: do not)")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.data = folder_of(parser, arguments, "--data")
+    return arguments

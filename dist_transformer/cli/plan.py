@@ -1,7 +1,7 @@
 """What would a training run need? Memory by ZeRO stage, time, jobs, disk and epochs, before anything is queued.
 
-tools/plan_run.py --preset big --nodes 2 --gpus 8 --gpu h100 --batch.packs-per-step 16
-tools/plan_run.py --against runs/mine
+dist-transformer plan --preset big --nodes 2 --gpus 8 --gpu h100 --batch.packs-per-step 16
+dist-transformer plan --against runs/mine
 
 Takes the flags of training. Memory follows from what DeepSpeed allocates; speed is a model, not a measurement: a stated
 share of the GPU's peak (--mfu). For a CPU no speed is claimed. --against puts what a run folder measured beside what is
@@ -91,7 +91,7 @@ def parse_arguments(arguments: list[str]) -> Arguments:
         "not a measurement: a stated share of the GPU's peak (--mfu). Takes the flags of training besides its own, and "
         "exits 1 when the run would not fit."
     )
-    parsed = tyro.cli(Arguments, default=default, args=arguments, prog="tools/plan_run.py", description=description)
+    parsed = tyro.cli(Arguments, default=default, args=arguments, prog="dist-transformer plan", description=description)
     if parsed.against is not None and dataclasses.replace(parsed, against=None, json=None) != default:
         raise UserError("--against takes settings and machine from the run: give no other flags than --json with it")
     return parsed

@@ -1,6 +1,6 @@
 """Text files or a hub dataset → a data folder: vocabulary, token shards, validation set.
 
-tools/prepare_data.py --src train.en --tgt train.de --valid-src val.en --valid-tgt val.de --vocab-size 10000 --out data
+dist-transformer prepare --src train.en --tgt train.de --vocab-size 10000 --out data
 """
 
 import argparse
@@ -11,6 +11,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
+from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.prepare.mpi_ranks import MpiRanks
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
@@ -62,9 +63,7 @@ def print_line(line: str) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(__doc__)
     defaults = {field.name: field.default for field in PrepareSettings.__dataclass_fields__.values()}
 
     text = parser.add_argument_group(

@@ -1,6 +1,6 @@
 """Translate standard input to standard output, one line a line.
 
-tools/translate.py --model MODEL < input.txt > output.txt
+dist-transformer translate --model MODEL < input.txt > output.txt
 
 A blank line gives a blank line. A line with more tokens than the model has room for is split at the ends of its
 sentences, or where the limit is reached; its parts are translated one by one and joined, with a space or, next to
@@ -21,6 +21,7 @@ from dataclasses import replace
 
 import torch
 
+from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.files import decode_lines
 from dist_transformer.errors import UserError
 from dist_transformer.inference.options import PRECISIONS, add_decoding_options, add_model_option, beam_settings
@@ -83,9 +84,7 @@ def find_device(name: str | None) -> torch.device:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(__doc__)
     add_model_option(parser)
     add_decoding_options(parser)
     parser.add_argument("--nbest", type=int, metavar="K", help="print the K best (default: the best, as plain text)")

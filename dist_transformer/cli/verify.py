@@ -1,7 +1,7 @@
 """Check a run folder: every hash of every checkpoint, the pointer, the weights, the chain of the sample ledger.
 
-tools/verify_run.py runs/mine
-tools/verify_run.py runs/mine --data data/mine
+dist-transformer verify runs/mine
+dist-transformer verify runs/mine --data data/mine
 
 With --data, what each step had to train on is computed anew from the data folder alone, without a model, and compared
 with what the ledger says that the processes really computed. Shards that the run left out are left out again, and
@@ -15,6 +15,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from dist_transformer.checks import check_table, failed
+from dist_transformer.cli.parser import add_folder, folder_of, make_parser
 from dist_transformer.errors import UserError
 from dist_transformer.run.verify import verify_run
 
@@ -23,17 +24,16 @@ def main() -> None:
     arguments = parse_arguments()
     # disable=None: a bar in a terminal, nothing in a file.
     with tqdm(unit=" steps", disable=None, leave=False) as bar:
-        checks = verify_run(arguments.run, arguments.data, cache_dir=arguments.cache_dir, on_step=bar.update)
+        checks = verify_run(arguments.run_dir, arguments.data, cache_dir=arguments.cache_dir, on_step=bar.update)
     print(check_table(checks))
     if names := failed(checks):
-        raise UserError(f"{arguments.run}: {len(names)} of {len(checks)} checks failed: see FAIL in the table above")
+        count = f"{len(names)} of {len(checks)} checks failed"
+        raise UserError(f"{arguments.run_dir}: {count}: see FAIL in the table above")
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder: the --run-dir of a training")
+    parser = make_parser(__doc__)
+    add_folder(parser, "--run-dir", "RUN", "run folder of a training")
     parser.add_argument(
         "--data",
         nargs="+",
@@ -44,4 +44,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--cache-dir", type=Path, metavar="DIR", help="for shards behind URLs, on local disk (default: that of the run)"
     )
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.run_dir = folder_of(parser, arguments, "--run-dir")
+    return arguments

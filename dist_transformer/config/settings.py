@@ -180,7 +180,7 @@ class DataConfig:
     """What is trained on."""
 
     data: tuple[str, ...]
-    """Data folders made by tools/prepare_data.py, or their URLs (s3://, gs://, hf://, …); several are mixed."""
+    """Data folders made by dist-transformer prepare, or their URLs (s3://, gs://, hf://, …); several are mixed."""
     data_weights: tuple[float, ...] = ()
     """Share of each data folder in the target tokens, relative to the others; by size and temperature if not given."""
     data_temperature: float = 1.0

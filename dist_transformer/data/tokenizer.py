@@ -140,7 +140,7 @@ def _parse(file: bytes) -> Tokenizer:
     settings = _settings_of(backend)
     pieces = backend.get_vocab(with_added_tokens=False).keys()
     if settings is None or not pieces >= {*SPECIALS, *pre_tokenizers.ByteLevel.alphabet()}:
-        raise ValueError("is a tokenizer of another kind than tools/prepare_data.py trains")
+        raise ValueError("is a tokenizer of another kind than dist-transformer prepare trains")
     normalization, lowercase = settings
     return Tokenizer(file, backend, normalization, lowercase=lowercase)
 

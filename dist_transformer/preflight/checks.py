@@ -281,7 +281,7 @@ def _reductions(facts: Sequence[Facts]) -> Iterator[Check]:
 
 def _volumes(facts: Sequence[Facts], run_gib: float) -> Iterator[Check]:
     remedies = {
-        RUN_FOLDER: "free space or take another --run-dir; tools/plan_run.py says what a run needs",
+        RUN_FOLDER: "free space or take another --run-dir; dist-transformer plan says what a run needs",
         TEMPORARY_FOLDER: "free space, or set TMPDIR to a folder with room",
         CACHE: "free space, or choose another by --cache-dir",
         SHARED_MEMORY: "remove what ended jobs left there; a container: --shm-size=8g, or mount the host's",
@@ -352,7 +352,7 @@ def _data(facts: Sequence[Facts], *, verified: bool) -> Iterator[Check]:
                 name="data",
                 state="fail",
                 found=f"rank {fact.rank} on {fact.host}: {data.problem}",
-                remedy="give a folder that tools/prepare_data.py made, at a path that all nodes see",
+                remedy="give a folder that dist-transformer prepare made, at a path that all nodes see",
             )
         elif len(hashes) > 1:
             yield Check(

@@ -35,7 +35,7 @@ from dist_transformer.run.layout import (
 from dist_transformer.run.ledger import truncate_jsonl
 from dist_transformer.run.warm_start import InitialWeights, read_initial_weights
 from dist_transformer.runtime import distributed
-from dist_transformer.runtime.launch import as_typed, tool_command
+from dist_transformer.runtime.launch import as_typed, own_command
 
 # A requeued job starts while the last ranks of its former start still end.
 _PATIENCE_SECONDS = 5.0
@@ -296,7 +296,7 @@ def next_command(run_dir: Path) -> str:
     """What a user does with a run that has ended, as two lines."""
     weights = min(5, len(weight_files(run_dir)))
     flags = ["--run-dir", run_dir, "--last", weights, "--out", run_dir / "model"]
-    command = as_typed(tool_command("average_checkpoints.py", *flags))
+    command = as_typed(own_command("average", *flags))
     return f"weights: {run_dir / WEIGHTS}\nnext:    {command}"
 
 

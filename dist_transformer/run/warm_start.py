@@ -40,7 +40,7 @@ def read_initial_weights(source: Path, model: ModelConfig, *, tokenizer_sha256: 
     if not (source / WEIGHTS_FILE).is_file():
         raise UserError(
             f"--init-from {source} is not a model folder (it has no {WEIGHTS_FILE}): make one of weight files or "
-            "checkpoints with tools/average_checkpoints.py, or check the path"
+            "checkpoints with dist-transformer average, or check the path"
         )
     info = read_model_info(source)
     _require_fit(source, info, model, tokenizer_sha256)
@@ -53,7 +53,7 @@ def _require_fit(source: Path, info: ModelInfo, model: ModelConfig, tokenizer_sh
     if info.tokenizer_sha256 != tokenizer_sha256:
         raise UserError(
             f"--init-from {source} was trained with another vocabulary than that of --data: prepare the data anew with "
-            f"tools/prepare_data.py --tokenizer {source / TOKENIZER_FILE}, or leave --init-from out"
+            f"dist-transformer prepare --tokenizer {source / TOKENIZER_FILE}, or leave --init-from out"
         )
     free = _FREE | ({"max_positions"} if model.positions == "sinusoidal" else set())
     names = [field.name for field in dataclasses.fields(model) if field.name not in free]

@@ -21,17 +21,35 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTE
 NODE_LAUNCHER = "deepspeed.launcher.launch"
 """DeepSpeed's launcher of a node's ranks, as a module: one of the words that its process was started with."""
 
-_TOOLS = Path(__file__).resolve().parents[2] / "tools"
-
 
 def deepspeed_command(ranks: int) -> list[object]:
     """DeepSpeed's launcher beside this interpreter, for `ranks` processes, on a port that is free."""
     return [installed_program("deepspeed"), "--quiet", "--num_gpus", ranks, "--master_port", free_port()]
 
 
-def tool_command(name: str, *arguments: object) -> list[object]:
-    """A script of tools/ under this interpreter."""
-    return [sys.executable, typed_path(_TOOLS / name), *arguments]
+def own_command(name: str, *arguments: object) -> list[object]:
+    """A command of `dist-transformer`, which is beside this interpreter where the package is installed."""
+    program = installed_program("dist-transformer")
+    start = [program] if program.exists() else [sys.executable, "-m", "dist_transformer"]
+    return [*start, name, *arguments]
+
+
+def take_number(words: Sequence[str], flag: str) -> tuple[int | None, list[str]]:
+    """Take a flag and its number out of a command line; None where it is not there.
+
+    Raises:
+        UserError: what follows is no number.
+    """
+    left, found, rest = list[str](), None, iter(words)
+    for word in rest:
+        if word == flag or word.startswith(f"{flag}="):
+            value = word.partition("=")[2] if "=" in word else next(rest, "")
+            if not value.isdecimal():
+                raise UserError(f"{flag} is {value!r}: give a number")
+            found = int(value)
+        else:
+            left.append(word)
+    return found, left
 
 
 def installed_program(name: str) -> Path:

@@ -24,7 +24,7 @@ from dist_transformer.errors import UserError
 from dist_transformer.files import sha256_of, whole_path, write_file
 
 FORMAT_VERSION = 1
-REMEDY = "copy the data folder again, or prepare it again with tools/prepare_data.py"
+REMEDY = "copy the data folder again, or prepare it again with dist-transformer prepare"
 
 INDEX_FILE, TOKENIZER_FILE, LENGTHS_FILE = "index.json", "tokenizer.json", "lengths.npy"
 VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE = "valid", "source.txt", "target.txt"

@@ -355,7 +355,7 @@ def _read_index(folder: Path) -> DataIndex:
     except OSError as error:
         raise UserError(
             f"{folder} is not a data folder, for {path} cannot be read ({error.strerror}): "
-            "give a folder made by tools/prepare_data.py"
+            "give a folder made by dist-transformer prepare"
         ) from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON ({error}): {REMEDY}") from None

@@ -52,7 +52,7 @@ def open_folders(corpora: DataConfig) -> tuple[DataFolder, ...]:
         UserError: a folder cannot be used, or several do not go together.
     """
     if not corpora.data:
-        raise UserError("--data is empty: give a data folder made by tools/prepare_data.py")
+        raise UserError("--data is empty: give a data folder made by dist-transformer prepare")
     limit = int(corpora.cache_gib * 2**30 / len(corpora.data))
     folders = tuple(
         DataFolder.open(
@@ -66,7 +66,7 @@ def open_folders(corpora: DataConfig) -> tuple[DataFolder, ...]:
     for place, folder in zip(corpora.data, folders, strict=True):
         index = folder.index
         if index.train.target_tokens == 0:
-            raise UserError(f"{place} has no training pairs: prepare it again with tools/prepare_data.py")
+            raise UserError(f"{place} has no training pairs: prepare it again with dist-transformer prepare")
         if index.tokenizer_sha256 != first.tokenizer_sha256:
             raise UserError(
                 f"{place} has another vocabulary than {corpora.data[0]}: prepare it again with "

@@ -35,7 +35,7 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreFile:
-    """A file that tools/evaluate_bleu.py wrote."""
+    """A file that dist-transformer evaluate wrote."""
 
     name: str
     """Relative to the run folder."""

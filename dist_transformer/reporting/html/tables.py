@@ -40,7 +40,7 @@ _ENVIRONMENT_NAMES = {
 def scores(run: Run) -> Html:
     """Every score file with its full signatures, newest first."""
     if not run.scores:
-        return element("p", "No score file in this folder: tools/evaluate_bleu.py --json RUN/bleu.json writes one.")
+        return element("p", "No score file in this folder: dist-transformer evaluate --json RUN/bleu.json writes one.")
     return join(*(_score_file(file) for file in run.scores))
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from dist_transformer.runtime.launch import NODE_LAUNCHER, command_of, parent_of
 
 # DeepSpeed has two processes above a rank, torchrun one. SLURM and MPI end the ranks that they started themselves.
-_LAUNCHERS = {"deepspeed", NODE_LAUNCHER, "torchrun", "torch.distributed.run"}
+# `dist-transformer train --processes N` stands above `deepspeed`.
+_LAUNCHERS = {"deepspeed", NODE_LAUNCHER, "torchrun", "torch.distributed.run", "dist-transformer", "dist_transformer"}
 # `python -u -m deepspeed.launcher.launch` is the longest way to say it.
 _WORDS = 4
 _INIT = 1

@@ -1,0 +1,10 @@
+"""`python -m dist_transformer COMMAND …`: the program `dist-transformer`, where it is not on the path."""
+
+if __name__ == "__main__":
+    from dist_transformer.runtime.interpreter import check_interpreter
+
+    check_interpreter()
+
+    from dist_transformer.cli.command import main
+
+    main()

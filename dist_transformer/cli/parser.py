@@ -1,0 +1,43 @@
+"""What the commands' parsers share: help that fits the terminal, a run folder by position or by flag."""
+
+import argparse
+import re
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# Paragraphs that begin so are commands or tables: their lines stay as they are.
+_AS_IT_IS = re.compile(r"dist-transformer |srun |deepspeed | ")
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Fills the paragraphs of a description to the width of the terminal, but for commands and tables."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = re.split(r"\n\s*\n", text.strip("\n"))
+        return "\n\n".join(
+            paragraph if _AS_IT_IS.match(paragraph) else textwrap.fill(" ".join(paragraph.split()), width)
+            for paragraph in paragraphs
+        )
+
+
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """Make a parser of a command; `description` is the docstring of its module."""
+    return argparse.ArgumentParser(description=description, formatter_class=_Help, allow_abbrev=False)
+
+
+def add_folder(parser: argparse.ArgumentParser, flag: str, metavar: str, text: str) -> None:
+    """Let a folder be given by position or by `flag`."""
+    name = flag.removeprefix("--").replace("-", "_")
+    parser.add_argument("folder", nargs="?", type=Path, metavar=metavar, help=f"{text}; the same as {flag}")
+    parser.add_argument(flag, type=Path, metavar=metavar, dest=name, help=argparse.SUPPRESS)
+
+
+def folder_of(parser: argparse.ArgumentParser, arguments: Any, flag: str) -> Path:
+    """Give the folder of `add_folder`; ends the program with a usage error when there is none, or two."""
+    name = flag.removeprefix("--").replace("-", "_")
+    given: Sequence[Path] = [path for path in (arguments.folder, getattr(arguments, name)) if path is not None]
+    if len(given) != 1:
+        parser.error(f"give one {name.split('_')[0]} folder, by position or by {flag}")
+    return given[0]

@@ -1,0 +1,157 @@
+"""The command line of a training: preset, variant, settings from a file, and a flag per setting."""
+
+import argparse
+import math
+import shutil
+import textwrap
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from dist_transformer.config.plain import from_plain, read_json, to_plain
+from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.settings import EMBEDDED_CORPUS, ModelConfig, TrainConfig
+from dist_transformer.config.table3 import VARIANTS, preset_with_variant
+from dist_transformer.errors import UserError
+from dist_transformer.files import read_small
+
+# What a run's config.json states of the run itself: another run has its own.
+_OF_THE_RUN = ("run_dir", "resume", "data_sha256", "init_from_sha256", "deepspeed")
+# Flags of other toolkits, and what they are here.
+_FOREIGN = {
+    "--batch-size": "--batch.max-target-tokens (target tokens of a pack) times --batch.packs-per-step",
+    "--max-tokens": "--batch.max-target-tokens",
+    "--update-freq": "--batch.packs-per-step; accumulation follows from it and the number of processes",
+    "--gradient-accumulation-steps": "--batch.packs-per-step; accumulation follows from it and the processes",
+    "--lr": "--optimizer.peak-lr, or --optimizer.lr-scale with the noam schedule",
+    "--learning-rate": "--optimizer.peak-lr, or --optimizer.lr-scale with the noam schedule",
+    "--lr-scheduler": "--optimizer.schedule",
+    "--warmup-updates": "--optimizer.warmup-steps",
+    "--warmup-steps": "--optimizer.warmup-steps",
+    "--epochs": "--max-steps; `plan` says how many epochs that is",
+    "--max-epoch": "--max-steps; `plan` says how many epochs that is",
+    "--max-update": "--max-steps",
+    "--fp16": "--precision bf16, which needs no loss scaling",
+    "--bf16": "--precision bf16",
+    "--fp32": "--precision fp32",
+    "--dropout": "--model.dropout",
+    "--d-model": "--model.width",
+    "--layers": "--model.encoder-layers and --model.decoder-layers",
+    "--label-smoothing": "--optimizer.label-smoothing",
+    "--save-dir": "--run-dir",
+    "--output-dir": "--run-dir",
+    "--arch": "--preset",
+    "--deepspeed": "--deepspeed_config, with the name of a shipped one (zero2) or a file",
+}
+
+
+def parse_training(arguments: Sequence[str], *, prog: str) -> tuple[TrainConfig, bool]:
+    """Parse the flags of a training: those of the command line win over `--config`, and that over the preset.
+
+    Returns:
+        the settings, and whether `--test-mode` was given: data and run folder may then be absent.
+
+    Raises:
+        UserError: an unknown preset or variant, a file that cannot be used, or a flag of another toolkit.
+    """
+    for word in arguments:
+        flag = word.partition("=")[0].replace("_", "-")
+        if flag in _FOREIGN:
+            raise UserError(f"{word.partition('=')[0]} is no flag here: use {_FOREIGN[flag]}")
+    chooser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    chooser.add_argument("--preset", default="base")
+    chooser.add_argument("--variant", default="base")
+    chooser.add_argument("--config", type=Path)
+    chooser.add_argument("--test-mode", action="store_true", dest="dry_run")
+    # DeepSpeed's launcher adds this one; the environment says the same.
+    chooser.add_argument("--local_rank", "--local-rank", type=int)
+    chosen, rest = chooser.parse_known_args(arguments)
+    default = preset_with_variant(chosen.preset, chosen.variant)
+    missing: dict[str, Any] = {"data": tyro.MISSING, "run_dir": tyro.MISSING}
+    if chosen.config is not None:
+        values = _read_settings(chosen.config)
+        default = _over(default, values, chosen.config)
+        missing = {name: value for name, value in missing.items() if name not in values}
+    config = tyro.cli(
+        TrainConfig,
+        default=default.changed(**({"data": EMBEDDED_CORPUS} if chosen.dry_run else missing)),
+        args=rest,
+        prog=prog,
+        description=_description(chosen.preset, chosen.variant),
+    )
+    return config, chosen.dry_run
+
+
+def _read_settings(file: Path) -> dict[str, Any]:
+    """Read a run's config.json or a part of it, as JSON or TOML."""
+    if file.suffix != ".toml":
+        values = read_json(file)
+    else:
+        try:
+            values = tomllib.loads(read_small(file).decode())
+        except FileNotFoundError:
+            raise UserError(f"{file} does not exist: check the path") from None
+        except (OSError, ValueError) as error:
+            raise UserError(f"{file} cannot be read as TOML ({error}): correct it") from None
+    return {name: value for name, value in values.items() if name not in _OF_THE_RUN}
+
+
+def _over(default: TrainConfig, values: dict[str, Any], file: Path) -> TrainConfig:
+    """Give the settings of `values`, and those of `default` where it has none."""
+    plain = to_plain(default)
+    for name, value in values.items():
+        whole = isinstance(value, dict) and isinstance(plain.get(name), dict)
+        plain[name] = plain[name] | value if whole else value
+    return from_plain(TrainConfig, plain, str(file))
+
+
+def _description(preset: str, variant: str) -> str:
+    rows = "\n".join(_preset_row(name, config) for name, config in PRESETS.items())
+    head = f"  {'preset':15} {'layers':>6} {'d_model':>7} {'params':>6} {'steps':>8}  trained on, for"
+    paragraphs = [
+        "Train a Transformer. Everyday flags: --preset NAME, --data DATA, --run-dir RUN, --max-steps N, "
+        "--deepspeed_config zero2, --config FILE, --test-mode; of the program dist-transformer also --processes N.",
+        f"--preset sets the defaults below (now: {preset}):",
+        f"{head}\n{rows}",
+        f"--variant {{{', '.join(VARIANTS)}}} changes them as that row of the paper's Table 3 changes its base model "
+        f"(now: {variant}).",
+        "--config FILE gives defaults from a run's config.json or a part of it (JSON or TOML); flags win.",
+        "--test-mode tries the settings for some minutes on one process, on some of --data or of an embedded corpus: "
+        "memory, speed and a table of checks; it writes nothing to --run-dir.",
+    ]
+    columns = shutil.get_terminal_size().columns
+    return "\n".join(text if text.startswith(" ") else textwrap.fill(text, columns) for text in paragraphs)
+
+
+# Of base and big as in the paper; of big_large_batch as in Ott et al. 2018.
+_MEANT_FOR = {
+    "tiny": "2 CPU cores, minutes",
+    "multi30k": "4 CPU cores, hours",
+    "ted_en_zh": "a GPU",
+    "base": "8 P100, 12 hours",
+    "big": "8 P100, 3.5 days",
+    "big_large_batch": "8 V100, 5 hours",
+}
+
+
+def _preset_row(name: str, config: TrainConfig) -> str:
+    model = config.model
+    layers = f"{model.encoder_layers}+{model.decoder_layers}"
+    millions = parameters(model, vocab_size=37_000) / 1e6
+    size = f"{millions:,.0f}M"
+    return f"  {name:15} {layers:>6} {model.width:>7} {size:>6} {config.max_steps:>8,}  {_MEANT_FOR[name]}"
+
+
+def parameters(model: ModelConfig, *, vocab_size: int) -> int:
+    """Count the parameters of a model by hand: embeddings, attention, feed-forward layers, norms."""
+    inner = model.heads * model.attention_head_width
+    attention = 4 * model.width * inner + 3 * inner + model.width
+    feed_forward = 2 * model.width * model.ffn_width + model.ffn_width + model.width
+    norm = 2 * model.width
+    encoder = model.encoder_layers * (attention + feed_forward + 2 * norm)
+    decoder = model.decoder_layers * (2 * attention + feed_forward + 3 * norm)
+    matrices = 1 if model.tie_embeddings else 3
+    return math.prod((matrices, vocab_size, model.width)) + encoder + decoder

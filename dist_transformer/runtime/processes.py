@@ -1,0 +1,94 @@
+"""Several processes of one command on this machine, under DeepSpeed's launcher and without its noise.
+
+The launcher's own output goes to a file, and is shown only when it fails before any rank has begun. The ranks open the
+terminal again by themselves: the launcher would give them its own outputs.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from dist_transformer.errors import UserError
+from dist_transformer.runtime.launch import RANK_VARIABLES, deepspeed_command
+
+_VARIABLE = "DIST_TRANSFORMER_STREAMS"
+_STREAMS = {0: os.O_RDONLY, 1: os.O_WRONLY | os.O_APPEND, 2: os.O_WRONLY | os.O_APPEND}
+
+
+def run_processes(count: int, words: Sequence[str]) -> int:
+    """Run `dist-transformer` with these words as `count` ranks; give the launcher's exit status.
+
+    Raises:
+        UserError: `count` is below 1, this is a rank already, or the launcher fails before a rank has begun.
+    """
+    if count < 1:
+        raise UserError(f"--processes is {count}: give 1 or more")
+    if present := [name for name in ("RANK", "WORLD_SIZE", "SLURM_STEP_ID", "PMI_SIZE") if name in os.environ]:
+        raise UserError(
+            f"--processes starts processes, and a launcher has started this one ({present[0]} is set): leave it out"
+        )
+    import torch
+
+    with tempfile.TemporaryDirectory(prefix="dist_transformer-ranks-") as folder:
+        for number in _STREAMS:
+            (Path(folder) / str(number)).symlink_to(f"/proc/{os.getpid()}/fd/{number}")
+        environment = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+        environment[_VARIABLE] = folder
+        if not torch.cuda.is_available():
+            # The launcher would look for an accelerator, and warn.
+            environment.setdefault("DS_ACCELERATOR", "cpu")
+        launcher = [*deepspeed_command(count), "--no_local_rank", "--module", "dist_transformer", *words]
+        log = Path(folder) / "launcher.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [str(word) for word in launcher], env=environment, stdout=output, stderr=subprocess.STDOUT
+            )
+        status = _wait(process)
+        for number in (1, 2):
+            # The ranks have added to a file that this process has open at its old place; a pipe has no place.
+            with suppress(OSError):
+                os.lseek(number, 0, os.SEEK_END)
+        if status != 0 and not any(Path(folder).glob("rank-*")):
+            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
+            raise UserError(f"DeepSpeed's launcher failed before any process began: {lines[-1]:.300}")
+    return status
+
+
+def adopt_streams() -> None:
+    """As a rank of `run_processes`, read and write where that process does."""
+    folder = os.environ.pop(_VARIABLE, None)
+    if folder is None:
+        return
+    for number, flags in _STREAMS.items():
+        # A socket cannot be opened by name: such a rank keeps what the launcher gave it.
+        with suppress(OSError):
+            opened = os.open(f"{folder}/{number}", flags)
+            os.dup2(opened, number)
+            os.close(opened)
+    (Path(folder) / f"rank-{os.environ.get('RANK', '0')}").touch()
+
+
+def _wait(process: "subprocess.Popen[bytes]") -> int:
+    """Wait for the launcher, to which a terminal's Ctrl-C goes as well; pass other signals on."""
+
+    def pass_on(number: int, _: object) -> None:
+        process.send_signal(number)
+
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on),
+        signal.SIGUSR1: signal.signal(signal.SIGUSR1, pass_on),
+        signal.SIGUSR2: signal.signal(signal.SIGUSR2, pass_on),
+    }
+    try:
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        sys.stdout.flush()
+    return 128 - status if status < 0 else status
