@@ -16,10 +16,18 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = re.split(r"\n\s*\n", text.strip("\n"))
-        return "\n\n".join(
-            paragraph if _AS_IT_IS.match(paragraph) else textwrap.fill(" ".join(paragraph.split()), width)
-            for paragraph in paragraphs
-        )
+        return "\n\n".join(_fill(paragraph, width) for paragraph in paragraphs)
+
+
+def _fill(paragraph: str, width: int) -> str:
+    if not _AS_IT_IS.match(paragraph):
+        return textwrap.fill(" ".join(paragraph.split()), width)
+    lines = []
+    for line in paragraph.splitlines():
+        # As a shell takes it.
+        parts = textwrap.wrap(line, width - 2, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+        lines.append(line if len(line) <= width else " \\\n".join(parts))
+    return "\n".join(lines)
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:

@@ -11,7 +11,9 @@ predicted for its settings and machine. The exit status is 1 when the run would 
 import argparse
 import dataclasses
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from dist_transformer.config.flags import print_above_help
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.config.table3 import preset_with_variant
 from dist_transformer.errors import UserError
@@ -91,7 +94,8 @@ def parse_arguments(arguments: list[str]) -> Arguments:
         "not a measurement: a stated share of the GPU's peak (--mfu). Takes the flags of training besides its own, and "
         "exits 1 when the run would not fit."
     )
-    parsed = tyro.cli(Arguments, default=default, args=arguments, prog="dist-transformer plan", description=description)
+    print_above_help(textwrap.fill(description, shutil.get_terminal_size().columns), arguments)
+    parsed = tyro.cli(Arguments, default=default, args=arguments, prog="dist-transformer plan", description="")
     if parsed.against is not None and dataclasses.replace(parsed, against=None, json=None) != default:
         raise UserError("--against takes settings and machine from the run: give no other flags than --json with it")
     return parsed

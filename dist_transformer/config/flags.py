@@ -75,12 +75,13 @@ def parse_training(arguments: Sequence[str], *, prog: str) -> tuple[TrainConfig,
         values = _read_settings(chosen.config)
         default = _over(default, values, chosen.config)
         missing = {name: value for name, value in missing.items() if name not in values}
+    print_above_help(_description(chosen.preset, chosen.variant), rest)
     config = tyro.cli(
         TrainConfig,
         default=default.changed(**({"data": EMBEDDED_CORPUS} if chosen.dry_run else missing)),
         args=rest,
         prog=prog,
-        description=_description(chosen.preset, chosen.variant),
+        description="",
     )
     return config, chosen.dry_run
 
@@ -123,7 +124,13 @@ def _description(preset: str, variant: str) -> str:
         "memory, speed and a table of checks; it writes nothing to --run-dir.",
     ]
     columns = shutil.get_terminal_size().columns
-    return "\n".join(text if text.startswith(" ") else textwrap.fill(text, columns) for text in paragraphs)
+    return "\n\n".join(text if text.startswith(" ") else textwrap.fill(text, columns) for text in paragraphs)
+
+
+def print_above_help(text: str, arguments: Sequence[str]) -> None:
+    """Print what a command is for, where its help is asked for: tyro would join the lines again."""
+    if {"-h", "--help"} & set(arguments):
+        print(f"{text}\n")
 
 
 # Of base and big as in the paper; of big_large_batch as in Ott et al. 2018.

@@ -1,0 +1,112 @@
+"""The program `dist-transformer`: its commands, what it says of wrong ones, and several processes of one."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from dist_transformer.cli.command import COMMANDS, overview, run
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.errors import UserError
+from dist_transformer.run.checkpoint import checkpoint_problem
+from dist_transformer.run.layout import checkpoints_of
+from dist_transformer.runtime.launch import take_number
+from tests.conftest import ROOT, heed_interrupts, run_command
+from tests.jobs import SMALL
+
+PROGRAM = [sys.executable, "-m", "dist_transformer"]
+
+
+def test_every_command_has_a_module_and_every_module_a_command() -> None:
+    modules = {path.stem for path in (ROOT / "dist_transformer" / "cli").glob("*.py")}
+    assert modules - {"__init__", "command", "parser"} == COMMANDS.keys()
+    for name in COMMANDS:
+        assert callable(import_module(f"dist_transformer.cli.{name}").main)
+    assert all(len(line) <= 80 for line in overview().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trian"], "'trian' is no command: did you mean train?"),
+        (["xyz"], "'xyz' is no command: see dist-transformer --help"),
+        (["train", "--processes", "two"], "--processes is 'two': give a number"),
+        (["train", "--processes", "0"], "--processes is 0: give 1 or more"),
+    ],
+)
+def test_what_is_wrong_is_said(words: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+        run(words)
+
+
+def test_processes_inside_a_launch_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    with pytest.raises(UserError, match=r"a launcher has started this one \(SLURM_STEP_ID is set\)"):
+        run(["evaluate", "--processes=2"])
+
+
+def test_a_number_is_taken_out_of_a_command_line() -> None:
+    assert take_number(["a", "--processes", "3", "b"], "--processes") == (3, ["a", "b"])
+    assert take_number(["--processes=3"], "--processes") == (3, [])
+    assert take_number(["a"], "--processes") == (None, ["a"])
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "train"])
+def test_help_fits_80_columns(name: str) -> None:
+    done = subprocess.run(
+        [*PROGRAM, name, "--help"], env={**os.environ, "COLUMNS": "80"}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(f"usage: dist-transformer {name} ")
+    assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
+
+
+@pytest.mark.slow
+def test_two_processes_of_one_command(toy_data: DataFolder, tmp_path: Path) -> None:
+    """What the ranks say arrives, what the launcher says does not; also in a file that others write to."""
+    log = tmp_path / "log"
+    train = [*PROGRAM, "train", *SMALL, "--data", toy_data.path, "--run-dir", tmp_path / "run", "--max-steps", "4"]
+    line = " ".join(map(str, [*train, "--processes", "2"]))
+    run_command("bash", "-c", f"{{ echo before; {line}; echo status $?; }} > {log} 2>&1")
+    lines = log.read_text().splitlines()
+    assert (lines[0], lines[-1]) == ("before", "status 0")
+    assert "2 rank(s) on cpu" in log.read_text()
+    assert [line for line in lines if "launch" in line or "Traceback" in line or "[INFO]" in line] == []
+    assert [checkpoint_problem(path) for path in checkpoints_of(tmp_path / "run")] == [None]
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_shows_no_traceback(toy_data: DataFolder, tmp_path: Path) -> None:
+    """In a terminal: Ctrl-C goes to all processes at once."""
+    train = [*PROGRAM, "train", *SMALL, "--data", toy_data.path, "--run-dir", tmp_path / "run", "--max-steps", "100000"]
+    words = [str(word) for word in (*train, "--processes", "2")]
+    child, terminal = pty.fork()
+    if child == 0:
+        heed_interrupts()
+        os.chdir(ROOT)
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        os.execv(words[0], words)
+    metrics, deadline, output, asked = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 300, b"", False
+    while time.monotonic() < deadline:
+        if not asked and metrics.exists() and metrics.stat().st_size > 0:
+            os.write(terminal, b"\x03")
+            asked = True
+        try:
+            read = os.read(terminal, 4096)
+        except OSError:
+            break
+        output += read
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    text = output.decode(errors="replace")
+    # As deepspeed gives it: docs/fault_tolerance.md.
+    assert status == 130, text
+    assert "the same command goes on from here" in text
+    assert "Traceback" not in text
+    assert "launch.py" not in text
+    assert checkpoint_problem(checkpoints_of(tmp_path / "run")[0]) is None

@@ -1,0 +1,110 @@
+"""The command line of a training: what wins over what, and the flags of other toolkits."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dist_transformer.config.flags import parameters, parse_training
+from dist_transformer.config.plain import to_plain
+from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.settings import ModelConfig, TrainConfig
+from dist_transformer.errors import UserError
+from dist_transformer.model.transformer import Transformer
+
+HERE = ["--data", "d", "--run-dir", "r"]
+
+
+def parsed(*words: object) -> TrainConfig:
+    return parse_training([str(word) for word in words], prog="train")[0]
+
+
+def written(path: Path, values: dict[str, Any]) -> Path:
+    path.write_text(json.dumps(values))
+    return path
+
+
+def test_flags_win_over_the_file_and_that_over_the_preset(tmp_path: Path) -> None:
+    file = written(tmp_path / "some.json", {"save_every": 7, "max_steps": 30, "model": {"dropout": 0.4, "heads": 2}})
+    config = parsed("--preset", "tiny", "--config", file, "--model.heads", 8, *HERE)
+    assert (config.checkpoints.save_every, config.max_steps, config.model.dropout) == (7, 30, 0.4)
+    assert (config.model.heads, config.model.width) == (8, PRESETS["tiny"].model.width)
+
+
+def test_toml_says_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "some.toml"
+    file.write_text('save_every = 7\ndata = ["a", "b"]\n[model]\ndropout = 0.4\n')
+    config = parsed("--config", file, "--run-dir", "r")
+    assert (config.checkpoints.save_every, config.model.dropout, config.corpora.data) == (7, 0.4, ("a", "b"))
+
+
+def test_the_settings_of_a_run_serve_another_one(tmp_path: Path) -> None:
+    """Its own folder, its data's identity and whether it had to be resumed are not taken over."""
+    before = PRESETS["tiny"].changed(data=("d",), run_dir=Path("before"), seed=9, resume="required")
+    plain = {**to_plain(before), "data_sha256": ["0"], "init_from_sha256": None, "deepspeed": {}}
+    config = parsed("--config", written(tmp_path / "config.json", plain), "--run-dir", "after")
+    assert config == before.changed(run_dir=Path("after"), resume="auto")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.json", '{"learning": 3}', r"a\.json: unknown setting 'learning': remove it"),
+        ("a.json", '{"model": {"widht": 3}}', r"a\.json: model: unknown setting 'widht'"),
+        ("a.json", '{"max_steps": "many"}', r"a\.json: max_steps must be int, not 'many'"),
+        ("a.json", '{"max_steps": 0}', r"a\.json: max_steps is 0: give a number above 0"),
+        ("a.json", "[]", r"a\.json must hold a JSON object"),
+        ("a.toml", "model = {", r"a\.toml cannot be read as TOML"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, content: str, said: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=said):
+        parsed("--config", tmp_path / name, *HERE)
+
+
+@pytest.mark.parametrize("name", ["none.json", "none.toml"])
+def test_a_file_that_is_not_there_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match=rf"{name} does not exist: check the path"):
+        parsed("--config", tmp_path / name, *HERE)
+
+
+@pytest.mark.parametrize(
+    ("flag", "ours"),
+    [
+        ("--batch-size", "--batch.max-target-tokens"),
+        ("--lr=3e-4", "--optimizer.peak-lr"),
+        ("--epochs", "--max-steps"),
+        ("--fp16", "--precision bf16"),
+        ("--output_dir", "--run-dir"),
+    ],
+)
+def test_flags_of_other_toolkits_lead_to_ours(flag: str, ours: str) -> None:
+    with pytest.raises(UserError, match=rf"^{flag.partition('=')[0]} is no flag here: use .*{ours}"):
+        parsed(*HERE, flag, 3)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_parameters_are_those_of_the_model(name: str) -> None:
+    for changes in ({}, {"head_width": 16}, {"tie_embeddings": False}):
+        settings = {**to_plain(PRESETS[name].model), **changes, "vocab_size": 1000}
+        model = ModelConfig(**settings)
+        with torch.device("meta"):
+            found = sum(parameter.numel() for parameter in Transformer(model).parameters())
+        assert parameters(model, vocab_size=1000) == found
+
+
+def test_help_has_the_presets_and_fits_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    with pytest.raises(SystemExit) as ended:
+        parsed("--help")
+    assert ended.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    assert [line.split()[0] for line in lines[: len(lines)] if line.startswith("  ") and "100,000" in line] == ["base"]
