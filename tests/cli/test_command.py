@@ -58,12 +58,12 @@ def test_a_number_is_taken_out_of_a_command_line() -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "train"])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_fits_80_columns(name: str) -> None:
     done = subprocess.run(
         [*PROGRAM, name, "--help"], env={**os.environ, "COLUMNS": "80"}, capture_output=True, text=True, check=True
     )
-    assert done.stdout.startswith(f"usage: dist-transformer {name} ")
+    assert f"usage: dist-transformer {name} " in done.stdout
     assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
 
 
