@@ -16,11 +16,12 @@ from typing import Any
 from dist_transformer.errors import exit_on_user_error
 from dist_transformer.run import checkpoint_writer
 from dist_transformer.train import main
+from dist_transformer.training.saver import Saver
 from dist_transformer.training.trainer import Trainer
 
 RANK, NUMBER, WHAT = os.environ["FAULT"].split(":")
 
-train_step, save, save_file, fsync = Trainer._train_step, Trainer._save, checkpoint_writer.save_file, os.fsync
+train_step, save, save_file, fsync = Trainer._train_step, Saver.begin, checkpoint_writer.save_file, os.fsync
 is_faulty = os.environ.get("RANK") == RANK
 writes = itertools.count(1)
 
@@ -46,7 +47,7 @@ def poison(self: Trainer) -> None:
     self.engine.module.forward = poisoned  # type: ignore[method-assign]
 
 
-def save_in_a_storm(self: Trainer) -> None:
+def save_in_a_storm(self: Saver) -> None:
     if WHAT.startswith("SIG"):
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.Signals[WHAT])
@@ -70,7 +71,7 @@ def failing(write: Callable[..., Any]) -> Callable[..., Any]:
 
 
 if __name__ == "__main__":
-    Trainer._train_step, Trainer._save = suffer, save_in_a_storm  # type: ignore[method-assign]
+    Trainer._train_step, Saver.begin = suffer, save_in_a_storm  # type: ignore[method-assign]
     if is_faulty and WHAT == "slow":
         checkpoint_writer.save_file = save_slowly  # type: ignore[attr-defined]
     if is_faulty and WHAT == "EIO":
