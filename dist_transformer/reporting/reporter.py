@@ -22,7 +22,9 @@ from dist_transformer.run.layout import TENSORBOARD
 # Of a terminal whose width is not known.
 _COLUMNS = 80
 # In less room than this the figures take the place of the bar.
-_ROOM_FOR_A_BAR = 60
+_ROOM_FOR_A_BAR = 50
+# Characters that the figures leave to the bar at least, where there is one; it takes all that they do not need.
+_SHORTEST_BAR = 8
 # Characters that mean something in HTML, in Markdown or in its tables.
 _MARKDOWN = str.maketrans({character: f"&#{ord(character)};" for character in '&<>"\\`*_{}[]()#+-!|~^:=$'})
 
@@ -136,7 +138,7 @@ class Reporter:
             self.bar.update()
 
     def _fit_bar(self, bar: "tqdm[Any]") -> None:
-        """To the terminal as it is now: a person may have made it narrower."""
+        """Fit the bar to the terminal as it is now: a person may have changed its width."""
         bar.ncols = _terminal_room()
         bar.bar_format = _bar_format(self.max_steps, self.figures, bar.ncols)
 
@@ -144,6 +146,8 @@ class Reporter:
         if not self.is_main or self.quiet:
             return
         if self.bar is not None:
+            # It is drawn again below the text.
+            self._fit_bar(self.bar)
             self.bar.write(text)
         else:
             print(text, flush=True)
@@ -151,6 +155,7 @@ class Reporter:
     def close(self) -> None:
         if self.is_main:
             if self.bar is not None:
+                self._fit_bar(self.bar)
                 self.bar.close()
                 self.bar = None
             for sink in self.sinks:
@@ -178,9 +183,15 @@ def _short(value: float, width: int) -> str:
 
 
 def _bar_format(max_steps: int, figures: list[str], room: int) -> str:
-    """tqdm's template, at most `room` characters when filled in: a short bar where there is room, figures that fit."""
-    bar = "|{bar:8}| " if room >= _ROOM_FOR_A_BAR else ""
-    taken = len(f"{max_steps}/{max_steps} 12:34:56 left") + (len("|12345678| ") if bar else 0)
+    """Give tqdm's template of a line: the figures that fit, and a bar over the rest, where that is long enough.
+
+    tqdm makes the line exactly `room` characters long by the width of `{bar}`. A line without a bar may be shorter.
+    """
+    taken = len(f"{max_steps}/{max_steps} 12:34:56 left")
+    bar = ""
+    if room >= _ROOM_FOR_A_BAR:
+        bar = "|{bar}| "
+        taken += len("|| ") + _SHORTEST_BAR
     fitting = []
     for figure in figures:
         taken += 1 + len(figure)

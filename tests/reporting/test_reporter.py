@@ -242,22 +242,27 @@ def run_in_terminal(program: list[str], columns: int) -> str:
 @pytest.mark.parametrize(
     ("columns", "figures"),
     [
+        (200, " loss 10.138 ppl 8737.92 tok/s 1,234,568 fill 99% data stall 1% mfu 42%"),
         (120, " loss 10.138 ppl 8737.92 tok/s 1,234,568 fill 99% data stall 1% mfu 42%"),
         (80, " loss 10.138 ppl 8737.92 tok/s 1,234,568"),
+        (60, " loss 10.138"),
         (40, " loss 10.138"),
         # The width is not known: 80 is taken.
         (0, " loss 10.138 ppl 8737.92 tok/s 1,234,568"),
     ],
 )
-def test_the_bar_fits_its_terminal(tmp_path: Path, columns: int, figures: str) -> None:
+def test_the_bar_is_as_wide_as_its_terminal(tmp_path: Path, columns: int, figures: str) -> None:
     output = run_in_terminal([sys.executable, "-c", IN_A_TERMINAL, str(tmp_path)], columns)
     lines = screen_lines(output)
-    assert max(map(len, lines)) < (columns or 80)
+    room = (columns or 80) - 1
+    assert max(map(len, lines)) <= room
     bars = [line for line in lines if "/300000" in line]
     assert len(bars) >= 5
-    # Figures come whole or not at all; a narrow terminal has them in place of the bar.
-    place = "" if columns == 40 else r"\|.{8}\| "
+    # Figures come whole or not at all. A narrow terminal has them in place of the bar, which else takes all the rest.
+    place = "" if columns == 40 else r"\|.{8,}\| "
     assert all(re.fullmatch(rf"\d+/300000 {place}\S+ left({re.escape(figures)})?", line) for line in bars), bars
+    if columns != 40:
+        assert {len(line) for line in bars} == {room}
     assert bars[-1].startswith("99999/300000 ")
     assert bars[-1].endswith(figures)
     assert [line for line in lines if line not in bars] == [
@@ -269,7 +274,7 @@ def test_the_bar_fits_its_terminal(tmp_path: Path, columns: int, figures: str) -
     assert "\x1b" not in output
 
 
-def test_the_bar_follows_a_terminal_that_is_made_narrower(
+def test_the_bar_follows_the_width_of_its_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = [119]
@@ -280,12 +285,22 @@ def test_the_bar_follows_a_terminal_that_is_made_narrower(
     reporter.train_line(41, VALUES, seconds_left=61)
     # Drawn at each step, however fast they are.
     reporter.bar.mininterval = 0
+
+    def drawn() -> str:
+        return screen_lines(capsys.readouterr().err)[-1]
+
     reporter.advance()
-    assert screen_lines(capsys.readouterr().err)[-1].endswith("tok/s 12,346 fill 99% data stall 0%")
+    wide = drawn()
+    assert wide.endswith("tok/s 12,346 fill 99% data stall 0%")
+    assert len(wide) == 119
     room[0] = 39
     reporter.advance()
-    assert re.fullmatch(r"42/100 \S+ left loss 1.500", screen_lines(capsys.readouterr().err)[-1])
-    reporter.close()
+    assert re.fullmatch(r"42/100 \S+ left loss 1.500", drawn())
+    # A message and the end draw it too.
+    for place, draw in ((159, lambda: reporter.say("saved")), (99, reporter.close)):
+        room[0] = place
+        draw()
+        assert len(drawn()) == place
 
 
 @pytest.mark.system
