@@ -181,4 +181,5 @@ def _record_setting(
     peak = min(config.optimizer.warmup_steps, config.max_steps)
     steps = sorted({peak, *(round(step) for step in np.linspace(1, config.max_steps, 500))})
     rates = [learning_rate(step, config) for step in steps]
+    reporter.settings(config)
     reporter.pictures(steps, rates, positions_PD)
