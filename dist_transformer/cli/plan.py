@@ -29,6 +29,7 @@ from dist_transformer.files import write_file
 from dist_transformer.planning.measured import Comparison, compare, read_run
 from dist_transformer.planning.plan import Cluster, RunPlan, plan_run, what_would_fit
 from dist_transformer.planning.speed import MFU
+from dist_transformer.training.cautions import cautions
 from dist_transformer.training.engine.ds_config import load_ds_config
 
 _GIB = 2**30
@@ -77,6 +78,8 @@ def main() -> None:
         plan = plan_run(run.config, run.cluster(cluster), run.ds_config, run.workload())
         comparisons = list(compare(plan, run))
     print("\n".join((*describe(plan), *memory_table(plan), *speed_and_run(plan), *comparison_table(comparisons))))
+    for caution in cautions(plan.config, epochs=plan.epochs, target_tokens=plan.work.corpus_target_tokens):
+        print(f"warning: {caution}", file=sys.stderr)
     if arguments.json is not None:
         write_json(arguments.json, plan, comparisons)
     refuse_what_does_not_fit(plan)

@@ -48,6 +48,32 @@ def omitted_defaults(kind: type) -> dict[str, Any]:
     return found
 
 
+def flat_settings(config: Any) -> dict[str, int | float | str]:
+    """Give every setting as a number or a text, by its place: such as `model.width`.
+
+    A setting that may be left open is a text in every run, so that runs can be compared by it.
+    """
+    found: dict[str, int | float | str] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            place = "" if field.name in _flat_groups(type(config)) else f"{field.name}."
+            found.update({f"{place}{name}": inner for name, inner in flat_settings(value).items()})
+        elif isinstance(value, int | float) and not isinstance(value, bool) and field.default is not None:
+            found[field.name] = value
+        else:
+            found[field.name] = _as_text(value)
+    return found
+
+
+def _as_text(value: Any) -> str:
+    if value is None:
+        return "not given"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 def _flat_groups(kind: type) -> dict[str, type]:
     """Find the fields of a dataclass that are groups without a name in flags and files."""
     hints = typing.get_type_hints(kind, include_extras=True)

@@ -1,10 +1,15 @@
-"""TensorBoard's file of a run: a second view of `metrics.jsonl`, which training can do without."""
+"""TensorBoard's file of a run: a second view of `metrics.jsonl`, which training can do without.
+
+TensorBoard orders charts by the first part of their names. Those of `train` and `valid` come first. What has a point an
+epoch, a checkpoint or a start follows under `z_more`, because a chart with one dot in it says little.
+"""
 
 import io
+import math
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +22,32 @@ from dist_transformer.reporting.figures import as_png
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+RARE = "z_more"
+"""Group of what has few points."""
+
+# Groups of the kinds of records. The figures of `end` are those of the last `train` record, summed up.
+_GROUPS = {"train": "train", "valid": "valid", "epoch": f"{RARE}/epoch", "checkpoint": f"{RARE}/checkpoint"}
+# Which of two validations is the better, by the name of its value.
+_BETTER: dict[str, Callable[[float, float], float]] = {"nll": min, "bleu": max}
+# Charts of several curves, by their titles. The same for all runs: TensorBoard merges equal layouts.
+_CHARTS = {
+    "loss: training and validation": ("train/loss", "valid/loss"),
+    "nll per token, not smoothed: training and validation": ("train/nll", "valid/nll"),
+    "BLEU: validation, and the best so far": ("valid/bleu", "valid/best_bleu"),
+    "learning rate": ("train/learning_rate",),
+    "gradient norm": ("train/gradient_norm",),
+    "target tokens/s": ("train/target_tokens_per_second",),
+}
+# What the table of settings shows of each run: the newest point of these curves.
+_RESULTS = (
+    "valid/best_nll",
+    "valid/best_bleu",
+    "valid/nll",
+    "valid/bleu",
+    "train/nll",
+    "train/target_tokens_per_second",
+)
+
 
 class Board:
     """An event file. The first error of its disk ends it, with a warning, until the run is started again.
@@ -27,21 +58,46 @@ class Board:
     Args:
         first_step: of this start; TensorBoard forgets what an earlier one wrote of later steps.
         several: there are several corpora, whose epochs are shown apart.
+        earlier: records of validations before this start, of which the best is shown on.
         warn: called once, when nothing more can be written.
     """
 
-    def __init__(self, folder: Path, *, first_step: int, several: bool = False, warn: Callable[[str], None]) -> None:
-        self._warn, self._several = warn, several
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        first_step: int,
+        several: bool = False,
+        earlier: Iterable[Mapping[str, Any]] = (),
+        warn: Callable[[str], None],
+    ) -> None:
+        self._warn, self._several, self._first_step = warn, several, first_step
+        self._best: dict[str, float] = {}
+        for values in earlier:
+            self._update_best(values)
         self._file: io.BufferedWriter | None = None
         self._attempt(lambda: self._open(folder, first_step))
+        self._add(lambda: [_layout()], first_step)
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Show the numbers of a record, each under `kind/name`."""
+        """Show the numbers of a record, each under `kind/name`; of `end` only that the run has ended."""
         from torch.utils.tensorboard.summary import scalar
 
-        place = f"{kind}/corpus_{values['corpus'] + 1}" if self._several and "corpus" in values else kind
+        if kind == "end":
+            self._add(lambda: [_settings_summaries({})[2]], step)
+            return
+        place = _GROUPS.get(kind, f"{RARE}/{kind}")
+        if self._several and "corpus" in values:
+            place = f"{place}/corpus_{values['corpus'] + 1}"
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+        if kind == "valid":
+            self._update_best(values)
+            numbers |= {f"best_{name}": best for name, best in self._best.items()}
         self._add(lambda: [scalar(f"{place}/{name}", value) for name, value in numbers.items()], step)
+
+    def settings(self, values: Mapping[str, int | float | str]) -> None:
+        """Show the settings of the run beside its results; TensorBoard keeps those of the first start."""
+        self._add(lambda: list(_settings_summaries(dict(values))[:2]), self._first_step)
 
     def text(self, tag: str, markdown: str, step: int) -> None:
         from torch.utils.tensorboard.summary import text
@@ -72,6 +128,12 @@ class Board:
         self._write(file_version="brain.Event:2")
         self._write(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
         self._file.flush()
+
+    def _update_best(self, values: Mapping[str, Any]) -> None:
+        for name, better in _BETTER.items():
+            value = values.get(name)
+            if value is not None and math.isfinite(value):
+                self._best[name] = better(self._best.get(name, value), value)
 
     def _add(self, make: Callable[[], list[Any]], step: int) -> None:
         """Write summaries, which a reader sees at once."""
@@ -107,3 +169,18 @@ class Board:
             with suppress(OSError):
                 self._file.close()
             self._file = None
+
+
+def _layout() -> Any:
+    """Describe the charts of the tab of custom scalars; a curve is chosen by a regular expression."""
+    from torch.utils.tensorboard.summary import custom_scalars
+
+    charts = {title: ["Multiline", [f"^{tag}$" for tag in tags]] for title, tags in _CHARTS.items()}
+    return custom_scalars({"overview": charts})
+
+
+def _settings_summaries(values: dict[str, int | float | str]) -> tuple[Any, Any, Any]:
+    """Give what TensorBoard reads of all runs, of the start of this one, and of its end."""
+    from torch.utils.tensorboard.summary import hparams
+
+    return hparams(values, dict.fromkeys(_RESULTS))

@@ -68,7 +68,10 @@ def attention_picture(sample: Sample) -> "Figure":
             panel.set_title(f"decoder layer {layer + 1}")
             _label_tokens(panel, sample)
         bar = figure.colorbar(image, ax=list(panels[:layers]), fraction=0.03, pad=0.01)
-        bar.set_label("attention weight, mean over heads")
+        # In two lines, because a panel of a few pieces is shorter than the text.
+        bar.set_label("attention weight,\nmean over heads")
+        # A layout is not final before a second drawing; after the first, labels can be outside.
+        figure.draw_without_rendering()
     return figure
 
 

@@ -12,17 +12,30 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from dist_transformer.config.plain import flat_settings
+from dist_transformer.config.settings import TimeoutConfig, TrainConfig
 from dist_transformer.data.loading.events import EpochSummary
 from dist_transformer.evaluation.samples import SampleSheet
-from dist_transformer.reporting.board import Board
+from dist_transformer.reporting.board import RARE, Board
 from dist_transformer.reporting.figures import attention_picture, learning_rate_picture, position_picture
 from dist_transformer.reporting.sinks import SINKS, MetricsFile, MetricSink, OptionalSink
 from dist_transformer.run.layout import TENSORBOARD
+from dist_transformer.run.records import scan_records
 
 # Of a terminal whose width is not known.
 _COLUMNS = 80
 # In less room than this the figures take the place of the bar.
-_ROOM_FOR_A_BAR = 60
+_ROOM_FOR_A_BAR = 50
+# Characters that the figures leave to the bar at least, where there is one; it takes all that they do not need.
+_SHORTEST_BAR = 8
+# Settings of where and when, which are no matter of comparing runs.
+_UNSHOWN = {
+    "run_dir",
+    "cache_dir",
+    "cache_gib",
+    "log_every",
+    *(limit.name for limit in dataclasses.fields(TimeoutConfig)),
+}
 # Characters that mean something in HTML, in Markdown or in its tables.
 _MARKDOWN = str.maketrans({character: f"&#{ord(character)};" for character in '&<>"\\`*_{}[]()#+-!|~^:=$'})
 
@@ -59,7 +72,14 @@ class Reporter:
             self.bar = tqdm(total=max_steps, initial=first_step, bar_format=form, ncols=room, smoothing=0.05)
         self.figures: list[str] = []
         self.metrics = MetricsFile(run_dir)
-        self.board = Board(run_dir / TENSORBOARD, first_step=first_step, several=len(corpora) > 1, warn=self.say)
+        validations = scan_records(self.metrics.path)[0].get("valid", [])
+        self.board = Board(
+            run_dir / TENSORBOARD,
+            first_step=first_step,
+            several=len(corpora) > 1,
+            earlier=validations,
+            warn=self.say,
+        )
         added = [OptionalSink(name, partial(SINKS[name], run_dir), self.say) for name in SINKS.names]
         self.sinks: list[MetricSink] = [self.metrics, self.board, *added]
 
@@ -121,14 +141,20 @@ class Reporter:
         self.board.text("samples", samples_table(sheet), sheet.step)
         with_maps = [sample for sample in sheet.samples if sample.attention_LTS is not None]
         for number, sample in enumerate(with_maps, 1):
-            self.board.picture(f"attention/sample_{number}", attention_picture(sample), sheet.step)
+            self.board.picture(f"valid_attention/sample_{number}", attention_picture(sample), sheet.step)
 
     def pictures(self, steps: Sequence[int], rates: Sequence[float], positions_PD: np.ndarray) -> None:
         """What a run is set to, once at its start, for TensorBoard: learning rates of `steps`, position vectors."""
         if not self.is_main:
             return
-        self.board.picture("schedule/learning_rate", learning_rate_picture(steps, rates), self.first_step)
-        self.board.picture("positions/encodings", position_picture(positions_PD), self.first_step)
+        self.board.picture(f"{RARE}/schedule/learning_rate", learning_rate_picture(steps, rates), self.first_step)
+        self.board.picture(f"{RARE}/positions/encodings", position_picture(positions_PD), self.first_step)
+
+    def settings(self, config: TrainConfig) -> None:
+        """Show the settings of the run in TensorBoard, beside its results, but those that results do not depend on."""
+        if self.is_main:
+            shown = {name: value for name, value in flat_settings(config).items() if name not in _UNSHOWN}
+            self.board.settings(shown)
 
     def advance(self) -> None:
         if self.is_main and self.bar is not None:
@@ -136,7 +162,7 @@ class Reporter:
             self.bar.update()
 
     def _fit_bar(self, bar: "tqdm[Any]") -> None:
-        """To the terminal as it is now: a person may have made it narrower."""
+        """Fit the bar to the terminal as it is now: a person may have changed its width."""
         bar.ncols = _terminal_room()
         bar.bar_format = _bar_format(self.max_steps, self.figures, bar.ncols)
 
@@ -144,6 +170,8 @@ class Reporter:
         if not self.is_main or self.quiet:
             return
         if self.bar is not None:
+            # It is drawn again below the text.
+            self._fit_bar(self.bar)
             self.bar.write(text)
         else:
             print(text, flush=True)
@@ -151,6 +179,7 @@ class Reporter:
     def close(self) -> None:
         if self.is_main:
             if self.bar is not None:
+                self._fit_bar(self.bar)
                 self.bar.close()
                 self.bar = None
             for sink in self.sinks:
@@ -178,9 +207,15 @@ def _short(value: float, width: int) -> str:
 
 
 def _bar_format(max_steps: int, figures: list[str], room: int) -> str:
-    """tqdm's template, at most `room` characters when filled in: a short bar where there is room, figures that fit."""
-    bar = "|{bar:8}| " if room >= _ROOM_FOR_A_BAR else ""
-    taken = len(f"{max_steps}/{max_steps} 12:34:56 left") + (len("|12345678| ") if bar else 0)
+    """Give tqdm's template of a line: the figures that fit, and a bar over the rest, where that is long enough.
+
+    tqdm makes the line exactly `room` characters long by the width of `{bar}`. A line without a bar may be shorter.
+    """
+    taken = len(f"{max_steps}/{max_steps} 12:34:56 left")
+    bar = ""
+    if room >= _ROOM_FOR_A_BAR:
+        bar = "|{bar}| "
+        taken += len("|| ") + _SHORTEST_BAR
     fitting = []
     for figure in figures:
         taken += 1 + len(figure)

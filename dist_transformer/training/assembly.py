@@ -22,6 +22,7 @@ from dist_transformer.run.ledger import Ledger
 from dist_transformer.run.progress import Progress
 from dist_transformer.run.warm_start import InitialWeights
 from dist_transformer.runtime.world import World
+from dist_transformer.training.cautions import cautions, planned_epochs
 from dist_transformer.training.engine.ds_config import load_ds_config
 from dist_transformer.training.engine.engine import Engine
 from dist_transformer.training.engine.memory import state_bytes
@@ -145,22 +146,30 @@ def _restore(engine: Engine, data: TrainingData, origin: CheckpointReader | Init
 def _introduce(
     config: TrainConfig, world: World, data: TrainingData, engine: Engine, reporter: Reporter, notes: list[str]
 ) -> None:
-    """Say what is trained, on what, and how."""
+    """Say what is trained, on what, for how long and how; warn of what is hardly meant."""
     index = data.first.index
     corpora = " + ".join(folder.index.corpus for folder in data.folders)
     pairs = sum(folder.index.train.pairs for folder in data.folders)
     batch = config.batch.packs_per_step * data.budgets.max_target_tokens
     languages = f"{index.source_language}-{index.target_language}{', synthetic' if index.synthetic else ''}"
+    epochs, target_tokens = (
+        planned_epochs(config, data),
+        sum(folder.index.train.target_tokens for folder in data.folders),
+    )
     skipped = f", {data.plan.skipped:,} of them too long for a pack" if data.plan.skipped else ""
     reporter.say(
         f"{corpora} ({languages}): {pairs:,} pairs{skipped}\n"
         f"{engine.parameters:,} parameters; {config.batch.packs_per_step} packs a step, "
         f"at most {batch:,} target tokens\n"
+        f"{config.max_steps:,} steps, about {epochs:,.{1 if epochs < 100 else 0}f} epochs of {target_tokens:,} "
+        "target tokens\n"
         f"{world.size} rank(s) on {engine.device.type}, ZeRO-{engine.stage}, {config.precision}, "
         f"accumulation {config.batch.accumulation_steps(world.size)}"
     )
     for note in notes:
         reporter.say(note)
+    for caution in cautions(config, epochs=epochs, target_tokens=target_tokens):
+        reporter.say(f"warning: {caution}")
 
 
 def _record_setting(
@@ -172,4 +181,5 @@ def _record_setting(
     peak = min(config.optimizer.warmup_steps, config.max_steps)
     steps = sorted({peak, *(round(step) for step in np.linspace(1, config.max_steps, 500))})
     rates = [learning_rate(step, config) for step in steps]
+    reporter.settings(config)
     reporter.pictures(steps, rates, positions_PD)

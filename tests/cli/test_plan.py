@@ -8,6 +8,7 @@ import pytest
 
 from dist_transformer.cli.plan import main, parse_arguments
 from dist_transformer.config.settings import EMBEDDED_CORPUS
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
 
 
@@ -77,3 +78,22 @@ def test_a_json_that_cannot_be_written_is_named(
 ) -> None:
     with pytest.raises(UserError, match=r"none/plan.json cannot be written .*choose another --json"):
         run(monkeypatch, capsys, f"--preset tiny --gpu cpu --json {tmp_path}/none/plan.json")
+
+
+def test_an_absurd_plan_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], toy_data: DataFolder
+) -> None:
+    """32 packs of 3,136 target tokens are 4 steps: an epoch."""
+    monkeypatch.setattr(sys, "argv", ["plan_run.py", "--preset", "big", "--gpu", "cpu", "--data", str(toy_data.path)])
+    main()
+    screen, warnings = capsys.readouterr()
+    assert "75,000.0 epochs of 78,612 target tokens" in screen
+    assert warnings == (
+        "warning: --max-steps 300000 means about 75,000 epochs of 78,612 target tokens, which the model would learn by "
+        "heart: lower --max-steps (400 is about 100 epochs), or take a smaller preset\n"
+    )
+    monkeypatch.setattr(sys, "argv", ["plan_run.py", "--preset", "tiny", "--gpu", "cpu", "--data", str(toy_data.path)])
+    main()
+    screen, warnings = capsys.readouterr()
+    assert "epochs of" in screen
+    assert warnings == ""

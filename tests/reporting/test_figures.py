@@ -100,6 +100,32 @@ def test_every_token_can_be_read(layers: int, sources: int, targets: int) -> Non
         assert not any(overlap(box, other) for other in everything[:i])
 
 
+LONG = "▁Donaudampfschifffahrtsgesellschaft"
+
+
+@pytest.mark.parametrize("word", ["▁a", LONG])
+@pytest.mark.parametrize(("layers", "sources", "targets"), [(1, 1, 1), (2, 1, 1), (2, 2, 3), (1, 12, 3), (1, 60, 60)])
+def test_nothing_of_a_map_is_cut(layers: int, sources: int, targets: int, word: str) -> None:
+    """As it is saved: titles, pieces, and the colour bar, whose text is longer than a panel of one piece."""
+    sample = make_sample(layers, sources, targets)
+    pieces = {"source_tokens": sample.source_tokens, "target_tokens": sample.target_tokens}
+    long = {side: [word if i % 3 == 0 else piece for i, piece in enumerate(of)] for side, of in pieces.items()}
+    figure = drawn(attention_picture(dataclasses.replace(sample, **long)))
+    width, height = figure.canvas.get_width_height()
+    texts = []
+    for axes in figure.axes:
+        texts += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels()]
+        # A colour bar has ticks beyond its ends that are not drawn.
+        low, high = sorted(axes.get_ylim())
+        places = zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
+        texts += [label for place, label in places if low <= place <= high]
+    found = boxes(figure, texts)
+    assert len(found) > layers * (sources + targets + 3)
+    for left, bottom, right, top in found:
+        assert 0 <= left < right <= width
+        assert 0 <= bottom < top <= height
+
+
 def test_dollar_signs_are_no_formula() -> None:
     sample = dataclasses.replace(make_sample(), source_tokens=["$", "▁$x^", r"$\frac$", "$$", "</s>"])
     figure = attention_picture(sample)

@@ -19,7 +19,10 @@ import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugin_util import markdown_to_safe_html
+from tensorboard.plugins.hparams.api_pb2 import Status
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from dist_transformer.config.presets import PRESETS
 from dist_transformer.data.loading.events import EpochSummary, Totals
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.evaluation.samples import Sample, SampleSheet
@@ -135,8 +138,8 @@ def test_an_epoch_by_hand(reporter: Reporter, tmp_path: Path) -> None:
         }
     ]
     reporter.close()
-    assert scalars(tmp_path)["epoch/pairs"] == [(35, 1234.0)]
-    assert scalars(tmp_path)["epoch/fill"] == [(35, pytest.approx(0.96))]
+    assert scalars(tmp_path)["z_more/epoch/pairs"] == [(35, 1234.0)]
+    assert scalars(tmp_path)["z_more/epoch/fill"] == [(35, pytest.approx(0.96))]
 
 
 def test_epochs_of_several_corpora_are_told_apart(tmp_path: Path) -> None:
@@ -145,7 +148,7 @@ def test_epochs_of_several_corpora_are_told_apart(tmp_path: Path) -> None:
     assert texts == ["epoch 3 of news done, 96% full", "epoch 3 of talks done, 96% full"]
     assert [record["corpus"] for record in read_records(tmp_path, "epoch")] == [0, 1]
     reporter.close()
-    assert {"epoch/corpus_1/fill", "epoch/corpus_2/fill"} <= scalars(tmp_path).keys()
+    assert {"z_more/epoch/corpus_1/fill", "z_more/epoch/corpus_2/fill"} <= scalars(tmp_path).keys()
 
 
 def test_a_resumed_run_appends(tmp_path: Path) -> None:
@@ -242,22 +245,27 @@ def run_in_terminal(program: list[str], columns: int) -> str:
 @pytest.mark.parametrize(
     ("columns", "figures"),
     [
+        (200, " loss 10.138 ppl 8737.92 tok/s 1,234,568 fill 99% data stall 1% mfu 42%"),
         (120, " loss 10.138 ppl 8737.92 tok/s 1,234,568 fill 99% data stall 1% mfu 42%"),
         (80, " loss 10.138 ppl 8737.92 tok/s 1,234,568"),
+        (60, " loss 10.138"),
         (40, " loss 10.138"),
         # The width is not known: 80 is taken.
         (0, " loss 10.138 ppl 8737.92 tok/s 1,234,568"),
     ],
 )
-def test_the_bar_fits_its_terminal(tmp_path: Path, columns: int, figures: str) -> None:
+def test_the_bar_is_as_wide_as_its_terminal(tmp_path: Path, columns: int, figures: str) -> None:
     output = run_in_terminal([sys.executable, "-c", IN_A_TERMINAL, str(tmp_path)], columns)
     lines = screen_lines(output)
-    assert max(map(len, lines)) < (columns or 80)
+    room = (columns or 80) - 1
+    assert max(map(len, lines)) <= room
     bars = [line for line in lines if "/300000" in line]
     assert len(bars) >= 5
-    # Figures come whole or not at all; a narrow terminal has them in place of the bar.
-    place = "" if columns == 40 else r"\|.{8}\| "
+    # Figures come whole or not at all. A narrow terminal has them in place of the bar, which else takes all the rest.
+    place = "" if columns == 40 else r"\|.{8,}\| "
     assert all(re.fullmatch(rf"\d+/300000 {place}\S+ left({re.escape(figures)})?", line) for line in bars), bars
+    if columns != 40:
+        assert {len(line) for line in bars} == {room}
     assert bars[-1].startswith("99999/300000 ")
     assert bars[-1].endswith(figures)
     assert [line for line in lines if line not in bars] == [
@@ -269,7 +277,7 @@ def test_the_bar_fits_its_terminal(tmp_path: Path, columns: int, figures: str) -
     assert "\x1b" not in output
 
 
-def test_the_bar_follows_a_terminal_that_is_made_narrower(
+def test_the_bar_follows_the_width_of_its_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = [119]
@@ -280,12 +288,22 @@ def test_the_bar_follows_a_terminal_that_is_made_narrower(
     reporter.train_line(41, VALUES, seconds_left=61)
     # Drawn at each step, however fast they are.
     reporter.bar.mininterval = 0
+
+    def drawn() -> str:
+        return screen_lines(capsys.readouterr().err)[-1]
+
     reporter.advance()
-    assert screen_lines(capsys.readouterr().err)[-1].endswith("tok/s 12,346 fill 99% data stall 0%")
+    wide = drawn()
+    assert wide.endswith("tok/s 12,346 fill 99% data stall 0%")
+    assert len(wide) == 119
     room[0] = 39
     reporter.advance()
-    assert re.fullmatch(r"42/100 \S+ left loss 1.500", screen_lines(capsys.readouterr().err)[-1])
-    reporter.close()
+    assert re.fullmatch(r"42/100 \S+ left loss 1.500", drawn())
+    # A message and the end draw it too.
+    for place, draw in ((159, lambda: reporter.say("saved")), (99, reporter.close)):
+        room[0] = place
+        draw()
+        assert len(drawn()) == place
 
 
 @pytest.mark.system
@@ -351,6 +369,64 @@ def test_a_resumed_run_replaces_the_scalars_after_its_checkpoint(tmp_path: Path)
             reporter.record("train", step, {"loss": loss})
         reporter.close()
     assert scalars(tmp_path) == {"train/loss": [(50, 2.0), (100, 2.0), (150, 1.0), (200, 1.0)]}
+
+
+def test_single_points_are_behind_the_curves_or_no_charts(reporter: Reporter, tmp_path: Path) -> None:
+    for step in (50, 100):
+        reporter.record("train", step, {"loss": 1.5})
+    reporter.record("valid", 100, {"nll": 1.75, "bleu": 30.0})
+    reporter.record("checkpoint", 100, {"seconds": 2.0, "stall": 0.5})
+    reporter.epoch(100, epoch_of(0))
+    reporter.record("end", 100, {"train_seconds": 10.0, "world_size": 2})
+    reporter.close()
+    # The order of TensorBoard's groups.
+    groups = sorted({tag.partition("/")[0] for tag in scalars(tmp_path)})
+    assert groups == ["train", "valid", "z_more"]
+    assert scalars(tmp_path)["z_more/checkpoint/stall"] == [(100, 0.5)]
+    assert not [tag for tag in scalars(tmp_path) if "end" in tag or "world_size" in tag]
+
+
+def test_the_best_validation_is_followed_through_a_resume(tmp_path: Path) -> None:
+    """nll is not a number at first, falls to 1.5, and rises; the second start begins with what the first one found."""
+    starts = [[(1, math.nan, 10.0), (2, 1.5, 12.0)], [(3, 1.75, 11.0), (4, 2.0, 13.0)]]
+    for first_step, validations in zip((0, 2), starts, strict=True):
+        reporter = Reporter(tmp_path, is_main=True, max_steps=4, first_step=first_step)
+        for step, nll, bleu in validations:
+            reporter.record("valid", step, {"nll": nll, "bleu": bleu})
+        reporter.close()
+    assert scalars(tmp_path)["valid/best_nll"] == [(2, 1.5), (3, 1.5), (4, 1.5)]
+    assert scalars(tmp_path)["valid/best_bleu"] == [(1, 10.0), (2, 12.0), (3, 12.0), (4, 13.0)]
+    # A view of TensorBoard's alone.
+    assert lines_of(tmp_path)[0] == {"kind": "valid", "step": 1, "nll": None, "bleu": 10.0}
+
+
+def test_settings_that_results_depend_on_are_shown(reporter: Reporter, tmp_path: Path) -> None:
+    config = PRESETS["tiny"].changed(data=("data/news", "data/talks"), timeout_minutes=7.0)
+    config = dataclasses.replace(config, compile=True, model=dataclasses.replace(config.model, head_width=1))
+    reporter.settings(config)
+    reporter.record("end", 100, {})
+    reporter.close()
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    found = {
+        tag: HParamsPluginData.FromString(board.SummaryMetadata(f"_hparams_/{tag}").plugin_data.content)
+        for tag in ("experiment", "session_start_info", "session_end_info")
+    }
+    values = found["session_start_info"].session_start_info.hparams
+    assert values["model.width"].number_value == 128
+    assert values["optimizer.peak_lr"].number_value == 3e-3
+    assert values["max_steps"].number_value == 1000
+    assert values["precision"].string_value == "bf16"
+    assert values["data"].string_value == "data/news data/talks"
+    assert values["compile"].string_value == "yes"
+    # What may be left open is a text in each run; 1 is not "yes".
+    assert values["model.head_width"].string_value == "1"
+    assert values["batch.max_sentences"].string_value == "not given"
+    assert not {"run_dir", "timeout_minutes", "log_every"} & set(values)
+    metrics = [info.name.tag for info in found["experiment"].experiment.metric_infos]
+    assert metrics[:4] == ["valid/best_nll", "valid/best_bleu", "valid/nll", "valid/bleu"]
+    assert {info.name for info in found["experiment"].experiment.hparam_infos} == set(values)
+    assert found["session_end_info"].session_end_info.status == Status.Value("STATUS_SUCCESS")
 
 
 HOSTILE = r"a | b <b>x</b> &amp; *y* _z_ `c` ~~d~~ [l](u) # h \ 1. $x$ <script> https://a.b \| \* ![i](j)"
@@ -421,13 +497,12 @@ def test_tensorboard_reads_samples(reporter: Reporter, tmp_path: Path) -> None:
     # There while the run goes on.
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
-    (tag,) = board.Tags()["tensors"]
-    assert tag == "samples/text_summary"
+    tag = "samples/text_summary"
     events = board.Tensors(tag)
     assert [event.step for event in events] == [250, 500]
     assert events[1].tensor_proto.string_val[0].decode() == samples_table(make_sheet(500))
     # One with maps is the first, the other the third.
-    assert sorted(board.Tags()["images"]) == ["attention/sample_1", "attention/sample_2"]
+    assert sorted(board.Tags()["images"]) == ["valid_attention/sample_1", "valid_attention/sample_2"]
     for tag in board.Tags()["images"]:
         images = board.Images(tag)
         assert [image.step for image in images] == [250, 500]
@@ -449,12 +524,12 @@ def test_tensorboard_reads_pictures(tmp_path: Path) -> None:
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
     pixels = {}
-    for tag in ("schedule/learning_rate", "positions/encodings"):
+    for tag in ("z_more/schedule/learning_rate", "z_more/positions/encodings"):
         (image,) = board.Images(tag)
         assert image.step == 200
         pixels[tag] = decoded(image.encoded_image_string)
         assert min(pixels[tag].shape[:2]) >= 300
-    table, curve = pixels["positions/encodings"].astype(int), pixels["schedule/learning_rate"]
+    table, curve = pixels["z_more/positions/encodings"].astype(int), pixels["z_more/schedule/learning_rate"]
     # Red above zero, blue below.
     assert (table[..., 0] - table[..., 2] > 60).mean() > 0.1
     assert (table[..., 2] - table[..., 0] > 60).mean() > 0.05

@@ -6,14 +6,17 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from dist_transformer.config.presets import PRESETS
 from dist_transformer.evaluation.samples import Sample, SampleSheet
 from dist_transformer.model.positions import sinusoidal_positions
 from dist_transformer.reporting.reporter import Reporter
@@ -37,10 +40,14 @@ SAMPLE = Sample(
 def board(tmp_path: Path) -> Iterator[str]:
     """The address of a TensorBoard that shows a run at its beginning and at its end."""
     reporter = Reporter(tmp_path, is_main=True, max_steps=200, first_step=0)
+    reporter.settings(PRESETS["tiny"].changed(run_dir=tmp_path))
     reporter.pictures(range(1, 201), [step * 1e-5 for step in range(1, 201)], sinusoidal_positions(64, 32).numpy())
     for step in (100, 200):
-        reporter.record("train", step, {"loss": 400.0 / step})
+        reporter.record("train", step, {"loss": 400.0 / step, "nll": 300.0 / step})
+        reporter.record("valid", step, {"loss": 400.0 / step + 0.5, "nll": 100.0 + step, "bleu": step / 10})
+        reporter.record("checkpoint", step, {"seconds": 1.0, "stall": 0.1})
         reporter.samples(SampleSheet(step=step, sentences=1, bleu=12.5, signature="tok:13a", samples=(SAMPLE,)))
+    reporter.record("end", 200, {"train_seconds": 12.0})
     reporter.close()
     with socket.socket() as probe:
         probe.bind(("", 0))
@@ -65,6 +72,13 @@ def board(tmp_path: Path) -> Iterator[str]:
 def fetch(address: str) -> str:
     with urllib.request.urlopen(address, timeout=30) as answer:
         return answer.read().decode()
+
+
+def post(address: str, values: dict[str, Any]) -> Any:
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(address, json.dumps(values).encode(), headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.loads(answer.read())
 
 
 def _answers(address: str) -> bool:
@@ -92,3 +106,65 @@ def test_the_page_shows_the_pictures(browser: Browser, board: str, tmp_path: Pat
     assert images.shape == (1600, 1300, 3)
     # Blue is no colour of TensorBoard's: the maps and the encodings.
     assert (images[..., 2] > images[..., 0] + 60).mean() > 0.005
+
+
+def test_training_and_validation_are_in_one_chart(board: str) -> None:
+    """As the server finds the curves of each chart of the tab."""
+    (category,) = json.loads(fetch(f"{board}data/plugin/custom_scalars/layout"))["category"]
+    (run,) = json.loads(fetch(f"{board}data/runs"))
+    curves = {}
+    for chart in category["chart"]:
+        found: dict[str, list[list[float]]] = {}
+        for pattern in chart["multiline"]["tag"]:
+            query = urllib.parse.urlencode({"run": run, "tag": pattern})
+            found |= json.loads(fetch(f"{board}data/plugin/custom_scalars/scalars?{query}"))["tag_to_events"]
+        curves[chart["title"]] = {tag: [tuple(point[1:]) for point in points] for tag, points in found.items()}
+    assert curves["loss: training and validation"] == {
+        "train/loss": [(100, 4.0), (200, 2.0)],
+        "valid/loss": [(100, 4.5), (200, 2.5)],
+    }
+    assert curves["nll per token, not smoothed: training and validation"].keys() == {"train/nll", "valid/nll"}
+    assert curves["BLEU: validation, and the best so far"].keys() == {"valid/bleu", "valid/best_bleu"}
+
+
+def test_the_run_is_a_row_of_settings_and_results(board: str) -> None:
+    # Only runs that have ended.
+    request = {"startIndex": 0, "sliceSize": 10, "allowedStatuses": ["STATUS_SUCCESS"]}
+    (group,) = post(f"{board}data/plugin/hparams/session_groups", request)["sessionGroups"]
+    assert group["hparams"]["model.width"] == 128
+    assert group["hparams"]["optimizer.schedule"] == "inverse_sqrt"
+    (session,) = group["sessions"]
+    assert session["status"] == "STATUS_SUCCESS"
+    results = {metric["name"]["tag"]: metric["value"] for metric in session["metricValues"]}
+    # The nll rose from 200 to 300; BLEU from 10 to 20.
+    assert results == {
+        "valid/best_nll": 200.0,
+        "valid/nll": 300.0,
+        "valid/best_bleu": 20.0,
+        "valid/bleu": 20.0,
+        "train/nll": 1.5,
+    }
+
+
+def pixels_of(browser: Browser, address: str, screenshot: Path) -> np.ndarray:
+    """Red, green and blue of a page that had time to draw itself."""
+    browser.run(address, 1300, "--virtual-time-budget=20000", f"--screenshot={screenshot}")
+    with Image.open(screenshot) as image:
+        return np.asarray(image.convert("RGB")).astype(int)
+
+
+def test_the_page_draws_both_curves_in_a_chart(browser: Browser, board: str, tmp_path: Path) -> None:
+    red, green, blue = np.moveaxis(pixels_of(browser, f"{board}#custom_scalars", tmp_path / "charts.png"), -1, 0)
+    # The orange of a curve, which is not that of the head of the page.
+    curve = (red > 240) & (abs(green - 112) < 15) & (abs(blue - 67) < 15)
+    # Below the head, right of the list of runs, and no wider than one chart: columns that two curves cross.
+    chart = curve[150:345, 400:690]
+    crossings = (chart[1:] & ~chart[:-1]).sum(0)
+    assert (crossings >= 2).sum() > 20
+
+
+def test_the_page_lists_the_run(browser: Browser, board: str, tmp_path: Path) -> None:
+    page = pixels_of(browser, f"{board}#hparams", tmp_path / "settings.png")
+    # Its name, below the first head of the table. Without settings, nothing is there: advice is further to the right.
+    name = page[185:220, 275:480]
+    assert (name.max(-1) < 120).sum() > 50

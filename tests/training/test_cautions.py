@@ -1,0 +1,131 @@
+"""Plans that are hardly meant are named before training starts; those of the presets on their corpora are not."""
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.settings import TrainConfig
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.loading.loader import open_training_data
+from dist_transformer.data.loading.packing import Budgets
+from dist_transformer.reporting.reporter import Reporter
+from dist_transformer.runtime.world import World
+from dist_transformer.training.assembly import _introduce
+from dist_transformer.training.cautions import cautions, planned_epochs
+
+
+def corpus(pairs: int, source_tokens: int, target_tokens: int) -> Any:
+    train = SimpleNamespace(pairs=pairs, source_tokens=source_tokens, target_tokens=target_tokens)
+    return SimpleNamespace(index=SimpleNamespace(train=train))
+
+
+def epochs_of(config: TrainConfig, *corpora: Any, source: int = 1000, target: int = 1000, pairs: int = 100) -> float:
+    budgets = Budgets(max_source_tokens=source, max_target_tokens=target, max_sentences=pairs)
+    return planned_epochs(config, SimpleNamespace(budgets=budgets, folders=corpora))  # type: ignore[arg-type]
+
+
+def test_epochs_by_hand() -> None:
+    """100 steps of 4 packs."""
+    config = dataclasses.replace(PRESETS["tiny"], max_steps=100)
+    config = dataclasses.replace(config, batch=dataclasses.replace(config.batch, packs_per_step=4))
+    # 20 packs are 5 steps; 17 are as many, because the last one is not filled from the next epoch.
+    assert epochs_of(config, corpus(1000, 20_000, 10_000)) == 20
+    assert epochs_of(config, corpus(1000, 10_000, 16_500)) == 20
+    # What a pack has no room for: pairs. 3,000 of them are 30 packs, 8 steps.
+    assert epochs_of(config, corpus(3000, 10_000, 10_000)) == 12.5
+    # Less than a pack is an epoch a step.
+    assert epochs_of(config, corpus(3, 30, 30)) == 100
+    # A mixture fills every step: 20 + 1 packs, 400 of which are trained on.
+    assert epochs_of(config, corpus(1000, 20_000, 10_000), corpus(3, 30, 30)) == 400 / 21
+
+
+def test_epochs_are_those_that_the_plan_counts(toy_data: DataFolder) -> None:
+    config = PRESETS["tiny"].changed(data=(str(toy_data.path),))
+    data = open_training_data(config.corpora, config.batch, seed=1)
+    steps = data.plan.steps(data.plan.start(), config.batch.packs_per_step)
+    in_an_epoch = next(number for number, step in enumerate(steps) if step.epoch == 1)
+    assert planned_epochs(config, data) == pytest.approx(1000 / in_an_epoch, rel=0.05)
+
+
+def test_thousands_of_epochs_are_absurd() -> None:
+    config = dataclasses.replace(PRESETS["big"], max_steps=300_000)
+    (caution,) = cautions(config, epochs=34_851.4, target_tokens=215_959)
+    # 300,000 · 100 / 34,851.4
+    assert caution == (
+        "--max-steps 300000 means about 34,851 epochs of 215,959 target tokens, which the model would learn by heart: "
+        "lower --max-steps (861 is about 100 epochs), or take a smaller preset"
+    )
+    assert list(cautions(config, epochs=1000.0, target_tokens=7_500_000)) == []
+    assert list(cautions(config, epochs=None, target_tokens=None)) == []
+
+
+def test_a_run_with_patience_ends_by_itself() -> None:
+    config = PRESETS["tiny"].changed(patience=5)
+    assert list(cautions(config, epochs=1e6, target_tokens=100)) == []
+
+
+def test_a_warm_up_that_takes_the_whole_run() -> None:
+    config = dataclasses.replace(PRESETS["base"], max_steps=4001)
+    assert list(cautions(config, epochs=3.0, target_tokens=100)) == []
+    config = dataclasses.replace(config, max_steps=4000)
+    assert list(cautions(config, epochs=3.0, target_tokens=100)) == [
+        "--optimizer.warmup-steps 4000 is not below --max-steps 4000, so the learning rate would rise until the end: "
+        "lower --optimizer.warmup-steps, or raise --max-steps"
+    ]
+
+
+# Pairs and target tokens: the demo's 25,000 pairs, Multi30k, 200,000 captions or speeches, WMT14 English-German.
+DEMO, MULTI30K, TALKS, WMT14 = (25_000, 484_322), (29_000, 406_000), (200_000, 4_000_000), (4_500_000, 130_000_000)
+INTENDED = {
+    "tiny": DEMO,
+    "multi30k": MULTI30K,
+    "ted_en_zh": TALKS,
+    "base": WMT14,
+    "big": WMT14,
+    "big_large_batch": WMT14,
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_no_preset_is_absurd_on_its_corpus(name: str) -> None:
+    pairs, tokens = INTENDED[name]
+    # With patience or without.
+    config = PRESETS[name].changed(patience=0)
+    budget = config.batch.max_target_tokens
+    epochs = epochs_of(config, corpus(pairs, tokens, tokens), source=budget, target=budget, pairs=budget // 8)
+    assert 1 < epochs < 200
+    assert list(cautions(config, epochs=epochs, target_tokens=tokens)) == []
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_training_begins_with_its_epochs_and_the_warnings(
+    toy_data: DataFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str], quiet: bool
+) -> None:
+    """2,000 pairs of 78,612 target tokens: 38 steps of 2,048 and one that is not full."""
+    config = PRESETS["tiny"].changed(data=(str(toy_data.path),), max_steps=100)
+    data = open_training_data(config.corpora, config.batch, seed=1)
+    engine: Any = SimpleNamespace(parameters=1234, stage=1, device=torch.device("cpu"))
+    world = World(rank=0, local_rank=0, size=1, local_size=1)
+    reporter = Reporter(tmp_path, is_main=True, max_steps=100, first_step=0, quiet=quiet)
+    for steps in (100, 100_000):
+        _introduce(dataclasses.replace(config, max_steps=steps), world, data, engine, reporter, ["a note"])
+    reporter.close()
+    output = capsys.readouterr().out
+    if quiet:
+        assert output == ""
+        return
+    lines = output.splitlines()
+    assert lines[2] == "100 steps, about 2.6 epochs of 78,612 target tokens"
+    assert lines[4:6] == [
+        "a note",
+        "warning: --optimizer.warmup-steps 200 is not below --max-steps 100, so the learning rate would rise until the "
+        "end: lower --optimizer.warmup-steps, or raise --max-steps",
+    ]
+    assert lines[8] == "100,000 steps, about 2,564 epochs of 78,612 target tokens"
+    assert lines[-1].startswith("warning: --max-steps 100000 means about 2,564 epochs of 78,612 target tokens, which")
+    assert output.count("warning") == 2
