@@ -137,7 +137,7 @@ INSIDES = {
     "training.engine": {"internals", "kernel_lock", "plain_adam"},
     "training.fault_tolerance": {"heartbeats"},
 }
-# attention_maps hooks into the layers of the decoder.
+# attention_maps hooks into the layers.
 LOOKS_INSIDE = {("dist_transformer.inference.attention_maps", "dist_transformer.model.layers")}
 
 
