@@ -39,6 +39,9 @@ const asSentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.
 const visible = (piece) => piece.replace(/^▁/, "") || "␣";
 const isSpecial = (piece, place, count) => (piece === "</s>" && place === count - 1) || (piece === "<s>" && place === 0);
 
+/** Colour by the root of the weight: a head that looks at ten words is seen, too. */
+const shade = (place, weight) => place.style.setProperty("--shade", Math.sqrt(weight).toFixed(3));
+
 /** One model's answer. */
 class Result {
   constructor(answer, index, text) {
@@ -157,7 +160,11 @@ class Result {
       const word = make(place);
       word.textContent = visible(piece);
       word.classList.toggle("begins", piece.startsWith("▁"));
-      word.classList.toggle("special", isSpecial(piece, place, pieces.length));
+      if (isSpecial(piece, place, pieces.length)) {
+        word.classList.add("special");
+        // Among Arabic words its signs would be mirrored.
+        word.dir = "ltr";
+      }
       return word;
     });
     this.lookers.replaceChildren(...words(rows, (row) => {
@@ -175,7 +182,7 @@ class Result {
     const top = element("tr");
     top.append(element("td"), ...columns.map((piece) => {
       const cell = element("th"), text = element("span", "", visible(piece));
-      Object.assign(cell, { scope: "col", title: visible(piece), lang: columnLanguage });
+      Object.assign(cell, { scope: "col", title: visible(piece), dir: "auto", lang: columnLanguage });
       cell.append(text);
       return cell;
     }));
@@ -184,7 +191,7 @@ class Result {
       Object.assign(name, { scope: "row", title: visible(piece), dir: "auto", lang: rowLanguage });
       line.append(name, ...this.weights[row].map((weight, column) => {
         const cell = element("td");
-        cell.style.setProperty("--weight", weight);
+        shade(cell, weight);
         cell.title = `${visible(piece)} → ${visible(columns[column])}: ${weight.toFixed(3)}`;
         return cell;
       }));
@@ -208,7 +215,7 @@ class Result {
       word.setAttribute("aria-pressed", String(place === row));
     });
     [...this.targets.children].forEach((word, column) => {
-      word.style.setProperty("--weight", this.weights[row][column]);
+      shade(word, this.weights[row][column]);
       word.title = this.weights[row][column].toFixed(3);
     });
     [...this.table.tBodies[0].rows].forEach((line, place) => line.classList.toggle("chosen", place === row));
