@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from dist_transformer.serving.messages import most_bytes
+from dist_transformer.serving.server import MOST_WAITING
 from tests.serving.running import RunningServer, running_server, serve_command
 
 pytestmark = pytest.mark.system
@@ -153,15 +154,44 @@ def test_bytes_that_are_no_http(server: RunningServer) -> None:
         assert connection.recv(1000).startswith(b"HTTP/1.0 400")
 
 
+def begin_translation(server: RunningServer, text: str) -> http.client.HTTPConnection:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request("POST", "/api/translate", json.dumps({"text": text}).encode(), JSON)
+    return connection
+
+
+LONG = "the dog " * 60
+"""A search of many seconds with a beam of 1,000."""
+
+
+@pytest.mark.slow
+def test_clients_that_left_make_room_for_others(model_folder: Path) -> None:
+    with running_server([model_folder], "--beam", 1000) as server:
+        connections = [begin_translation(server, LONG) for _ in range(1 + MOST_WAITING)]
+        time.sleep(1)
+        assert post(server, "/api/translate", {"text": "a dog"})[0] == 503
+        for connection in connections[1:]:
+            connection.close()
+        time.sleep(0.5)
+        waiting = begin_translation(server, LONG)
+        assert waiting.sock is not None
+        waiting.sock.settimeout(1)
+        # No answer yet, and so no refusal.
+        with pytest.raises(TimeoutError):
+            waiting.getresponse()
+        assert server.end().stderr == ""
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_also_during_a_search(model_folder: Path, number: signal.Signals) -> None:
     with running_server([model_folder], "--beam", 1000) as server:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-        connection.request("POST", "/api/translate", json.dumps({"text": "the dog " * 60}).encode(), JSON)
+        connection = begin_translation(server, LONG)
         time.sleep(1)
         begun = time.monotonic()
         ended = server.end(number)
-        connection.close()
+        # There was no answer.
+        with pytest.raises(ConnectionError):
+            connection.getresponse()
     assert (ended.status, ended.stdout, ended.stderr) == (0, "", "")
     assert time.monotonic() - begun < 10
 
