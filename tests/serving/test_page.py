@@ -145,6 +145,19 @@ def test_text_is_never_markup(browser: Browser, server: RunningServer) -> None:
         assert await page.value("document.title") != "bad"
         source = await page.value("[...document.querySelector('.targets').children].map(e => e.textContent).join('')")
         assert source.startswith("<img")
+        # A model may learn markup, and a folder may be named so.
+        markup = "<img src=x onerror=alert(1)>"
+        hypothesis = {"text": markup, "score": -1, "tokens": [], "pieces": [markup, "</s>"]}
+        answer = {"name": markup, "target_language": "de", "hypotheses": [hypothesis], "has_maps": False}
+        made = f"new Result({json.dumps(answer)}, 0, '').section"
+        assert await page.value(f"{made}.querySelector('.text').textContent") == markup
+        assert await page.value(f"{made}.querySelectorAll('img').length") == 0
+        weights = {"rows": [markup], "columns": [markup], "weights": [[[1]], [[1]]]}
+        await page.value(
+            f"document.body.append((r => (r.map = {json.dumps(weights)}, r.listHeads(), r.listLayers(), r.draw(),"
+            f" r.section))(new Result({json.dumps({**answer, 'heads': 2, 'layers': {'cross': 1}})}, 0, '')))"
+        )
+        assert await page.value("document.querySelectorAll('img').length") == 0
 
     drive(browser, server, PHONE, use)
 
