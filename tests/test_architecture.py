@@ -35,7 +35,7 @@ LAYERS = [
     {"model_folder"},
     {"run", "inference"},
     {"evaluation"},
-    {"reporting", "averaging"},
+    {"reporting", "averaging", "serving"},
     {"training.engine", "training.fault_tolerance"},
     {"training"},
     {"planning", "preflight", "export"},
@@ -133,11 +133,12 @@ INSIDES = {
     "reporting.html": {"curves", "markup", "overview", "run", "style", "summary", "tables", "texts"},
     "run": {"replay"},
     "runtime": {"allocator"},
+    "serving": {"messages"},
     "training": {"interval", "logbook", "saver", "validation"},
     "training.engine": {"internals", "kernel_lock", "plain_adam"},
     "training.fault_tolerance": {"heartbeats"},
 }
-# attention_maps hooks into the layers of the decoder.
+# attention_maps hooks into the layers.
 LOOKS_INSIDE = {("dist_transformer.inference.attention_maps", "dist_transformer.model.layers")}
 
 

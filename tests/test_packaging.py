@@ -5,6 +5,7 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+import zipfile
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -50,6 +51,19 @@ def test_the_package_is_found_beside_a_clone_of_its_name(tmp_path: Path) -> None
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(clone / NAME / "data" / "tokenizer.py")
+
+
+@pytest.mark.system
+def test_the_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
+    """Also those that are no Python: the page of tools/serve.py."""
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if name.startswith(f"{NAME}/")}
+    listed = subprocess.run(["git", "ls-files", NAME], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert packed == set(listed.split())
+    assert {f"{NAME}/serving/page/{name}" for name in ("index.html", "page.css", "page.js")} <= packed
 
 
 def imported_packages(*paths: Path) -> set[str]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +10,15 @@ from typing import Any
 import numpy as np
 
 from dist_transformer.config.plain import read_json
-from dist_transformer.data.tokenizer import SPECIALS, Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.files import write_file
 from dist_transformer.inference.attention_maps import cross_attention_maps
+from dist_transformer.inference.pieces import readable_pieces
 from dist_transformer.inference.translator import Translator
 from dist_transformer.run.layout import SAMPLES, step_name
 
 # Longer sentences have no maps: their pictures could not be read, and a map of 1,024 by 1,024 is 6 MB of text.
 LONGEST_MAP = 60
-_END = SPECIALS[-1]
-# Zero-width (non-)joiners: parts of words in Persian, Sinhala and others, though not printable to Python.
-_JOINERS = "\u200c\u200d"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,17 +112,6 @@ def _mean_of_heads(translator: Translator, source: list[int], target: list[int])
     mean_LTS = cross_attention_maps(translator.model, source, target).double().mean(1)
     # A run whose weights are no longer finite still reports its text.
     return mean_LTS.round(decimals=3).tolist() if mean_LTS.isfinite().all() else None
-
-
-def readable_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Pieces as a reader knows them, `</s>` last: a space is `▁`, and `�` stands for a part of a character."""
-    return [_readable(tokenizer.decode([i])) for i in ids] + [_END]
-
-
-def _readable(text: str) -> str:
-    visible = "".join("▁" if c.isspace() else c if c.isprintable() or c in _JOINERS else "�" for c in text)
-    # A part of a character, bytes of it, is one mark however many bytes.
-    return re.sub("�+", "�", visible)
 
 
 def write_sheet(run_dir: Path, sheet: SampleSheet) -> Path:

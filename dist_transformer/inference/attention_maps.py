@@ -1,40 +1,61 @@
-"""What the decoder looks at: the cross-attention weights of one sentence pair."""
+"""What a model looks at: the attention weights of one sentence pair."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 import torch
 
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
-from dist_transformer.model.attention import AttentionLayout, MultiHeadAttention
-from dist_transformer.model.layers import DecoderLayer
+from dist_transformer.model.attention import AttentionLayout, MultiHeadAttention, Role
+from dist_transformer.model.layers import DecoderLayer, EncoderLayer
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedTokens, pack_side
 
 
-@torch.no_grad()
-def cross_attention_maps(model: Transformer, source: Sequence[int], target: Sequence[int]) -> torch.Tensor:
-    """softmax(Q K^T / sqrt(d_k)) of every decoder layer and head, while the model reads `<s> target`.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionMaps:
+    """softmax(Q K^T / sqrt(d_k)) of every layer and head, fp32 on the CPU; every row sums to 1.
 
-    Computed beside the model's own forward pass, from what its layers are given, so training pays nothing for it.
+    S = len(source) + 1 source tokens, `</s>` last; T = len(target) + 1 steps, of which the last makes `</s>`.
+    """
+
+    encoder_LHSS: torch.Tensor
+    """Self-attention of the encoder."""
+    decoder_LHTT: torch.Tensor
+    """Self-attention of the decoder: row i makes token i of `target </s>` and sees tokens 0 to i of `<s> target`."""
+    cross_LHTS: torch.Tensor
+    """Cross-attention of the decoder."""
+
+
+def attention_maps(model: Transformer, source: Sequence[int], target: Sequence[int]) -> AttentionMaps:
+    """Return the weights of every kind of attention while the model reads a sentence and `<s> target`.
 
     Args:
         source: ids, without special tokens.
         target: likewise; both with one special token fit the model's positions.
-
-    Returns:
-        fp32 on the CPU, shape (L, H, T, S): L decoder layers, T = len(target) + 1 steps, of which the last makes
-        `</s>`, S = len(source) + 1 source tokens, `</s>` last.
     """
-    maps: list[torch.Tensor] = []
+    maps = _maps(model, source, target, "encoder", "decoder", "cross")
+    return AttentionMaps(encoder_LHSS=maps["encoder"], decoder_LHTT=maps["decoder"], cross_LHTS=maps["cross"])
 
-    def keep(attention: MultiHeadAttention, inputs: tuple[torch.Tensor, torch.Tensor, AttentionLayout]) -> None:
-        maps.append(attention.weights(*inputs[:2]))
+
+def cross_attention_maps(model: Transformer, source: Sequence[int], target: Sequence[int]) -> torch.Tensor:
+    """Return `AttentionMaps.cross_LHTS` alone."""
+    return _maps(model, source, target, "cross")["cross"]
+
+
+@torch.no_grad()
+def _maps(model: Transformer, source: Sequence[int], target: Sequence[int], *roles: Role) -> dict[Role, torch.Tensor]:
+    """Compute maps beside the model's own forward pass, from what its layers are given, so training pays nothing."""
+    maps: dict[Role, list[torch.Tensor]] = {role: [] for role in roles}
+
+    def keep(attention: MultiHeadAttention, inputs: tuple[torch.Tensor, torch.Tensor | None, AttentionLayout]) -> None:
+        x_TD, memory_SD, layout = inputs
+        maps[attention.role].append(attention.weights(x_TD, memory_SD, causal=layout.causal))
 
     # Before the layer computes: that is when ZeRO-3 has gathered its parameters.
-    layers = cast(Iterable[DecoderLayer], model.decoder)
-    hooks = [layer.cross_attention.register_forward_pre_hook(keep) for layer in layers]
+    hooks = [attention.register_forward_pre_hook(keep) for attention in _attentions(model) if attention.role in maps]
     was_training = model.training
     model.eval()
     try:
@@ -46,7 +67,15 @@ def cross_attention_maps(model: Transformer, source: Sequence[int], target: Sequ
         model.train(was_training)
         for hook in hooks:
             hook.remove()
-    return torch.stack(maps).cpu()
+    return {role: torch.stack(layers).cpu() for role, layers in maps.items()}
+
+
+def _attentions(model: Transformer) -> Iterable[MultiHeadAttention]:
+    for encoder_layer in cast(Iterable[EncoderLayer], model.encoder):
+        yield encoder_layer.self_attention
+    for decoder_layer in cast(Iterable[DecoderLayer], model.decoder):
+        yield decoder_layer.self_attention
+        yield decoder_layer.cross_attention
 
 
 def _one_sentence(ids: list[int]) -> PackedTokens:

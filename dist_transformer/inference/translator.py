@@ -27,6 +27,8 @@ class ScoredText:
     text: str
     """One line: line breaks are spaces."""
     score: float
+    tokens: tuple[int, ...]
+    """Ids without special tokens; of a split line, those of all parts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +59,7 @@ class Translation:
         return self.hypotheses[0].text
 
 
-_EMPTY = (ScoredText(text="", score=0.0),)
+_EMPTY = (ScoredText(text="", score=0.0, tokens=()),)
 
 
 class Translator:
@@ -153,7 +155,7 @@ class Translator:
             for i, hypotheses in zip(batch.places, found, strict=True):
                 texts = (_one_line(self.tokenizer.decode(hypothesis.tokens)) for hypothesis in hypotheses)
                 decoded[i] = tuple(
-                    ScoredText(text=text, score=hypothesis.score)
+                    ScoredText(text=text, score=hypothesis.score, tokens=tuple(hypothesis.tokens))
                     for text, hypothesis in zip(texts, hypotheses, strict=True)
                 )
         return decoded
@@ -172,7 +174,11 @@ class Translator:
 def _joined(parts: Sequence[tuple[ScoredText, ...]]) -> tuple[ScoredText, ...]:
     """The best of all parts, the second best, and so on; as many as the part with the fewest has."""
     return tuple(
-        ScoredText(text=join_texts([one.text for one in alike]), score=sum(one.score for one in alike) / len(alike))
+        ScoredText(
+            text=join_texts([one.text for one in alike]),
+            score=sum(one.score for one in alike) / len(alike),
+            tokens=tuple(token for one in alike for token in one.tokens),
+        )
         for alike in zip(*parts, strict=False)
     )
 

@@ -293,13 +293,23 @@ class MultiHeadAttention(nn.Module):
             mixed_NHkK = weights_NHkX.to(v_NHXK.dtype) @ v_NHXK
         return self.output(mixed_NHkK.transpose(1, 2).flatten(0, 1).flatten(1))
 
-    def weights(self, x_TD: torch.Tensor, memory_SD: torch.Tensor) -> torch.Tensor:
-        """Return how much each token of one sentence attends to each token of its memory, fp32, shape (H, T, S)."""
+    def weights(self, x_TD: torch.Tensor, memory_SD: torch.Tensor | None, *, causal: bool = False) -> torch.Tensor:
+        """Return how much each token of one sentence attends to each token of its memory, fp32, shape (H, T, S).
+
+        Args:
+            memory_SD: None in self-attention, as in `forward`.
+            causal: whether a token sees itself and those before it only.
+        """
+        memory_SD = x_TD if memory_SD is None else memory_SD
         q_THK = self.project_query(x_TD)
         k_1HSK, _ = self.project_memory(memory_SD.unsqueeze(0))
         scores_HTS = q_THK.float().transpose(0, 1) @ k_1HSK[0].float().transpose(1, 2) * self.head_width**-0.5
         places = _places(len(x_TD), len(memory_SD), x_TD.device)
-        return torch.softmax(self.adjust_scores(scores_HTS.unsqueeze(0), *places)[0], dim=-1)
+        scores_HTS = self.adjust_scores(scores_HTS.unsqueeze(0), *places)[0]
+        if causal:
+            unseen_TS = torch.ones(scores_HTS.shape[1:], dtype=torch.bool, device=x_TD.device).triu(1)
+            scores_HTS = scores_HTS.masked_fill(unseen_TS, -torch.inf)
+        return torch.softmax(scores_HTS, dim=-1)
 
 
 def _places(queries: int, keys: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

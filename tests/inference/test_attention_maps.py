@@ -6,7 +6,7 @@ import torch
 
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
-from dist_transformer.inference.attention_maps import cross_attention_maps
+from dist_transformer.inference.attention_maps import attention_maps, cross_attention_maps
 from dist_transformer.model.attention import MultiHeadAttention
 from dist_transformer.model.layers import Residual
 from dist_transformer.model.transformer import Transformer
@@ -98,6 +98,20 @@ def decode_by_hand(model: Transformer, memory: np.ndarray, tokens: list[int]) ->
     return (layer_norm(x, model.decoder_norm) if model.config.norm == "pre" else x), np.stack(maps)
 
 
+def encode_by_hand(model: Transformer, tokens: list[int]) -> np.ndarray:
+    """Self-attention weights (L, H, S, S) of the encoder; post-norm only."""
+    x = numbers(model.embedding)[tokens] * np.sqrt(model.config.width) + numbers(model.positions.table)[: len(tokens)]
+    maps = []
+    for layer in model.encoder:
+        mixed, weights = attend(layer.self_attention, x, x, causal=False)
+        maps.append(weights)
+        x = layer_norm(x + mixed, layer.self_residual.norm)
+        inner, outer = layer.feed_forward.inner, layer.feed_forward.outer
+        inside = np.maximum(x @ numbers(inner.weight).T + numbers(inner.bias), 0)
+        x = layer_norm(x + inside @ numbers(outer.weight).T + numbers(outer.bias), layer.ffn_residual.norm)
+    return np.stack(maps)
+
+
 def one_sentence(ids: list[int]) -> PackedTokens:
     return pack_side(np.array(ids), np.array([len(ids)]), size=len(ids), offset_count=2, max_length=len(ids))
 
@@ -120,6 +134,31 @@ def test_maps_are_those_of_the_equations(norm: str, head_width: int | None) -> N
     # Uniform or equal maps would agree with much that is wrong.
     assert expected.max() > 0.5
     assert np.abs(expected[0] - expected[1]).max() > 0.1
+
+
+def test_self_attention_of_the_encoder_is_that_of_the_equations() -> None:
+    model = make_model()
+    maps = attention_maps(model, SOURCE, TARGET).encoder_LHSS
+    np.testing.assert_allclose(maps.numpy(), encode_by_hand(model, [*SOURCE, EOS_ID]), atol=1e-5)
+
+
+def test_self_attention_of_the_decoder_sees_what_was_produced() -> None:
+    model = make_model()
+    first = model.decoder[0].self_attention
+    maps = attention_maps(model, SOURCE, TARGET).decoder_LHTT
+    assert maps.shape == (3, 2, len(TARGET) + 1, len(TARGET) + 1)
+    assert not maps.triu(1).any()
+    np.testing.assert_allclose(maps.sum(-1).numpy(), 1.0, atol=1e-6)
+    tokens = [BOS_ID, *TARGET]
+    x = numbers(model.embedding)[tokens] * np.sqrt(model.config.width) + numbers(model.positions.table)[: len(tokens)]
+    np.testing.assert_allclose(maps[0].numpy(), attend(first, x, x, causal=True)[1], atol=1e-5)
+
+
+def test_cross_attention_is_the_same_alone() -> None:
+    model = make_model("pre")
+    maps = attention_maps(model, SOURCE, TARGET)
+    assert torch.equal(maps.cross_LHTS, cross_attention_maps(model, SOURCE, TARGET))
+    assert maps.encoder_LHSS.shape == (2, 2, len(SOURCE) + 1, len(SOURCE) + 1)
 
 
 def test_maps_are_those_of_torch() -> None:

@@ -1,0 +1,79 @@
+"""Try a model in a browser: n-best translations with scores, and what each head looks at.
+
+tools/serve.py --model MODEL [MODEL2]
+
+Prints the address of the page when it is ready. Two models are shown side by side. Ctrl-C ends it.
+
+The page is for this machine only. --host 0.0.0.0 opens it to others: anybody who reaches it can use the models, for
+there is no password. One search runs at a time; 8 requests wait, and further ones are refused.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+from dist_transformer.cli.translate import find_device
+from dist_transformer.errors import UserError
+from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.options import PRECISIONS
+from dist_transformer.serving.models import load_models
+from dist_transformer.serving.server import MOST_WAITING, address_of, is_loopback, make_app, open_socket, serve
+from dist_transformer.serving.worker import Worker
+
+# The page shows two side by side.
+_MOST_MODELS = 2
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    # Also while models are loaded.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(0))
+    settings = decoding_settings(arguments)
+    device = find_device(arguments.device)
+    listening = open_socket(arguments.host, arguments.port)
+    models = load_models(arguments.model, device, PRECISIONS[arguments.precision], settings)
+    local, worker = is_loopback(listening), Worker(MOST_WAITING)
+    if not local:
+        port = listening.getsockname()[1]
+        print(
+            f"warning: --host {arguments.host} opens port {port} to other machines: anybody who reaches it can use the "
+            "models, for there is no password",
+            file=sys.stderr,
+            flush=True,
+        )
+    app = make_app(models, max_characters=arguments.max_characters, only_local_names=local, worker=worker)
+    ready = f"Open {address_of(listening)} in a browser. Ctrl-C ends the server."
+    asyncio.run(serve(app, listening, lambda: print(ready, flush=True)))
+    if worker.is_busy:
+        # Nobody waits for that search any more, and the interpreter must not end under a thread that computes.
+        os._exit(0)
+
+
+def decoding_settings(arguments: argparse.Namespace) -> BeamSettings:
+    if len(arguments.model) > _MOST_MODELS:
+        raise UserError(f"--model has {len(arguments.model)} folders: give one, or two to compare them")
+    if arguments.max_characters < 1:
+        raise UserError(f"--max-characters is {arguments.max_characters}: give 1 or more, 2000 is usual")
+    nbest = min(4, arguments.beam) if arguments.nbest is None else arguments.nbest
+    return BeamSettings(beam_size=arguments.beam, length_penalty=arguments.length_penalty, nbest=nbest)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    option = parser.add_argument
+    option("--model", type=Path, nargs="+", required=True, metavar="MODEL", help="model folder, or two of them")
+    option("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    option("--port", type=int, default=8000, metavar="N", help="port to listen on; 0 is any (default 8000)")
+    option("--device", metavar="D", help="cpu, cuda or cuda:N (default: cuda where there is one)")
+    option("--precision", choices=tuple(PRECISIONS), default="fp32", help="of the models (default fp32)")
+    option("--beam", type=int, default=4, metavar="K", help="hypotheses in search; 1 is greedy (default 4)")
+    option("--nbest", type=int, metavar="K", help="translations shown (default 4, and no more than --beam)")
+    option("--length-penalty", type=float, default=0.6, metavar="A", help="exponent (default 0.6)")
+    option("--max-characters", type=int, default=2000, metavar="N", help="longest text (default 2000)")
+    return parser.parse_args()

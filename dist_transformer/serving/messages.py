@@ -1,0 +1,92 @@
+"""Bodies of requests: JSON from anybody, checked before anything is computed."""
+
+import json
+import unicodedata
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+from dist_transformer.errors import UserError
+
+Kind = Literal["cross", "encoder", "decoder"]
+"""Cross-attention of the decoder, self-attention of the encoder, self-attention of the decoder."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+# A character outside the Basic Multilingual Plane as JSON may escape it: \ud83d\ude00.
+_BYTES_PER_CHARACTER = 12
+# Names, numbers and the ids of a hypothesis that is short enough for a map.
+_OTHER_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionRequest:
+    """One layer's attention behind one hypothesis."""
+
+    model: int
+    text: str
+    tokens: tuple[int, ...]
+    """Ids of the hypothesis."""
+    kind: Kind
+    layer: int
+
+
+def most_bytes(max_characters: int) -> int:
+    """Bytes of the longest body whose text has so many characters."""
+    return _BYTES_PER_CHARACTER * max_characters + _OTHER_BYTES
+
+
+def read_text(body: bytes, *, max_characters: int) -> str:
+    """Read the body of a request for translations, `{"text": …}`.
+
+    Raises:
+        UserError: it is anything else; the message is one sentence.
+    """
+    return _checked_text(_fields(body, {"text"})["text"], max_characters)
+
+
+def read_attention_request(body: bytes, *, models: int, max_characters: int) -> AttentionRequest:
+    """Read the body of a request for attention: the fields of `AttentionRequest`.
+
+    Raises:
+        UserError: it is anything else; the message is one sentence.
+    """
+    fields = _fields(body, {"model", "text", "tokens", "kind", "layer"})
+    model, layer, tokens, kind = (fields[name] for name in ("model", "layer", "tokens", "kind"))
+    if not _is_count(model) or model >= models:
+        raise UserError(f"model must be a number from 0 to {models - 1}")
+    if not _is_count(layer):
+        raise UserError("layer must be a number from 0")
+    if not isinstance(tokens, list) or not all(map(_is_count, tokens)):
+        raise UserError("tokens must be a list of ids")
+    if kind not in KINDS:
+        raise UserError(f"kind must be one of {', '.join(KINDS)}")
+    text = _checked_text(fields["text"], max_characters)
+    return AttentionRequest(model=model, text=text, tokens=tuple(tokens), kind=cast(Kind, kind), layer=layer)
+
+
+def _fields(body: bytes, names: set[str]) -> dict[str, Any]:
+    try:
+        fields = json.loads(body.decode("utf-8"))
+    except (ValueError, RecursionError):
+        raise UserError("the request is not JSON in UTF-8") from None
+    if not isinstance(fields, dict) or fields.keys() != names:
+        raise UserError(f"the request must be a JSON object with {', '.join(sorted(names))}")
+    return fields
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _checked_text(text: object, max_characters: int) -> str:
+    """Check a text, and make it one line."""
+    if not isinstance(text, str):
+        raise UserError("text must be a string")
+    if len(text) > max_characters:
+        raise UserError(f"the text has {len(text):,} characters and {max_characters:,} are allowed: give a shorter one")
+    line = " ".join(text.replace("\t", " ").splitlines())
+    if not line.strip():
+        raise UserError("there is no text: type a sentence")
+    # Half of a surrogate pair is no character at all, and no UTF-8.
+    bad = next((c for c in line if unicodedata.category(c) in ("Cc", "Cs")), None)
+    if bad is not None:
+        raise UserError(f"the text holds U+{ord(bad):04X}, which is a control character or half of one: leave it out")
+    return line

@@ -1,0 +1,140 @@
+"""Models that are tried: a text's translations, and the attention behind one of them, as plain JSON values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dist_transformer.errors import UserError
+from dist_transformer.inference.attention_maps import AttentionMaps, attention_maps
+from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.pieces import BEGIN, readable_pieces
+from dist_transformer.inference.translator import Translator
+from dist_transformer.model_folder import ModelInfo, load_model
+from dist_transformer.serving.messages import AttentionRequest, Kind
+
+# Longer sentences have no maps: nobody reads a picture of 128 by 128 words, and a layer of 8 such heads is 0.7 MB.
+LONGEST_MAP = 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModel:
+    """A model folder, loaded."""
+
+    name: str
+    info: ModelInfo
+    translator: Translator
+
+    def describe(self) -> dict[str, Any]:
+        """What a page shows of the model, and how many maps it has."""
+        config = self.info.model
+        return {
+            "name": self.name,
+            "source_language": self.info.source_language,
+            "target_language": self.info.target_language,
+            "synthetic": self.info.synthetic,
+            "heads": config.heads,
+            "layers": {
+                "cross": config.decoder_layers,
+                "encoder": config.encoder_layers,
+                "decoder": config.decoder_layers,
+            },
+        }
+
+
+def load_models(
+    paths: Sequence[Path], device: torch.device, dtype: torch.dtype, settings: BeamSettings
+) -> list[ServedModel]:
+    """Load model folders.
+
+    Raises:
+        UserError: a folder holds no sound model.
+    """
+    models = []
+    for path, name in zip(paths, short_names(paths), strict=True):
+        model, tokenizer, info = load_model(path, device, dtype)
+        models.append(ServedModel(name=name, info=info, translator=Translator(model, tokenizer, device, settings)))
+    return models
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Name folders by the ends of their paths: `model` alone says nothing, and different folders differ in name."""
+    parts = [path.resolve().parts[1:] or ("/",) for path in paths]
+    count = 1
+    while count < max(map(len, parts)):
+        names = ["/".join(part[-count:]) for part in parts]
+        if len(set(names)) == len(set(parts)) and "model" not in names:
+            break
+        count += 1
+    return ["/".join(part[-count:]) for part in parts]
+
+
+def translate(model: ServedModel, text: str) -> dict[str, Any]:
+    """Translate a text of one line.
+
+    Returns:
+        `hypotheses`, best first, each with `text`, `score`, `tokens` (ids) and `pieces`, of which the last is `</s>`;
+        `source_pieces`; `split`, which is None unless the text was too long to translate whole; `has_maps`.
+
+    Raises:
+        UserError: the model's weights are not finite, or the device has not enough memory.
+    """
+    tokenizer = model.translator.tokenizer
+    (translation,) = model.translator.translate([text])
+    if not translation.hypotheses:
+        raise UserError(f"model {model.name} gives no numbers that are finite: its training has diverged")
+    split = translation.split
+    longest = max(len(tokenizer.encode(text)), *(len(found.tokens) for found in translation.hypotheses))
+    return {
+        **model.describe(),
+        "source_pieces": readable_pieces(tokenizer, tokenizer.encode(text)),
+        "split": None if split is None else {"parts": split.parts, "limit": split.limit},
+        "has_maps": split is None and longest < LONGEST_MAP,
+        "hypotheses": [
+            {
+                "text": found.text,
+                "score": round(found.score, 4),
+                "tokens": found.tokens,
+                "pieces": readable_pieces(tokenizer, found.tokens),
+            }
+            for found in translation.hypotheses
+        ],
+    }
+
+
+def attention(model: ServedModel, request: AttentionRequest) -> dict[str, Any]:
+    """Show where the heads of one layer look.
+
+    Returns:
+        `rows` and `columns`, pieces that look and pieces that are looked at, and `weights`, 3 decimals, of shape
+        (heads, rows, columns).
+
+    Raises:
+        UserError: the request does not fit the model, or the sentences are too long for a map.
+    """
+    tokenizer, config = model.translator.tokenizer, model.translator.model.config
+    source, target = tokenizer.encode(request.text), list(request.tokens)
+    if any(not 0 <= token < config.vocab_size for token in target):
+        raise UserError(f"tokens holds an id that is not in the vocabulary of {config.vocab_size:,}: translate anew")
+    longest = min(LONGEST_MAP, config.max_positions)
+    if max(len(source), len(target)) >= longest:
+        raise UserError(f"attention is shown for up to {longest - 1} word pieces: give a shorter sentence")
+    count = model.describe()["layers"][request.kind]
+    if request.layer >= count:
+        raise UserError(f"layer is {request.layer}: give 0 to {count - 1}")
+    maps_LHTS = _of_kind(attention_maps(model.translator.model, source, target), request.kind)
+    weights_HTS = maps_LHTS[request.layer].double()
+    if not weights_HTS.isfinite().all():
+        raise UserError(f"model {model.name} gives no numbers that are finite: its training has diverged")
+    source_pieces, target_pieces = readable_pieces(tokenizer, source), readable_pieces(tokenizer, target)
+    return {
+        "rows": source_pieces if request.kind == "encoder" else target_pieces,
+        "columns": [BEGIN, *target_pieces[:-1]] if request.kind == "decoder" else source_pieces,
+        "weights": weights_HTS.round(decimals=3).tolist(),
+    }
+
+
+def _of_kind(maps: AttentionMaps, kind: Kind) -> torch.Tensor:
+    return {"cross": maps.cross_LHTS, "encoder": maps.encoder_LHSS, "decoder": maps.decoder_LHTT}[kind]

@@ -1,0 +1,215 @@
+"""A page to try models, and the requests that it sends, by HTTP.
+
+GET  /                the page, with /page.css and /page.js
+GET  /api/models      the models, and the limits of a request
+POST /api/translate   {"text": …} → translations of each model
+POST /api/attention   {"model": 0, "text": …, "tokens": […], "kind": "cross", "layer": 0} → weights of each head
+
+An error is JSON, too: {"error": one sentence}.
+"""
+
+import asyncio
+import importlib.resources
+import ipaddress
+import json
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from dist_transformer.errors import UserError
+from dist_transformer.runtime.launch import free_port
+from dist_transformer.serving.messages import most_bytes, read_attention_request, read_text
+from dist_transformer.serving.models import LONGEST_MAP, ServedModel, attention, translate
+from dist_transformer.serving.worker import TooBusyError, Worker
+
+MOST_WAITING = 8
+_PAGE = {
+    "/": ("index.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+# A client that sends its request more slowly is let go.
+_SECONDS_TO_SEND = 20
+# Answers that are being sent when the server is told to end.
+_SECONDS_TO_END = 1
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Listen on a port; connections wait until the server runs.
+
+    Raises:
+        UserError: the port is taken or not allowed, or the address is not this machine's.
+    """
+    if not 0 <= port < 1 << 16:
+        raise UserError(f"--port is {port}: give 1 to {(1 << 16) - 1:,}, or 0 for any that is free")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise UserError(
+            f"--host {host} is no address ({error}): give 127.0.0.1 or an address of this machine"
+        ) from None
+    try:
+        # The port of a server that has just ended.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen()
+    except OSError as error:
+        listening.close()
+        reason = error.strerror or str(error)
+        raise UserError(
+            f"port {port} of {host} cannot be listened on ({reason}): give another one, such as --port {free_port()}"
+        ) from None
+    return listening
+
+
+def is_loopback(listening: socket.socket) -> bool:
+    return ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def address_of(listening: socket.socket) -> str:
+    """Return the URL of a listening socket, as one types it into a browser on this machine."""
+    host, port = listening.getsockname()[:2]
+    if ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
+        host = socket.gethostname()
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def make_app(
+    models: Sequence[ServedModel], *, max_characters: int, only_local_names: bool, worker: Worker
+) -> web.Application:
+    """Make the application.
+
+    Args:
+        only_local_names: whether requests must call this machine by a name of its own loopback. A web page elsewhere
+            may otherwise let its own name lead to 127.0.0.1 and read the answers (DNS rebinding).
+    """
+
+    async def show_models(_: web.Request) -> web.Response:
+        limits = {"max_characters": max_characters, "longest_map": LONGEST_MAP - 1}
+        return _json({**limits, "models": [model.describe() for model in models]})
+
+    async def answer_translate(request: web.Request) -> web.Response:
+        text = read_text(await _body(request), max_characters=max_characters)
+        return _json({"results": await worker.run(lambda: [translate(model, text) for model in models])})
+
+    async def answer_attention(request: web.Request) -> web.Response:
+        wanted = read_attention_request(await _body(request), models=len(models), max_characters=max_characters)
+        return _json(await worker.run(lambda: attention(models[wanted.model], wanted)))
+
+    guards = [_errors_as_json, _refuse_other_names] if only_local_names else [_errors_as_json]
+    app = web.Application(middlewares=guards, client_max_size=most_bytes(max_characters))
+    app.on_response_prepare.append(_add_headers)
+    for path, (name, kind) in _PAGE.items():
+        app.router.add_get(path, _file_handler(name, kind))
+    app.router.add_get("/api/models", show_models)
+    app.router.add_post("/api/translate", answer_translate)
+    app.router.add_post("/api/attention", answer_attention)
+    return app
+
+
+async def serve(app: web.Application, listening: socket.socket, on_ready: Callable[[], None]) -> None:
+    """Answer until SIGINT or SIGTERM."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    # A client that goes away cancels its handler, and with it the work that waits.
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_SECONDS_TO_END)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, listening).start()
+        on_ready()
+        await stop.wait()
+    finally:
+        await runner.cleanup()
+
+
+def _file_handler(name: str, kind: str) -> Handler:
+    content = (importlib.resources.files("dist_transformer.serving") / "page" / name).read_bytes()
+
+    async def show(_: web.Request) -> web.Response:
+        return web.Response(body=content, content_type=kind, charset="utf-8")
+
+    return show
+
+
+async def _body(request: web.Request) -> bytes:
+    """Read the body of a request that only a page of this server can make.
+
+    A form of another site cannot send this type, and its script only with a leave that this server never gives.
+    """
+    if request.content_type != "application/json":
+        raise web.HTTPUnsupportedMediaType(text="the request must have the content type application/json")
+    try:
+        async with asyncio.timeout(_SECONDS_TO_SEND):
+            return await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text="the request took too long to arrive: send it again") from None
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except UserError as error:
+        return _error(400, str(error))
+    except TooBusyError:
+        return _error(503, f"{MOST_WAITING} requests wait already: try again in a moment", {"Retry-After": "5"})
+    except web.HTTPRequestEntityTooLarge as error:
+        return _error(error.status, "the request is too long: give a shorter text")
+    except web.HTTPException as error:
+        # The list of a 405's methods belongs to it.
+        allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+        return _error(error.status, error.text or error.reason, allowed)
+    except Exception:
+        traceback.print_exc(file=sys.stderr)
+        return _error(500, "the server failed: its terminal says why")
+
+
+@web.middleware
+async def _refuse_other_names(request: web.Request, handler: Handler) -> web.StreamResponse:
+    if not _names_loopback(request.headers.get("Host", "")):
+        raise web.HTTPForbidden(text="the server answers as localhost only: open the address that it printed")
+    return await handler(request)
+
+
+def _names_loopback(host: str) -> bool:
+    """Whether a Host header, with or without its port, is `localhost` or a loopback address."""
+    name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
+    if name.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
+    response.headers.update(_HEADERS)
+
+
+def _json(value: Any) -> web.Response:
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return web.Response(text=text, content_type="application/json")
+
+
+def _error(status: int, sentence: str, headers: dict[str, str] | None = None) -> web.Response:
+    return web.json_response({"error": sentence}, status=status, headers=headers)

@@ -1,0 +1,58 @@
+"""tools/serve.py as a user runs it."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.conftest import ROOT, heed_interrupts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    status: int
+    stdout: str
+    """After the line that says where the server is."""
+    stderr: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunningServer:
+    process: subprocess.Popen[str]
+    url: str
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rstrip("/").rpartition(":")[2])
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> Ended:
+        self.process.send_signal(number)
+        stdout, stderr = self.process.communicate(timeout=60)
+        return Ended(status=self.process.returncode, stdout=stdout, stderr=stderr)
+
+
+def serve_command(*arguments: object) -> list[str]:
+    return [sys.executable, str(ROOT / "tools/serve.py"), *map(str, arguments)]
+
+
+@contextmanager
+def running_server(models: list[Path], *options: object) -> Iterator[RunningServer]:
+    """Start a server on a free port, and wait until it is ready."""
+    process = subprocess.Popen(
+        serve_command("--model", *models, "--port", 0, *options),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_interrupts,  # noqa: PLW1509
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("Open http://"), process.communicate()
+        yield RunningServer(process=process, url=line.split()[1])
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,120 @@
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dist_transformer.errors import UserError
+from dist_transformer.inference.attention_maps import cross_attention_maps
+from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.translator import Translator
+from dist_transformer.serving.messages import KINDS, AttentionRequest
+from dist_transformer.serving.models import LONGEST_MAP, ServedModel, attention, load_models, short_names, translate
+
+Lines = tuple[list[str], list[str]]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def served(model_folder: Path) -> ServedModel:
+    (model,) = load_models([model_folder], CPU, torch.float32, BeamSettings(nbest=3, max_extra_tokens=5))
+    return model
+
+
+def ask(text: str, tokens: list[int], **settings: Any) -> AttentionRequest:
+    values = {"model": 0, "text": text, "tokens": tuple(tokens), "kind": "cross", "layer": 0, **settings}
+    return AttentionRequest(**values)
+
+
+def test_translations_are_those_of_the_translator(served: ServedModel, toy_lines: Lines) -> None:
+    line = toy_lines[0][0]
+    answer = translate(served, line)
+    (expected,) = served.translator.translate([line])
+    assert [each["text"] for each in answer["hypotheses"]] == [each.text for each in expected.hypotheses]
+    assert len(answer["hypotheses"]) == 3
+    np.testing.assert_allclose(
+        [each["score"] for each in answer["hypotheses"]], [each.score for each in expected.hypotheses], atol=1e-4
+    )
+    for each in answer["hypotheses"]:
+        assert served.translator.tokenizer.decode(each["tokens"]) == each["text"]
+        assert len(each["pieces"]) == len(each["tokens"]) + 1
+    assert "".join(answer["source_pieces"]).replace("▁", " ") == f"{line}</s>"
+    assert (answer["source_language"], answer["target_language"], answer["split"]) == ("en", "de", None)
+    assert answer["has_maps"]
+    # JSON of a strict reader.
+    json.dumps(answer, allow_nan=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_sum_to_1(served: ServedModel, toy_lines: Lines, kind: str) -> None:
+    line = toy_lines[0][0]
+    found = translate(served, line)
+    first = found["hypotheses"][0]
+    answer = attention(served, ask(line, first["tokens"], kind=kind))
+    weights_HTS = np.array(answer["weights"])
+    assert weights_HTS.shape == (2, len(answer["rows"]), len(answer["columns"]))
+    # Each of so many weights is off by half of 0.001 at most.
+    np.testing.assert_allclose(weights_HTS.sum(-1), 1, atol=0.0005 * len(answer["columns"]))
+    assert answer["rows"] == (found["source_pieces"] if kind == "encoder" else first["pieces"])
+    assert answer["columns"] == (["<s>", *first["pieces"][:-1]] if kind == "decoder" else found["source_pieces"])
+    if kind == "decoder":
+        assert not np.triu(weights_HTS, 1).any()
+
+
+def test_cross_attention_is_that_of_a_validation(served: ServedModel, toy_lines: Lines) -> None:
+    line = toy_lines[0][0]
+    tokens = translate(served, line)["hypotheses"][1]["tokens"]
+    maps_LHTS = cross_attention_maps(served.translator.model, served.translator.tokenizer.encode(line), list(tokens))
+    weights_HTS = attention(served, ask(line, tokens))["weights"]
+    np.testing.assert_allclose(weights_HTS, maps_LHTS[0], atol=0.00051)
+
+
+def test_a_split_text_has_no_maps(served: ServedModel) -> None:
+    answer = translate(served, "word " * 300)
+    assert answer["split"]["limit"] == 154
+    assert answer["split"]["parts"] > 1
+    assert not answer["has_maps"]
+
+
+def test_a_long_text_has_no_maps(served: ServedModel) -> None:
+    tokenizer = served.translator.tokenizer
+    longest, longer = ("a " * (LONGEST_MAP - 1)).strip(), ("a " * LONGEST_MAP).strip()
+    assert len(tokenizer.encode(longer)) == LONGEST_MAP
+    assert not translate(served, longer)["has_maps"]
+    assert len(attention(served, ask(longest, []))["columns"]) == LONGEST_MAP
+    with pytest.raises(UserError, match="attention is shown for up to 127 word pieces"):
+        attention(served, ask(longer, []))
+    with pytest.raises(UserError, match="attention is shown for up to 127 word pieces"):
+        attention(served, ask("a", [5] * LONGEST_MAP))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"tokens": (400,)}, "an id that is not in the vocabulary of 400"), ({"layer": 1}, "layer is 1: give 0 to 0")],
+)
+def test_a_request_that_does_not_fit_the_model(served: ServedModel, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        attention(served, ask("a", **{"tokens": [], **settings}))
+
+
+def test_a_model_that_has_diverged_is_one_sentence(served: ServedModel) -> None:
+    broken = copy.deepcopy(served.translator.model)
+    broken.embedding.data.fill_(float("nan"))
+    translator = Translator(broken, served.translator.tokenizer, CPU, BeamSettings())
+    model = ServedModel(name="broken", info=served.info, translator=translator)
+    with pytest.raises(UserError, match="model broken gives no numbers that are finite"):
+        translate(model, "a dog")
+    with pytest.raises(UserError, match="model broken gives no numbers that are finite"):
+        attention(model, ask("a dog", [5]))
+
+
+def test_names_are_short_and_differ() -> None:
+    assert short_names([Path("/runs/base")]) == ["base"]
+    assert short_names([Path("/runs/base/model")]) == ["base/model"]
+    assert short_names([Path("/runs/a/model"), Path("/runs/b/model")]) == ["a/model", "b/model"]
+    assert short_names([Path("/runs/en/x/best"), Path("/runs/de/x/best")]) == ["en/x/best", "de/x/best"]
+    assert short_names([Path("/runs/base"), Path("/runs/base")]) == ["base", "base"]
+    assert short_names([Path("/model")]) == ["model"]
