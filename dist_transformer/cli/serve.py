@@ -1,6 +1,6 @@
 """Try a model in a browser: n-best translations with scores, and what each head looks at.
 
-tools/serve.py --model MODEL [MODEL2]
+dist-transformer serve --model MODEL [MODEL2]
 
 Prints the address of the page when it is ready. Two models are shown side by side. Ctrl-C ends it.
 
@@ -15,6 +15,7 @@ import signal
 import sys
 from pathlib import Path
 
+from dist_transformer.cli.parser import make_parser
 from dist_transformer.cli.translate import find_device
 from dist_transformer.errors import UserError
 from dist_transformer.inference.beam import BeamSettings
@@ -63,9 +64,7 @@ def decoding_settings(arguments: argparse.Namespace) -> BeamSettings:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(__doc__)
     option = parser.add_argument
     option("--model", type=Path, nargs="+", required=True, metavar="MODEL", help="model folder, or two of them")
     option("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")

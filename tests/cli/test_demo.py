@@ -30,8 +30,8 @@ def check_next_commands(output: str, run_dir: Path) -> None:
     assert in_new_shell(folder, typed["report"]).strip() == str(run_dir / "report.html")
     assert "--logdir" in in_new_shell(folder, typed["curves"].partition("--host")[0] + " --help")
     assert "--vocab-size" in in_new_shell(folder, typed["your own text"].partition("--src")[0] + " --help")
-    (launch,) = (line.removeprefix("$ ") for line in output.splitlines() if "--module dist_transformer.train" in line)
-    assert "--num_gpus" in in_new_shell(folder, launch.partition("--quiet")[0] + " --help")
+    (launch,) = (line.removeprefix("$ ") for line in output.splitlines() if line.startswith("$ ") and " train " in line)
+    assert "--preset" in in_new_shell(folder, launch.partition("--preset")[0] + " --help")
 
 
 @pytest.mark.slow

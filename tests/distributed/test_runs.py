@@ -25,7 +25,7 @@ from dist_transformer.run.checkpoint import checkpoint_problem
 from dist_transformer.run.folder import sole_writer
 from dist_transformer.run.ledger import read_ledger
 from dist_transformer.run.records import read_records
-from dist_transformer.runtime.launch import as_typed, tool_command
+from dist_transformer.runtime.launch import as_typed, own_command
 from tests.conftest import ROOT, deepspeed_command, run_command
 
 pytestmark = pytest.mark.slow
@@ -266,7 +266,7 @@ def test_a_copy_task_is_learned(copy_run: Path) -> None:
 
 def test_the_end_names_the_weights_and_the_next_command(worlds: dict[int, Path], toy_data: DataFolder) -> None:
     output = train(1, toy_data.path, worlds[1], "--max-steps", 20, *FP32, "--save-every", 10)
-    average = as_typed(tool_command("average_checkpoints.py", "--run-dir", worlds[1]))
+    average = as_typed(own_command("average", "--run-dir", worlds[1]))
     assert f"next:    {average}" in output
 
 

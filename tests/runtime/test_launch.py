@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.errors import UserError
-from dist_transformer.runtime.launch import as_typed, deepspeed_command, run_printed, tool_command
-from tests.conftest import ROOT
+from dist_transformer.runtime.launch import as_typed, deepspeed_command, own_command, run_printed
 
 
 def test_the_port_is_free() -> None:
@@ -56,11 +55,14 @@ def test_a_program_is_named_as_a_new_shell_finds_it(tmp_path: Path, monkeypatch:
     assert as_typed([other]) == "python"
 
 
-def test_a_tool_is_named_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    assert tool_command("report.py", "run", 3) == [sys.executable, "tools/report.py", "run", 3]
-    monkeypatch.chdir(tmp_path)
-    assert tool_command("report.py") == [sys.executable, str(ROOT / "tools" / "report.py")]
+def test_a_command_is_the_program_beside_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin" / "dist-transformer"
+    python = str(program.with_name("python"))
+    monkeypatch.setattr(sys, "executable", python)
+    assert own_command("report", "run", 3) == [python, "-m", "dist_transformer", "report", "run", 3]
+    program.parent.mkdir()
+    program.touch()
+    assert own_command("report", "run", 3) == [program, "report", "run", 3]
 
 
 def test_a_command_that_fails_is_an_error(tmp_path: Path) -> None:
