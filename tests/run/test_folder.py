@@ -37,9 +37,7 @@ from dist_transformer.run.folder import (
     write_settings,
 )
 from dist_transformer.run.state import MOMENTS, ParameterState
-from dist_transformer.runtime.interpreter import typed_path
-from dist_transformer.runtime.launch import as_typed
-from tests.conftest import ROOT
+from dist_transformer.runtime.launch import as_typed, own_command
 from tests.run.saving import save_checkpoint
 
 DS_CONFIG = {"zero_optimization": {"stage": 1, "overlap_comm": True}}
@@ -347,6 +345,6 @@ def test_the_next_command_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
     _, command = next_command(run_dir).splitlines()
     typed = command.removeprefix("next:").strip()
     words = shlex.split(typed)
-    assert typed == as_typed([sys.executable, *words[1:]])
-    assert words[1] == typed_path(ROOT / "tools" / "average_checkpoints.py")
-    assert words[2:] == ["--run-dir", str(run_dir), "--last", "2", "--out", str(run_dir / "model")]
+    flags = ["--run-dir", str(run_dir), "--last", "2", "--out", str(run_dir / "model")]
+    assert typed == as_typed(own_command("average", *flags))
+    assert words[-len(flags) - 1 :] == ["average", *flags]
