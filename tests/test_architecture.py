@@ -41,6 +41,7 @@ LAYERS = [
     {"planning", "preflight", "export"},
     {"train"},
     {"cli"},
+    {"__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 
@@ -215,8 +216,8 @@ def test_nothing_is_pickled(path: Path) -> None:
             assert settings.get("allow_pickle") == "False"
 
 
-# They try what a folder lets them do, or open /dev/null.
-WRITERS = {"files", "preflight.probes", "runtime.streams", "cli.prepare"}
+# They try what a folder lets them do, open /dev/null, or make links for processes in a folder of their own.
+WRITERS = {"files", "preflight.probes", "runtime.processes", "runtime.streams", "cli.prepare"}
 # Methods and functions that write, and the place of the argument that is the file; -1 is what stands before the dot.
 WRITES = {
     "write_text": -1,
