@@ -62,7 +62,8 @@ def test_the_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith(f"{NAME}/")}
     listed = subprocess.run(["git", "ls-files", NAME], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert packed == set(listed.split())
+    configs = {f"{NAME}/{path.relative_to(ROOT)}" for path in (ROOT / "ds_configs").iterdir()}
+    assert packed == set(listed.split()) | configs
     assert {f"{NAME}/serving/page/{name}" for name in ("index.html", "page.css", "page.js")} <= packed
 
 

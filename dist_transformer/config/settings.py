@@ -284,7 +284,8 @@ class TrainConfig:
     run_dir: Path
     """Run folder; training resumes from its newest checkpoint."""
     deepspeed_config: Path | None = None
-    """JSON with zero_optimization, communication and offload keys; ds_configs/zero1.json's content when not given."""
+    """JSON with zero_optimization, communication and offload keys, or the name of a shipped one, such as zero2; zero1
+    when not given."""
     max_steps: int = 100_000
     """Optimizer steps in all, counted from the start of the run."""
     log_every: int = 50

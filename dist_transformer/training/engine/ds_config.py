@@ -54,11 +54,15 @@ _ALLOWED = {
 def load_ds_config(path: Path | None) -> dict[str, Any]:
     """The user's part of the DeepSpeed config, checked.
 
+    Args:
+        path: a file, or the name of a shipped one: zero0, zero1, zero2, zero3, zero3_offload.
+
     Raises:
         UserError: a key that this project owns, an unknown key, or an "auto" value; named, with the file.
     """
     if path is None:
         return {"zero_optimization": dict(DEFAULT_ZERO)}
+    path = _shipped().get(str(path), path)
     config = read_json(path)
     for key in config:
         if key in _OURS:
@@ -68,6 +72,13 @@ def load_ds_config(path: Path | None) -> dict[str, Any]:
     _refuse_auto(config, path, "")
     _check_zero(config.setdefault("zero_optimization", {"stage": 0}), path)
     return config
+
+
+def _shipped() -> dict[str, Path]:
+    """Find the files of `ds_configs/` by name: in an installed package, or beside the package of a clone."""
+    package = Path(__file__).resolve().parents[2]
+    places = (package / "ds_configs", package.parent / "ds_configs")
+    return {file.stem: file for place in places for file in place.glob("*.json")}
 
 
 def _refuse_auto(value: Any, path: Path, where: str) -> None:

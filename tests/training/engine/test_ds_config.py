@@ -56,6 +56,7 @@ def test_every_shipped_config_loads() -> None:
 
 
 def test_the_default_is_the_shipped_stage_1() -> None:
+    assert load_ds_config(Path("zero3")) == json.loads((SHIPPED / "zero3.json").read_text())
     assert load_ds_config(None) == load_ds_config(SHIPPED / "zero1.json") == {"zero_optimization": DEFAULT_ZERO}
     # A caller that changes its copy does not change the default.
     load_ds_config(None)["zero_optimization"]["stage"] = 3
