@@ -148,7 +148,9 @@ def in_small(command: str, hub_folder: Path) -> str:
         return f"{command} --peers ctranslate2 --rounds 1"
     if "benchmark.py data" in command:
         return f"{command} --seconds 0.01 --repeats 2 --pairs 100000 --text-pairs 50 --memory-pairs 50"
-    return f"{command} {SMALL}" if "dist_transformer.train" in command else command
+    return (
+        f"{command} {SMALL}" if "dist_transformer.train" in command or "dist-transformer train" in command else command
+    )
 
 
 @pytest.mark.slow
