@@ -167,13 +167,14 @@ def test_a_run_folder_is_no_model(tmp_path: Path) -> None:
 
 def test_a_run_folder_leads_to_its_model(model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"write the folder anew with tools/average_checkpoints.py, or check the path$"):
+    with pytest.raises(UserError, match=r"write the folder anew with dist-transformer average, or check the path$"):
         read_model_info(tmp_path)
     run = tmp_path / "my run"
     (run / "weights").mkdir(parents=True)
     (run / "config.json").write_text("{}")
     # As a shell takes it, with the interpreter.
-    typed = f"python[0-9.]* tools/average_checkpoints.py --run-dir '{run}' --last 5 --out '{run}/model'$"
+    program = "(python[0-9.]* -m dist_transformer|dist-transformer)"
+    typed = f"{program} average --run-dir '{run}' --last 5 --out '{run}/model'$"
     with pytest.raises(UserError, match=typed):
         read_model_info(run)
     shutil.copytree(model_folder, tmp_path / "model")

@@ -102,7 +102,7 @@ def test_the_folders_are_required(missing: str, capsys: pytest.CaptureFixture[st
     [
         (["--model.norm", "sandwich"], "--model.norm"),
         (["--max-steps", "many"], "--max-steps"),
-        (["--batch-size", "3"], "--batch-size"),
+        (["--batch-tokens", "3"], "--batch-tokens"),
         # An abbreviation of --preset is no way to set it.
         (["--pres", "tiny"], "--pres"),
     ],
@@ -135,7 +135,7 @@ def test_help_names_presets_units_and_defaults(capsys: pytest.CaptureFixture[str
     assert stopped.value.code == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "--preset" in text
-    assert "--variant {base,A1," in text
+    assert "--variant {base, A1," in text
     assert "big_large_batch" in text
     assert "Target tokens that fit a pack. (default: 1024)" in text
     assert "Steps between checkpoints. (default: 100)" in text

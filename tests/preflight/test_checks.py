@@ -141,7 +141,7 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
             RUN_FOLDER,
             "fail",
             "5.0 GiB free in /run (n2), and 20 are needed",
-            "tools/plan_run.py",
+            "dist-transformer plan",
         ),
         (
             on_n2(volumes=volumes(run=Volume(path="/run", problem="/run cannot be written (Read-only)"))),
@@ -211,7 +211,7 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
             "data",
             "fail",
             "rank 3 on n2: data/index.json cannot be read (gone)",
-            "prepare_data.py",
+            "dist-transformer prepare",
         ),
     ],
 )

@@ -71,7 +71,7 @@ def test_learned_positions_have_a_length(
 
 
 def test_another_vocabulary_is_refused_with_the_command(model_folder: Path, random_model: Transformer) -> None:
-    remedy = f"tools/prepare_data.py --tokenizer {model_folder / 'tokenizer.json'}, or leave --init-from out"
+    remedy = f"dist-transformer prepare --tokenizer {model_folder / 'tokenizer.json'}, or leave --init-from out"
     with pytest.raises(UserError, match=f"was trained with another vocabulary .* {re.escape(remedy)}$"):
         read_initial_weights(model_folder, random_model.config, tokenizer_sha256="0" * 64)
 

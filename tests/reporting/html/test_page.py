@@ -260,7 +260,7 @@ def test_what_is_missing_is_said(tmp_path: Path, read_page: ReadPage) -> None:
         "Sample translations": "There are no sample translations in this folder: the run has not translated at a "
         "validation.",
         "Cross-attention": "Without sample translations there are no attention maps.",
-        "Scores": "No score file in this folder: tools/evaluate_bleu.py --json RUN/bleu.json writes one.",
+        "Scores": "No score file in this folder: dist-transformer evaluate --json RUN/bleu.json writes one.",
         "Environment": "The run folder does not record on which machine and with which versions it was trained.",
         "Checkpoints": "No checkpoint is recorded.",
     }
