@@ -29,6 +29,7 @@ def clone_and_environment(folder: Path) -> tuple[Path, Path]:
     clone, environment = folder / NAME, folder / "environment"
     (clone / "data").mkdir(parents=True)
     shutil.copytree(ROOT / NAME, clone / NAME, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "ds_configs", clone / "ds_configs")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, clone)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
