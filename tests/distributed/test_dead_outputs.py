@@ -91,7 +91,7 @@ def test_a_training_outlives_its_outputs(toy_data: DataFolder, tmp_path: Path) -
 
     whole = undisturbed.output()
     assert LOST not in whole
-    assert "tools/average_checkpoints.py" in whole[whole.index("next:") :]
+    assert " average --run-dir" in whole[whole.index("next:") :]
     assert (undisturbed.run_dir / "tensorboard").is_dir()
     output = piped.output()
     assert output.count(LOST) == 2, output

@@ -60,7 +60,7 @@ def test_stopped_twice_a_run_ends_as_if_it_was_not(toy_data: DataFolder, tmp_pat
     jobs.append(again)
     assert again.statuses() == [0], again.output
     assert "finished before, at step 12: all steps done" in again.output
-    assert "average_checkpoints.py" in again.output
+    assert " average --run-dir" in again.output
     assert (run_dir / "metrics.jsonl").read_text() == before
 
 
