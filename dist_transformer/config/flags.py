@@ -13,13 +13,13 @@ import tyro
 
 from dist_transformer.config.plain import from_plain, read_json, to_plain
 from dist_transformer.config.presets import PRESETS
-from dist_transformer.config.settings import EMBEDDED_CORPUS, ModelConfig, TrainConfig
+from dist_transformer.config.settings import EMBEDDED_CORPUS, RUN_IDENTITY, ModelConfig, TrainConfig
 from dist_transformer.config.table3 import VARIANTS, preset_with_variant
 from dist_transformer.errors import UserError
 from dist_transformer.files import read_small
 
 # What a run's config.json states of the run itself: another run has its own.
-_OF_THE_RUN = ("run_dir", "resume", "data_sha256", "init_from_sha256", "deepspeed")
+_OF_THE_RUN = ("run_dir", "resume", *RUN_IDENTITY)
 # Flags of other toolkits, and what they are here.
 _FOREIGN = {
     "--batch-size": "--batch.max-target-tokens (target tokens of a pack) times --batch.packs-per-step",
@@ -133,11 +133,11 @@ def print_above_help(text: str, arguments: Sequence[str]) -> None:
         print(f"{text}\n")
 
 
-# Of base and big as in the paper; of big_large_batch as in Ott et al. 2018.
+# Of tiny and multi30k as in results/; of base and big as in the paper; of big_large_batch as in Ott et al. 2018.
 _MEANT_FOR = {
     "tiny": "2 CPU cores, minutes",
-    "multi30k": "4 CPU cores, hours",
-    "ted_en_zh": "a GPU",
+    "multi30k": "2 CPU cores, 2 hours",
+    "ted_en_zh": "not measured yet",
     "base": "8 P100, 12 hours",
     "big": "8 P100, 3.5 days",
     "big_large_batch": "8 V100, 5 hours",

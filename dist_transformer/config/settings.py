@@ -325,6 +325,9 @@ class TrainConfig:
         return replace(self, **{name: replace(getattr(self, name), **group) for name, group in groups.items()}, **rest)
 
 
+RUN_IDENTITY = ("data_sha256", "init_from_sha256", "deepspeed")
+"""What config.json of a run states besides the settings."""
+
 FLAT_GROUPS: dict[str, type] = {
     "corpora": DataConfig,
     "checkpoints": CheckpointConfig,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dist_transformer.config.plain import from_plain, omitted_defaults, read_json, to_plain
-from dist_transformer.config.settings import TrainConfig
+from dist_transformer.config.settings import RUN_IDENTITY, TrainConfig
 from dist_transformer.data.folder.format import INDEX_FILE, TOKENIZER_FILE
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
@@ -41,8 +41,6 @@ from dist_transformer.runtime.launch import as_typed, own_command
 _PATIENCE_SECONDS = 5.0
 # What file systems answer that know no locks, such as Lustre mounted without `flock`.
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
-# What config.json states besides the settings.
-_IDENTITY = ("data_sha256", "init_from_sha256", "deepspeed")
 # Another value of one of these makes another run; everything else may change on resume and is reported.
 _FIXED = ("model", "batch", "seed", "data_sha256", "data_weights", "data_temperature", "init_from")
 
@@ -212,7 +210,7 @@ def settings_of(described: dict[str, Any], file: Path) -> TrainConfig:
     Args:
         file: where `described` was read, for errors.
     """
-    values = {name: value for name, value in described.items() if name not in _IDENTITY}
+    values = {name: value for name, value in described.items() if name not in RUN_IDENTITY}
     return from_plain(TrainConfig, values, str(file))
 
 
