@@ -1,8 +1,8 @@
+"""None"""
+
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,77 +10,26 @@ from torch.nn import functional
 
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.model.attention import MultiHeadAttention
 from dist_transformer.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.positions import sinusoidal_positions
 from dist_transformer.model.transformer import Transformer, training_flops
-from dist_transformer.packed import IGNORED, PackedBatch, PackedTokens, pack_side
-
-BOS, EOS, FIRST_WORD = 2, 3, 4
-Pair = tuple[list[int], list[int]]
-# Without dropout, so that one run equals another; options are set on it.
-SMALL = ModelConfig(
-    width=16, encoder_layers=2, decoder_layers=2, heads=2, ffn_width=24, dropout=0.0, vocab_size=40, max_positions=32
+from dist_transformer.packed import IGNORED
+from tests.model.small_batches import (
+    BATCH,
+    FIRST_WORD,
+    PAIRS,
+    SMALL,
+    count_parameters,
+    gradients,
+    hidden_states,
+    make_batch,
+    make_model,
+    make_pairs,
+    one_thread,
 )
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Such small products wait for their threads: 20 times longer on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def make_pairs(lengths: Sequence[tuple[int, int]], vocab_size: int = 40, seed: int = 0) -> list[Pair]:
-    rng = np.random.default_rng(seed)
-    words = [rng.integers(FIRST_WORD, vocab_size, size).tolist() for pair in lengths for size in pair]
-    return list(zip(words[::2], words[1::2], strict=True))
-
-
-def pack(sentences: list[list[int]], tail: int, cap: int = 32) -> PackedTokens:
-    flat = np.array([token for sentence in sentences for token in sentence], dtype=np.int64)
-    lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64)
-    offsets = len(lengths) + -(-tail // cap) + 2
-    return pack_side(flat, lengths, size=len(flat) + tail, offset_count=offsets, max_length=cap)
-
-
-def make_batch(pairs: list[Pair], tail: int = 5) -> PackedBatch:
-    labels = [token for _, target in pairs for token in (*target, EOS)]
-    return PackedBatch(
-        source=pack([[*source, EOS] for source, _ in pairs], tail),
-        target=pack([[BOS, *target] for _, target in pairs], tail + 3),
-        labels_T=torch.tensor(labels + [IGNORED] * (tail + 3)),
-    )
-
-
-def make_model(seed: int = 0, **options: object) -> Transformer:
-    torch.manual_seed(seed)
-    return Transformer(replace(SMALL, **options))  # type: ignore[arg-type]
-
-
-def gradients(model: Transformer, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
-
-
-def hidden_states(model: Transformer, batch: PackedBatch) -> torch.Tensor:
-    with torch.no_grad():
-        return model.decode(batch.target, model.encode(batch.source), batch.source)
-
-
-def count_parameters(config: ModelConfig) -> int:
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in Transformer(config).parameters())
-
-
-PAIRS = make_pairs([(5, 7), (1, 2), (12, 9), (0, 0), (6, 15), (9, 1)])
-BATCH = make_batch(PAIRS)
-
-
-# Size
+__all__ = ["one_thread"]
 
 
 @pytest.mark.parametrize(("preset", "parameters"), [("base", 63_082_496), ("big", 214_245_376)])
@@ -139,9 +88,6 @@ def test_flops_are_six_a_matrix_element() -> None:
     assert training_flops(config, source_tokens=1, target_tokens=1) == 6 * matrices
 
 
-# Initialisation
-
-
 def fresh_loss(config: ModelConfig) -> float:
     """Nats a token of random targets above those of a uniform guess."""
     torch.manual_seed(0)
@@ -193,9 +139,6 @@ def test_every_parameter_is_initialised() -> None:
             assert all(parameter.isfinite().all() for parameter in make_model(**options).parameters())
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-# The network
 
 
 def test_embedding_is_scaled_and_positions_are_added() -> None:
@@ -361,104 +304,3 @@ def test_pack_without_sentences_gives_zero() -> None:
     assert [value.item() for value in sums] == [0.0, 0.0, 0]
     for name, gradient in gradients(model, sums.loss).items():
         assert (gradient == 0).all(), name
-
-
-# Options
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"norm": "pre"},
-        {"positions": "learned"},
-        {"activation": "gelu"},
-        {"dropout": 0.3},
-        {"attention_dropout": 0.3},
-        {"ffn_dropout": 0.3},
-        {"tie_embeddings": False},
-        {"head_width": 5},
-        {"embedding_init": "xavier"},
-    ],
-    ids=lambda options: next(iter(options)),
-)
-def test_option_changes_the_outcome_and_trains(options: dict[str, object]) -> None:
-    plain, model = make_model(), make_model(**options)
-    before = model(BATCH, 0.1).loss
-    if {"dropout", "attention_dropout", "ffn_dropout"} & options.keys():
-        # In training each draw differs; in evaluation there is none.
-        assert before != model(BATCH, 0.1).loss
-        assert model.eval()(BATCH, 0.1).loss == plain(BATCH, 0.1).loss
-    else:
-        assert before.item() != pytest.approx(plain(BATCH, 0.1).loss.item(), abs=1e-3)
-    found = gradients(model, before)
-    for name, gradient in found.items():
-        assert gradient.isfinite().all(), name
-        assert gradient.any(), f"{name} does not learn"
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.sub_(0.5 / before.item() * found[name])
-    assert model.eval()(BATCH, 0.1).loss < before
-
-
-def test_each_attention_knows_its_role() -> None:
-    model = make_model()
-    roles = [module.role for module in model.modules() if isinstance(module, MultiHeadAttention)]
-    assert roles == ["encoder", "encoder", "decoder", "cross", "decoder", "cross"]
-
-
-def test_attention_from_outside_trains(distant: str) -> None:
-    model = make_model(attention=distant)
-    found = gradients(model, model(BATCH, 0.1).loss)
-    assert len([name for name in found if name.endswith("slopes_H")]) == 6
-    for name, gradient in found.items():
-        assert gradient.any(), f"{name} does not learn"
-
-
-def test_untied_embeddings_have_one_use_each() -> None:
-    model = make_model(tie_embeddings=False).eval()
-    assert list(model.embedding_weights()) == ["embedding", "target_embedding", "output_projection"]
-    assert list(make_model().embedding_weights()) == ["embedding"]
-
-    def outcome() -> list[torch.Tensor]:
-        with torch.no_grad():
-            memory_SD = model.encode(BATCH.source)
-            hidden_TD = model.decode(BATCH.target, memory_SD, BATCH.source)
-            return [memory_SD, hidden_TD, model.logits(hidden_TD)]
-
-    for name, changed in (
-        ("embedding", [True, True, True]),
-        ("target_embedding", [False, True, True]),
-        ("output_projection", [False, False, True]),
-    ):
-        before = outcome()
-        with torch.no_grad():
-            getattr(model, name).mul_(2)
-        assert [not torch.equal(one, other) for one, other in zip(before, outcome(), strict=True)] == changed
-
-
-def test_logits_are_fp32_for_half_precision_weights() -> None:
-    model = make_model().eval().bfloat16()
-    # DeepSpeed casts parameters; the table of sinusoids is none.
-    model.positions.table = model.positions.table.float()
-    hidden_TD = hidden_states(model, BATCH)
-    assert hidden_TD.dtype == torch.bfloat16
-    assert model.logits(hidden_TD).dtype == torch.float32
-    full = make_model().eval()
-    loss, expected = model(BATCH, 0.1).loss, full(BATCH, 0.1).loss
-    assert loss.dtype == torch.float32
-    assert loss.item() == pytest.approx(expected.item(), rel=0.01)
-
-
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_learns_a_small_batch_by_heart(norm: str) -> None:
-    model = make_model(width=32, ffn_width=64, norm=norm)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(30):
-        optimizer.zero_grad()
-        sums = model(BATCH, 0.0)
-        (sums.loss / sums.tokens).backward()
-        optimizer.step()
-        losses.append((sums.loss / sums.tokens).item())
-    assert losses[0] > 3
-    assert losses[-1] < 1.0

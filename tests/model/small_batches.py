@@ -1,0 +1,77 @@
+"""Small models and batches that several tests compute with."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.packed import IGNORED, PackedBatch, PackedTokens, pack_side
+
+BOS, EOS, FIRST_WORD = 2, 3, 4
+
+Pair = tuple[list[int], list[int]]
+
+# Without dropout, so that one run equals another; options are set on it.
+SMALL = ModelConfig(
+    width=16, encoder_layers=2, decoder_layers=2, heads=2, ffn_width=24, dropout=0.0, vocab_size=40, max_positions=32
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Such small products wait for their threads: 20 times longer on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def make_pairs(lengths: Sequence[tuple[int, int]], vocab_size: int = 40, seed: int = 0) -> list[Pair]:
+    rng = np.random.default_rng(seed)
+    words = [rng.integers(FIRST_WORD, vocab_size, size).tolist() for pair in lengths for size in pair]
+    return list(zip(words[::2], words[1::2], strict=True))
+
+
+def pack(sentences: list[list[int]], tail: int, cap: int = 32) -> PackedTokens:
+    flat = np.array([token for sentence in sentences for token in sentence], dtype=np.int64)
+    lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64)
+    offsets = len(lengths) + -(-tail // cap) + 2
+    return pack_side(flat, lengths, size=len(flat) + tail, offset_count=offsets, max_length=cap)
+
+
+def make_batch(pairs: list[Pair], tail: int = 5) -> PackedBatch:
+    labels = [token for _, target in pairs for token in (*target, EOS)]
+    return PackedBatch(
+        source=pack([[*source, EOS] for source, _ in pairs], tail),
+        target=pack([[BOS, *target] for _, target in pairs], tail + 3),
+        labels_T=torch.tensor(labels + [IGNORED] * (tail + 3)),
+    )
+
+
+def make_model(seed: int = 0, **options: object) -> Transformer:
+    torch.manual_seed(seed)
+    return Transformer(replace(SMALL, **options))  # type: ignore[arg-type]
+
+
+def gradients(model: Transformer, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+
+
+def hidden_states(model: Transformer, batch: PackedBatch) -> torch.Tensor:
+    with torch.no_grad():
+        return model.decode(batch.target, model.encode(batch.source), batch.source)
+
+
+def count_parameters(config: ModelConfig) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in Transformer(config).parameters())
+
+
+PAIRS = make_pairs([(5, 7), (1, 2), (12, 9), (0, 0), (6, 15), (9, 1)])
+
+BATCH = make_batch(PAIRS)

@@ -1,0 +1,107 @@
+"""Options of the model: each changes the outcome, and all learn."""
+
+import pytest
+import torch
+
+from dist_transformer.model.attention import MultiHeadAttention
+from tests.model.small_batches import BATCH, gradients, hidden_states, make_model, one_thread
+
+__all__ = ["one_thread"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"norm": "pre"},
+        {"positions": "learned"},
+        {"activation": "gelu"},
+        {"dropout": 0.3},
+        {"attention_dropout": 0.3},
+        {"ffn_dropout": 0.3},
+        {"tie_embeddings": False},
+        {"head_width": 5},
+        {"embedding_init": "xavier"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_option_changes_the_outcome_and_trains(options: dict[str, object]) -> None:
+    plain, model = make_model(), make_model(**options)
+    before = model(BATCH, 0.1).loss
+    if {"dropout", "attention_dropout", "ffn_dropout"} & options.keys():
+        # In training each draw differs; in evaluation there is none.
+        assert before != model(BATCH, 0.1).loss
+        assert model.eval()(BATCH, 0.1).loss == plain(BATCH, 0.1).loss
+    else:
+        assert before.item() != pytest.approx(plain(BATCH, 0.1).loss.item(), abs=1e-3)
+    found = gradients(model, before)
+    for name, gradient in found.items():
+        assert gradient.isfinite().all(), name
+        assert gradient.any(), f"{name} does not learn"
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.sub_(0.5 / before.item() * found[name])
+    assert model.eval()(BATCH, 0.1).loss < before
+
+
+def test_each_attention_knows_its_role() -> None:
+    model = make_model()
+    roles = [module.role for module in model.modules() if isinstance(module, MultiHeadAttention)]
+    assert roles == ["encoder", "encoder", "decoder", "cross", "decoder", "cross"]
+
+
+def test_attention_from_outside_trains(distant: str) -> None:
+    model = make_model(attention=distant)
+    found = gradients(model, model(BATCH, 0.1).loss)
+    assert len([name for name in found if name.endswith("slopes_H")]) == 6
+    for name, gradient in found.items():
+        assert gradient.any(), f"{name} does not learn"
+
+
+def test_untied_embeddings_have_one_use_each() -> None:
+    model = make_model(tie_embeddings=False).eval()
+    assert list(model.embedding_weights()) == ["embedding", "target_embedding", "output_projection"]
+    assert list(make_model().embedding_weights()) == ["embedding"]
+
+    def outcome() -> list[torch.Tensor]:
+        with torch.no_grad():
+            memory_SD = model.encode(BATCH.source)
+            hidden_TD = model.decode(BATCH.target, memory_SD, BATCH.source)
+            return [memory_SD, hidden_TD, model.logits(hidden_TD)]
+
+    for name, changed in (
+        ("embedding", [True, True, True]),
+        ("target_embedding", [False, True, True]),
+        ("output_projection", [False, False, True]),
+    ):
+        before = outcome()
+        with torch.no_grad():
+            getattr(model, name).mul_(2)
+        assert [not torch.equal(one, other) for one, other in zip(before, outcome(), strict=True)] == changed
+
+
+def test_logits_are_fp32_for_half_precision_weights() -> None:
+    model = make_model().eval().bfloat16()
+    # DeepSpeed casts parameters; the table of sinusoids is none.
+    model.positions.table = model.positions.table.float()
+    hidden_TD = hidden_states(model, BATCH)
+    assert hidden_TD.dtype == torch.bfloat16
+    assert model.logits(hidden_TD).dtype == torch.float32
+    full = make_model().eval()
+    loss, expected = model(BATCH, 0.1).loss, full(BATCH, 0.1).loss
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(expected.item(), rel=0.01)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_learns_a_small_batch_by_heart(norm: str) -> None:
+    model = make_model(width=32, ffn_width=64, norm=norm)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        sums = model(BATCH, 0.0)
+        (sums.loss / sums.tokens).backward()
+        optimizer.step()
+        losses.append((sums.loss / sums.tokens).item())
+    assert losses[0] > 3
+    assert losses[-1] < 1.0
