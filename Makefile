@@ -5,15 +5,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test slurm-test faults check bench gpu-check clean
+.PHONY: demo test compat-test slurm-test faults check bench gpu-check clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
 	$(BIN)/python tools/demo.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow and not slurm" -n auto
-	$(BIN)/python -m pytest -m "slow and not slurm" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not slurm and not compat" -n auto
+	$(BIN)/python -m pytest -m "slow and not slurm and not compat" -n 2 --dist loadfile
+
+compat-test: $(STAMP)
+	$(BIN)/python -m pytest tests/compat
 
 slurm-test: $(STAMP)
 	$(BIN)/python -m pytest tests/slurm
@@ -25,7 +28,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not slow and not system and not slurm" -n auto
+	$(BIN)/python -m pytest -q -m "not slow and not system and not slurm and not compat" -n auto
 
 bench: $(STAMP)
 	$(BIN)/python tools/bench.py
