@@ -7,7 +7,8 @@ from importlib import import_module
 
 from dist_transformer import __version__
 from dist_transformer.errors import UserError, exit_on_user_error
-from dist_transformer.runtime.launch import take_number
+from dist_transformer.runtime.extensions import import_extension
+from dist_transformer.runtime.launch import take_number, take_values
 from dist_transformer.runtime.processes import adopt_streams, run_processes
 
 COMMANDS = {
@@ -57,6 +58,9 @@ def run(words: Sequence[str]) -> None:
     processes, arguments = take_number(arguments, "--processes") if name in SHARED else (None, arguments)
     if processes is not None and not {"-h", "--help"} & set(arguments):
         raise SystemExit(run_processes(processes, [name, *arguments]))
+    extensions, arguments = take_values(arguments, "--import")
+    for extension in extensions:
+        import_extension(extension)
     sys.argv = [f"dist-transformer {name}", *arguments]
     import_module(f"dist_transformer.cli.{name}").main()
 
@@ -70,5 +74,7 @@ def overview() -> str:
         f"commands:\n{rows}\n\n"
         f"`dist-transformer COMMAND --help` lists the flags of a command.\n"
         f"{', '.join(SHARED[:-1])} and {SHARED[-1]} take --processes N: N processes on this machine,\n"
-        "one per GPU where there are GPUs."
+        "one per GPU where there are GPUs. Every command takes --import MODULE or\n"
+        "--import FILE.py: code of yours that registers a schedule, a position encoding,\n"
+        "an attention or a metric sink."
     )

@@ -34,8 +34,8 @@ class Registry(Generic[F]):
     def remedy(self) -> str:
         """Second half of the message about an unknown name."""
         return (
-            f"this {self.setting} is not known here: register it first (docs/extending.md), "
-            f"or choose one of {', '.join(self.names)}"
+            f"this {self.setting} is not known here: give the file that registers it with --import "
+            f"(docs/extending.md), or choose one of {', '.join(self.names)}"
         )
 
     def register(self, name: str) -> Callable[[T], T]:

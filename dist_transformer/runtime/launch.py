@@ -34,22 +34,38 @@ def own_command(name: str, *arguments: object) -> list[object]:
     return [*start, name, *arguments]
 
 
+def take_values(words: Sequence[str], flag: str) -> tuple[list[str], list[str]]:
+    """Take a flag and what follows it out of a command line, as often as it is there.
+
+    Returns:
+        the values, and the other words.
+
+    Raises:
+        UserError: nothing follows.
+    """
+    values, left, rest = list[str](), list[str](), iter(words)
+    for word in rest:
+        if word == flag or word.startswith(f"{flag}="):
+            value = word.partition("=")[2] if "=" in word else next(rest, "")
+            if not value:
+                raise UserError(f"{flag} is followed by nothing: give its value")
+            values.append(value)
+        else:
+            left.append(word)
+    return values, left
+
+
 def take_number(words: Sequence[str], flag: str) -> tuple[int | None, list[str]]:
     """Take a flag and its number out of a command line; None where it is not there.
 
     Raises:
         UserError: what follows is no number.
     """
-    left, found, rest = list[str](), None, iter(words)
-    for word in rest:
-        if word == flag or word.startswith(f"{flag}="):
-            value = word.partition("=")[2] if "=" in word else next(rest, "")
-            if not value.isdecimal():
-                raise UserError(f"{flag} is {value!r}: give a number")
-            found = int(value)
-        else:
-            left.append(word)
-    return found, left
+    values, left = take_values(words, flag)
+    for value in values:
+        if not value.isdecimal():
+            raise UserError(f"{flag} is {value!r}: give a number")
+    return (int(values[-1]) if values else None), left
 
 
 def installed_program(name: str) -> Path:

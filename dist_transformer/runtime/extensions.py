@@ -1,0 +1,39 @@
+"""Code of a user that registers names: a module, or a file, that is imported before a command runs."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+from dist_transformer.errors import UserError
+
+
+def import_extension(name: str) -> None:
+    """Import a module by its name, looked for in the current folder first, or a file that ends with `.py`.
+
+    A file that is imported twice runs once.
+
+    Raises:
+        UserError: there is no such module or file. An error inside of it is not caught: it is the user's code.
+    """
+    if not name.endswith(".py"):
+        if "" not in sys.path:
+            sys.path.insert(0, "")
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name.partition(".")[0] and error.name != name:
+                raise
+            raise UserError(f"--import {name}: there is no such module here: give its name or FILE.py") from None
+        return
+    file = Path(name).resolve()
+    # By its whole path: a file may have the name of a library, and that must not stand for it.
+    module_name = str(file)
+    if module_name in sys.modules:
+        return
+    specification = importlib.util.spec_from_file_location(module_name, file)
+    if not file.is_file() or specification is None or specification.loader is None:
+        raise UserError(f"--import {name}: there is no such file: check the path")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[module_name] = module
+    specification.loader.exec_module(module)
