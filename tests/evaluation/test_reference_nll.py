@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, Tokenizer
-from dist_transformer.evaluation import reference_nll as module
 from dist_transformer.evaluation.reference_nll import reference_nll
 from dist_transformer.inference.attention_maps import _one_sentence
 from dist_transformer.model.transformer import Transformer
@@ -26,16 +25,11 @@ def one_by_one(model: Transformer, tokenizer: Tokenizer, pairs: list[tuple[str, 
     return total / tokens
 
 
-def test_it_is_that_of_single_sentences(
-    random_model: Transformer, toy_tokenizer: Tokenizer, toy_lines: Lines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_that_of_single_sentences(random_model: Transformer, toy_tokenizer: Tokenizer, toy_lines: Lines) -> None:
     """An empty line is `</s>` alone; a line of 160 tokens does not fit the model's positions and is left out."""
     pairs = [*zip(toy_lines[0][:20], toy_lines[1][:20], strict=True), ("a", ""), ("", "a")]
-    expected = one_by_one(random_model, toy_tokenizer, pairs)
-    for batch_tokens in (4096, 100, 1):
-        monkeypatch.setattr(module, "_BATCH_TOKENS", batch_tokens)
-        found = reference_nll(random_model, toy_tokenizer, [*pairs, ("§" * 80, "a")])
-        assert found == pytest.approx(expected, rel=1e-6)
+    found = reference_nll(random_model, toy_tokenizer, [*pairs, ("§" * 80, "a")])
+    assert found == pytest.approx(one_by_one(random_model, toy_tokenizer, pairs), rel=1e-6)
 
 
 def test_no_pair_that_fits_is_not_a_number(random_model: Transformer, toy_tokenizer: Tokenizer) -> None:

@@ -1,0 +1,194 @@
+"""How probable a model finds given translations: log p(target | source), alone or on any number of ranks.
+
+A target is read in one pass, as in training: no search, no label smoothing, and no rule of search, such as its refusal
+to emit `<unk>`, changes the model's distribution.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dist_transformer.data.text.files import LineFiles
+from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, Tokenizer
+from dist_transformer.errors import UserError
+from dist_transformer.model.loss import logit_rows
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.packed import PackedTokens, pack_side
+from dist_transformer.runtime.distributed import broadcast_object, gather_objects, on_all_ranks, rank, world_size
+
+# Tokens of a batch, of the longer side of each pair.
+SCORED_TOKENS = {"cpu": 4096, "cuda": 32768}
+# Batches are formed from so many lines, and so many are held in memory.
+_LINES_AT_ONCE = 10_000
+
+IdPair = tuple[list[int], list[int]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairScore:
+    """The log-probability of one target, given its source."""
+
+    log_probability: float
+    """Natural logarithm of p(target `</s>` | source): the sum over tokens."""
+    token_log_probabilities: tuple[float, ...]
+    """One for each of `tokens`."""
+    tokens: tuple[int, ...]
+    """Ids of the target, `</s>` last."""
+
+
+def score_pairs(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    *,
+    device: torch.device,
+    max_batch_tokens: int | None = None,
+) -> list[PairScore]:
+    """Score `targets[i]` as a translation of `sources[i]`. Collective: every rank must call it, with the same lines.
+
+    Batches are formed from all pairs, sorted by length, and the ranks share them. So the scores do not depend on the
+    number of ranks, and every rank gets all of them. An empty line is `</s>` alone.
+
+    Args:
+        model: in evaluation mode.
+        max_batch_tokens: tokens of a batch, counted on the longer side of each pair; a default for the device when not
+            given. A pair that alone has more is a batch of its own.
+
+    Raises:
+        UserError: on every rank alike; before anything is computed when a pair has more tokens than the model has
+            positions, by the number of its line, from 1.
+    """
+    pairs = _encode(tokenizer, sources, targets)
+    _refuse_long(model, pairs, first_line=1)
+    return score_ids(model, pairs, device=device, max_batch_tokens=max_batch_tokens)
+
+
+def score_ids(
+    model: Transformer, pairs: Sequence[IdPair], *, device: torch.device, max_batch_tokens: int | None = None
+) -> list[PairScore]:
+    """As `score_pairs`, from ids without special tokens that fit the model's positions."""
+    limit = SCORED_TOKENS[device.type] if max_batch_tokens is None else max_batch_tokens
+    if limit < 1:
+        raise UserError(f"max_batch_tokens is {limit}: give a number above 0")
+    model.to(device)
+    batches = _make_batches(pairs, limit)
+    share = batches[rank() :: world_size()]
+    values: list[list[float]] = [[]] * len(batches)
+    computed = on_all_ranks(lambda: [_score_batch(model, [pairs[i] for i in places], device) for places in share])
+    for number, part in enumerate(gather_objects(computed)):
+        values[number :: world_size()] = part
+    scores = {}
+    for places, batch_values in zip(batches, values, strict=True):
+        start = 0
+        for i in places:
+            tokens = (*pairs[i][1], EOS_ID)
+            found = tuple(batch_values[start : start + len(tokens)])
+            scores[i] = PairScore(log_probability=math.fsum(found), token_log_probabilities=found, tokens=tokens)
+            start += len(tokens)
+    return [scores[i] for i in range(len(pairs))]
+
+
+def score_files(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    files: LineFiles,
+    *,
+    device: torch.device,
+    max_batch_tokens: int | None = None,
+) -> Iterator[list[PairScore]]:
+    """As `score_pairs`, for files of any size: the scores of 10,000 lines at a time, in order.
+
+    The files are read twice: all of their lines are checked before the first is scored.
+
+    Raises:
+        UserError: as `score_pairs`, or a file cannot be read, or cannot be read twice, or their lengths differ.
+    """
+    # One rank reads: the text is the same for all even when a file changes meanwhile.
+    on_all_ranks(lambda: _check_files(model, tokenizer, files) if rank() == 0 else None)
+    chunks = _chunks(files)
+    while chunk := broadcast_object(on_all_ranks(lambda: next(chunks, []) if rank() == 0 else [])):
+        sources, targets = zip(*chunk, strict=True)
+        yield score_pairs(model, tokenizer, sources, targets, device=device, max_batch_tokens=max_batch_tokens)
+
+
+def _check_files(model: Transformer, tokenizer: Tokenizer, files: LineFiles) -> None:
+    for file in files.files():
+        if file.exists() and not file.is_file():
+            raise UserError(f"{file} is not a regular file, and it is read twice: save its lines in one")
+    first_line = 1
+    for chunk in _chunks(files):
+        sources, targets = zip(*chunk, strict=True)
+        _refuse_long(model, _encode(tokenizer, sources, targets), first_line=first_line)
+        first_line += len(chunk)
+
+
+def _chunks(files: LineFiles) -> Iterator[list[tuple[str, str]]]:
+    pairs = files.pairs()
+    while chunk := list(itertools.islice(pairs, _LINES_AT_ONCE)):
+        yield chunk
+
+
+def _encode(tokenizer: Tokenizer, sources: Sequence[str], targets: Sequence[str]) -> list[IdPair]:
+    sides = (tokenizer.encode_batch(list(side)) for side in (sources, targets))
+    return list(zip(*sides, strict=True))
+
+
+def longest_line(model: Transformer) -> int:
+    """Return the most tokens of a source or a target: `</s>` and `<s>` take a position each."""
+    return model.config.max_positions - 1
+
+
+def _refuse_long(model: Transformer, pairs: Sequence[IdPair], *, first_line: int) -> None:
+    longest = longest_line(model)
+    for line, (source, target) in enumerate(pairs, first_line):
+        if max(len(source), len(target)) > longest:
+            raise UserError(
+                f"line {line:,} has {len(source):,} source and {len(target):,} target tokens, and the model has room "
+                f"for {longest:,} of each: split the line, or leave it out of both files"
+            )
+
+
+def _make_batches(pairs: Sequence[IdPair], max_tokens: int) -> list[list[int]]:
+    """Places of pairs of similar length, longest first, so that what does not fit fails early."""
+    batches: list[list[int]] = []
+    tokens = max_tokens
+    for i in sorted(range(len(pairs)), key=lambda i: (-len(pairs[i][1]), -len(pairs[i][0]), i)):
+        size = max(map(len, pairs[i])) + 1
+        if tokens + size > max_tokens:
+            batches.append([])
+            tokens = 0
+        batches[-1].append(i)
+        tokens += size
+    return batches
+
+
+@torch.no_grad()
+def _score_batch(model: Transformer, batch: Sequence[IdPair], device: torch.device) -> list[float]:
+    """Return the log-probability of every target token, `</s>` of each sentence included, end to end."""
+    source = _side([[*source, EOS_ID] for source, _ in batch]).to(device)
+    target = _side([[BOS_ID, *target] for _, target in batch]).to(device)
+    labels_T = torch.tensor([i for _, target in batch for i in (*target, EOS_ID)], device=device)
+    config = model.config
+    try:
+        hidden_TD = model.decode(target, model.encode(source), source)
+        _, rows = logit_rows(len(labels_T), config.vocab_size, config.width, device.type)
+        blocks = zip(hidden_TD.split(rows), labels_T.split(rows), strict=True)
+        found = [
+            model.logits(hidden_RD).log_softmax(-1).gather(1, labels_R.unsqueeze(1)).squeeze(1)
+            for hidden_RD, labels_R in blocks
+        ]
+    except torch.OutOfMemoryError:
+        raise UserError("the device has not enough memory for a batch: give fewer tokens by --batch-tokens") from None
+    values: list[float] = torch.cat(found).tolist()
+    return values
+
+
+def _side(sentences: list[list[int]]) -> PackedTokens:
+    lengths = np.array([len(sentence) for sentence in sentences])
+    tokens = np.concatenate(sentences).astype(np.int64)
+    return pack_side(tokens, lengths, size=len(tokens), offset_count=len(sentences) + 1, max_length=int(lengths.max()))
