@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test compat-test slurm-test faults check bench gpu-check clean
+.PHONY: demo test compat-test slurm-test faults check bench release gpu-check clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -17,6 +17,11 @@ test: $(STAMP)
 
 compat-test: $(STAMP)
 	$(BIN)/python -m pytest tests/compat
+
+release: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+	DIST=$(CURDIR)/dist $(BIN)/python -m pytest tests/compat/test_release.py
 
 slurm-test: $(STAMP)
 	$(BIN)/python -m pytest tests/slurm
@@ -46,4 +51,4 @@ $(STAMP): pyproject.toml constraints.txt tools/check_machine.sh
 	touch $@
 
 clean:
-	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache

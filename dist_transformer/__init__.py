@@ -1,3 +1,27 @@
-"""dist_transformer: train the Transformer of "Attention Is All You Need" for translation, on one CPU or many GPUs."""
+"""dist_transformer: train the Transformer of "Attention Is All You Need" for translation, on one CPU or many GPUs.
+
+`dist_transformer.load(path).translate(lines)` translates with a trained model; `dist_transformer.api` has the rest.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dist_transformer.errors import UserError as UserError
+    from dist_transformer.inference.trained_model import TrainedModel
+
+    load = TrainedModel.load
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is used: `dist-transformer --help` needs no torch."""
+    if name == "load":
+        from dist_transformer.inference.trained_model import TrainedModel
+
+        return TrainedModel.load
+    if name == "UserError":
+        from dist_transformer.errors import UserError
+
+        return UserError
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -40,6 +40,7 @@ LAYERS = [
     {"training"},
     {"planning", "preflight", "export"},
     {"train"},
+    {"api"},
     {"cli"},
     {"__main__"},
 ]

@@ -28,6 +28,29 @@ class ChosenWeights:
     """What the user should know of the choice, a sentence."""
 
 
+def choose_weights(
+    run_dir: Path,
+    *,
+    last: int | None = None,
+    every: float | None = None,
+    best: int | None = None,
+    by: Measure | None = None,
+) -> ChosenWeights:
+    """Choose the `best` weight files of a run by a measure, or the `last`, which may lie `every` minutes apart.
+
+    Raises:
+        UserError: there are fewer, or none or two of the rules are given.
+    """
+    if (last is None) == (best is None):
+        raise UserError("give last or best: how many weight files are averaged")
+    if best is not None:
+        if every is not None:
+            raise UserError("every spaces the last weight files: give it with last alone")
+        return best_weights(run_dir, best, by)
+    assert last is not None
+    return newest_weights(run_dir, last) if every is None else spaced_weights(run_dir, last, every)
+
+
 def newest_weights(run_dir: Path, count: int) -> ChosenWeights:
     """The newest `count` weight files of a run, with a warning where their steps are not evenly spaced.
 

@@ -26,7 +26,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from dist_transformer.averaging.choice import ChosenWeights, best_weights, newest_weights, spaced_weights
+from dist_transformer.averaging.choice import ChosenWeights, choose_weights
 from dist_transformer.averaging.mean import average
 from dist_transformer.averaging.sweep import Candidate, DevSet, Sweep, sweep, validation_text, write_sweep
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
@@ -65,11 +65,8 @@ def average_once(arguments: argparse.Namespace) -> None:
 
 
 def choose(arguments: argparse.Namespace, count: int) -> ChosenWeights:
-    if arguments.best is not None:
-        return best_weights(arguments.run_dir, count, arguments.by)
-    if arguments.every is not None:
-        return spaced_weights(arguments.run_dir, count, arguments.every)
-    return newest_weights(arguments.run_dir, count)
+    rule = {"last": count} if arguments.best is None else {"best": count}
+    return choose_weights(arguments.run_dir, **rule, every=arguments.every, by=arguments.by)
 
 
 def run_sweep(arguments: argparse.Namespace, world: World) -> None:

@@ -73,7 +73,7 @@ def parse_training(arguments: Sequence[str], *, prog: str) -> tuple[TrainConfig,
     missing: dict[str, Any] = {"data": tyro.MISSING, "run_dir": tyro.MISSING}
     if chosen.config is not None:
         values = _read_settings(chosen.config)
-        default = _over(default, values, chosen.config)
+        default = over(default, values, str(chosen.config))
         missing = {name: value for name, value in missing.items() if name not in values}
     print_above_help(_description(chosen.preset, chosen.variant), rest)
     config = tyro.cli(
@@ -100,13 +100,17 @@ def _read_settings(file: Path) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in _OF_THE_RUN}
 
 
-def _over(default: TrainConfig, values: dict[str, Any], file: Path) -> TrainConfig:
-    """Give the settings of `values`, and those of `default` where it has none."""
+def over(default: TrainConfig, values: dict[str, Any], where: str) -> TrainConfig:
+    """Give the settings of `values`, plain values as config.json has them, and those of `default` where it has none.
+
+    Raises:
+        UserError: an unknown name or a wrong value; `where` is named.
+    """
     plain = to_plain(default)
     for name, value in values.items():
         whole = isinstance(value, dict) and isinstance(plain.get(name), dict)
         plain[name] = plain[name] | value if whole else value
-    return from_plain(TrainConfig, plain, str(file))
+    return from_plain(TrainConfig, plain, where)
 
 
 def _description(preset: str, variant: str) -> str:

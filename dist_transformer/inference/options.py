@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dist_transformer.errors import UserError
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import BATCH_TOKENS
 
@@ -35,3 +36,13 @@ def beam_settings(arguments: argparse.Namespace, *, nbest: int = 1) -> BeamSetti
         max_extra_tokens=arguments.max_extra_tokens,
         nbest=nbest,
     )
+
+
+def as_dtype(precision: str) -> torch.dtype:
+    """
+    Raises:
+        UserError: there is no such precision.
+    """
+    if precision not in PRECISIONS:
+        raise UserError(f"precision is {precision!r}: give {' or '.join(PRECISIONS)}")
+    return PRECISIONS[precision]

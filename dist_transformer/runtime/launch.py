@@ -21,6 +21,9 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTE
 NODE_LAUNCHER = "deepspeed.launcher.launch"
 """DeepSpeed's launcher of a node's ranks, as a module: one of the words that its process was started with."""
 
+CALLER_VARIABLE = "DIST_TRANSFORMER_CALLER"
+"""The number of the process that started a command as a part of its own work: the command ends with it."""
+
 
 def deepspeed_command(ranks: int) -> list[object]:
     """DeepSpeed's launcher beside this interpreter, for `ranks` processes, on a port that is free."""

@@ -1,5 +1,6 @@
 """What a user installs, and no more: the wheel in an environment of its own, used from an empty folder."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ from tests.conftest import ROOT
 
 @pytest.fixture(scope="session")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and the source distribution of this checkout."""
+    """A folder with the wheel and the source distribution of this checkout: that of DIST, or one that is made."""
+    if "DIST" in os.environ:
+        return Path(os.environ["DIST"])
     folder = tmp_path_factory.mktemp("dist")
     build = [sys.executable, "-m", "hatchling", "build", "-d", folder]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)

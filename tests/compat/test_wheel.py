@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
+from tests.api.examples import run_examples
 from tests.compat.environments import run_installed
 
 pytestmark = pytest.mark.compat
@@ -38,3 +39,7 @@ def test_text_of_ones_own_to_bleu_on_two_processes(installed: Path, tmp_path: Pa
     assert len((tmp_path / "b.hypotheses.txt").read_text(encoding="utf-8").splitlines()) == 50
     run("report", "run")
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+
+
+def test_the_examples_in_python(installed: Path, tmp_path: Path) -> None:
+    run_examples(tmp_path, lambda script: run_installed(installed, tmp_path, "python", script.name))

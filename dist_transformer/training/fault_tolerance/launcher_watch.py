@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from dist_transformer.runtime.launch import NODE_LAUNCHER, command_of, parent_of
+from dist_transformer.runtime.launch import CALLER_VARIABLE, NODE_LAUNCHER, command_of, parent_of
 
 # DeepSpeed has two processes above a rank, torchrun one. SLURM and MPI end the ranks that they started themselves.
 # `dist-transformer train --processes N` stands above `deepspeed`.
@@ -23,7 +23,9 @@ class LauncherWatch:
     def __init__(self) -> None:
         self._parents: list[tuple[int, int]] = []
         child = os.getpid()
-        while (parent := parent_of(child)) and _is_launcher(parent):
+        # A program that called `dist_transformer.api.train` may have any name.
+        caller = os.environ.get(CALLER_VARIABLE)
+        while (parent := parent_of(child)) and (_is_launcher(parent) or str(parent) == caller):
             self._parents.append((child, parent))
             child = parent
         self._orphan = child if _is_orphan(child, parent) else None

@@ -1,0 +1,234 @@
+"""The commands as Python functions: prepare, train, average, evaluate, and a trained model in memory.
+
+Bad input raises `UserError`, whose message is one sentence for the user. Paths are `str` or `Path`.
+"""
+
+import difflib
+import json
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+from dist_transformer.averaging.choice import Measure, choose_weights
+from dist_transformer.averaging.mean import average as write_mean
+from dist_transformer.config.flags import over
+from dist_transformer.config.table3 import preset_with_variant
+from dist_transformer.data.folder.format import DataIndex
+from dist_transformer.data.prepare.pipeline import prepare as make_data_folder
+from dist_transformer.data.prepare.settings import PrepareSettings
+from dist_transformer.data.text.files import PairSource, expand, line_files
+from dist_transformer.errors import UserError
+from dist_transformer.evaluation.evaluate import Evaluation
+from dist_transformer.evaluation.evaluate import evaluate as evaluate_folder
+from dist_transformer.files import write_file
+from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.options import as_dtype
+from dist_transformer.inference.trained_model import TrainedModel
+from dist_transformer.model_folder import ModelInfo
+from dist_transformer.run.records import read_records
+from dist_transformer.runtime.child import run_child
+from dist_transformer.runtime.device import find_device
+from dist_transformer.runtime.extensions import import_extension
+from dist_transformer.training.fault_tolerance.signals import INTERRUPTED
+
+AnyPath = str | PathLike[str]
+Paths = AnyPath | Sequence[AnyPath]
+
+load = TrainedModel.load
+
+
+def prepare(
+    *,
+    out: AnyPath,
+    src: Paths = (),
+    tgt: Paths = (),
+    sources: Sequence[PairSource] = (),
+    valid_src: Paths = (),
+    valid_tgt: Paths = (),
+    vocab_size: int | None = None,
+    tokenizer: AnyPath | None = None,
+    workers: int = 1,
+    report: Callable[[str], None] = print,
+    **settings: Any,
+) -> DataIndex:
+    """Make a data folder, as the command `prepare` does.
+
+    Args:
+        out: the folder to make; it must not exist, or be empty.
+        src: source text, one sentence a line: a file, a pattern or several; `tgt` has their translations.
+        sources: text of other kinds (`TsvFile`, `JsonlFile`, `ParquetFile`, `HubDataset` of `dist_transformer.data`).
+        valid_src: validation text; without it, pairs are held out.
+        vocab_size: entries, both languages together; needed without `tokenizer`, a tokenizer.json.
+        workers: processes; with more than one, a script needs the usual `if __name__ == "__main__":`.
+        report: gets what was read, dropped and written, a line at a time.
+        settings: other fields of `PrepareSettings`, such as `max_tokens=128`, `lowercase=True`.
+
+    Returns:
+        what index.json states of the folder.
+
+    Raises:
+        UserError: bad text, files or settings.
+    """
+    _refuse_unknown("prepare", settings, PrepareSettings.__dataclass_fields__)
+    return make_data_folder(
+        PrepareSettings(
+            out=Path(out),
+            sources=(*_text_files(src, tgt, "src", "tgt"), *sources),
+            validation=tuple(_text_files(valid_src, valid_tgt, "valid_src", "valid_tgt")),
+            vocab_size=vocab_size,
+            tokenizer=None if tokenizer is None else Path(tokenizer),
+            workers=workers,
+            **settings,
+        ),
+        report,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run folder after `train`."""
+
+    path: Path
+    finished: bool
+    """False: it was told to stop and has saved; the same call goes on from there."""
+
+    def records(self, kind: Literal["train", "valid", "epoch", "checkpoint", "end"]) -> list[dict[str, Any]]:
+        """Read the records of one kind in metrics.jsonl, in order."""
+        return read_records(self.path, kind)
+
+
+def train(
+    *,
+    data: Paths,
+    run_dir: AnyPath,
+    preset: str = "base",
+    variant: str = "base",
+    processes: int = 1,
+    imports: Sequence[AnyPath] = (),
+    **settings: Any,
+) -> Run:
+    """Train in processes of their own, as the command `train` does, and wait for them; resumes what is in `run_dir`.
+
+    Args:
+        data: data folders.
+        run_dir: the run folder; made, or continued from its last checkpoint.
+        preset: defaults of all settings, and `variant`, a row of the paper's Table 3, changes them.
+        processes: on this machine, one per GPU where there are GPUs.
+        imports: modules, or files that end with .py, that register names (docs/extending.md).
+        settings: by their names in config.json, groups as dicts: `max_steps=1000, model={"width": 128}`.
+
+    Raises:
+        UserError: settings or data are bad, or the training has failed.
+        KeyboardInterrupt: after Ctrl-C, when the training has saved and ended.
+    """
+    for name in imports:
+        import_extension(str(name))
+    folders = [str(Path(path)) for path in _as_list(data)]
+    values = {**settings, "data": folders, "run_dir": str(run_dir)}
+    over(preset_with_variant(preset, variant), values, "train")
+    with tempfile.TemporaryDirectory(prefix="dist_transformer-") as folder:
+        file = Path(folder) / "settings.json"
+        write_file(file, json.dumps({**settings, "data": folders}))
+        flags = ["--preset", preset, "--variant", variant, "--config", file, "--run-dir", Path(run_dir)]
+        extensions = [word for name in imports for word in ("--import", name)]
+        ranks = ["--processes", processes] if processes > 1 else []
+        program = [sys.executable, "-m", "dist_transformer", "train"]
+        status, error = run_child([*program, *extensions, *flags, *ranks])
+    if status not in (0, INTERRUPTED):
+        raise UserError(error or f"the training ended with status {status}: see its last lines above")
+    return Run(Path(run_dir), finished=status == 0)
+
+
+def average(
+    *,
+    out: AnyPath,
+    run_dir: AnyPath | None = None,
+    last: int | None = None,
+    every: float | None = None,
+    best: int | None = None,
+    by: Measure | None = None,
+    checkpoints: Sequence[AnyPath] | None = None,
+) -> ModelInfo:
+    """Write the mean of weights of a run to the model folder `out`, as the command `average` does.
+
+    Args:
+        last: the newest so many weight files of `run_dir`; with `every`, so many minutes of training apart.
+        best: or its best ones, `by` `nll` or `bleu` of their validation.
+        checkpoints: or these weight files, checkpoints or model folders.
+
+    Returns:
+        what config.json of the model folder states: the averaged `steps`, the languages, the network.
+
+    Raises:
+        UserError: weights that do not fit together, or are too few.
+    """
+    if checkpoints is not None:
+        if any(value is not None for value in (run_dir, last, every, best, by)):
+            raise UserError("checkpoints are averaged as they are: leave run_dir, last, every, best and by out")
+        return write_mean([Path(path) for path in checkpoints], Path(out))
+    if run_dir is None:
+        raise UserError("run_dir is missing: give it, or checkpoints")
+    chosen = choose_weights(Path(run_dir), last=last, every=every, best=best, by=by)
+    if chosen.warning is not None:
+        warnings.warn(chosen.warning, stacklevel=2)
+    return write_mean(chosen.paths, Path(out), notes=[f"Chosen: {chosen.how}"])
+
+
+def evaluate(
+    *,
+    model: AnyPath,
+    src: AnyPath,
+    ref: AnyPath,
+    beam: int = 4,
+    length_penalty: float = 0.6,
+    max_extra_tokens: int = 50,
+    lowercase: bool = False,
+    device: str | None = None,
+    precision: str = "fp32",
+    batch_tokens: int | None = None,
+) -> Evaluation:
+    """Translate a test set with a model folder and score it, as the command `evaluate` does, in this process.
+
+    Args:
+        src: source text, one sentence a line; `ref` has raw reference text.
+        lowercase: ignore case.
+        device: `cpu`, `cuda` or `cuda:N`; not given: a GPU where there is one.
+        precision: `fp32` or `bf16`.
+
+    Returns:
+        `.scores` with their signatures, and `.hypotheses`.
+
+    Raises:
+        UserError: a file or a setting is unfit.
+    """
+    return evaluate_folder(
+        Path(model),
+        source=Path(src),
+        reference=Path(ref),
+        settings=BeamSettings(beam_size=beam, length_penalty=length_penalty, max_extra_tokens=max_extra_tokens),
+        device=find_device(device),
+        dtype=as_dtype(precision),
+        max_batch_tokens=batch_tokens,
+        lowercase=lowercase,
+    )
+
+
+def _as_list(paths: Paths) -> list[AnyPath]:
+    return [paths] if isinstance(paths, str | PathLike) else list(paths)
+
+
+def _text_files(source: Paths, target: Paths, source_name: str, target_name: str) -> list[PairSource]:
+    sides = zip((source, target), (source_name, target_name), strict=True)
+    return list(line_files(*(expand([Path(path) for path in _as_list(paths)], name) for paths, name in sides)))
+
+
+def _refuse_unknown(function: str, settings: dict[str, Any], known: Iterable[str]) -> None:
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, list(known), n=1)
+            raise UserError(f"{function} has no setting {name!r}" + (f": did you mean {near[0]}?" if near else ""))

@@ -1,0 +1,61 @@
+"""A command of this program as a child of a Python program that uses the package."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import IO, TextIO
+
+from dist_transformer.runtime.launch import CALLER_VARIABLE
+
+_ERROR = "error: "
+
+
+def run_child(command: Sequence[object]) -> tuple[int, str | None]:
+    """Run a command; its lines appear on this program's `sys.stdout` and `sys.stderr`, also in a notebook.
+
+    Ctrl-C here is one Ctrl-C there: the command is told once and awaited, then KeyboardInterrupt is raised.
+
+    Returns:
+        exit status, and what its last error line says, if it has one.
+    """
+    process = subprocess.Popen(
+        [str(word) for word in command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        env={**os.environ, CALLER_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"},
+        # A terminal's Ctrl-C would reach it a second time.
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    errors: list[str] = []
+    readers = [
+        threading.Thread(target=_forward, args=(process.stdout, sys.stdout, [])),
+        threading.Thread(target=_forward, args=(process.stderr, sys.stderr, errors)),
+    ]
+    for reader in readers:
+        reader.start()
+    try:
+        process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        raise
+    finally:
+        for reader in readers:
+            reader.join()
+    return process.returncode, errors[-1] if errors else None
+
+
+def _forward(pipe: IO[str], stream: TextIO, errors: list[str]) -> None:
+    for line in pipe:
+        stream.write(line)
+        stream.flush()
+        if line.startswith(_ERROR):
+            errors.append(line.removeprefix(_ERROR).strip())

@@ -1,0 +1,207 @@
+"""The package as a library."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+import dist_transformer
+from dist_transformer import api
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.text.files import TsvFile
+from dist_transformer.errors import UserError
+from dist_transformer.inference.trained_model import TrainedModel
+from tests.api.examples import run_examples
+from tests.conftest import ROOT, heed_interrupts
+
+SMALL = {
+    "precision": "fp32",
+    "max_steps": 6,
+    "save_every": 3,
+    "validate_every": 6,
+    "log_every": 1,
+    "model": {"width": 32, "heads": 2, "ffn_width": 32, "encoder_layers": 1, "decoder_layers": 1},
+    "batch": {"max_target_tokens": 256, "packs_per_step": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def model(model_folder: Path) -> TrainedModel:
+    return dist_transformer.load(str(model_folder), device="cpu")
+
+
+def test_a_line_gives_a_text_and_lines_a_list(model: TrainedModel) -> None:
+    lines = ["The man sees the dog.", "", "A woman."]
+    texts = model.translate(lines, max_extra_tokens=5)
+    assert len(texts) == 3
+    assert texts[1] == ""
+    assert model.translate(lines[0], max_extra_tokens=5) == texts[0]
+    assert model.translate([], max_extra_tokens=5) == []
+
+
+def test_nbest_scores_are_those_of_score(model: TrainedModel) -> None:
+    """Of a hypothesis: log p / ((5 + length) / 6)^0.6, where the length counts `</s>`."""
+    source = "a"
+    # One token at most: a random model's longer outputs are no text that is cut into the same pieces again.
+    (found,) = model.translate([source], beam=8, nbest=8, max_extra_tokens=0)
+    assert len(found) > 3
+    assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
+    compared = 0
+    for one in found:
+        # Text that is cut into other pieces is another path to it.
+        if tuple(model.tokenizer.encode(one.text)) == one.tokens:
+            (score,) = model.score([source], [one.text])
+            penalty = ((5 + len(score.tokens)) / 6) ** 0.6
+            assert score.log_probability / penalty == pytest.approx(one.score, abs=1e-4)
+            compared += 1
+    assert compared > 0
+
+
+def test_attention_has_the_pieces_of_its_rows_and_columns(model: TrainedModel) -> None:
+    attention = model.attention("The man sees.", "Der Mann.")
+    config = model.info.model
+    s, t = len(attention.source), len(attention.target)
+    assert (s, t) == (len(model.tokenizer.encode("The man sees.")) + 1, len(model.tokenizer.encode("Der Mann.")) + 1)
+    assert attention.source[-1] == attention.target[-1] == "</s>"
+    assert attention.seen == ["<s>", *attention.target[:-1]]
+    assert attention.encoder.shape == (config.encoder_layers, config.heads, s, s)
+    assert attention.decoder.shape == (config.decoder_layers, config.heads, t, t)
+    assert attention.cross.shape == (config.decoder_layers, config.heads, t, s)
+    for weights in (attention.encoder, attention.decoder, attention.cross):
+        assert torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-5)
+    assert not attention.decoder.triu(1).any()
+
+
+def test_bad_arguments_are_one_sentence(model: TrainedModel, model_folder: Path, tmp_path: Path) -> None:
+    long = "dog " * 5000
+    cases = [
+        (lambda: model.score("a", ["b"]), "src is a text: give a list of lines"),
+        (lambda: model.score(["a"], []), "src has 1 lines and tgt 0: give as many"),
+        (lambda: model.attention("a", long), "the model has room for"),
+        (lambda: model.translate(["a"], nbest=0), "nbest"),
+        (lambda: dist_transformer.load(model_folder, precision="fp8"), "precision is 'fp8': give fp32 or bf16"),
+        (lambda: dist_transformer.load(model_folder, device="tpu"), "--device tpu cannot be used"),
+        (lambda: api.prepare(out=tmp_path / "d", src="a", tgt="b", vocabsize=9), "did you mean vocab_size?"),
+        (lambda: api.prepare(out=tmp_path / "d", vocab_size=500), "there is no text to prepare"),
+        (lambda: api.train(data="d", run_dir="r", max_step=3), "unknown setting 'max_step'"),
+        (lambda: api.train(data="d", run_dir="r", preset="huge"), "huge"),
+        (lambda: api.average(out=tmp_path / "m", run_dir="r"), "give last or best"),
+        (lambda: api.average(out=tmp_path / "m", last=2), "run_dir is missing"),
+        (lambda: api.average(out=tmp_path / "m", last=2, checkpoints=["a"]), "leave run_dir, last"),
+        (lambda: api.average(out=tmp_path / "m", run_dir="r", best=2, every=1.0), "give it with last alone"),
+        (lambda: api.evaluate(model=model_folder, src=tmp_path / "absent", ref="b"), "absent"),
+    ]
+    for call, said in cases:
+        with pytest.raises(UserError) as error:
+            call()
+        assert said in str(error.value)
+        assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.system
+def test_the_package_alone_imports_no_torch() -> None:
+    program = "import sys, dist_transformer; print('torch' in sys.modules, hasattr(dist_transformer, 'loda'))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_other_sources_are_prepared(tmp_path: Path) -> None:
+    (tmp_path / "pairs.tsv").write_text("".join(f"the {i} dog\tder {i} Hund\n" for i in range(200)), encoding="utf-8")
+    said: list[str] = []
+    index = api.prepare(
+        out=str(tmp_path / "data"),
+        sources=[TsvFile(path=tmp_path / "pairs.tsv", source_column=0, target_column=1)],
+        source_language="en",
+        target_language="de",
+        vocab_size=300,
+        max_tokens=32,
+        report=said.append,
+    )
+    assert (index.pairs_read, index.max_tokens, index.train.pairs + index.valid.pairs) == (200, 32, 200)
+    assert DataFolder.open(tmp_path / "data").index == index
+    assert said
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_page(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def run(script: Path) -> str:
+        done = subprocess.run(
+            [sys.executable, script.name], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    run_examples(tmp_path, run)
+
+
+@pytest.mark.slow
+def test_training_on_two_processes_and_its_errors(toy_data: DataFolder, tmp_path: Path) -> None:
+    run = api.train(preset="tiny", data=toy_data.path, run_dir=tmp_path / "run", processes=2, **SMALL)
+    assert run.finished
+    assert run.records("end")[0]["world_size"] == 2
+    assert math.isfinite(run.records("valid")[0]["nll"])
+    assert api.average(run_dir=run.path, last=2, out=tmp_path / "model").steps == (3, 6)
+    # What the child says is what is raised, and the output is not lost.
+    with pytest.raises(UserError, match="seed"):
+        api.train(preset="tiny", data=toy_data.path, run_dir=tmp_path / "run", **SMALL, seed=5)
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_a_call_that_is_killed_takes_the_training_with_it(
+    toy_data: DataFolder, tmp_path: Path
+) -> None:
+    settings = {**SMALL, "max_steps": 100_000, "save_every": 100_000, "validate_every": 0}
+    program = (
+        f"from dist_transformer import api\n"
+        f"api.train(preset='tiny', data={str(toy_data.path)!r}, run_dir={str(tmp_path / 'run')!r}, **{settings!r})\n"
+    )
+    _, said = call_and_end(program, tmp_path / "run", signal.SIGINT)
+    assert "KeyboardInterrupt" in said
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
+    call_and_end(program, tmp_path / "run", signal.SIGKILL)
+    # Its lock is free again: the training has ended with its caller.
+    await_(lambda: not trainings_in(tmp_path / "run"))
+
+
+def call_and_end(program: str, run_dir: Path, number: signal.Signals) -> tuple[str, str]:
+    """Start a program that trains, and send it a signal when a log line has been written; gives its outputs."""
+    caller = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=heed_interrupts,  # noqa: PLW1509 - no other thread starts one
+    )
+    metrics = run_dir / "metrics.jsonl"
+    before = metrics.stat().st_size if metrics.exists() else 0
+    await_(lambda: metrics.exists() and metrics.stat().st_size > before)
+    caller.send_signal(number)
+    return caller.communicate(timeout=120)
+
+
+def await_(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def trainings_in(run_dir: Path) -> list[int]:
+    """Processes whose command line names a run folder."""
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if str(run_dir) in (process.info["cmdline"] or []) and process.pid != os.getpid()
+    ]
