@@ -1,5 +1,6 @@
-"""The wheel alone: the demo, a text of one's own to BLEU on two processes."""
+"""The wheel alone: the demo, a text of one's own to BLEU on two processes, a page to try the model, Python."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -7,7 +8,12 @@ import pytest
 
 from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
 from tests.api.examples import run_examples
+from tests.browser import Browser, browser
 from tests.compat.environments import run_installed
+from tests.serving.page_driver import open_page
+from tests.serving.running import running_server
+
+__all__ = ["browser"]
 
 pytestmark = pytest.mark.compat
 
@@ -20,12 +26,14 @@ def test_the_demo(installed: Path, tmp_path: Path) -> None:
     assert f"BLEU {result['bleu']:.1f}" in said
 
 
-def test_text_of_ones_own_to_bleu_on_two_processes(installed: Path, tmp_path: Path) -> None:
-    """The commands of the README, with a small model."""
-    write_toy_corpus(tmp_path, make_toy_corpus(train_pairs=3_000, valid_pairs=100, test_pairs=50, seed=1))
+@pytest.fixture(scope="module")
+def own_text(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder where the commands of the README were run, on two processes, with a small model."""
+    folder = tmp_path_factory.mktemp("own")
+    write_toy_corpus(folder, make_toy_corpus(train_pairs=3_000, valid_pairs=100, test_pairs=50, seed=1))
 
     def run(*words: object) -> str:
-        return run_installed(installed, tmp_path, "dist-transformer", *words)
+        return run_installed(installed, folder, "dist-transformer", *words)
 
     files = ["--src", "train.en", "--tgt", "train.de", "--valid-src", "valid.en", "--valid-tgt", "valid.de"]
     run("prepare", *files, "--vocab-size", 500, "--out", "data")
@@ -34,11 +42,31 @@ def test_text_of_ones_own_to_bleu_on_two_processes(installed: Path, tmp_path: Pa
     run("verify", "run", "--data", "data")
     run("average", "--run-dir", "run", "--last", 2, "--out", "model")
     run("evaluate", "--model", "model", "--src", "test.en", "--ref", "test.de", "--json", "b.json", "--processes", 2)
-    scores = json.loads((tmp_path / "b.json").read_text(encoding="utf-8"))
-    assert scores["sentences"] == 50
-    assert len((tmp_path / "b.hypotheses.txt").read_text(encoding="utf-8").splitlines()) == 50
     run("report", "run")
-    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+    return folder
+
+
+def test_text_of_ones_own_to_bleu(own_text: Path) -> None:
+    scores = json.loads((own_text / "b.json").read_text(encoding="utf-8"))
+    assert (scores["sentences"], scores["world_size"]) == (50, 2)
+    assert len((own_text / "b.hypotheses.txt").read_text(encoding="utf-8").splitlines()) == 50
+    assert (own_text / "run" / "report.html").stat().st_size > 10_000
+
+
+def test_a_model_is_tried_in_the_browser(installed: Path, own_text: Path, browser: Browser) -> None:
+    program = (str(installed / "dist-transformer"), "serve")
+
+    async def use(url: str) -> None:
+        async with open_page(browser, 1280, 900) as page:
+            await page.open(url)
+            await page.type("the old man sees a dog")
+            await page.press("Enter")
+            await page.wait_for("document.querySelectorAll('.result .hypothesis').length === 4")
+            await page.wait_for("document.querySelectorAll('.map tbody td').length > 8")
+            assert page.console == []
+
+    with running_server([own_text / "model"], program=program) as server:
+        asyncio.run(use(server.url))
 
 
 def test_the_examples_in_python(installed: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,15 +34,18 @@ class RunningServer:
         return Ended(status=self.process.returncode, stdout=stdout, stderr=stderr)
 
 
+TOOL = (sys.executable, str(ROOT / "tools/serve.py"))
+
+
 def serve_command(*arguments: object) -> list[str]:
-    return [sys.executable, str(ROOT / "tools/serve.py"), *map(str, arguments)]
+    return [*TOOL, *map(str, arguments)]
 
 
 @contextmanager
-def running_server(models: list[Path], *options: object) -> Iterator[RunningServer]:
+def running_server(models: list[Path], *options: object, program: Sequence[str] = TOOL) -> Iterator[RunningServer]:
     """Start a server on a free port, and wait until it is ready."""
     process = subprocess.Popen(
-        serve_command("--model", *models, "--port", 0, *options),
+        [*program, *map(str, ("--model", *models, "--port", 0, *options))],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
