@@ -32,10 +32,10 @@ _GRACE_SECONDS = 10
 
 def main() -> None:
     launchers = LauncherWatch()
-    outlive_streams(remedy="training goes on without these lines; metrics.jsonl in the run folder has the figures")
     # As it was started: `dist-transformer train` puts its own name there.
     prog = "python -m dist_transformer.train" if sys.argv[0].endswith(".py") else sys.argv[0]
     config, dry_run = parse_training(sys.argv[1:], prog=prog)
+    outlive_streams(remedy="training goes on without these lines; metrics.jsonl in the run folder has the figures")
     world = read_world()
     # DeepSpeed looks for an accelerator at import; without a GPU it should not search.
     import torch

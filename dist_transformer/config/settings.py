@@ -284,8 +284,7 @@ class TrainConfig:
     run_dir: Path
     """Run folder; training resumes from its newest checkpoint."""
     deepspeed_config: Path | None = None
-    """JSON with zero_optimization, communication and offload keys, or the name of a shipped one, such as zero2; zero1
-    when not given."""
+    """JSON with zero_optimization, communication, offload keys, or a shipped name (zero2); zero1 when not given."""
     max_steps: int = 100_000
     """Optimizer steps in all, counted from the start of the run."""
     log_every: int = 50
@@ -296,8 +295,7 @@ class TrainConfig:
     """Abort after so many steps in a row whose loss or gradient was not finite."""
     precision: Literal["bf16", "fp32"] = "bf16"
     compile: bool = False
-    """On a GPU, torch.compile of the layers and the loss, where shapes stay the same: bf16, and ZeRO stages 0 to 2. Off
-    until it was measured on one."""
+    """torch.compile of layers and loss on a GPU, in bf16 and at ZeRO stages 0 to 2; off until it was measured."""
     seed: int = 1
     checkpoints: OmitArgPrefixes[CheckpointConfig] = field(default_factory=CheckpointConfig)
     validation: OmitArgPrefixes[ValidationConfig] = field(default_factory=ValidationConfig)
