@@ -27,7 +27,7 @@ BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 # listed belongs to its parent. `model_folder` is the format between training and inference.
 LAYERS = [
     {"checks", "errors", "packed"},
-    {"files"},
+    {"directions", "files"},
     {"config", "runtime"},
     {"data.tokenizer", "model"},
     {"data.text", "data.folder"},

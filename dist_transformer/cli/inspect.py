@@ -58,9 +58,10 @@ def given(arguments: argparse.Namespace) -> dict[str, int]:
 
 def describe(folder: DataFolder) -> str:
     index = folder.index
+    tags = f", {' '.join(index.source_tags)} in front of every source" if index.source_tags else ""
     lines = [
         f"{index.corpus} ({index.source_language}-{index.target_language}{', synthetic' if index.synthetic else ''}), "
-        f"vocabulary {index.vocab_size:,}{', lowercased' if index.lowercase else ''}"
+        f"vocabulary {index.vocab_size:,}{', lowercased' if index.lowercase else ''}{tags}"
     ]
     rows: list[tuple[str, SplitInfo, dict[str, int]]] = [
         ("train", index.train, index.dropped),

@@ -117,6 +117,20 @@ def parse_arguments() -> argparse.Namespace:
         help="learn the vocabulary from about N pairs drawn by --seed when there are more (default %(default)s)",
     )
     parser.add_argument("--tokenizer", type=Path, metavar="T", help="use this tokenizer.json (default: learn one)")
+    parser.add_argument(
+        "--tag",
+        nargs="+",
+        default=[],
+        metavar="TAG",
+        help="tags to reserve in the vocabulary that is learned, such as <2de>",
+    )
+    parser.add_argument(
+        "--src-tag",
+        nargs="+",
+        default=[],
+        metavar="TAG",
+        help="tags of the vocabulary to put in front of every source sentence, in this order (default: none)",
+    )
     parser.add_argument("--lowercase", action="store_true", help="lowercase all text (default: case is kept)")
     parser.add_argument(
         "--normalization",
@@ -176,6 +190,8 @@ def settings_from(arguments: argparse.Namespace, scratch: Path, workers: int) ->
         validation=tuple(validation),
         vocab_size=arguments.vocab_size,
         tokenizer=arguments.tokenizer,
+        tags=tuple(arguments.tag),
+        source_tags=tuple(arguments.src_tag),
         lowercase=arguments.lowercase,
         normalization=arguments.normalization,
         max_tokens=arguments.max_tokens,

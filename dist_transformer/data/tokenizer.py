@@ -2,7 +2,10 @@
 
 Text is normalised (NFKC or NFC, and lowercase when asked) and cut into words, and each word's UTF-8 bytes are merged
 into pieces. All 256 bytes are in the vocabulary, so `<unk>` never occurs and decoding gives the normalised text back
-exactly. `tokenizer.json` alone states the normalisation and the rule for words.
+exactly. `tokenizer.json` alone states the normalisation, the rule for words and the tags.
+
+Tags, such as `<2de>`, are entries that no text is encoded to: they are put in front of a source as ids. Theirs follow
+those of the special tokens, in the order in which they were given.
 """
 
 import functools
@@ -17,6 +20,7 @@ from typing import Any, Literal
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
+from dist_transformer.directions import check_tags
 from dist_transformer.errors import UserError
 from dist_transformer.files import read_small, write_file
 
@@ -66,15 +70,25 @@ _FORMER_WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
 
 class Tokenizer:
-    """Text ↔ ids. Text that spells a special token, such as `</s>`, stays text: ordinary pieces, and it comes back."""
+    """Text ↔ ids. Text that spells a special token or a tag, such as `</s>`, stays text: pieces, and it comes back."""
 
-    def __init__(self, file: bytes, backend: Backend, normalization: Normalization, *, lowercase: bool) -> None:
+    def __init__(
+        self,
+        file: bytes,
+        backend: Backend,
+        normalization: Normalization,
+        *,
+        lowercase: bool,
+        tags: Sequence[str] = (),
+    ) -> None:
         self._file = file
         self._backend = backend
         # Not part of tokenizer.json: without it "</s>" in a sentence would become the end-of-sentence id.
         self._backend.encode_special_tokens = True
         self.normalization: Normalization = normalization
         self.lowercase = lowercase
+        self.tags: tuple[str, ...] = tuple(tags)
+        """In the order of their ids."""
         self.sha256: str = hashlib.sha256(file).hexdigest()
         """Of the exact bytes of the file."""
 
@@ -110,6 +124,27 @@ class Tokenizer:
         """The text that decoding gives back. NFKC and NFC are the tokenizers library's, which follows Unicode 12."""
         return self._backend.normalizer.normalize_str(text)
 
+    def tag_ids(self, tags: Sequence[str]) -> list[int]:
+        """
+        Raises:
+            UserError: the vocabulary lacks a tag.
+        """
+        for tag in tags:
+            if tag not in self.tags:
+                known = f"its tags are {' '.join(self.tags)}" if self.tags else "it was learned without tags"
+                raise UserError(
+                    f"the vocabulary has no tag {tag}, {known}: check the name, or learn a vocabulary with --tag {tag}"
+                )
+        return [len(SPECIALS) + self.tags.index(tag) for tag in tags]
+
+    def tag_of(self, token: int) -> str | None:
+        """The tag of an id; None for the id of a piece of text or of a special token."""
+        return self.tags[token - len(SPECIALS)] if len(SPECIALS) <= token < self._first_piece else None
+
+    @property
+    def _first_piece(self) -> int:
+        return len(SPECIALS) + len(self.tags)
+
     def encode(self, text: str) -> list[int]:
         """Ids of a text, no special token added."""
         return self._backend.encode(text, add_special_tokens=False).ids
@@ -122,8 +157,8 @@ class Tokenizer:
         return [start for start, _ in self._backend.encode(text, add_special_tokens=False).offsets]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; special tokens (ids 0 to 3) are left out."""
-        return self._backend.decode([i for i in ids if i > EOS_ID], skip_special_tokens=False)
+        """Text of ids; special tokens (ids 0 to 3) and tags are left out."""
+        return self._backend.decode([i for i in ids if i >= self._first_piece], skip_special_tokens=False)
 
 
 @functools.lru_cache(maxsize=1)
@@ -137,12 +172,13 @@ def _parse(file: bytes) -> Tokenizer:
         backend = Backend.from_str(file.decode("utf-8"))
     except Exception as error:  # the library raises bare Exception
         raise ValueError(f"is not a tokenizer file ({error})") from None
-    settings = _settings_of(backend)
+    tags = _tags_of(backend)
+    settings = _settings_of(backend, tags)
     pieces = backend.get_vocab(with_added_tokens=False).keys()
-    if settings is None or not pieces >= {*SPECIALS, *pre_tokenizers.ByteLevel.alphabet()}:
+    if settings is None or not pieces >= {*SPECIALS, *tags, *pre_tokenizers.ByteLevel.alphabet()}:
         raise ValueError("is a tokenizer of another kind than dist-transformer prepare trains")
     normalization, lowercase = settings
-    return Tokenizer(file, backend, normalization, lowercase=lowercase)
+    return Tokenizer(file, backend, normalization, lowercase=lowercase, tags=tags)
 
 
 def first_folded(text: str) -> str | None:
@@ -161,47 +197,74 @@ def train_tokenizer(
     vocab_size: int,
     lowercase: bool = False,
     normalization: Normalization = DEFAULT_NORMALIZATION,
+    tags: Sequence[str] = (),
 ) -> Tokenizer:
-    """Learn a joint vocabulary of at most `vocab_size` entries (special tokens and bytes included).
+    """Learn a joint vocabulary of at most `vocab_size` entries (special tokens, tags and bytes included).
 
     A small text may give fewer: merges seen only once are not taken, for they would say nothing about other text. The
     same texts and settings give the same file, byte for byte.
 
     Raises:
-        UserError: `vocab_size` has no room for the special tokens and the 256 bytes.
+        UserError: `vocab_size` has no room for the special tokens, the tags and the 256 bytes, or a tag is none.
     """
-    if vocab_size < SMALLEST_VOCABULARY:
-        raise UserError(
-            f"vocab_size {vocab_size} is too small: the special tokens and the 256 bytes take {SMALLEST_VOCABULARY}, "
-            "and 8,000 to 40,000 is usual"
-        )
+    check_vocabulary(vocab_size, tags)
+    # The trainer adds the tags when it is done: of those that are there before, it would learn pieces across words.
     backend = _pipeline(normalization, _WORDS, lowercase=lowercase)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
-        special_tokens=list(SPECIALS),
+        special_tokens=[*SPECIALS, *tags],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
-    return Tokenizer(backend.to_str(pretty=True).encode("utf-8"), backend, normalization, lowercase=lowercase)
+    file = backend.to_str(pretty=True).encode("utf-8")
+    return Tokenizer(file, backend, normalization, lowercase=lowercase, tags=tags)
 
 
-def _pipeline(normalization: Normalization, words: pre_tokenizers.PreTokenizer, *, lowercase: bool) -> Backend:
+def check_vocabulary(vocab_size: int, tags: Sequence[str] = ()) -> None:
+    """Raise a UserError unless a vocabulary of that size and with these tags can be learned."""
+    check_tags(tags)
+    least = SMALLEST_VOCABULARY + len(tags)
+    if vocab_size < least:
+        reserved = "special tokens, the tags" if tags else "special tokens"
+        raise UserError(
+            f"vocab_size {vocab_size} is too small: the {reserved} and the 256 bytes take {least}, "
+            "and 8,000 to 40,000 is usual"
+        )
+
+
+def _pipeline(
+    normalization: Normalization, words: pre_tokenizers.PreTokenizer, *, lowercase: bool, tags: Sequence[str] = ()
+) -> Backend:
     backend = Backend(models.BPE())
     form = _FORMS[normalization]()
     backend.normalizer = normalizers.Sequence([form, normalizers.Lowercase()] if lowercase else [form])
     backend.pre_tokenizer = words
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(list(SPECIALS))
+    backend.add_special_tokens([*SPECIALS, *tags])
     return backend
 
 
-def _settings_of(backend: Backend) -> tuple[Normalization, bool] | None:
+def _tags_of(backend: Backend) -> tuple[str, ...]:
+    """
+    Raises:
+        ValueError: the file has reserved entries that cannot be tags.
+    """
+    reserved = [entry["content"] for entry in json.loads(backend.to_str())["added_tokens"]]
+    tags = tuple(reserved[len(SPECIALS) :])
+    try:
+        check_tags(tags)
+    except UserError as error:
+        raise ValueError(f"is no tokenizer that dist-transformer prepare trains ({error})") from None
+    return tags
+
+
+def _settings_of(backend: Backend, tags: Sequence[str]) -> tuple[Normalization, bool] | None:
     """Normalisation and lowercase of a tokenizer that this or an earlier version trained; None for any other."""
     frame = _frame(backend)
     for normalization, lowercase, words in itertools.product(_FORMS, (False, True), (_WORDS, _FORMER_WORDS)):
-        if frame == _frame(_pipeline(normalization, words, lowercase=lowercase)):
+        if frame == _frame(_pipeline(normalization, words, lowercase=lowercase, tags=tags)):
             return normalization, lowercase
     return None
 

@@ -12,7 +12,7 @@ _JOINERS = "\u200c\u200d"
 
 def readable_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Pieces as a reader knows them, `</s>` last: a space is `▁`, and `�` stands for a part of a character."""
-    return [_readable(tokenizer.decode([i])) for i in ids] + [END]
+    return [tokenizer.tag_of(i) or _readable(tokenizer.decode([i])) for i in ids] + [END]
 
 
 def _readable(text: str) -> str:

@@ -2,7 +2,8 @@
 
     DATA/index.json            written last; format version, languages, counts, hashes
     DATA/tokenizer.json
-    DATA/train-00000.arrow …   columns `src`, `tgt`: lists of ids without special tokens, one record batch a shard
+    DATA/train-00000.arrow …   columns `src`, `tgt`: lists of ids without special tokens, one record batch a shard;
+                               the ids of the folder's tags are in front of each `src`
     DATA/lengths.npy           [pairs, 2]: source and target tokens of each pair, one special token each included
     DATA/valid/                the same for the validation pairs, and their raw text: source.txt, target.txt
 
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dist_transformer.config.plain import OMIT_DEFAULT, to_plain
 from dist_transformer.errors import UserError
 from dist_transformer.files import sha256_of, whole_path, write_file
 
@@ -63,6 +65,20 @@ class TokenLists:
 
     def slice(self, start: int, stop: int) -> "TokenLists":
         return TokenLists(self.values, self.offsets[start : stop + 1])
+
+    def prefixed(self, ids: Sequence[int]) -> "TokenLists":
+        """Every row with `ids` in front."""
+        if not ids:
+            return self
+        lengths = self.lengths.astype(np.int64) + len(ids)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        values = np.empty(offsets[-1], dtype=self.values.dtype)
+        places = offsets[:-1, None] + np.arange(len(ids))
+        values[places] = ids
+        is_own = np.ones(len(values), dtype=bool)
+        is_own[places] = False
+        values[is_own] = self.values[self.offsets[0] : self.offsets[-1]]
+        return TokenLists(values, offsets)
 
     def take(self, rows: np.ndarray) -> "TokenLists":
         """The given rows in the given order."""
@@ -164,6 +180,8 @@ class DataIndex(_Counts):
     synthetic: bool
     source_language: str
     target_language: str
+    source_tags: tuple[str, ...] = dataclasses.field(default=(), metadata=OMIT_DEFAULT)
+    """In front of every source sentence of the shards, in this order, and part of its tokens."""
     lowercase: bool
     tokenizer_sha256: str
     vocab_size: int
@@ -232,7 +250,7 @@ def write_split(folder: Path, shards: Sequence[ShardInfo]) -> SplitInfo:
 
 
 def write_index(folder: Path, index: DataIndex) -> None:
-    text = json.dumps(dataclasses.asdict(index), indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(to_plain(index), indent=2, ensure_ascii=False) + "\n"
     write_file(folder / INDEX_FILE, text)
 
 

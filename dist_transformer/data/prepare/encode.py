@@ -35,6 +35,7 @@ class EncodeChunk:
     seed: int
     max_tokens: int
     max_length_ratio: float
+    source_tags: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -51,18 +52,19 @@ class EncodeChunk:
             empty_parts.append(np.fromiter(map(is_empty, *texts), dtype=bool, count=len(texts[0])))
             progress(len(texts[0]))
         source, target = (TokenLists.concatenate(side) for side in zip(*parts, strict=True))
+        tags = tokenizer.tag_ids(self.source_tags)
         progress(len(self.rows))
 
         shorter, longer = np.minimum(source.lengths, target.lengths), np.maximum(source.lengths, target.lengths)
         empty = np.concatenate(empty_parts) | (shorter == 0)
-        too_long = ~empty & (longer + 1 > self.max_tokens)
+        too_long = ~empty & (np.maximum(longer, source.lengths + len(tags)) + 1 > self.max_tokens)
         unlike = (longer + _RATIO_ALLOWANCE) > self.max_length_ratio * (shorter + _RATIO_ALLOWANCE)
         unlike &= ~empty & ~too_long
 
         kept = np.flatnonzero(~(empty | too_long | unlike))
         order = pair_hash(self.chunk.first + rows[kept], self.seed, SHUFFLE)
         by_order = np.argsort(order)
-        sides = {"src": source.take(kept[by_order]), "tgt": target.take(kept[by_order])}
+        sides = {"src": source.take(kept[by_order]).prefixed(tags), "tgt": target.take(kept[by_order])}
         columns = {side: lists.to_arrow() for side, lists in sides.items()}
         shards.write_batch(self.chunk.ids(self.work), {"order": pa.array(order[by_order]), **columns})
         dropped = dict(zip(DROP_REASONS, (int(mask.sum()) for mask in (empty, too_long, unlike)), strict=True))
@@ -86,6 +88,7 @@ def encode_chunks(
             seed=settings.seed,
             max_tokens=settings.max_tokens,
             max_length_ratio=settings.max_length_ratio,
+            source_tags=settings.source_tags,
         )
 
     runner.run("encode", map(task, chunks), collect, sizes=[chunk.pairs for chunk in chunks])
@@ -118,6 +121,7 @@ def make_tokenizer(
             vocab_size=settings.vocab_size,
             lowercase=settings.lowercase,
             normalization=settings.normalization or DEFAULT_NORMALIZATION,
+            tags=settings.tags,
         )
         tokenizer.save(tokenizer_path(work))
         work.keep_result("vocabulary", taken)
@@ -125,6 +129,7 @@ def make_tokenizer(
     fewer = f"; the text gives no more than that of the {settings.vocab_size:,} asked for"
     report(
         f"vocabulary: {tokenizer.vocab_size:,} entries, joint byte-level BPE, {tokenizer.text_rule}"
+        + (f", tags {' '.join(tokenizer.tags)}" if tokenizer.tags else "")
         + (f", learned from a sample of {taken:,} of {pairs:,} pairs" if taken < pairs else "")
         + (fewer if tokenizer.vocab_size < settings.vocab_size else "")
     )

@@ -104,6 +104,7 @@ def _check_tokenizer(settings: PrepareSettings, tokenizer: Tokenizer, report: Re
             f"{settings.tokenizer} normalises by {tokenizer.normalization.upper()}, so {settings.normalization} does "
             "not go with it: leave out --normalization or --tokenizer"
         )
+    tokenizer.tag_ids(settings.source_tags)
     note = ", --vocab-size has no effect" if settings.vocab_size not in (None, tokenizer.vocab_size) else ""
     report(f"vocabulary: {tokenizer.vocab_size:,} entries from {settings.tokenizer}, {tokenizer.text_rule}{note}")
 
@@ -206,6 +207,7 @@ def _finish(
         synthetic=settings.synthetic,
         source_language=source_language,
         target_language=target_language,
+        source_tags=settings.source_tags,
         lowercase=tokenizer.lowercase,
         tokenizer_sha256=tokenizer.sha256,
         vocab_size=tokenizer.vocab_size,
@@ -258,8 +260,9 @@ def _write_validation(
         content = "".join(f"{text}\n" for text in column).encode("utf-8")
         write_file(valid / name, content)
         hashes.append(hashlib.sha256(content).hexdigest())
-    source, target = (encode(tokenizer, side) for side in columns)
-    shorter, longer = np.minimum(source.lengths, target.lengths), np.maximum(source.lengths, target.lengths)
+    text, target = (encode(tokenizer, side) for side in columns)
+    source = text.prefixed(tokenizer.tag_ids(settings.source_tags))
+    shorter, longer = np.minimum(text.lengths, target.lengths), np.maximum(source.lengths, target.lengths)
     fitting = np.flatnonzero((shorter > 0) & (longer + 1 <= settings.max_tokens))
     if len(fitting) == 0:
         raise UserError(
@@ -272,8 +275,8 @@ def _write_validation(
         path = valid / f"valid-{len(written):05}.arrow"
         written.append(shards.write_shard(path, source.take(rows), target.take(rows)))
     split = shards.write_split(valid, written)
-    text = TextInfo(pairs=len(pairs), source_sha256=hashes[0], target_sha256=hashes[1])
-    return split, text, len(pairs) - len(fitting)
+    info = TextInfo(pairs=len(pairs), source_sha256=hashes[0], target_sha256=hashes[1])
+    return split, info, len(pairs) - len(fitting)
 
 
 def _reporter(report: Report, bars: bool) -> Report:
@@ -297,6 +300,8 @@ def _report_result(index: DataIndex, out: Path, seconds: float, report: Report) 
     )
     for side, tokens in ((index.source_language, train.source_tokens), (index.target_language, train.target_tokens)):
         report(f"tokens: {tokens:,} {side}, {tokens / train.pairs:.1f} a sentence (the special token included)")
+    if index.source_tags:
+        report(f"tags: {' '.join(index.source_tags)} in front of every {index.source_language} sentence")
     report(f"validation shards: {valid.pairs:,} of {index.valid_text.pairs:,} pairs fit; the raw text is kept in full")
     report(f"wrote: {out}, {len(train.shards)} training shard{'s' * (len(train.shards) > 1)}, in {seconds:.1f} s")
     preset = "tiny" if index.synthetic else "multi30k" if train.pairs < 200_000 else "base"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_transformer.data.text.files import PairSource
-from dist_transformer.data.tokenizer import SMALLEST_VOCABULARY, Normalization
+from dist_transformer.data.tokenizer import Normalization, check_vocabulary
 from dist_transformer.errors import UserError
 
 
@@ -19,13 +19,17 @@ class PrepareSettings:
     """Entries, special tokens and the 256 bytes included; needed unless a tokenizer is given."""
     tokenizer: Path | None = None
     """A tokenizer.json to use as it is, in place of learning one."""
+    tags: tuple[str, ...] = ()
+    """To reserve in a vocabulary that is learned."""
+    source_tags: tuple[str, ...] = ()
+    """Of the vocabulary, to put in front of every source sentence, in this order."""
     lowercase: bool = False
     normalization: Normalization | None = None
     """None: that of the given tokenizer, or nfkc."""
     max_tokens: int = 256
-    """A pair with a longer side is dropped; counted with the special token."""
+    """A pair with a longer side is dropped; counted with the special token and the tags."""
     max_length_ratio: float = 3.0
-    """A pair is dropped when (longer + 5) / (shorter + 5) tokens exceeds this."""
+    """A pair is dropped when (longer + 5) / (shorter + 5) tokens of text exceeds this."""
     pairs_per_shard: int = 100_000
     """On average, for pairs are dealt by hash."""
     vocab_sample_pairs: int = 2_000_000
@@ -54,10 +58,14 @@ class PrepareSettings:
                 "vocab_size is missing: give --vocab-size (37000 is the paper's, 10000 suits 30,000 pairs), "
                 "or a tokenizer.json with --tokenizer"
             )
-        if self.tokenizer is None and self.vocab_size is not None and self.vocab_size < SMALLEST_VOCABULARY:
+        if self.tokenizer is None and self.vocab_size is not None:
+            check_vocabulary(self.vocab_size, self.tags)
+            if missing := [tag for tag in self.source_tags if tag not in self.tags]:
+                raise UserError(f"--src-tag {missing[0]} is not in the vocabulary to be learned: give it to --tag, too")
+        if self.tokenizer is not None and self.tags:
             raise UserError(
-                f"vocab_size {self.vocab_size} is too small: the special tokens and the 256 bytes take "
-                f"{SMALLEST_VOCABULARY}, and 8,000 to 40,000 is usual"
+                f"--tag reserves {self.tags[0]} in a vocabulary that is learned, and --tokenizer gives one that is "
+                "there: leave out --tag, or --tokenizer"
             )
         for field, least in (
             ("max_tokens", 2),
