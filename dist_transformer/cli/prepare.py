@@ -152,6 +152,11 @@ def parse_arguments() -> argparse.Namespace:
             flag, type=kind, default=defaults[name], metavar="N", help=f"{meaning} (default %(default)s)"
         )
     parser.add_argument(
+        "--keep-overlap",
+        action="store_true",
+        help="keep training pairs that are validation pairs too (default: they are counted and left out)",
+    )
+    parser.add_argument(
         "--workers",
         type=int,
         metavar="N",
@@ -196,6 +201,7 @@ def settings_from(arguments: argparse.Namespace, scratch: Path, workers: int) ->
         normalization=arguments.normalization,
         max_tokens=arguments.max_tokens,
         max_length_ratio=arguments.max_length_ratio,
+        keep_overlap=arguments.keep_overlap,
         pairs_per_shard=arguments.pairs_per_shard,
         seed=arguments.seed,
         valid_pairs=arguments.valid_pairs,

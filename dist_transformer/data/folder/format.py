@@ -194,6 +194,10 @@ class DataIndex(_Counts):
     pairs_read: int
     dropped: dict[str, int]
     """Training pairs left out, by reason."""
+    overlap: int
+    """Training pairs that are validation pairs too, in `dropped` unless they were kept on demand."""
+    repeats: int
+    """Kept training pairs that repeat another one exactly."""
     valid_held_out: bool
     """True when the validation pairs were taken from the training text."""
     valid_dropped: dict[str, int]

@@ -50,6 +50,8 @@ def _write_index(folder: DataFolder, out: Path, *, train: SplitInfo, valid: Spli
         corpus=f"{train.pairs:,} pairs of {folder.index.corpus}",
         pairs_read=train.pairs,
         dropped={},
+        overlap=0,
+        repeats=0,
         valid_dropped={},
         valid_held_out=False,
         valid_text=text,

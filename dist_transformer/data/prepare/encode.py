@@ -10,14 +10,16 @@ import pyarrow as pa
 
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.format import TokenLists
+from dist_transformer.data.prepare.duplicates import pair_keys, write_keys
 from dist_transformer.data.prepare.ingest import SHUFFLE, VOCABULARY, Chunk, Report, is_empty, pair_hash
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
+from dist_transformer.data.text.files import Pair
 from dist_transformer.data.tokenizer import DEFAULT_NORMALIZATION, Tokenizer, train_tokenizer
 
-DROP_REASONS = ("empty", "too_long", "length_ratio")
+DROP_REASONS = ("empty", "too_long", "length_ratio", "in_validation")
 # Added to both lengths before their ratio is taken, so that "Yes." may become four words.
 _RATIO_ALLOWANCE = 5
 # The library's encodings take about 100 bytes a token: few texts at a time.
@@ -36,13 +38,14 @@ class EncodeChunk:
     max_tokens: int
     max_length_ratio: float
     source_tags: tuple[str, ...]
+    keep_overlap: bool
 
     @property
     def name(self) -> str:
         return f"encode-{self.chunk.name}"
 
     def run(self, progress: Progress) -> dict[str, int]:
-        """Gives the number of pairs dropped for each reason, and the tokens of those kept."""
+        """Gives the number of pairs found for each reason, and the tokens of those kept."""
         tokenizer = Tokenizer.load(tokenizer_path(self.work))
         rows = np.setdiff1d(np.arange(self.chunk.pairs), np.array(self.rows, dtype=np.int64))
         parts, empty_parts = [], []
@@ -62,19 +65,25 @@ class EncodeChunk:
         unlike &= ~empty & ~too_long
 
         kept = np.flatnonzero(~(empty | too_long | unlike))
+        keys = pair_keys(source.take(kept), target.take(kept))
+        in_validation = np.isin(keys, read_validation_keys(self.work))
+        if not self.keep_overlap:
+            kept, keys = kept[~in_validation], keys[~in_validation]
+        write_keys(self.work, self.chunk, keys)
         order = pair_hash(self.chunk.first + rows[kept], self.seed, SHUFFLE)
         by_order = np.argsort(order)
         sides = {"src": source.take(kept[by_order]).prefixed(tags), "tgt": target.take(kept[by_order])}
         columns = {side: lists.to_arrow() for side, lists in sides.items()}
         shards.write_batch(self.chunk.ids(self.work), {"order": pa.array(order[by_order]), **columns})
-        dropped = dict(zip(DROP_REASONS, (int(mask.sum()) for mask in (empty, too_long, unlike)), strict=True))
-        return {**dropped, "tokens": sum(len(lists.values) for lists in sides.values())}
+        masks = (empty, too_long, unlike, in_validation)
+        found = dict(zip(DROP_REASONS, (int(mask.sum()) for mask in masks), strict=True))
+        return {**found, "tokens": sum(len(lists.values) for lists in sides.values())}
 
 
 def encode_chunks(
     runner: TaskRunner, settings: PrepareSettings, chunks: Sequence[Chunk], held_out: np.ndarray
 ) -> tuple[Counter[str], int]:
-    """Encode all chunks; gives the pairs dropped by reason, and the tokens kept."""
+    """Encode all chunks; gives the pairs found for each reason, and the tokens kept."""
     total: Counter[str] = Counter(dict.fromkeys((*DROP_REASONS, "tokens"), 0))
 
     def collect(_: int, found: dict[str, int]) -> None:
@@ -89,6 +98,7 @@ def encode_chunks(
             max_tokens=settings.max_tokens,
             max_length_ratio=settings.max_length_ratio,
             source_tags=settings.source_tags,
+            keep_overlap=settings.keep_overlap,
         )
 
     runner.run("encode", map(task, chunks), collect, sizes=[chunk.pairs for chunk in chunks])
@@ -145,6 +155,24 @@ def _sample(
         if pairs > settings.vocab_sample_pairs:
             rows = rows[pair_hash(chunk.first + rows, settings.seed, VOCABULARY) < np.uint64(bound)]
         yield rows
+
+
+def write_validation_keys(work: Work, pairs: Sequence[Pair]) -> None:
+    """Keep the keys of the validation pairs, which training pairs are compared with."""
+    if _validation_keys(work).exists():
+        return
+    tokenizer = Tokenizer.load(tokenizer_path(work))
+    columns = [list(side) for side in zip(*pairs, strict=True)] or [[], []]
+    keys = np.unique(pair_keys(*(encode(tokenizer, column) for column in columns)))
+    shards.write_batch(_validation_keys(work), {"key": pa.array(keys)})
+
+
+def read_validation_keys(work: Work) -> np.ndarray:
+    return shards.read_batch(_validation_keys(work)).column("key").to_numpy()
+
+
+def _validation_keys(work: Work) -> Path:
+    return work.folder / "keys-validation.arrow"
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> TokenLists:

@@ -41,6 +41,9 @@ class Chunk:
     def ids(self, work: Work) -> Path:
         return work.folder / f"ids-{self.name}.arrow"
 
+    def keys(self, work: Work) -> Path:
+        return work.folder / f"keys-{self.name}.arrow"
+
     def texts(self, work: Work, rows: np.ndarray) -> tuple[list[str], list[str]]:
         batch = shards.read_batch(self.text(work)).take(pa.array(rows))
         return batch.column("src").to_pylist(), batch.column("tgt").to_pylist()

@@ -23,7 +23,14 @@ from tqdm import tqdm
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.format import DataIndex, ShardInfo, SplitInfo, TextInfo
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.prepare.encode import encode, encode_chunks, make_tokenizer, tokenizer_path
+from dist_transformer.data.prepare.duplicates import count_repeats
+from dist_transformer.data.prepare.encode import (
+    encode,
+    encode_chunks,
+    make_tokenizer,
+    tokenizer_path,
+    write_validation_keys,
+)
 from dist_transformer.data.prepare.ingest import (
     Chunk,
     Report,
@@ -131,11 +138,15 @@ def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None
     warn_of_folding(settings, survey, pairs_read, report)
     validation = ranks.lead(lambda: _validation(work, settings, chunks, survey, report))
     ranks.lead(lambda: make_tokenizer(work, settings, chunks, validation.held_out, report))
-    dropped, tokens = encode_chunks(runner, settings, chunks, validation.held_out)
+    ranks.lead(lambda: write_validation_keys(work, validation.pairs))
+    found, tokens = encode_chunks(runner, settings, chunks, validation.held_out)
+    overlap = found["in_validation"]
+    dropped = Counter({**found, "in_validation": 0}) if settings.keep_overlap else found
     kept = pairs_read - len(validation.held_out) - dropped.total()
     _require_pairs(kept, dropped, settings)
+    repeats = count_repeats(runner, chunks, kept)
     infos = write_shards(runner, chunks, kept, tokens, settings.pairs_per_shard)
-    ranks.lead(lambda: _finish(work, settings, infos, validation, pairs_read, dropped))
+    ranks.lead(lambda: _finish(work, settings, infos, validation, pairs_read, dropped, overlap, repeats))
 
 
 def _normalization(settings: PrepareSettings) -> str:
@@ -182,7 +193,7 @@ def _require_pairs(kept: int, dropped: Counter[str], settings: PrepareSettings) 
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
         raise UserError(
             f"no training pair is left of {', '.join(source.name for source in settings.sources)} ({reasons} dropped): "
-            "check the files, or raise --max-tokens and --max-length-ratio"
+            "check the files, or raise --max-tokens and --max-length-ratio, or give --keep-overlap"
         )
 
 
@@ -193,6 +204,8 @@ def _finish(
     validation: _Validation,
     pairs_read: int,
     dropped: Counter[str],
+    overlap: int,
+    repeats: int,
 ) -> None:
     """Put the data folder together. It may have been begun by an interrupted preparation."""
     tokenizer = Tokenizer.load(tokenizer_path(work))
@@ -218,6 +231,8 @@ def _finish(
         pairs_per_shard=settings.pairs_per_shard,
         pairs_read=pairs_read,
         dropped=dict(dropped),
+        overlap=overlap,
+        repeats=repeats,
         valid_held_out=not settings.validation,
         valid_dropped={"empty": validation.empty, "too_long": too_long},
         valid_text=valid_text,
@@ -298,6 +313,12 @@ def _report_result(index: DataIndex, out: Path, seconds: float, report: Report) 
         f"kept: {train.pairs:,} of {index.pairs_read:,} pairs; dropped {reasons} "
         f"(over {index.max_tokens} tokens; ratio over {index.max_length_ratio:g})"
     )
+    if index.overlap:
+        was = "kept" if index.overlap > index.dropped.get("in_validation", 0) else "left out of training"
+        report(f"overlap: {index.overlap:,} training pairs are validation pairs too, {was}")
+    if index.repeats:
+        share = index.repeats / train.pairs
+        report(f"duplicates: {index.repeats:,} of the kept pairs repeat another one exactly ({share:.1%})")
     for side, tokens in ((index.source_language, train.source_tokens), (index.target_language, train.target_tokens)):
         report(f"tokens: {tokens:,} {side}, {tokens / train.pairs:.1f} a sentence (the special token included)")
     if index.source_tags:

@@ -30,6 +30,8 @@ class PrepareSettings:
     """A pair with a longer side is dropped; counted with the special token and the tags."""
     max_length_ratio: float = 3.0
     """A pair is dropped when (longer + 5) / (shorter + 5) tokens of text exceeds this."""
+    keep_overlap: bool = False
+    """Keep training pairs that are validation pairs as well: they make the validation look better than it is."""
     pairs_per_shard: int = 100_000
     """On average, for pairs are dealt by hash."""
     vocab_sample_pairs: int = 2_000_000

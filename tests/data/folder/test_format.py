@@ -67,6 +67,8 @@ def folder(tmp_path: Path) -> Path:
         pairs_per_shard=3,
         pairs_read=5,
         dropped={"empty": 0},
+        overlap=0,
+        repeats=0,
         valid_held_out=False,
         valid_dropped={"empty": 0},
         valid_text=TextInfo(

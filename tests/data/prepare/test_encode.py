@@ -61,24 +61,24 @@ def test_pairs_are_dropped_for_the_reason_stated(tmp_path: Path) -> None:
         ("a", " \t"),
         ("", ""),
     ]
-    valid = [("a" * 200, "x"), ("y", "z"), ("", "z"), ("a" * 15, "b" * 15)]
+    valid = [("a" * 200, "x"), ("y", "z"), ("", "z"), ("a" * 15, "c" * 15)]
     index, report = run(tmp_path, pairs, vocab_size=260, max_tokens=16, **with_validation(tmp_path, valid))
-    assert index.dropped == {"empty": 3, "too_long": 1, "length_ratio": 2}
+    assert index.dropped == {"empty": 3, "too_long": 1, "length_ratio": 2, "in_validation": 0}
     assert (index.pairs_read, index.train.pairs) == (8, 2)
     assert (index.train.source_tokens, index.train.target_tokens) == (16 + 2, 16 + 14)
     data = DataFolder.open(tmp_path / "out")
     assert sorted(train_text(data)) == [("a", "b" * 13), ("a" * 15, "b" * 15)]
     # Validation text is kept in full but for empty sides; its shards hold what fits, in order.
-    assert data.valid_text() == (["a" * 200, "y", "a" * 15], ["x", "z", "b" * 15])
+    assert data.valid_text() == (["a" * 200, "y", "a" * 15], ["x", "z", "c" * 15])
     assert data.valid.lengths.tolist() == [[2, 2], [16, 16]]
     assert index.valid_dropped == {"empty": 1, "too_long": 1}
     assert not index.valid_held_out
-    assert "kept: 2 of 8 pairs; dropped 3 empty, 1 too_long, 2 length_ratio" in "\n".join(report)
+    assert "kept: 2 of 8 pairs; dropped 3 empty, 1 too_long, 2 length_ratio, 0 in_validation" in "\n".join(report)
 
 
 def test_normalised_text_is_trained_on_and_raw_text_kept(tmp_path: Path) -> None:
     pairs = [("  ﬁne Ｘ </s>", "½ e\u0301\u2028x")] * 40
-    run(tmp_path, pairs)
+    run(tmp_path, pairs, keep_overlap=True)
     data = DataFolder.open(tmp_path / "out")
     assert set(train_text(data)) == {tuple(unicodedata.normalize("NFKC", text) for text in pairs[0])}
     assert data.valid_text() == ([pairs[0][0]] * 4, [pairs[0][1]] * 4)
@@ -101,10 +101,10 @@ def test_lowercase_and_reuse_of_a_tokenizer(tmp_path: Path) -> None:
 
 def test_nfc_keeps_full_width_forms(tmp_path: Path) -> None:
     pairs = [FULL_WIDTH] * 40
-    _, report = run(tmp_path, pairs, "folded")
+    _, report = run(tmp_path, pairs, "folded", keep_overlap=True)
     assert set(train_text(DataFolder.open(tmp_path / "folded"))) == {("a dog, a cat", "一条狗,一只猫!")}
     assert any(re.fullmatch("vocabulary: .* entries, joint byte-level BPE, NFKC(;.*)?", line) for line in report)
-    _, report = run(tmp_path, pairs, "kept", normalization="nfc", lowercase=True)
+    _, report = run(tmp_path, pairs, "kept", normalization="nfc", lowercase=True, keep_overlap=True)
     data = DataFolder.open(tmp_path / "kept")
     assert set(train_text(data)) == {FULL_WIDTH}
     assert (data.tokenizer().normalization, data.tokenizer().lowercase) == ("nfc", True)
@@ -116,14 +116,21 @@ def test_nfc_keeps_full_width_forms(tmp_path: Path) -> None:
 def test_a_given_tokenizer_decides_the_normalisation(tmp_path: Path) -> None:
     pairs = [FULL_WIDTH] * 40
     for name in ("nfkc", "nfc"):
-        run(tmp_path, pairs, name, normalization=name)
-    run(tmp_path, pairs, "again", tokenizer=tmp_path / "nfc/tokenizer.json")
+        run(tmp_path, pairs, name, normalization=name, keep_overlap=True)
+    run(tmp_path, pairs, "again", tokenizer=tmp_path / "nfc/tokenizer.json", keep_overlap=True)
     assert set(train_text(DataFolder.open(tmp_path / "again"))) == {FULL_WIDTH}
     for name, other in (("nfkc", "nfc"), ("nfc", "nfkc")):
         message = f"normalises by {name.upper()}, so {other} does not go with it: leave out --normalization"
         with pytest.raises(UserError, match=message):
-            run(tmp_path, pairs, "bad", tokenizer=tmp_path / name / "tokenizer.json", normalization=other)
-    _, report = run(tmp_path, pairs, "warned", tokenizer=tmp_path / "nfkc/tokenizer.json")
+            run(
+                tmp_path,
+                pairs,
+                "bad",
+                tokenizer=tmp_path / name / "tokenizer.json",
+                normalization=other,
+                keep_overlap=True,
+            )
+    _, report = run(tmp_path, pairs, "warned", tokenizer=tmp_path / "nfkc/tokenizer.json", keep_overlap=True)
     (warning,) = [line for line in report if "warning" in line]
     assert warning.endswith(": --normalization nfc keeps them, without --tokenizer")
 

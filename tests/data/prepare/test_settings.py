@@ -36,7 +36,7 @@ def test_bad_settings_are_refused(tmp_path: Path, changes: dict[str, Any], messa
 
 
 def test_languages_that_cannot_be_told_are_asked_for(tmp_path: Path) -> None:
-    (tmp_path / "t.tsv").write_text("a\tb\n" * 20)
+    (tmp_path / "t.tsv").write_text("".join(f"a{i}\tb\n" for i in range(20)))
     sources = (TsvFile(path=tmp_path / "t.tsv"),)
     with pytest.raises(UserError, match=r"source language cannot be told .* --src-lang"):
         run(tmp_path, [], sources=sources)

@@ -1,0 +1,90 @@
+"""Exact duplicates: pairs that occur more than once, and training pairs that are validation pairs too.
+
+A pair is known by a 64-bit key of its ids, so texts that the tokenizer normalises to the same are the same. Two
+different pairs have one key with a probability of 2^-64: of a billion pairs, 0.03 are expected to be taken for others.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from dist_transformer.data.folder import format as shards
+from dist_transformer.data.folder.format import TokenLists
+from dist_transformer.data.prepare.ingest import Chunk, pair_hash
+from dist_transformer.data.prepare.tasks import TaskRunner
+from dist_transformer.data.prepare.work_dir import Work
+from dist_transformer.data.prepare.worker_pool import Progress
+
+# Keys that a task holds at once: 64 MB, and as much again while they are sorted.
+_KEYS_AT_ONCE = 8_000_000
+# What the hash of a token and its place, and of a whole row, is for; `pair_hash` numbers its other purposes from 1.
+_SOURCE, _TARGET, _ROW = 101, 102, 103
+
+
+def pair_keys(source: TokenLists, target: TokenLists) -> np.ndarray:
+    """Give the key of each pair, uint64: a hash of the ids and places of both sides."""
+    return pair_hash(_row_sums(source, _SOURCE) + _row_sums(target, _TARGET), 0, _ROW)
+
+
+def _row_sums(rows: TokenLists, purpose: int) -> np.ndarray:
+    """Sum the hashes of (id, place) over each row, modulo 2^64."""
+    lengths = rows.lengths.astype(np.int64)
+    tokens = rows.values[rows.offsets[0] : rows.offsets[-1]].astype(np.uint64)
+    edges = np.concatenate([[0], np.cumsum(lengths)])
+    places = np.arange(len(tokens)) - np.repeat(edges[:-1], lengths)
+    sums = np.zeros(len(tokens) + 1, dtype=np.uint64)
+    np.cumsum(pair_hash(tokens << np.uint64(32) | places.astype(np.uint64), 0, purpose), out=sums[1:])
+    # A difference is right although the sums have wrapped round.
+    return sums[edges[1:]] - sums[edges[:-1]]
+
+
+def write_keys(work: Work, chunk: Chunk, keys: np.ndarray) -> None:
+    """Keep the keys of the pairs of a chunk that stay, sorted."""
+    shards.write_batch(chunk.keys(work), {"key": pa.array(np.sort(keys))})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CountRepeats:
+    """Count the pairs with keys in [first, last] that another pair with the same key precedes."""
+
+    work: Work
+    chunks: tuple[Chunk, ...]
+    number: int
+    first: int
+    last: int
+
+    @property
+    def name(self) -> str:
+        return f"repeats-{self.number:05}"
+
+    def run(self, progress: Progress) -> int:
+        found = []
+        for chunk in self.chunks:
+            keys = shards.read_batch(chunk.keys(self.work)).column("key").to_numpy()
+            start = np.searchsorted(keys, np.uint64(self.first))
+            stop = np.searchsorted(keys, np.uint64(self.last), side="right")
+            # A copy: thousands of chunks must not stay mapped.
+            found.append(keys[start:stop].copy())
+            progress(int(stop - start))
+        keys = np.sort(np.concatenate(found))
+        return int((keys[1:] == keys[:-1]).sum())
+
+
+def count_repeats(runner: TaskRunner, chunks: Sequence[Chunk], pairs: int) -> int:
+    """Count the training pairs that are exact repetitions of another one, in bounded memory for any number of pairs."""
+    parts = -(-pairs // _KEYS_AT_ONCE)
+    edges = [part * 2**64 // parts for part in range(parts + 1)]
+    tasks = [
+        CountRepeats(work=runner.work, chunks=tuple(chunks), number=part, first=edges[part], last=edges[part + 1] - 1)
+        for part in range(parts)
+    ]
+    total = 0
+
+    def add(_: int, count: int) -> None:
+        nonlocal total
+        total += count
+
+    runner.run("compare", tasks, add)
+    return sum(runner.ranks.gather(total))
