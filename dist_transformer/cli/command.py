@@ -22,10 +22,11 @@ COMMANDS = {
     "average": "weights of a run → model folder",
     "translate": "stdin → stdout",
     "evaluate": "test set → BLEU, chrF, TER",
+    "score": "how probable a model finds given translations",
     "serve": "a page to try a model or two, on this machine",
 }
 # Commands that share their work among processes.
-SHARED = ("train", "average", "evaluate")
+SHARED = ("train", "average", "evaluate", "score")
 
 
 def main() -> None:
@@ -69,6 +70,6 @@ def overview() -> str:
         "Train the Transformer for translation, from one CPU to a cluster of GPUs.\n\n"
         f"commands:\n{rows}\n\n"
         f"`dist-transformer COMMAND --help` lists the flags of a command.\n"
-        f"{', '.join(SHARED[:-1])} and {SHARED[-1]} take --processes N: N processes on this machine,\n"
-        "one per GPU where there are GPUs."
+        f"{', '.join(SHARED[:-1])} and {SHARED[-1]} take --processes N: N processes on this\n"
+        "machine, one per GPU where there are GPUs."
     )

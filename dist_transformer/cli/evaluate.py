@@ -20,8 +20,15 @@ import sys
 from pathlib import Path
 
 from dist_transformer.cli.parser import make_parser
-from dist_transformer.evaluation.evaluate import Evaluation, evaluate, require_writable, write_report
-from dist_transformer.inference.options import PRECISIONS, add_decoding_options, add_model_option, beam_settings
+from dist_transformer.evaluation.evaluate import Evaluation, evaluate, write_report
+from dist_transformer.files import require_writable
+from dist_transformer.inference.options import (
+    PRECISIONS,
+    add_decoding_options,
+    add_device_option,
+    add_model_option,
+    beam_settings,
+)
 from dist_transformer.runtime.distributed import error_of_all
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import read_world
@@ -32,7 +39,7 @@ def main() -> None:
     if arguments.json is not None:
         require_writable(arguments.json)
     world = read_world()
-    with process_group(world) as device, error_of_all(world):
+    with process_group(world, device_name=arguments.device) as device, error_of_all(world):
         evaluation = evaluate(
             arguments.model,
             source=arguments.src,
@@ -65,6 +72,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_model_option(parser)
     add_decoding_options(parser)
+    add_device_option(parser, several_processes=True)
     parser.add_argument("--src", type=Path, required=True, metavar="F", help="source text, one sentence a line")
     parser.add_argument("--ref", type=Path, required=True, metavar="F", help="raw reference text, line by line")
     parser.add_argument(

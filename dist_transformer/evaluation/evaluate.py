@@ -1,7 +1,6 @@
 """Translate a test set with a model folder and score it, on any number of ranks."""
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -144,16 +143,6 @@ def _notes(tokenizer: Tokenizer, references: list[str]) -> tuple[str, ...]:
     if tokenizer.lowercase and any(line != line.lower() for line in references):
         return ("lowercased model, references with capitals: the cased BLEU means nothing",)
     return ()
-
-
-def require_writable(file: Path) -> None:
-    """
-    Raises:
-        UserError: a report cannot be written there, as far as can be seen before it is.
-    """
-    nearest = next(folder for folder in file.absolute().parents if folder.exists())
-    if file.is_dir() or not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise UserError(f"{file} cannot be written: choose another place")
 
 
 def write_report(evaluation: Evaluation, file: Path) -> None:

@@ -16,6 +16,18 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, required=True, metavar="MODEL", help="model folder")
 
 
+def add_device_option(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, several_processes: bool = False
+) -> None:
+    """Add `--device`, which `find_device` takes.
+
+    Args:
+        several_processes: whether the command runs under a launcher.
+    """
+    devices = "cpu or cuda, or of a single process cuda:N" if several_processes else "cpu, cuda or cuda:N"
+    parser.add_argument("--device", metavar="D", help=f"{devices} (default: cuda where there is one)")
+
+
 def add_decoding_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     def option(name: str, text: str, **settings: Any) -> None:
         parser.add_argument(name, help=text, **settings)

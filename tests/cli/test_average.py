@@ -253,6 +253,7 @@ def test_a_sweep_of_more_files_than_there_are_decodes_nothing(
             "--src and --ref are the dev set of --sweep: give both with it, or none",
         ),
         ("--run-dir r --last 2 --beam 5", "--beam says how --sweep decodes: give --sweep, or leave it out"),
+        ("--checkpoints a --device cpu", "--device says how --sweep decodes: give --sweep, or leave it out"),
         ("--checkpoints a --precision bf16", "--precision says how --sweep decodes: give --sweep, or leave it out"),
         ("--run-dir r --sweep 2 --ref a", "--src and --ref are the dev set of --sweep: give both with it, or none"),
     ],
