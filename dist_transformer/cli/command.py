@@ -21,7 +21,7 @@ COMMANDS = {
     "verify": "is a run folder sound, and trained as planned",
     "average": "weights of a run → model folder",
     "translate": "stdin → stdout",
-    "evaluate": "test set → BLEU, chrF, TER",
+    "evaluate": "test set or hypotheses → BLEU, chrF, TER",
     "score": "how probable a model finds given translations",
     "serve": "a page to try a model or two, on this machine",
 }
