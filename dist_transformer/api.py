@@ -183,7 +183,7 @@ def evaluate(
     *,
     model: AnyPath,
     src: AnyPath,
-    ref: AnyPath,
+    ref: Paths,
     beam: int = 4,
     length_penalty: float = 0.6,
     max_extra_tokens: int = 50,
@@ -195,7 +195,7 @@ def evaluate(
     """Translate a test set with a model folder and score it, as the command `evaluate` does, in this process.
 
     Args:
-        src: source text, one sentence a line; `ref` has raw reference text.
+        src: source text, one sentence a line; `ref` has raw reference text, of several files one reference each.
         lowercase: ignore case.
         device: `cpu`, `cuda` or `cuda:N`; not given: a GPU where there is one.
         precision: `fp32` or `bf16`.
@@ -209,7 +209,7 @@ def evaluate(
     return evaluate_folder(
         Path(model),
         source=Path(src),
-        reference=Path(ref),
+        references=[Path(path) for path in _as_list(ref)],
         settings=BeamSettings(beam_size=beam, length_penalty=length_penalty, max_extra_tokens=max_extra_tokens),
         device=find_device(device),
         dtype=as_dtype(precision),

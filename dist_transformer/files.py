@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+from dist_transformer.errors import UserError
+
 _UNFINISHED = ".tmp"
 # Bytes of the largest file that is read at once without need: a tokenizer of 256,000 words has about 20 MB.
 _SMALL = 2**28
@@ -71,6 +73,17 @@ def write_file(path: Path, content: bytes | str, *, durable: bool = True) -> Non
     """Write a file as `whole_path` does; text becomes UTF-8, its line ends as they are."""
     with whole_path(path, durable=durable) as beside, beside.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def require_writable(file: Path) -> None:
+    """Refuse a place where no file can be written, as far as can be seen before it is.
+
+    Raises:
+        UserError: it names the place.
+    """
+    nearest = next(folder for folder in file.absolute().parents if folder.exists())
+    if file.is_dir() or not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise UserError(f"{file} cannot be written: choose another place")
 
 
 def write_new(path: Path, content: str) -> None:

@@ -192,5 +192,5 @@ def test_every_command_runs_in_the_order_of_the_pages(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         ran.append(line)
-    assert len(ran) == 29
+    assert len(ran) == 31
     assert len((tmp_path / "test.hyp.de").read_text(encoding="utf-8").splitlines()) == 20

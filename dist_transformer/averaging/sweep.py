@@ -20,7 +20,7 @@ from dist_transformer.data.folder.format import INDEX_FILE, VALID_FOLDER, VALID_
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.storage import is_url
 from dist_transformer.errors import UserError
-from dist_transformer.evaluation.evaluate import Evaluation, evaluate_model, read_test_set
+from dist_transformer.evaluation.evaluate import Evaluation, ReferencedText, evaluate_model, read_test_set
 from dist_transformer.evaluation.reference_nll import reference_nll
 from dist_transformer.files import sha256_of, write_file
 from dist_transformer.inference.beam import BeamSettings
@@ -149,15 +149,15 @@ def sweep(
     choices = on_all_ranks(lambda: [choose(count) for count in sorted(set(counts))] if rank() == 0 else None)
     choices = broadcast_object(choices)
     assert choices is not None
-    pairs = read_test_set(dev.source, dev.reference)
+    text = read_test_set(dev.source, dev.reference)
     candidates = []
     for chosen in choices:
-        candidates.append(_score(chosen, pairs, dev, device))
+        candidates.append(_score(chosen, text, dev, device))
         report(candidates[-1])
     return Sweep(dev=dev, candidates=tuple(candidates))
 
 
-def _score(chosen: ChosenWeights, pairs: Sequence[tuple[str, str]], dev: DevSet, device: torch.device) -> Candidate:
+def _score(chosen: ChosenWeights, text: ReferencedText, dev: DevSet, device: torch.device) -> Candidate:
     mean = on_all_ranks(lambda: mean_weights(chosen.paths))
     model = Transformer(mean.info.model)
     model.load_state_dict(mean.weights)
@@ -167,11 +167,12 @@ def _score(chosen: ChosenWeights, pairs: Sequence[tuple[str, str]], dev: DevSet,
         model,
         mean.tokenizer,
         mean.info,
-        pairs,
+        text,
         settings=dev.settings,
         device=device,
         max_batch_tokens=dev.max_batch_tokens,
     )
+    pairs = list(zip(text.sources, text.references[0], strict=True))
     return Candidate(chosen=chosen, evaluation=evaluation, nll=reference_nll(model, mean.tokenizer, pairs))
 
 

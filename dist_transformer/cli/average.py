@@ -31,7 +31,13 @@ from dist_transformer.averaging.mean import average
 from dist_transformer.averaging.sweep import Candidate, DevSet, Sweep, sweep, validation_text, write_sweep
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
 from dist_transformer.errors import UserError
-from dist_transformer.inference.options import PRECISIONS, add_decoding_options, beam_settings
+from dist_transformer.inference.options import (
+    PRECISIONS,
+    add_decoding_options,
+    add_device_option,
+    beam_settings,
+    decoding_flags,
+)
 from dist_transformer.model_folder import refuse_other_content
 from dist_transformer.runtime.distributed import error_of_all, on_all_ranks, rank
 from dist_transformer.runtime.process_group import process_group
@@ -71,7 +77,7 @@ def choose(arguments: argparse.Namespace, count: int) -> ChosenWeights:
 
 def run_sweep(arguments: argparse.Namespace, world: World) -> None:
     counts = parse_counts(arguments.sweep)
-    with process_group(world) as device, error_of_all(world):
+    with process_group(world, device_name=arguments.device) as device, error_of_all(world):
         on_all_ranks(lambda: refuse_other_content(arguments.out))
         source, reference = arguments.src, arguments.ref
         if source is None:
@@ -134,6 +140,7 @@ def parse_arguments() -> argparse.Namespace:
     text = "and raw reference text, line by line (default: the validation text of the run's data folder)"
     group.add_argument("--ref", type=Path, metavar="F", help=text)
     add_decoding_options(group)
+    add_device_option(group, several_processes=True)
     # DeepSpeed's launcher adds this one; the environment says the same.
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -168,14 +175,6 @@ def check_arguments(arguments: argparse.Namespace) -> None:
             None if value is None else parse_count(flag, str(value))
             for flag, value in (("--last", arguments.last), ("--best", arguments.best))
         )
-
-
-def decoding_flags(arguments: argparse.Namespace) -> list[str]:
-    """Those of the shared decoding flags that are not as they are when nobody gives them."""
-    parser = argparse.ArgumentParser(add_help=False)
-    add_decoding_options(parser)
-    defaults = vars(parser.parse_args([]))
-    return [f"--{name.replace('_', '-')}" for name in defaults if getattr(arguments, name) != defaults[name]]
 
 
 def parse_counts(text: str) -> list[int]:

@@ -1,18 +1,22 @@
-"""Translate a test set and score it: BLEU, chrF and TER, with signatures.
-
-BLEU is printed side by side: sacreBLEU's on raw text, with case and without, and what older papers print, BLEU on text
-tokenised by the rules of Moses and, for German, with hyphens split. BLEU and chrF: 0 to 100, higher is better; TER:
-edits per 100 words. The headline `bleu` of the JSON is sacreBLEU's with case, or without case when --lowercase is given
-or when the model's tokenizer lowercases (its data was prepared with --lowercase).
+"""Score translations: BLEU, chrF, chrF++ and TER, with signatures; of a model, or of files of translations.
 
 dist-transformer evaluate --model MODEL --src test.en --ref test.de --json result.json
+dist-transformer evaluate --hypotheses ours.de theirs.de --ref test.de --tgt-lang de
 
-A line with more tokens than the model has room for is split at the ends of its sentences, or where the limit is
-reached; its parts are translated one by one and joined. Standard error names it, and the JSON counts such lines
-(`split_sentences`).
+BLEU is printed side by side: sacreBLEU's on raw text, with case and without, and what older papers print, BLEU on text
+tokenised by the rules of Moses and, for German, with hyphens split. BLEU, chrF and chrF++: 0 to 100, higher is better;
+TER: edits per 100 words. The headline `bleu` of the JSON is sacreBLEU's with case, or without case when --lowercase is
+given or when the model's tokenizer lowercases (its data was prepared with --lowercase). Several files after --ref are
+several translations of each line, and every score counts them as its authors do.
 
-Runs alone or under a launcher (deepspeed, torchrun, srun, mpirun), which shares the work; the result is the same. With
---json OUT.json the hypotheses are written to OUT.hypotheses.txt beside it.
+With --model: a line with more tokens than the model has room for is split at the ends of its sentences, or where the
+limit is reached; its parts are translated one by one and joined. Standard error names it, and the JSON counts such
+lines (`split_sentences`). The command runs alone or under a launcher (deepspeed, torchrun, srun, mpirun), which shares
+the work; the result is the same. With --json OUT.json the hypotheses are written to OUT.hypotheses.txt beside it.
+
+With --hypotheses no model is needed. Several files are compared with the first one of them by sacreBLEU's paired
+bootstrap, for BLEU and chrF++: the mean and the 95% interval over 1,000 test sets that are drawn from the lines, and
+the p-value of the difference. It takes 100 kB of memory per line.
 """
 
 import argparse
@@ -20,23 +24,42 @@ import sys
 from pathlib import Path
 
 from dist_transformer.cli.parser import make_parser
-from dist_transformer.evaluation.evaluate import Evaluation, evaluate, require_writable, write_report
-from dist_transformer.inference.options import PRECISIONS, add_decoding_options, add_model_option, beam_settings
+from dist_transformer.errors import UserError
+from dist_transformer.evaluation.compare import compare
+from dist_transformer.evaluation.evaluate import Evaluation, evaluate, write_evaluation, write_report
+from dist_transformer.files import require_writable
+from dist_transformer.inference.options import (
+    PRECISIONS,
+    add_decoding_options,
+    add_device_option,
+    add_model_option,
+    beam_settings,
+    decoding_flags,
+)
 from dist_transformer.runtime.distributed import error_of_all
 from dist_transformer.runtime.process_group import process_group
-from dist_transformer.runtime.world import read_world
+from dist_transformer.runtime.world import World, read_world
 
 
 def main() -> None:
     arguments = parse_arguments()
+    check_arguments(arguments)
     if arguments.json is not None:
         require_writable(arguments.json)
     world = read_world()
-    with process_group(world) as device, error_of_all(world):
+    if arguments.hypotheses is None:
+        evaluate_model_folder(arguments, world)
+    elif world.is_main:
+        # One rank is enough: nothing here is a collective.
+        score_files(arguments)
+
+
+def evaluate_model_folder(arguments: argparse.Namespace, world: World) -> None:
+    with process_group(world, device_name=arguments.device) as device, error_of_all(world):
         evaluation = evaluate(
             arguments.model,
             source=arguments.src,
-            reference=arguments.ref,
+            references=arguments.ref,
             settings=beam_settings(arguments),
             device=device,
             dtype=PRECISIONS[arguments.precision],
@@ -46,7 +69,17 @@ def main() -> None:
     if world.is_main:
         print_scores(evaluation)
         if arguments.json is not None:
-            write_report(evaluation, arguments.json)
+            write_evaluation(evaluation, arguments.json)
+
+
+def score_files(arguments: argparse.Namespace) -> None:
+    comparison = compare(
+        arguments.hypotheses, arguments.ref, target_language=arguments.tgt_lang, lowercase=arguments.lowercase
+    )
+    print(f"{comparison.sentences:,} sentences, to {arguments.tgt_lang}")
+    print(comparison)
+    if arguments.json is not None:
+        write_report(comparison.report(), arguments.json)
 
 
 def print_scores(evaluation: Evaluation) -> None:
@@ -61,16 +94,39 @@ def print_scores(evaluation: Evaluation) -> None:
         print(f"note: {note}")
 
 
+def check_arguments(arguments: argparse.Namespace) -> None:
+    """Refuse flags that do not go together."""
+    if (arguments.model is None) == (arguments.hypotheses is None):
+        raise UserError("give one of --model and --hypotheses")
+    if arguments.hypotheses is None:
+        if arguments.src is None:
+            raise UserError("--model translates a text: give it by --src")
+        if arguments.tgt_lang is not None:
+            raise UserError("--tgt-lang is that of --hypotheses, and a model states its own: leave it out")
+        return
+    if arguments.tgt_lang is None:
+        raise UserError("--hypotheses do not state their language: give it by --tgt-lang, such as de")
+    if arguments.src is not None:
+        raise UserError("--src is what --model translates: leave it out with --hypotheses")
+    if flags := decoding_flags(arguments):
+        raise UserError(f"{flags[0]} says how --model decodes: leave it out with --hypotheses")
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
-    add_model_option(parser)
-    add_decoding_options(parser)
-    parser.add_argument("--src", type=Path, required=True, metavar="F", help="source text, one sentence a line")
-    parser.add_argument("--ref", type=Path, required=True, metavar="F", help="raw reference text, line by line")
+    add_model_option(parser, required=False)
+    parser.add_argument("--src", type=Path, metavar="F", help="source text for it, one sentence a line")
+    parser.add_argument("--hypotheses", type=Path, nargs="+", metavar="F", help="or translations, line by line")
+    parser.add_argument("--tgt-lang", metavar="L", help="their language, such as de, which decides how words are cut")
+    text = "raw reference text, line by line; several where a line has several translations"
+    parser.add_argument("--ref", type=Path, nargs="+", required=True, metavar="F", help=text)
     parser.add_argument(
-        "--json", type=Path, metavar="OUT", help="write scores here and hypotheses beside (default: no)"
+        "--json", type=Path, metavar="OUT", help="write scores here and a model's hypotheses beside (default: no)"
     )
     parser.add_argument("--lowercase", action="store_true", help="ignore case (default: only when the model does)")
+    group = parser.add_argument_group("with --model")
+    add_decoding_options(group)
+    add_device_option(group, several_processes=True)
     # DeepSpeed's launcher adds this one; the environment says the same.
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -16,10 +16,10 @@ import sys
 from pathlib import Path
 
 from dist_transformer.cli.parser import make_parser
-from dist_transformer.cli.translate import find_device
 from dist_transformer.errors import UserError
 from dist_transformer.inference.beam import BeamSettings
-from dist_transformer.inference.options import PRECISIONS
+from dist_transformer.inference.options import PRECISIONS, add_device_option
+from dist_transformer.runtime.device import find_device
 from dist_transformer.serving.models import load_models
 from dist_transformer.serving.server import MOST_WAITING, address_of, is_loopback, make_app, open_socket, serve
 from dist_transformer.serving.worker import Worker
@@ -69,7 +69,7 @@ def parse_arguments() -> argparse.Namespace:
     option("--model", type=Path, nargs="+", required=True, metavar="MODEL", help="model folder, or two of them")
     option("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     option("--port", type=int, default=8000, metavar="N", help="port to listen on; 0 is any (default 8000)")
-    option("--device", metavar="D", help="cpu, cuda or cuda:N (default: cuda where there is one)")
+    add_device_option(parser)
     option("--precision", choices=tuple(PRECISIONS), default="fp32", help="of the models (default fp32)")
     option("--beam", type=int, default=4, metavar="K", help="hypotheses in search; 1 is greedy (default 4)")
     option("--nbest", type=int, metavar="K", help="translations shown (default 4, and no more than --beam)")

@@ -19,14 +19,18 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
-import torch
-
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.files import decode_lines
-from dist_transformer.errors import UserError
-from dist_transformer.inference.options import PRECISIONS, add_decoding_options, add_model_option, beam_settings
+from dist_transformer.inference.options import (
+    PRECISIONS,
+    add_decoding_options,
+    add_device_option,
+    add_model_option,
+    beam_settings,
+)
 from dist_transformer.inference.translator import Translation, Translator
 from dist_transformer.model_folder import load_model
+from dist_transformer.runtime.device import find_device
 
 # Batches are formed from so many lines, and so many are held in memory.
 _LINES_AT_ONCE = 10_000
@@ -72,21 +76,10 @@ def as_output(number: int, translation: Translation, *, nbest: bool) -> str:
     return "".join(f"{number} ||| {found.text} ||| {found.score:.6f}\n" for found in translation.hypotheses)
 
 
-def find_device(name: str | None) -> torch.device:
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--device {name} cannot be used ({str(error).splitlines()[0]}): give cpu or cuda:0") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"--device {name} is not supported: give cpu or cuda:0")
-    return device
-
-
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_model_option(parser)
     add_decoding_options(parser)
     parser.add_argument("--nbest", type=int, metavar="K", help="print the K best (default: the best, as plain text)")
-    parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N (default: cuda where there is one)")
+    add_device_option(parser)
     return parser.parse_args()

@@ -34,7 +34,7 @@ class Scores:
 
     language: str
     lowercase: bool
-    """Case is ignored by `bleu`, `chrf`, `bleu_tokenized` and `bleu_compound_split`."""
+    """Case is ignored by all scores but `bleu_cased` and, by convention always, `ter`."""
     bleu_cased: Score
     bleu_lowercase: Score
     bleu_tokenized: Score | None
@@ -42,6 +42,8 @@ class Scores:
     bleu_compound_split: Score | None
     """Tokenised, and hyphens between letters are words too: usually 0.7 to 1 more. None but for German."""
     chrf: Score
+    chrf_pp: Score
+    """chrF++: chrF with words and pairs of words beside the characters."""
     ter: Score
 
     @property
@@ -51,7 +53,16 @@ class Scores:
 
     def report(self) -> dict[str, Any]:
         """As JSON values; a score that the language does not have is null."""
-        names = ("bleu", "bleu_cased", "bleu_lowercase", "bleu_tokenized", "bleu_compound_split", "chrf", "ter")
+        names = (
+            "bleu",
+            "bleu_cased",
+            "bleu_lowercase",
+            "bleu_tokenized",
+            "bleu_compound_split",
+            "chrf",
+            "chrf_pp",
+            "ter",
+        )
         scores: dict[str, Score | None] = {name: getattr(self, name) for name in names}
         return {
             **{name: None if score is None else score.value for name, score in scores.items()},
@@ -69,6 +80,7 @@ class Scores:
             ("BLEU tokenised", self.bleu_tokenized, f"by Moses, {case}: as older papers print it"),
             ("BLEU compound split", self.bleu_compound_split, "tokenised, and hyphens split"),
             ("chrF", self.chrf, case),
+            ("chrF++", self.chrf_pp, f"with words and pairs of them, {case}"),
             ("TER", self.ter, "case ignored; lower is better"),
         ]
         table = [f"{name:19} {score.value:6.2f}  {what}" for name, score, what in rows if score is not None]
@@ -95,15 +107,30 @@ def corpus_bleu(
         UserError: their numbers differ, or there are none.
     """
     _check_counts(hypotheses, references)
-    return _bleu(hypotheses, references, lowercase=lowercase, tokenize=bleu_tokenizer(target_language))
+    return _scored(bleu_metric(target_language, lowercase=lowercase), hypotheses, [references])
+
+
+def bleu_metric(target_language: str, *, lowercase: bool) -> Any:
+    """Return sacreBLEU's metric of the headline."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    return BLEU(tokenize=bleu_tokenizer(target_language), lowercase=lowercase)
+
+
+def chrf_pp_metric(*, lowercase: bool) -> Any:
+    """Return sacreBLEU's chrF++: character n-grams up to 6, word n-grams up to 2."""
+    from sacrebleu.metrics.chrf import CHRF
+
+    return CHRF(word_order=2, lowercase=lowercase)
 
 
 def score(
-    hypotheses: Sequence[str], references: Sequence[str], *, target_language: str, lowercase: bool = False
+    hypotheses: Sequence[str], *references: Sequence[str], target_language: str, lowercase: bool = False
 ) -> Scores:
-    """Score hypotheses against one reference each, both as raw text, in every way.
+    """Score hypotheses against references, all as raw text, in every way.
 
     Args:
+        references: one list, or several where there are several translations of each line.
         lowercase: ignore case, in all scores but `bleu_cased`.
 
     Raises:
@@ -113,7 +140,8 @@ def score(
     from sacrebleu.metrics.chrf import CHRF
     from sacrebleu.metrics.ter import TER
 
-    _check_counts(hypotheses, references)
+    for each in references:
+        _check_counts(hypotheses, each)
     tokenizer = bleu_tokenizer(target_language)
     by_character = tokenizer != "13a"
     chrf = CHRF(lowercase=lowercase)
@@ -125,23 +153,25 @@ def score(
     return Scores(
         language=target_language,
         lowercase=lowercase,
-        bleu_cased=_bleu(hypotheses, references, lowercase=False, tokenize=tokenizer),
-        bleu_lowercase=_bleu(hypotheses, references, lowercase=True, tokenize=tokenizer),
+        bleu_cased=_scored(bleu_metric(target_language, lowercase=False), hypotheses, references),
+        bleu_lowercase=_scored(bleu_metric(target_language, lowercase=True), hypotheses, references),
         bleu_tokenized=tokenized,
         bleu_compound_split=compound_split,
         chrf=_scored(chrf, hypotheses, references),
+        chrf_pp=_scored(chrf_pp_metric(lowercase=lowercase), hypotheses, references),
         ter=_scored(ter, hypotheses, references),
     )
 
 
 def _tokenized_bleu(
-    hypotheses: Sequence[str], references: Sequence[str], language: str, lowercase: bool
+    hypotheses: Sequence[str], references: Sequence[Sequence[str]], language: str, lowercase: bool
 ) -> tuple[Score, Score | None]:
     """Tokenised BLEU, and for German also with hyphens split.
 
     Text is lowercased first: a full stop stays with a word that Moses knows as an abbreviation, and it knows them by
     their capitals, so hypotheses without capitals and references with them would be cut by different rules.
     """
+    from sacrebleu.metrics.bleu import BLEU
     from sacremoses import MosesTokenizer
 
     moses = MosesTokenizer(lang=language)
@@ -150,14 +180,16 @@ def _tokenized_bleu(
         lines = [line.lower() for line in lines] if lowercase else lines
         return [moses.tokenize(line, aggressive_dash_splits=False, return_str=True, escape=False) for line in lines]
 
-    cut_hypotheses, cut_references = cut(hypotheses), cut(references)
+    cut_hypotheses, *cut_references = map(cut, (hypotheses, *references))
     rules = {"tok": f"moses-{language}", "sacremoses": importlib.metadata.version("sacremoses")}
-    tokenized = _bleu(cut_hypotheses, cut_references, lowercase=lowercase, tokenize="none", rules=rules)
+    # `force` only keeps sacreBLEU from warning of text that is tokenised already.
+    metric = BLEU(tokenize="none", lowercase=lowercase, force=True)
+    tokenized = _scored(metric, cut_hypotheses, cut_references, rules)
     if language != "de":
         return tokenized, None
-    split = [[split_hyphens(line) for line in lines] for lines in (cut_hypotheses, cut_references)]
+    hypotheses, *references = ([split_hyphens(line) for line in lines] for lines in (cut_hypotheses, *cut_references))
     rules = {"tok": rules["tok"], "hyphens": "##AT##-##AT##", "sacremoses": rules["sacremoses"]}
-    return tokenized, _bleu(*split, lowercase=lowercase, tokenize="none", rules=rules)
+    return tokenized, _scored(metric, hypotheses, references, rules)
 
 
 def split_hyphens(line: str) -> str:
@@ -166,26 +198,11 @@ def split_hyphens(line: str) -> str:
     return pattern.sub(replacement, line)
 
 
-def _bleu(
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    *,
-    lowercase: bool,
-    tokenize: str,
-    rules: dict[str, str] | None = None,
-) -> Score:
-    """sacreBLEU's BLEU; `rules` are entries of the signature: what was done to the text before."""
-    from sacrebleu.metrics.bleu import BLEU
-
-    # `force` only keeps sacreBLEU from warning of text that is tokenised already.
-    metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
-    return _scored(metric, hypotheses, references, rules or {})
-
-
 def _scored(
-    metric: Any, hypotheses: Sequence[str], references: Sequence[str], rules: dict[str, str] | None = None
+    metric: Any, hypotheses: Sequence[str], references: Sequence[Sequence[str]], rules: dict[str, str] | None = None
 ) -> Score:
-    value = metric.corpus_score(list(hypotheses), [list(references)]).score
+    """`rules` are entries of the signature: what was done to the text before."""
+    value = metric.corpus_score(list(hypotheses), [list(each) for each in references]).score
     signature = metric.get_signature()
     for key, rule in (rules or {}).items():
         signature.update(key, rule)

@@ -1,7 +1,6 @@
 """Translate a test set with a model folder and score it, on any number of ranks."""
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dist_transformer.data.text.files import LineFiles
+from dist_transformer.data.text.files import read_aligned
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.bleu import Scores, score
@@ -53,11 +52,20 @@ class Evaluation:
         }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferencedText:
+    """Text to translate, and what its translations are compared with."""
+
+    sources: list[str]
+    references: tuple[list[str], ...]
+    """One or several, each with a line for every source."""
+
+
 def evaluate(
     model_folder: Path,
     *,
     source: Path,
-    reference: Path,
+    references: Sequence[Path],
     settings: BeamSettings,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
@@ -72,13 +80,13 @@ def evaluate(
     Raises:
         UserError: on every rank alike, when a file is unfit on one of them.
     """
-    pairs = read_test_set(source, reference)
+    test_set = read_test_set(source, *references)
     model, tokenizer, info = on_all_ranks(lambda: load_model(model_folder, device, dtype))
     return evaluate_model(
         model,
         tokenizer,
         info,
-        pairs,
+        test_set,
         settings=settings,
         device=device,
         max_batch_tokens=max_batch_tokens,
@@ -86,43 +94,40 @@ def evaluate(
     )
 
 
-def read_test_set(source: Path, reference: Path) -> list[tuple[str, str]]:
+def read_test_set(source: Path, *references: Path) -> ReferencedText:
     """Source and reference lines, the same on every rank. A collective.
 
     Raises:
         UserError: on every rank alike, when they cannot be read, are empty or of different length.
     """
     # One rank reads: the text is the same for all even when a file changes meanwhile.
-    pairs = on_all_ranks(lambda: list(LineFiles(source=source, target=reference).pairs()) if rank() == 0 else None)
-    pairs = broadcast_object(pairs)
-    assert pairs is not None
-    if not pairs:
-        raise UserError(f"{source} is empty: give a file with at least one line")
-    return pairs
+    texts = on_all_ranks(lambda: read_aligned(source, *references) if rank() == 0 else None)
+    texts = broadcast_object(texts)
+    assert texts is not None
+    return ReferencedText(sources=texts[0], references=tuple(texts[1:]))
 
 
 def evaluate_model(
     model: Transformer,
     tokenizer: Tokenizer,
     info: ModelInfo,
-    pairs: Sequence[tuple[str, str]],
+    test_set: ReferencedText,
     *,
     settings: BeamSettings,
     device: torch.device,
     max_batch_tokens: int | None = None,
     lowercase: bool = False,
 ) -> Evaluation:
-    """As `evaluate`, of a model that is loaded, on source and reference lines that are read."""
+    """As `evaluate`, of a model that is loaded, on text that is read."""
     translator = on_all_ranks(lambda: Translator(model, tokenizer, device, settings, max_batch_tokens=max_batch_tokens))
     start = time.perf_counter()
-    translations = translator.translate_distributed([line for line, _ in pairs])
+    translations = translator.translate_distributed(test_set.sources)
     seconds = time.perf_counter() - start
     hypotheses = [translation.text for translation in translations]
-    references = [line for _, line in pairs]
     ignore_case = lowercase or tokenizer.lowercase
     scores = on_all_ranks(
         lambda: (
-            score(hypotheses, references, target_language=info.target_language, lowercase=ignore_case)
+            score(hypotheses, *test_set.references, target_language=info.target_language, lowercase=ignore_case)
             if rank() == 0
             else None
         )
@@ -132,7 +137,7 @@ def evaluate_model(
     return Evaluation(
         scores=scores,
         info=info,
-        notes=_notes(tokenizer, references),
+        notes=_notes(tokenizer, test_set),
         hypotheses=hypotheses,
         splits=[translation.split for translation in translations if translation.split is not None],
         seconds=seconds,
@@ -140,29 +145,32 @@ def evaluate_model(
     )
 
 
-def _notes(tokenizer: Tokenizer, references: list[str]) -> tuple[str, ...]:
-    if tokenizer.lowercase and any(line != line.lower() for line in references):
+def _notes(tokenizer: Tokenizer, test_set: ReferencedText) -> tuple[str, ...]:
+    if tokenizer.lowercase and any(line != line.lower() for lines in test_set.references for line in lines):
         return ("lowercased model, references with capitals: the cased BLEU means nothing",)
     return ()
 
 
-def require_writable(file: Path) -> None:
-    """
-    Raises:
-        UserError: a report cannot be written there, as far as can be seen before it is.
-    """
-    nearest = next(folder for folder in file.absolute().parents if folder.exists())
-    if file.is_dir() or not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise UserError(f"{file} cannot be written: choose another place")
-
-
-def write_report(evaluation: Evaluation, file: Path) -> None:
+def write_evaluation(evaluation: Evaluation, file: Path) -> None:
     """Write the JSON `file`, and beside it the hypotheses, one a line: `result.json`, `result.hypotheses.txt`."""
     hypotheses_file = file.with_name(f"{file.stem}.hypotheses.txt")
+    text = "".join(f"{line}\n" for line in evaluation.hypotheses)
+    write_report(evaluation.report(hypotheses_file), file, beside={hypotheses_file: text})
+
+
+def write_report(report: dict[str, Any], file: Path, *, beside: dict[Path, str] | None = None) -> None:
+    """Write a report as JSON.
+
+    Args:
+        beside: text files of the same folder, which are written first.
+
+    Raises:
+        UserError: they cannot be written.
+    """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_file(hypotheses_file, "".join(f"{line}\n" for line in evaluation.hypotheses))
-        report = json.dumps(evaluation.report(hypotheses_file), indent=2, ensure_ascii=False)
-        write_file(file, report + "\n")
+        for path, text in (beside or {}).items():
+            write_file(path, text)
+        write_file(file, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
         raise UserError(f"{file} cannot be written ({error.strerror}): choose another place") from None

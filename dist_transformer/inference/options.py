@@ -13,8 +13,20 @@ from dist_transformer.inference.translator import BATCH_TOKENS
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def add_model_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", type=Path, required=True, metavar="MODEL", help="model folder")
+def add_model_option(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    parser.add_argument("--model", type=Path, required=required, metavar="MODEL", help="model folder")
+
+
+def add_device_option(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, several_processes: bool = False
+) -> None:
+    """Add `--device`, which `find_device` takes.
+
+    Args:
+        several_processes: whether the command runs under a launcher.
+    """
+    devices = "cpu or cuda, or of a single process cuda:N" if several_processes else "cpu, cuda or cuda:N"
+    parser.add_argument("--device", metavar="D", help=f"{devices} (default: cuda where there is one)")
 
 
 def add_decoding_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
@@ -27,6 +39,15 @@ def add_decoding_options(parser: argparse.ArgumentParser | argparse._ArgumentGro
     option("--precision", "of the model (default fp32)", choices=tuple(PRECISIONS), default="fp32")
     defaults = f"default {BATCH_TOKENS['cpu']} on a CPU, {BATCH_TOKENS['cuda']} on a GPU"
     option("--batch-tokens", f"padded source tokens of a batch times beam ({defaults})", type=int, metavar="N")
+
+
+def decoding_flags(arguments: argparse.Namespace) -> list[str]:
+    """Name the given flags of `add_decoding_options` and `add_device_option`: those that are not at their defaults."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_decoding_options(parser)
+    add_device_option(parser)
+    defaults = vars(parser.parse_args([]))
+    return [f"--{name.replace('_', '-')}" for name in defaults if getattr(arguments, name) != defaults[name]]
 
 
 def beam_settings(arguments: argparse.Namespace, *, nbest: int = 1) -> BeamSettings:

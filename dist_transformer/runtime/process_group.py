@@ -9,8 +9,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from dist_transformer.errors import UserError
 from dist_transformer.runtime.allocator import keep_freed_memory
+from dist_transformer.runtime.device import find_device
 from dist_transformer.runtime.launch import RANK_VARIABLES, free_port
 from dist_transformer.runtime.rendezvous import meet
 from dist_transformer.runtime.world import World
@@ -20,19 +20,25 @@ _SETTLE_SECONDS = 0.3
 
 @contextmanager
 def process_group(
-    world: World, *, join_minutes: float = 30.0, timeout_minutes: float = 30.0, single: bool = False
+    world: World,
+    *,
+    device_name: str | None = None,
+    join_minutes: float = 30.0,
+    timeout_minutes: float = 30.0,
+    single: bool = False,
 ) -> Iterator[torch.device]:
     """Join the process group, give the device of this rank, and leave the group at the end.
 
     Args:
+        device_name: as `find_device` takes it.
         join_minutes: how long to wait for ranks that have not begun.
         timeout_minutes: how long a collective waits for a rank.
         single: make a group for a world of one too; DeepSpeed asks for it.
 
     Raises:
-        UserError: some ranks do not join, which it names; or the port of the group is taken.
+        UserError: some ranks do not join, which it names; the port of the group is taken; or there is no such device.
     """
-    device = _claim_device(world)
+    device = _claim_device(world, device_name)
     with _restored(RANK_VARIABLES):
         if world.size > 1 or single:
             _join(world, device, timedelta(minutes=join_minutes), timedelta(minutes=timeout_minutes))
@@ -80,18 +86,13 @@ def _join(world: World, device: torch.device, patience: timedelta, timeout: time
     )
 
 
-def _claim_device(world: World) -> torch.device:
-    if torch.cuda.is_available():
-        if world.local_rank >= torch.cuda.device_count():
-            raise UserError(
-                f"local rank {world.local_rank} has no GPU: this node shows {torch.cuda.device_count()}; "
-                "start at most one process a GPU, or set CUDA_VISIBLE_DEVICES"
-            )
-        device = torch.device("cuda", world.local_rank)
+def _claim_device(world: World, name: str | None) -> torch.device:
+    device = find_device(name, world)
+    if device.type == "cuda":
         torch.cuda.set_device(device)
         return device
     if "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0))
         torch.set_num_threads(max(1, cores // world.local_size))
     keep_freed_memory()
-    return torch.device("cpu")
+    return device

@@ -16,8 +16,8 @@ def test_the_dev_set_is_the_validation_text_of_the_run(toy_data: DataFolder, tmp
     sha256 = sha256_of(toy_data.path / "index.json")
     settings = tmp_path / "config.json"
     settings.write_text(json.dumps({"data": [str(toy_data.path), "x"], "data_sha256": [sha256, ""]}))
-    pairs = read_test_set(*validation_text(tmp_path))
-    assert pairs == list(zip(*toy_data.valid_text(), strict=True))
+    text = read_test_set(*validation_text(tmp_path))
+    assert (text.sources, *text.references) == toy_data.valid_text()
     settings.write_text(json.dumps({"data": [str(toy_data.path)], "data_sha256": [sha256[::-1]]}))
     with pytest.raises(UserError, match=r"is not the one that .* was trained on: give --src and --ref"):
         validation_text(tmp_path)

@@ -148,7 +148,8 @@ def test_the_best_number_alone_and_on_two_ranks(
     assert report["best"] == 2
     assert bleus[1] == pytest.approx(100)
     assert max(bleus[0], bleus[2]) < 90
-    pairs = read_test_set(tmp_path / "dev.en", tmp_path / "dev.de")
+    dev = read_test_set(tmp_path / "dev.en", tmp_path / "dev.de")
+    pairs = list(zip(dev.sources, *dev.references, strict=True))
     assert report["candidates"][1]["nll"] == pytest.approx(reference_nll(random_model, toy_tokenizer, pairs))
     table = (out.parent / "m.sweep.md").read_text(encoding="utf-8")
     assert f"| 2 | 20, 30 | 100.00 | {report['candidates'][1]['nll']:.4f} |\n" in table
@@ -253,6 +254,7 @@ def test_a_sweep_of_more_files_than_there_are_decodes_nothing(
             "--src and --ref are the dev set of --sweep: give both with it, or none",
         ),
         ("--run-dir r --last 2 --beam 5", "--beam says how --sweep decodes: give --sweep, or leave it out"),
+        ("--checkpoints a --device cpu", "--device says how --sweep decodes: give --sweep, or leave it out"),
         ("--checkpoints a --precision bf16", "--precision says how --sweep decodes: give --sweep, or leave it out"),
         ("--run-dir r --sweep 2 --ref a", "--src and --ref are the dev set of --sweep: give both with it, or none"),
     ],

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from dist_transformer.cli import evaluate as module
+from dist_transformer.cli.evaluate import main
+from dist_transformer.errors import UserError
 from dist_transformer.evaluation.bleu import score
+from dist_transformer.evaluation.compare import compare
+from dist_transformer.runtime.world import World
 from tests.conftest import ROOT
-
-pytestmark = pytest.mark.system
 
 LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 Lines = tuple[list[str], list[str]]
@@ -42,6 +46,7 @@ def files(tmp_path: Path, toy_lines: Lines) -> tuple[Path, Path]:
     return source, reference
 
 
+@pytest.mark.system
 def test_the_same_scores_on_one_rank_and_on_two(model_folder: Path, files: tuple[Path, Path], tmp_path: Path) -> None:
     source, reference = files
     reports: list[dict[str, Any]] = []
@@ -77,6 +82,7 @@ def test_the_same_scores_on_one_rank_and_on_two(model_folder: Path, files: tuple
     assert str(expected) in screens[0]
 
 
+@pytest.mark.system
 def test_all_ranks_fail_alike(model_folder: Path, files: tuple[Path, Path]) -> None:
     source, reference = files
     with reference.open("a") as file:
@@ -91,6 +97,7 @@ def test_all_ranks_fail_alike(model_folder: Path, files: tuple[Path, Path]) -> N
     assert "most recent call last" not in errors[0]
 
 
+@pytest.mark.system
 def test_a_missing_model_is_named(files: tuple[Path, Path], tmp_path: Path) -> None:
     done = evaluate(1, "--model", tmp_path / "nowhere", "--src", files[0], "--ref", files[1])
     assert done.returncode == 1
@@ -98,8 +105,71 @@ def test_a_missing_model_is_named(files: tuple[Path, Path], tmp_path: Path) -> N
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.system
 def test_where_nothing_can_be_written_is_said_before_decoding(files: tuple[Path, Path], tmp_path: Path) -> None:
     for place in (tmp_path, files[0] / "result.json"):
         done = evaluate(1, "--model", tmp_path / "nowhere", "--src", files[0], "--ref", files[1], "--json", place)
         assert done.returncode == 1
         assert done.stderr == f"error: {place} cannot be written: choose another place\n"
+
+
+def run_here(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["evaluate", *map(str, words)])
+    main()
+
+
+def test_several_references(
+    model_folder: Path, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy_lines: Lines
+) -> None:
+    other, out = tmp_path / "other.de", tmp_path / "result.json"
+    other.write_text("\n".join(toy_lines[1][30:57]) + "\n", encoding="utf-8")
+    flags = ("--model", model_folder, "--src", files[0], "--max-extra-tokens", "5", "--device", "cpu", "--json", out)
+    run_here(monkeypatch, *flags, "--ref", files[1], other)
+    report = json.loads(out.read_text(encoding="utf-8"))
+    texts = [
+        path.read_text(encoding="utf-8").split("\n")[:-1] for path in (Path(report["hypotheses"]), files[1], other)
+    ]
+    expected = score(*texts, target_language="de").report()
+    assert {name: report[name] for name in expected} == expected
+    assert report["signature"].startswith("nrefs:2|")
+
+
+def test_hypotheses_without_a_model(
+    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under a launcher one process scores."""
+    reference, worse, out = files[1], tmp_path / "worse.de", tmp_path / "result.json"
+    lines = reference.read_text(encoding="utf-8").split("\n")[:-1]
+    worse.write_text("".join(f"{line[:-3]}\n" for line in lines), encoding="utf-8")
+    flags = ("--ref", reference, "--tgt-lang", "de", "--json", out)
+    run_here(monkeypatch, "--hypotheses", worse, *flags)
+    expected = compare([worse], [reference], target_language="de")
+    assert capsys.readouterr().out == f"27 sentences, to de\n{expected}\n"
+    assert json.loads(out.read_text(encoding="utf-8")) == expected.report()
+    run_here(monkeypatch, "--hypotheses", worse, reference, *flags, "--lowercase")
+    expected = compare([worse, reference], [reference], target_language="de", lowercase=True)
+    assert capsys.readouterr().out == f"27 sentences, to de\n{expected}\n"
+    assert json.loads(out.read_text(encoding="utf-8")) == expected.report()
+    out.unlink()
+    monkeypatch.setattr(module, "read_world", lambda: World(rank=1, size=2, local_rank=1, local_size=2))
+    run_here(monkeypatch, "--hypotheses", worse, *flags)
+    assert capsys.readouterr().out == ""
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--src a", "give one of --model and --hypotheses"),
+        ("--model m --hypotheses h", "give one of --model and --hypotheses"),
+        ("--model m", "--model translates a text: give it by --src"),
+        ("--model m --src a --tgt-lang de", "--tgt-lang is that of --hypotheses, and a model states its own: leave it"),
+        ("--hypotheses h", "--hypotheses do not state their language: give it by --tgt-lang, such as de"),
+        ("--hypotheses h --tgt-lang de --src a", "--src is what --model translates: leave it out with --hypotheses"),
+        ("--hypotheses h --tgt-lang de --beam 5", "--beam says how --model decodes: leave it out with --hypotheses"),
+        ("--hypotheses h --tgt-lang de --device cpu", "--device says how --model decodes: leave it out with"),
+    ],
+)
+def test_flags_that_do_not_go_together(flags: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        run_here(monkeypatch, *flags.split(), "--ref", "r")

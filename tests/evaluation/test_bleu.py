@@ -41,6 +41,31 @@ def test_english_by_hand() -> None:
     assert scores.bleu_compound_split is None
 
 
+def test_chrf_pp_by_hand() -> None:
+    # Both 6 orders of characters and 2 of words, where both sides have any: a, b, ab; the words a, b and "a b".
+    scores = score(["a b"], ["a b c"], target_language="en")
+    precision, recall = 1.0, (2 / 3 + 1 / 2 + 2 / 3 + 1 / 2) / 4
+    # F2: recall counts twice as much.
+    assert scores.chrf_pp.value == pytest.approx(100 * 5 * precision * recall / (4 * precision + recall))
+    assert "|nc:6|nw:2|" in scores.chrf_pp.signature
+
+
+def test_several_references_by_hand() -> None:
+    one, other = "The cat sat on a mat.", "A cat sat on the mat."
+    hypothesis = "The cat sat on the mat."
+    scores = score([hypothesis], [one], [other], target_language="en")
+    # Each four words in succession are in one of the two: "The cat sat on" in the first, the others in the second.
+    assert scores.bleu.value == pytest.approx(100)
+    # One edit from the nearest, of 6 words.
+    assert scores.ter.value == pytest.approx(100 / 6)
+    # 6/7, 4/6, 2/5, 1/4: "The cat sat on".
+    alone = score([hypothesis], [one], target_language="en")
+    assert alone.bleu.value == pytest.approx(100 * (6 / 7 * 4 / 6 * 2 / 5 * 1 / 4) ** 0.25)
+    for each in (scores.bleu, scores.chrf, scores.chrf_pp, scores.ter, scores.bleu_tokenized):
+        assert each is not None
+        assert each.signature.startswith("nrefs:2|")
+
+
 def test_tokenised_and_split_by_hand() -> None:
     hypothesis, reference = "Der web-basierte Dienst läuft gut.", "Der web-basierte Dienst läuft sehr gut."
     scores = score([hypothesis], [reference], target_language="de")
@@ -120,6 +145,7 @@ def test_the_same_as_the_commands_of_sacrebleu_and_sacremoses(lowercase: bool, t
         (scores.bleu_cased, []),
         (scores.bleu_lowercase, ["-lc"]),
         (scores.chrf, ["-m", "chrf", *(["--chrf-lowercase"] if lowercase else [])]),
+        (scores.chrf_pp, ["-m", "chrf", "--chrf-word-order", "2", *(["--chrf-lowercase"] if lowercase else [])]),
         (scores.ter, ["-m", "ter"]),
     ):
         value, signature = by_command(GERMAN, WORSE, *options)
@@ -164,7 +190,7 @@ def test_languages_without_spaces_have_no_tokenised_score(language: str) -> None
     assert (scores.bleu_tokenized, scores.bleu_compound_split) == (None, None)
     report = scores.report()
     assert (report["bleu_tokenized"], report["bleu_compound_split"]) == (None, None)
-    assert set(report["signatures"]) == {"bleu", "bleu_cased", "bleu_lowercase", "chrf", "ter"}
+    assert set(report["signatures"]) == {"bleu", "bleu_cased", "bleu_lowercase", "chrf", "chrf_pp", "ter"}
     assert f"no tokenised BLEU: Moses cuts at spaces, which does not suit {language}" in str(scores)
     assert "BLEU tokenised" not in str(scores)
 
@@ -187,7 +213,7 @@ def test_report_has_each_score_and_its_signature() -> None:
     report = scores.report()
     assert report["bleu"] == report["bleu_lowercase"] == scores.bleu_lowercase.value
     assert report["signature"] == report["signatures"]["bleu"] == scores.bleu_lowercase.signature
-    names = {"bleu", "bleu_cased", "bleu_lowercase", "bleu_tokenized", "bleu_compound_split", "chrf", "ter"}
+    names = {"bleu", "bleu_cased", "bleu_lowercase", "bleu_tokenized", "bleu_compound_split", "chrf", "chrf_pp", "ter"}
     assert set(report) == names | {"signature", "signatures"}
     assert set(report["signatures"]) == names
     for name in names:
@@ -199,15 +225,15 @@ def test_the_table_fits_80_columns(lowercase: bool) -> None:
     scores = score(WORSE, GERMAN, target_language="de", lowercase=lowercase)
     lines = str(scores).splitlines()
     assert max(map(len, lines)) <= 80
-    labels = ["BLEU", "BLEU -lc", "BLEU tokenised", "BLEU compound split", "chrF", "TER"]
-    values = ["bleu_cased", "bleu_lowercase", "bleu_tokenized", "bleu_compound_split", "chrf", "ter"]
+    labels = ["BLEU", "BLEU -lc", "BLEU tokenised", "BLEU compound split", "chrF", "chrF++", "TER"]
+    values = ["bleu_cased", "bleu_lowercase", "bleu_tokenized", "bleu_compound_split", "chrf", "chrf_pp", "ter"]
     for line, label, name in zip(lines, labels, values, strict=False):
         assert line.startswith(f"{label:19} {getattr(scores, name).value:6.2f}  ")
     assert [label for line, label in zip(lines, labels, strict=False) if "the headline" in line] == [
         "BLEU -lc" if lowercase else "BLEU"
     ]
     # Signatures that are cut over lines are whole again when these are joined.
-    joined = "".join(line[20:] for line in lines[7:])
+    joined = "".join(line[20:] for line in lines[8:])
     assert joined == "".join(getattr(scores, name).signature for name in values)
 
 

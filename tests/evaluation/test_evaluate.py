@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dist_transformer.data.tokenizer import train_tokenizer
-from dist_transformer.evaluation.evaluate import Evaluation, evaluate, write_report
+from dist_transformer.evaluation.evaluate import Evaluation, evaluate, write_evaluation
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
@@ -40,7 +40,12 @@ def run(folder: Path, tmp_path: Path, references: list[str], lowercase: bool = F
     reference.write_text("".join(f"{line}\n" for line in references), encoding="utf-8")
     settings = BeamSettings(beam_size=1, max_extra_tokens=5)
     return evaluate(
-        folder, source=source, reference=reference, settings=settings, device=torch.device("cpu"), lowercase=lowercase
+        folder,
+        source=source,
+        references=[reference],
+        settings=settings,
+        device=torch.device("cpu"),
+        lowercase=lowercase,
     )
 
 
@@ -61,7 +66,7 @@ def test_case_is_ignored_for_a_model_without(lowercased_folder: Path, tmp_path: 
         assert "case:lc" in score.signature
     assert [note.partition(":")[0] for note in evaluation.notes] == ["lowercased model, references with capitals"]
     assert len(f"note: {evaluation.notes[0]}") <= 80
-    write_report(evaluation, tmp_path / "result.json")
+    write_evaluation(evaluation, tmp_path / "result.json")
     report = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert report["notes"] == list(evaluation.notes)
     assert report["bleu"] == report["bleu_lowercase"]

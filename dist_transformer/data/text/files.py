@@ -75,10 +75,7 @@ class LineFiles:
             if source is None or target is None:
                 source_lines = number + _count(source, sources)
                 target_lines = number + _count(target, targets)
-                raise UserError(
-                    f"{self.source} has {source_lines:,} lines and {self.target} has {target_lines:,}: "
-                    "line i of one must be the translation of line i of the other, so give files of equal length"
-                )
+                raise _unequal(self.source, source_lines, self.target, target_lines)
             yield source, target
 
 
@@ -220,6 +217,29 @@ def read_lines(path: Path) -> Iterator[str]:
         ) from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}): check the file and its rights") from None
+
+
+def read_aligned(*paths: Path) -> list[list[str]]:
+    """The lines of small files, line i of each of which belongs to line i of the others.
+
+    Raises:
+        UserError: one cannot be read, they are of different length, or they are empty.
+    """
+    first, *others = paths
+    texts = [list(read_lines(path)) for path in paths]
+    for path, lines in zip(others, texts[1:], strict=True):
+        if len(lines) != len(texts[0]):
+            raise _unequal(first, len(texts[0]), path, len(lines))
+    if not texts[0]:
+        raise UserError(f"{first} is empty: give a file with at least one line")
+    return texts
+
+
+def _unequal(one: Path, one_lines: int, other: Path, other_lines: int) -> UserError:
+    return UserError(
+        f"{one} has {one_lines:,} lines and {other} has {other_lines:,}: "
+        "line i of one must be the translation of line i of the other, so give files of equal length"
+    )
 
 
 def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:

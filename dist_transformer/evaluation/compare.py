@@ -1,0 +1,125 @@
+"""Scores of translations that exist already, and whether two systems differ by more than chance.
+
+The paired bootstrap is sacreBLEU's (Koehn 2004): it draws test sets of the same size from the lines, with replacement,
+and looks at how often the difference of two systems would be as large by chance.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dist_transformer.data.text.files import read_aligned
+from dist_transformer.evaluation.bleu import Scores, bleu_metric, chrf_pp_metric, score
+
+_LABELS = {"bleu": "BLEU", "chrf_pp": "chrF++"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resampled:
+    """One score of one system over all drawn test sets."""
+
+    mean: float
+    margin: float
+    """Half of the 95% confidence interval: it is `mean` ± `margin`."""
+    p_value: float | None
+    """Of the difference from the first system, two-sided; 1 where there is none; None for that system itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Scores of one or more files of translations on one test set."""
+
+    files: tuple[Path, ...]
+    references: tuple[Path, ...]
+    sentences: int
+    scores: tuple[Scores, ...]
+    """One for each file."""
+    resampled: dict[str, tuple[Resampled, ...]]
+    """By the name of the score (`bleu`, `chrf_pp`), one for each file; empty for one file alone."""
+    signatures: dict[str, str]
+    """By the same names: they state the seed and the number of test sets that were drawn."""
+
+    def report(self) -> dict[str, Any]:
+        """As JSON values: of one file its scores, of several a list of them and what the bootstrap found."""
+        test_set = {"sentences": self.sentences, "references": [str(file) for file in self.references]}
+        systems = [
+            {**scores.report(), "hypotheses": str(file)} for file, scores in zip(self.files, self.scores, strict=True)
+        ]
+        if len(systems) == 1:
+            return {**systems[0], **test_set}
+        for number, system in enumerate(systems):
+            found = {name: row[number] for name, row in self.resampled.items()}
+            system["paired_bootstrap"] = {
+                name: {"mean": each.mean, "margin": each.margin, "p_value": each.p_value}
+                for name, each in found.items()
+            }
+        return {**test_set, "systems": systems, "signatures": self.signatures}
+
+    def __str__(self) -> str:
+        """Tables, in 80 columns but for the names of files."""
+        parts = []
+        for file, scores in zip(self.files, self.scores, strict=True):
+            parts.append(f"{file}\n{scores}" if len(self.files) > 1 else str(scores))
+        if self.resampled:
+            parts.append(f"paired bootstrap; p is that of a difference from {self.files[0]}")
+            for name, row in self.resampled.items():
+                parts += [_row(_LABELS[name], each, file) for each, file in zip(row, self.files, strict=True)]
+            parts += [f"{_LABELS[name]:8} {signature}" for name, signature in self.signatures.items()]
+        return "\n".join(parts)
+
+
+def _row(label: str, found: Resampled, file: Path) -> str:
+    p = "" if found.p_value is None else f"p = {found.p_value:.4f}"
+    return f"{label:8} {found.mean:6.2f} ± {found.margin:4.2f}  {p:10}  {file}"
+
+
+def compare(
+    files: Sequence[Path], references: Sequence[Path], *, target_language: str, lowercase: bool = False
+) -> Comparison:
+    """Score files of translations, and the difference of each from the first.
+
+    Raises:
+        UserError: a file cannot be read, or they are empty or of different length.
+    """
+    texts = read_aligned(*references, *files)
+    expected, hypotheses = texts[: len(references)], texts[len(references) :]
+    scores = [score(lines, *expected, target_language=target_language, lowercase=lowercase) for lines in hypotheses]
+    resampled, signatures = _bootstrap(hypotheses, expected, target_language, lowercase) if len(files) > 1 else ({}, {})
+    return Comparison(
+        files=tuple(files),
+        references=tuple(references),
+        sentences=len(texts[0]),
+        scores=tuple(scores),
+        resampled=resampled,
+        signatures=signatures,
+    )
+
+
+def _as_resampled(result: Any, first_score: float) -> Resampled:
+    # sacreBLEU gives a system compared with itself the lowest p-value that there is: none of its differences, all 0, is
+    # above the real one.
+    p_value = 1.0 if result.p_value is not None and result.score == first_score else result.p_value
+    return Resampled(mean=float(result.mean), margin=float(result.ci), p_value=p_value)
+
+
+def _bootstrap(
+    hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[str]], target_language: str, lowercase: bool
+) -> tuple[dict[str, tuple[Resampled, ...]], dict[str, str]]:
+    from sacrebleu.significance import PairedTest
+
+    metrics = {
+        "bleu": bleu_metric(target_language, lowercase=lowercase),
+        "chrf_pp": chrf_pp_metric(lowercase=lowercase),
+    }
+    systems = [(str(number), lines) for number, lines in enumerate(hypotheses)]
+    resampled: dict[str, tuple[Resampled, ...]] = {}
+    signatures: dict[str, str] = {}
+    for name, metric in metrics.items():
+        # One at a time: the results go by sacreBLEU's own names of metrics, after a column of the systems' names.
+        test: Any = PairedTest(systems, {name: metric}, references, test_type="bs")
+        found_signatures, found = test()
+        (signatures[name],) = map(str, found_signatures.values())
+        _, results = found.values()
+        resampled[name] = tuple(_as_resampled(each, results[0].score) for each in results)
+    return resampled, signatures

@@ -1,0 +1,66 @@
+import re
+
+import pytest
+import torch
+
+from dist_transformer.errors import UserError
+from dist_transformer.runtime.device import find_device
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.world import World
+
+SECOND_OF_TWO = World(rank=1, size=2, local_rank=1, local_size=2)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch says of a machine that has them; nothing is computed."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, device: empty(*size, device="cpu"))
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(
+    ("name", "world", "device"),
+    [
+        (None, World(), "cuda:0"),
+        ("cuda", World(), "cuda:0"),
+        ("cuda:1", World(), "cuda:1"),
+        ("cpu", World(), "cpu"),
+        (None, SECOND_OF_TWO, "cuda:1"),
+        ("cuda", SECOND_OF_TWO, "cuda:1"),
+        ("cpu", SECOND_OF_TWO, "cpu"),
+    ],
+)
+def test_each_process_has_its_own(name: str | None, world: World, device: str) -> None:
+    assert find_device(name, world) == torch.device(device)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_processes_do_not_share_a_gpu() -> None:
+    with pytest.raises(UserError, match=r"^--device cuda:1 is one GPU, and there are 2 processes: give cpu or cuda$"):
+        find_device("cuda:1", SECOND_OF_TWO)
+    third = World(rank=2, size=3, local_rank=2, local_size=3)
+    with pytest.raises(
+        UserError, match=r"^local rank 2 has no GPU: this node shows 2; start at most one process a GPU"
+    ):
+        find_device(None, third)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU says")
+def test_without_a_gpu() -> None:
+    assert find_device() == torch.device("cpu")
+    for name in ("cuda", "cuda:0"):
+        with pytest.raises(UserError, match=rf"^--device {name} cannot be used \(.*\): give cpu or cuda:0$"):
+            find_device(name, World())
+
+
+def test_a_process_group_is_of_the_named_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    with process_group(World(), device_name="cpu") as device:
+        assert device == torch.device("cpu")
+    with (
+        pytest.raises(UserError, match=f"^{re.escape('--device meta is not supported: give cpu or cuda:0')}$"),
+        process_group(World(), device_name="meta"),
+    ):
+        pass
