@@ -213,6 +213,8 @@ class CheckpointConfig:
     """Weight files of the best validations that are kept besides; every validation is followed by a save."""
     init_from: Path | None = None
     """Model folder whose weights a new run begins with, at step 0, with a fresh optimizer; a resumed one does not."""
+    init_vocabulary: Literal["same", "shared_pieces"] = "same"
+    """same: init_from must have the vocabulary of the data; shared_pieces: vectors of pieces in both are copied."""
     resume: Literal["auto", "required", "never"] = "auto"
     """auto: resume when there is a checkpoint; required: fail without one; never: refuse a run folder that has one."""
 

@@ -115,6 +115,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
+    def pieces(self) -> list[str]:
+        """Entries by id: special tokens, tags, and pieces as the file spells them, a character a byte."""
+        entries = self._backend.get_vocab(with_added_tokens=True)
+        return sorted(entries, key=entries.__getitem__)
+
     @property
     def text_rule(self) -> str:
         """Of `normalize`, for reports: such as "NFKC, lowercase"."""

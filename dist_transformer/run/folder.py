@@ -98,12 +98,12 @@ def open_run(
             notes += average_notes(reader.state, config.ema_decay)
             notes.append(f"resumed from {path}")
         elif config.checkpoints.init_from is not None:
-            source, tokenizer = config.checkpoints.init_from, data.index.tokenizer_sha256
+            source, vocabulary = config.checkpoints.init_from, config.checkpoints.init_vocabulary
             initial = distributed.on_all_ranks(
-                lambda: read_initial_weights(source, config.model, tokenizer_sha256=tokenizer)
+                lambda: read_initial_weights(source, config.model, data.tokenizer(), vocabulary=vocabulary)
             )
             described["init_from_sha256"] = initial.sha256
-            notes.append(f"begins with the weights of {config.checkpoints.init_from}")
+            notes.append(f"begins with the weights of {source}" + (f": {initial.note}" if initial.note else ""))
         distributed.barrier()
         by_main(lambda: _begin(run_dir, described, data.path / TOKENIZER_FILE, reader))
         held.push(acquired.pop_all())

@@ -1,4 +1,4 @@
-"""A run that begins with the weights of a model folder: fine-tuning, or another try from there."""
+"""A run that begins with the weights of a model folder: fine-tuning, another try from there, or another vocabulary."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -7,8 +7,10 @@ from pathlib import Path
 import torch
 
 from dist_transformer.config.settings import ModelConfig
+from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.files import sha256_of
+from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import TOKENIZER_FILE, WEIGHTS_FILE, ModelInfo, load_model, read_model_info
 
 # What a run may set anew: rates of dropout, and how weights are drawn, which these are not.
@@ -23,16 +25,28 @@ class InitialWeights:
     """Of the weight file."""
     tensors: dict[str, torch.Tensor]
     """fp32, on the host, by the names of `Transformer.named_parameters()`."""
+    rows: tuple[torch.Tensor, torch.Tensor] | None = None
+    """With another vocabulary: ids of the pieces in both, in the run's and in the folder's."""
+    note: str = ""
+    """What came of the vocabularies, for the log."""
 
-    def parameter_names(self) -> list[str]:
-        return list(self.tensors)
+    @torch.no_grad()
+    def put_into(self, model: Transformer) -> None:
+        """Replace the weights of a model that was drawn; rows of pieces that are new here stay as they were drawn."""
+        of_pieces = model.embedding_weights()
+        for name, parameter in model.named_parameters():
+            if self.rows is None or name not in of_pieces:
+                parameter.copy_(self.tensors[name])
+            else:
+                own, theirs = self.rows
+                parameter[own] = self.tensors[name][theirs]
 
-    def weight(self, name: str) -> torch.Tensor:
-        return self.tensors[name]
 
-
-def read_initial_weights(source: Path, model: ModelConfig, *, tokenizer_sha256: str) -> InitialWeights:
+def read_initial_weights(source: Path, model: ModelConfig, tokenizer: Tokenizer, *, vocabulary: str) -> InitialWeights:
     """Read the weights of the model folder `source` for a run of this model and tokenizer.
+
+    Args:
+        vocabulary: `same`, or `shared_pieces` where that of the folder may be another one.
 
     Raises:
         UserError: it is no model folder, it is damaged, or it is of another tokenizer or of another network.
@@ -43,19 +57,32 @@ def read_initial_weights(source: Path, model: ModelConfig, *, tokenizer_sha256: 
             "checkpoints with dist-transformer average, or check the path"
         )
     info = read_model_info(source)
-    _require_fit(source, info, model, tokenizer_sha256)
-    loaded, *_ = load_model(source, torch.device("cpu"))
-    tensors = {name: parameter.detach() for name, parameter in loaded.named_parameters()}
-    return InitialWeights(sha256=sha256_of(source / WEIGHTS_FILE), tensors=tensors)
-
-
-def _require_fit(source: Path, info: ModelInfo, model: ModelConfig, tokenizer_sha256: str) -> None:
-    if info.tokenizer_sha256 != tokenizer_sha256:
+    is_other = info.tokenizer_sha256 != tokenizer.sha256
+    if is_other and vocabulary == "same":
         raise UserError(
             f"--init-from {source} was trained with another vocabulary than that of --data: prepare the data anew with "
-            f"dist-transformer prepare --tokenizer {source / TOKENIZER_FILE}, or leave --init-from out"
+            f"dist-transformer prepare --tokenizer {source / TOKENIZER_FILE}, copy the pieces that are in both with "
+            "--init-vocabulary shared_pieces, or leave --init-from out"
         )
-    free = _FREE | ({"max_positions"} if model.positions == "sinusoidal" else set())
+    _require_fit(source, info, model, free={"vocab_size"} if is_other else set())
+    loaded, their_tokenizer, _ = load_model(source, torch.device("cpu"))
+    tensors = {name: parameter.detach() for name, parameter in loaded.named_parameters()}
+    sha256 = sha256_of(source / WEIGHTS_FILE)
+    if not is_other:
+        return InitialWeights(sha256=sha256, tensors=tensors)
+    own, theirs = (one.pieces() for one in (tokenizer, their_tokenizer))
+    number = {piece: i for i, piece in enumerate(theirs)}
+    shared = [(i, number[piece]) for i, piece in enumerate(own) if piece in number]
+    note = (
+        f"{len(shared):,} of {len(own):,} pieces are in its vocabulary of {len(theirs):,}, and their vectors are "
+        f"copied; {len(own) - len(shared):,} are drawn from the seed"
+    )
+    own_ids, their_ids = torch.tensor(shared).unbind(1)
+    return InitialWeights(sha256=sha256, tensors=tensors, rows=(own_ids, their_ids), note=note)
+
+
+def _require_fit(source: Path, info: ModelInfo, model: ModelConfig, *, free: set[str]) -> None:
+    free = _FREE | free | ({"max_positions"} if model.positions == "sinusoidal" else set())
     names = [field.name for field in dataclasses.fields(model) if field.name not in free]
     differing = [
         f"model.{name} = {getattr(info.model, name)!r}, not {getattr(model, name)!r}"

@@ -131,7 +131,9 @@ def _make_model(config: TrainConfig, origin: CheckpointReader | InitialWeights |
     """Make the same weights on every rank: read, or drawn from the seed."""
     torch.manual_seed(config.seed)
     model = Transformer(config.model)
-    if origin is not None:
+    if isinstance(origin, InitialWeights):
+        origin.put_into(model)
+    elif origin is not None:
         model.load_state_dict({name: origin.weight(name) for name in origin.parameter_names()})
     return model
 

@@ -95,9 +95,10 @@ def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
         config.changed(data=config.corpora.data[:1], data_weights=()).corpora, config.batch, seed=config.seed
     )
     folder, budgets = data.first, data.budgets
-    if config.checkpoints.init_from is not None:
+    saved = config.checkpoints
+    if saved.init_from is not None:
         model = dataclasses.replace(config.model, vocab_size=folder.index.vocab_size)
-        read_initial_weights(config.checkpoints.init_from, model, tokenizer_sha256=folder.index.tokenizer_sha256)
+        read_initial_weights(saved.init_from, model, folder.tokenizer(), vocabulary=saved.init_vocabulary)
     packs = [pack for pack in next(data.plan.steps(data.plan.start(), _PACKS)).packs if pack is not None]
     kept = [pack.pair_ids[: max(1, int(_PAIRS_KEPT * len(pack.pair_ids)))] for pack in packs]
     write_subset(folder, np.concatenate(kept), scratch / "data")

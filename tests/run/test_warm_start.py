@@ -1,7 +1,9 @@
 """What a run may begin with, in one process: no engine."""
 
+import copy
 import dataclasses
 import hashlib
+import json
 import re
 import shutil
 from pathlib import Path
@@ -12,7 +14,7 @@ import torch
 
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.run.warm_start import InitialWeights, read_initial_weights
@@ -22,7 +24,7 @@ from dist_transformer.training.dry_run import run_dry_run
 
 def read(path: Path, tokenizer: Tokenizer, model: Transformer, **changes: Any) -> InitialWeights:
     config = dataclasses.replace(model.config, **changes)
-    return read_initial_weights(path, config, tokenizer_sha256=tokenizer.sha256)
+    return read_initial_weights(path, config, tokenizer, vocabulary="same")
 
 
 def test_the_weights_are_those_of_the_folder(
@@ -31,15 +33,15 @@ def test_the_weights_are_those_of_the_folder(
     initial = read(model_folder, toy_tokenizer, random_model)
     assert initial.sha256 == hashlib.sha256((model_folder / "model.safetensors").read_bytes()).hexdigest()
     expected = dict(random_model.named_parameters())
-    assert sorted(initial.parameter_names()) == sorted(expected)
+    assert initial.tensors.keys() == expected.keys()
     for name, parameter in expected.items():
-        assert torch.equal(initial.weight(name), parameter)
+        assert torch.equal(initial.tensors[name], parameter)
 
 
 def test_dropout_and_length_may_differ(model_folder: Path, toy_tokenizer: Tokenizer, random_model: Transformer) -> None:
     free = {"dropout": 0.4, "attention_dropout": 0.1, "ffn_dropout": 0.2, "embedding_init": "xavier"}
     initial = read(model_folder, toy_tokenizer, random_model, **free, max_positions=500)
-    assert initial.parameter_names()
+    assert initial.rows is None
 
 
 @pytest.mark.parametrize(
@@ -70,10 +72,53 @@ def test_learned_positions_have_a_length(
         read(model_folder, toy_tokenizer, random_model, positions="learned", max_positions=161)
 
 
-def test_another_vocabulary_is_refused_with_the_command(model_folder: Path, random_model: Transformer) -> None:
-    remedy = f"dist-transformer prepare --tokenizer {model_folder / 'tokenizer.json'}, or leave --init-from out"
-    with pytest.raises(UserError, match=f"was trained with another vocabulary .* {re.escape(remedy)}$"):
-        read_initial_weights(model_folder, random_model.config, tokenizer_sha256="0" * 64)
+@pytest.fixture
+def other_tokenizer() -> Tokenizer:
+    """As `toy_tokenizer`, it has all bytes; its merges are of other words, but for `the`."""
+    return train_tokenizer(["the quick brown fox jumps"] * 3 + ["a zebra, the zoo"] * 3, vocab_size=300)
+
+
+def test_another_vocabulary_is_refused_with_the_command(
+    model_folder: Path, random_model: Transformer, other_tokenizer: Tokenizer
+) -> None:
+    with pytest.raises(UserError) as refused:
+        read(model_folder, other_tokenizer, random_model)
+    assert f"dist-transformer prepare --tokenizer {model_folder / 'tokenizer.json'}, copy" in str(refused.value)
+    assert "--init-vocabulary shared_pieces, or leave --init-from out" in str(refused.value)
+
+
+def test_pieces_of_both_vocabularies_keep_their_vectors(
+    model_folder: Path, random_model: Transformer, toy_tokenizer: Tokenizer, other_tokenizer: Tokenizer
+) -> None:
+    config = dataclasses.replace(random_model.config, vocab_size=other_tokenizer.vocab_size)
+    initial = read_initial_weights(model_folder, config, other_tokenizer, vocabulary="shared_pieces")
+    torch.manual_seed(5)
+    drawn = Transformer(config)
+    model = copy.deepcopy(drawn)
+    initial.put_into(model)
+    # By the files themselves: piece to id.
+    own, theirs = (json.loads(one._backend.to_str())["model"]["vocab"] for one in (other_tokenizer, toy_tokenizer))
+    shared, new = own.keys() & theirs.keys(), own.keys() - theirs.keys()
+    assert {"the", "<pad>", "</s>"} <= {piece.removeprefix("Ġ") for piece in shared}
+    assert len(shared) > 256
+    assert new
+    assert f"{len(shared)} of {len(own)} pieces are in its vocabulary of {len(theirs)}" in initial.note
+    assert f"{len(new)} are drawn from the seed" in initial.note
+    expected = dict(random_model.named_parameters())
+    for name, parameter in model.named_parameters():
+        if name not in ("embedding", "target_embedding", "output_projection"):
+            assert torch.equal(parameter, expected[name])
+            continue
+        for piece, i in own.items():
+            origin = expected[name][theirs[piece]] if piece in shared else dict(drawn.named_parameters())[name][i]
+            assert torch.equal(parameter[i], origin), (name, piece)
+
+
+def test_the_same_vocabulary_needs_no_rows(
+    model_folder: Path, random_model: Transformer, toy_tokenizer: Tokenizer
+) -> None:
+    initial = read_initial_weights(model_folder, random_model.config, toy_tokenizer, vocabulary="shared_pieces")
+    assert (initial.rows, initial.note) == (None, "")
 
 
 @pytest.mark.parametrize("name", ["", "config.json", "nothing"])
