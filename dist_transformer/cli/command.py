@@ -20,12 +20,12 @@ COMMANDS = {
     "report": "a run as one page",
     "verify": "is a run folder sound, and trained as planned",
     "average": "weights of a run → model folder",
-    "translate": "stdin → stdout",
+    "translate": "stdin → stdout, or files of any size → a file",
     "evaluate": "test set → BLEU, chrF, TER",
     "serve": "a page to try a model or two, on this machine",
 }
 # Commands that share their work among processes.
-SHARED = ("train", "average", "evaluate")
+SHARED = ("train", "average", "translate", "evaluate")
 
 
 def main() -> None:
@@ -69,6 +69,6 @@ def overview() -> str:
         "Train the Transformer for translation, from one CPU to a cluster of GPUs.\n\n"
         f"commands:\n{rows}\n\n"
         f"`dist-transformer COMMAND --help` lists the flags of a command.\n"
-        f"{', '.join(SHARED[:-1])} and {SHARED[-1]} take --processes N: N processes on this machine,\n"
-        "one per GPU where there are GPUs."
+        f"{', '.join(SHARED[:-1])} and {SHARED[-1]} take --processes N: N processes\n"
+        "on this machine, one per GPU where there are GPUs."
     )
