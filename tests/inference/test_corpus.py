@@ -91,6 +91,8 @@ def test_what_is_finished_is_kept(job: CorpusJob, capsys: pytest.CaptureFixture[
     assert (job.parts / "000001").read_text() == EXPECTED[len("0 ONE\n1 TWO\n") :][: len("2 \n3 FOUR\n")]
     # What a killed writer leaves.
     (job.parts / ".000002.abc.tmp").write_text("torn")
+    begin(job)
+    assert [path.name for path in job.parts.glob(".*")] == []
     rest = Shouter()
     translate_corpus(job, rest, as_text)
     assert rest.firsts == [4, 6]

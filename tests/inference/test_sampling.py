@@ -88,13 +88,13 @@ def test_first_tokens_are_as_frequent_as_they_are_probable(top_k: int | None, te
 
 
 def test_a_number_draws_the_token_whose_share_it_lies_in() -> None:
-    """By hand: p = 0.5, 0.25, 0.25; the squares, 4 : 1 : 1; of the best two, 2 : 1."""
-    logp_RV = torch.tensor([-torch.inf, 0.5, 0.25, -torch.inf, 0.25]).clamp(min=0).log().expand(4, -1).contiguous()
-    numbers_R = torch.tensor([0.0, 0.6, 0.7, 1 - 2**-53], dtype=torch.float64)
-    assert draw(logp_RV, numbers_R, SamplingSettings()).tolist() == [1, 2, 2, 4]
-    assert draw(logp_RV, numbers_R, SamplingSettings(temperature=0.5)).tolist() == [1, 1, 2, 4]
-    assert draw(logp_RV, numbers_R, SamplingSettings(top_k=2)).tolist() == [1, 1, 2, 2]
-    assert draw(logp_RV, numbers_R, SamplingSettings(temperature=1e-6)).tolist() == [1, 1, 1, 1]
+    """By hand: p = 0.25, 0.5, 0.25; the squares, 1 : 4 : 1; of the best two, 1 : 2, in the order of their ids."""
+    logp_RV = torch.tensor([-torch.inf, 0.25, 0.5, -torch.inf, 0.25]).clamp(min=0).log().expand(5, -1).contiguous()
+    numbers_R = torch.tensor([0.0, 0.2, 0.3, 0.7, 1 - 2**-53], dtype=torch.float64)
+    assert draw(logp_RV, numbers_R, SamplingSettings()).tolist() == [1, 1, 2, 2, 4]
+    assert draw(logp_RV, numbers_R, SamplingSettings(temperature=0.5)).tolist() == [1, 2, 2, 2, 4]
+    assert draw(logp_RV, numbers_R, SamplingSettings(top_k=2)).tolist() == [1, 1, 1, 2, 2]
+    assert draw(logp_RV, numbers_R, SamplingSettings(temperature=1e-6)).tolist() == [2, 2, 2, 2, 2]
 
 
 def test_a_large_vocabulary_is_drawn_from_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
