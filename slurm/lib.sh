@@ -7,7 +7,7 @@
 set -euo pipefail
 shopt -s nullglob
 
-# So many starts of a job without a new checkpoint, and it is given up.
+# So many starts of a job that reach no more, and it is given up.
 max_idle_starts=5
 
 say() { printf '%s %s\n' "$(date '+%F %T')" "$*" >&2; }
@@ -127,17 +127,21 @@ requeue() {
     exit 75
 }
 
-# Count this start; give the job up after too many without a newer checkpoint.
+# count_start [REACHED]: count this start; give the job up after too many that reached no more. REACHED says how far the job
+# is, the newest checkpoint when not given.
 count_start() {
-    local latest='' seen='' idle=0
-    [[ -z ${RUN_DIR:-} || ! -e $RUN_DIR/checkpoints/latest ]] || latest=$(<"$RUN_DIR/checkpoints/latest")
+    local reached=${1:-} seen='' idle=0 more='more of the text'
+    if [[ -z $reached ]]; then
+        more='a new checkpoint'
+        [[ -z ${RUN_DIR:-} || ! -e $RUN_DIR/checkpoints/latest ]] || reached=$(<"$RUN_DIR/checkpoints/latest")
+    fi
     if ((${SLURM_RESTART_COUNT:-0} > 0)) && [[ -e $state/starts ]]; then
         IFS=$'\t' read -r idle seen <"$state/starts" || true
-        if [[ $seen == "$latest" ]]; then idle=$((idle + 1)); else idle=0; fi
+        if [[ $seen == "$reached" ]]; then idle=$((idle + 1)); else idle=0; fi
     fi
-    printf '%s\t%s\n' "$idle" "$latest" >"$state/starts"
+    printf '%s\t%s\n' "$idle" "$reached" >"$state/starts"
     ((idle < max_idle_starts)) ||
-        fail "started $((idle + 1)) times without a new checkpoint (newest: ${latest:-none}): look for the cause in the log above, then give the same sbatch command again"
+        fail "started $((idle + 1)) times without $more (newest: ${reached:-none}): look for the cause in the log above, then give the same sbatch command again"
 }
 
 # Whether Python can load an MPI library on every node.

@@ -157,6 +157,7 @@ def in_small(command: str, hub_folder: Path) -> str:
 def test_every_command_runs_in_the_order_of_the_pages(tmp_path: Path) -> None:
     corpus = make_toy_corpus(train_pairs=400, valid_pairs=20, test_pairs=20)
     write_toy_corpus(tmp_path, corpus)
+    shutil.copy(tmp_path / "test.en", tmp_path / "mono.en")
     multi30k = tmp_path / "multi30k"
     multi30k.mkdir()
     for name, there in (("train", "train"), ("valid", "val"), ("test", "test_2016_flickr")):
@@ -192,5 +193,6 @@ def test_every_command_runs_in_the_order_of_the_pages(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         ran.append(line)
-    assert len(ran) == 31
-    assert len((tmp_path / "test.hyp.de").read_text(encoding="utf-8").splitlines()) == 20
+    assert len(ran) == 34
+    for name in ("test.hyp.de", "mono.de", "mono.sampled.de", "test.best.jsonl"):
+        assert len((tmp_path / name).read_text(encoding="utf-8").splitlines()) == 20

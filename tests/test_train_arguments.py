@@ -120,7 +120,10 @@ def test_validation_speaks_through_the_command_line() -> None:
 
 
 def test_an_unknown_schedule_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UserError, match=r"^schedule is 'linear': .* give the file that registers it with --import .* noam, inverse_sqrt, cosine"):
+    with pytest.raises(
+        UserError,
+        match=r"^schedule is 'linear': .* give the file that registers it with --import .* noam, inverse_sqrt, cosine",
+    ):
         settings([*FOLDERS, "--optimizer.schedule", "linear"])
 
 

@@ -21,13 +21,13 @@ COMMANDS = {
     "report": "a run as one page",
     "verify": "is a run folder sound, and trained as planned",
     "average": "weights of a run → model folder",
-    "translate": "stdin → stdout",
+    "translate": "stdin → stdout, or files of any size → a file",
     "evaluate": "test set or hypotheses → BLEU, chrF, TER",
     "score": "how probable a model finds given translations",
     "serve": "a page to try a model or two, on this machine",
 }
 # Commands that share their work among processes.
-SHARED = ("train", "average", "evaluate", "score")
+SHARED = ("train", "average", "translate", "evaluate", "score")
 
 
 def main() -> None:
@@ -74,8 +74,8 @@ def overview() -> str:
         "Train the Transformer for translation, from one CPU to a cluster of GPUs.\n\n"
         f"commands:\n{rows}\n\n"
         f"`dist-transformer COMMAND --help` lists the flags of a command.\n"
-        f"{', '.join(SHARED[:-1])} and {SHARED[-1]} take --processes N: N processes on this\n"
-        "machine, one per GPU where there are GPUs. Every command takes --import MODULE\n"
-        "or --import FILE.py: code of yours that registers a schedule, a position\n"
-        "encoding, an attention or a metric sink."
+        f"{', '.join(SHARED[:-1])} and {SHARED[-1]} take --processes N:\n"
+        "N processes on this machine, one per GPU where there are GPUs. Every command\n"
+        "takes --import MODULE or --import FILE.py: code of yours that registers a\n"
+        "schedule, a position encoding, an attention or a metric sink."
     )

@@ -1,14 +1,30 @@
-"""Translate standard input to standard output, one line a line.
+"""Translate text, one line a line: standard input to standard output, or files to a file.
 
 dist-transformer translate --model MODEL < input.txt > output.txt
+
+dist-transformer translate --model MODEL --input mono.en.gz --output mono.de
 
 A blank line gives a blank line. A line with more tokens than the model has room for is split at the ends of its
 sentences, or where the limit is reached; its parts are translated one by one and joined, with a space or, next to
 Chinese and Japanese characters, without. Standard error names the line and the number of parts.
 
-With --nbest K every line gives up to K lines `number ||| text ||| score`, best first (Moses' format): the number counts
-input lines from 0, the score is log p / ((5 + length) / 6)^penalty. The k-th of a split line joins the k-th of each
-part, and its score is the mean of theirs.
+Files may be compressed (.gz, .xz, .bz2) and are read one after the other, as cat does, into one output. This runs
+alone, with --processes N, or under a launcher (deepspeed, torchrun, srun, mpirun), and the output is the same. What is
+finished is kept in OUT.parts: after an interruption the same command continues, other settings are refused. OUT appears
+when it is whole.
+
+With --nbest K every line gives its K best translations, best first; the score is log p / ((5 + length) / 6)^penalty and
+numbers count input lines from 0. The k-th of a split line joins the k-th of each part, and its score is the mean of
+theirs. Formats:
+
+  moses   NUMBER ||| TEXT ||| SCORE, a line for each translation
+  tsv     NUMBER, RANK (from 0), SCORE, TEXT between tabs
+  jsonl   {"line": NUMBER,
+           "translations": [{"text": TEXT, "score": SCORE}, ...]}
+
+Two ways to make text for back-translation: --sample draws each token from the model; --noise drops words of the best
+translation (1 in 10), puts <BLANK> in place of others (1 in 10), and moves words by up to 3 places. Chance goes by
+--seed and the line's number alone.
 
 At a terminal each line is translated when it is typed; Ctrl-D ends.
 """
@@ -17,10 +33,15 @@ import argparse
 import itertools
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from pathlib import Path
+
+import torch
 
 from dist_transformer.cli.parser import make_parser
-from dist_transformer.data.text.files import decode_lines
+from dist_transformer.data.text.files import decode_lines, expand
+from dist_transformer.errors import UserError
+from dist_transformer.inference.corpus import CorpusJob, translate_corpus
+from dist_transformer.inference.formats import FORMATS, OutputFormat
 from dist_transformer.inference.options import (
     PRECISIONS,
     add_decoding_options,
@@ -28,31 +49,113 @@ from dist_transformer.inference.options import (
     add_model_option,
     beam_settings,
 )
-from dist_transformer.inference.translator import Translation, Translator
-from dist_transformer.model_folder import load_model
+from dist_transformer.inference.sampling import SamplingSettings
+from dist_transformer.inference.translator import Translator
+from dist_transformer.model_folder import ModelInfo, load_model
 from dist_transformer.runtime.device import find_device
+from dist_transformer.runtime.distributed import error_of_all, on_all_ranks
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.world import World, read_world
 
 # Batches are formed from so many lines, and so many are held in memory.
-_LINES_AT_ONCE = 10_000
+_CHUNK_LINES = {"cpu": 2_000, "cuda": 10_000}
+# Ranks that are done wait for those that are not; a rank that dies is noticed by the launcher.
+_LONGEST_WAIT_MINUTES = 7 * 24 * 60.0
+# They say what to translate and where to write it; the rest of the flags says how.
+_PLACES = ("model", "input", "output", "device", "local_rank")
 
 
 def main() -> None:
     arguments = parse_arguments()
-    settings = beam_settings(arguments, nbest=1 if arguments.nbest is None else arguments.nbest)
-    device = find_device(arguments.device)
-    model, tokenizer, info = load_model(arguments.model, device, PRECISIONS[arguments.precision])
-    translator = Translator(model, tokenizer, device, settings, max_batch_tokens=arguments.batch_tokens)
+    world = read_world()
+    if arguments.input is None and world.size == 1:
+        _require_fitting(arguments, world)
+        translate_stream(arguments, find_device(arguments.device))
+        return
+    group = process_group(world, device_name=arguments.device, timeout_minutes=_LONGEST_WAIT_MINUTES)
+    with group as device, error_of_all(world):
+        _require_fitting(arguments, world)
+        translate_files(arguments, device)
+
+
+def translate_stream(arguments: argparse.Namespace, device: torch.device) -> None:
+    """Translate standard input to standard output."""
+    output = output_format(arguments)
+    translator, info = load_translator(arguments, device)
     at_terminal = sys.stdin.isatty()
     prompt = f"{info.source_language}-{info.target_language}> " if at_terminal and sys.stderr.isatty() else ""
     lines = decode_lines(typed_lines(prompt) if at_terminal else sys.stdin.buffer, "standard input")
-    first = 0
-    while chunk := list(itertools.islice(lines, 1 if at_terminal else _LINES_AT_ONCE)):
-        for number, translation in enumerate(translator.translate(chunk), first):
+    first, lines_at_once = 0, 1 if at_terminal else chunk_lines(arguments, device)
+    while chunk := list(itertools.islice(lines, lines_at_once)):
+        for number, translation in enumerate(translator.translate(chunk, first=first), first):
             if translation.split is not None:
-                print(f"note: {replace(translation.split, line=number + 1)}", file=sys.stderr, flush=True)
-            sys.stdout.buffer.write(as_output(number, translation, nbest=arguments.nbest is not None).encode("utf-8"))
+                print(f"note: {translation.split}", file=sys.stderr, flush=True)
+            sys.stdout.buffer.write(output.text_of(number, translation).encode("utf-8"))
         sys.stdout.buffer.flush()
         first += len(chunk)
+
+
+def translate_files(arguments: argparse.Namespace, device: torch.device) -> None:
+    """Translate the inputs to the output. Collective: every rank must call it."""
+    output, lines_at_once = output_format(arguments), chunk_lines(arguments, device)
+    translator, _ = on_all_ranks(lambda: load_translator(arguments, device))
+    how = {name: value for name, value in vars(arguments).items() if name not in _PLACES}
+    # What the device decides is named by its own flag.
+    how |= {"batch_tokens": translator.max_batch_tokens, "device": device.type, "chunk_lines": lines_at_once}
+    job = CorpusJob(
+        model=arguments.model,
+        inputs=on_all_ranks(lambda: expand(arguments.input, "--input")),
+        output=arguments.output,
+        chunk_lines=lines_at_once,
+        settings={f"--{name.replace('_', '-')}": value for name, value in how.items()},
+    )
+    translate_corpus(job, lambda lines, first: translator.translate(lines, first=first), output.text_of)
+
+
+def load_translator(arguments: argparse.Namespace, device: torch.device) -> tuple[Translator, ModelInfo]:
+    settings = beam_settings(arguments, nbest=1 if arguments.nbest is None else arguments.nbest)
+    sampling = None
+    if arguments.sample:
+        temperature = 1.0 if arguments.temperature is None else arguments.temperature
+        sampling = SamplingSettings(seed=arguments.seed, top_k=arguments.top_k, temperature=temperature)
+    model, tokenizer, info = load_model(arguments.model, device, PRECISIONS[arguments.precision])
+    batch_tokens = arguments.batch_tokens
+    translator = Translator(model, tokenizer, device, settings, sampling=sampling, max_batch_tokens=batch_tokens)
+    return translator, info
+
+
+def output_format(arguments: argparse.Namespace) -> OutputFormat:
+    return OutputFormat(
+        nbest=None if arguments.nbest is None else arguments.format or FORMATS[0],
+        noise_seed=arguments.seed if arguments.noise else None,
+    )
+
+
+def chunk_lines(arguments: argparse.Namespace, device: torch.device) -> int:
+    lines = _CHUNK_LINES[device.type] if arguments.chunk_lines is None else arguments.chunk_lines
+    if lines < 1:
+        raise UserError(f"--chunk-lines is {lines}: give 1 or more")
+    return int(lines)
+
+
+def _require_fitting(arguments: argparse.Namespace, world: World) -> None:
+    """
+    Raises:
+        UserError: flags do not fit together, or the number of processes.
+    """
+    if (arguments.input is None) != (arguments.output is None):
+        given, missing = ("--input", "--output") if arguments.output is None else ("--output", "--input")
+        raise UserError(f"{given} is given without {missing}: give both, or neither for standard input and output")
+    if arguments.input is None and world.size > 1:
+        raise UserError(f"{world.size} processes cannot share standard input: give --input and --output, or start one")
+    if arguments.format is not None and arguments.nbest is None:
+        raise UserError("--format is that of --nbest: give --nbest K, or leave it out")
+    for flag, value in (("--top-k", arguments.top_k), ("--temperature", arguments.temperature)):
+        if value is not None and not arguments.sample:
+            raise UserError(f"{flag} has no meaning without --sample: add it, or leave {flag} out")
+    if arguments.sample and (arguments.noise or arguments.nbest is not None):
+        other = "--noise" if arguments.noise else "--nbest"
+        raise UserError(f"--sample draws one translation and {other} goes by a search: leave one of them out")
 
 
 def typed_lines(prompt: str) -> Iterator[bytes]:
@@ -70,16 +173,24 @@ def typed_lines(prompt: str) -> Iterator[bytes]:
         print(file=sys.stderr)
 
 
-def as_output(number: int, translation: Translation, *, nbest: bool) -> str:
-    if not nbest:
-        return f"{translation.text}\n"
-    return "".join(f"{number} ||| {found.text} ||| {found.score:.6f}\n" for found in translation.hypotheses)
-
-
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_model_option(parser)
+    parser.add_argument("--input", type=Path, nargs="+", metavar="F", help="text files, or patterns (default: stdin)")
+    parser.add_argument("--output", type=Path, metavar="OUT", help="one file for all inputs (default: stdout)")
     add_decoding_options(parser)
-    parser.add_argument("--nbest", type=int, metavar="K", help="print the K best (default: the best, as plain text)")
-    add_device_option(parser)
+    parser.add_argument("--nbest", type=int, metavar="K", help="write the K best (default: the best, as plain text)")
+    parser.add_argument("--format", choices=FORMATS, help="of --nbest (default moses)")
+    parser.add_argument("--sample", action="store_true", help="draw each token from the model, no search")
+    parser.add_argument("--top-k", type=int, metavar="K", help="... from the K most probable tokens (default: all)")
+    parser.add_argument("--temperature", type=float, metavar="T", help="... from p^(1/T) (default 1)")
+    parser.add_argument("--noise", action="store_true", help="drop, blank and move words of the best translation")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="of --sample and --noise (default 1)")
+    defaults = f"default {_CHUNK_LINES['cpu']} on a CPU, {_CHUNK_LINES['cuda']} on a GPU"
+    parser.add_argument(
+        "--chunk-lines", type=int, metavar="N", help=f"lines translated and kept at a time ({defaults})"
+    )
+    add_device_option(parser, several_processes=True)
+    # DeepSpeed's launcher adds this one; the environment says the same.
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()

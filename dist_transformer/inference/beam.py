@@ -203,7 +203,7 @@ class _Search:
             return
         sentences = [self.waiting.popleft() for _ in slots]
         self.sentence_of_slot[slots] = sentences
-        memory_nSD, mask_n1S = _encode(self.model, [self.sources[i] for i in sentences], self.source_room)
+        memory_nSD, mask_n1S = encode_sources(self.model, [self.sources[i] for i in sentences], self.source_room)
         slots_n = torch.from_numpy(slots).to(self.device)
         self.model.begin_sentences(self.state, slots_n, memory_nSD, mask_n1S)
         self.beams.begin(slots_n, torch.from_numpy(self.limits[sentences]).to(self.device))
@@ -272,11 +272,8 @@ class _Search:
         self.sentence_of_slot[slots] = _IDLE
 
     def _keep(self, kept_N: np.ndarray) -> None:
-        """Drop the other slots. The last ones move to the places that become free, so that little is copied."""
-        count = kept_N.sum()
-        order = np.arange(count)
-        moved = np.flatnonzero(~kept_N[:count])
-        order[moved] = count + np.flatnonzero(kept_N[count:])
+        """Drop the other slots."""
+        order, moved = kept_slots(kept_N)
         self.sentence_of_slot = self.sentence_of_slot[order]
         rows = torch.from_numpy(order).to(self.device)
         self.state.keep(rows, torch.from_numpy(moved).to(self.device))
@@ -303,7 +300,22 @@ def _rounded(size: int) -> int:
     return -(-size // _MULTIPLE) * _MULTIPLE
 
 
-def _encode(model: Transformer, sources: Sequence[Sequence[int]], room: int) -> tuple[torch.Tensor, torch.Tensor]:
+def kept_slots(kept_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Lay out the slots that are kept: the last ones move to the places that become free, so that little is copied.
+
+    Returns:
+        the slot that each place holds from now on, and the places whose slot has moved.
+    """
+    count = kept_N.sum()
+    order = np.arange(count)
+    moved = np.flatnonzero(~kept_N[:count])
+    order[moved] = count + np.flatnonzero(kept_N[count:])
+    return order, moved
+
+
+def encode_sources(
+    model: Transformer, sources: Sequence[Sequence[int]], room: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Memory of the sources, padded to `room` tokens, shape (n, S, D), and its additive mask, shape (n, 1, S)."""
     lengths = np.array([len(source) + 1 for source in sources])
     tokens = np.fromiter(itertools.chain.from_iterable((*source, EOS_ID) for source in sources), dtype=np.int64)

@@ -8,7 +8,8 @@ import torch
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.inference.batches import Batch, make_batches
-from dist_transformer.inference.beam import BeamSettings, beam_search
+from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
+from dist_transformer.inference.sampling import SamplingSettings, sample
 from dist_transformer.inference.splitting import LEAST_LIMIT, join_texts, split_text
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.distributed import gather_objects, on_all_ranks, rank, world_size
@@ -69,6 +70,8 @@ class Translator:
     on any number of ranks.
 
     Args:
+        settings: of the search; a sample takes its longest length and its length penalty.
+        sampling: draw each translation from the model in place of a search.
         max_batch_tokens: padded source tokens of the sentences in search at a time, times beam size; a default for the
             device when not given.
         max_source_tokens: longer lines are split (`split_text`), their parts translated one by one and joined; when
@@ -82,13 +85,15 @@ class Translator:
         device: torch.device,
         settings: BeamSettings,
         *,
+        sampling: SamplingSettings | None = None,
         max_batch_tokens: int | None = None,
         max_source_tokens: int | None = None,
     ) -> None:
         # The source's `</s>` and the target's `<s>` take a position.
         positions = model.config.max_positions - 1
         self.model, self.tokenizer, self.settings = model.to(device), tokenizer, settings
-        self.refills = _REFILLS[device.type]
+        self.sampling = sampling
+        self.refills = sampling is None and _REFILLS[device.type]
         self.max_batch_tokens = BATCH_TOKENS[device.type] if max_batch_tokens is None else max_batch_tokens
         default = max(positions - settings.max_extra_tokens, (positions + 1) // 2)
         self.max_source_tokens = default if max_source_tokens is None else max_source_tokens
@@ -100,10 +105,14 @@ class Translator:
                 f"give {LEAST_LIMIT} to {positions:,}, for the model has {positions + 1:,} positions"
             )
 
-    def translate(self, lines: Sequence[str]) -> list[Translation]:
-        """A translation for each line, in order."""
+    def translate(self, lines: Sequence[str], *, first: int = 0) -> list[Translation]:
+        """A translation for each line, in order.
+
+        Args:
+            first: number of the first line, from 0, where these are a part of a longer text.
+        """
         sources, places = self._sources(lines)
-        return self._assemble(places, self._decode(self._batches(sources), sources))
+        return self._assemble(places, self._decode(self._batches(sources), sources, places, first), first)
 
     def translate_distributed(self, lines: Sequence[str]) -> list[Translation]:
         """The same on every rank, from the same lines on every rank; each rank decodes its share of the batches.
@@ -113,11 +122,11 @@ class Translator:
         """
         sources, places = self._sources(lines)
         share = self._batches(sources)[rank() :: world_size()]
-        decoded = on_all_ranks(lambda: self._decode(share, sources))
+        decoded = on_all_ranks(lambda: self._decode(share, sources, places, 0))
         everything: dict[int, tuple[ScoredText, ...]] = {}
         for part in gather_objects(decoded):
             everything.update(part)
-        return self._assemble(places, everything)
+        return self._assemble(places, everything, 0)
 
     def _sources(self, lines: Sequence[str]) -> tuple[list[list[int]], list[range]]:
         """Tokens of everything to decode, and which of these each line has: none, itself, or its parts."""
@@ -136,18 +145,20 @@ class Translator:
         return make_batches(
             range(len(sources)),
             [len(source) + 1 for source in sources],
-            beam_size=self.settings.beam_size,
+            beam_size=1 if self.sampling else self.settings.beam_size,
             max_tokens=self.max_batch_tokens,
             refills=self.refills,
         )
 
-    def _decode(self, batches: list[Batch], sources: Sequence[list[int]]) -> dict[int, tuple[ScoredText, ...]]:
+    def _decode(
+        self, batches: list[Batch], sources: Sequence[list[int]], places: Sequence[range], first: int
+    ) -> dict[int, tuple[ScoredText, ...]]:
+        # A source's line and its part of that line: chance goes by them.
+        keys = [(line, part) for line, parts in enumerate(places, first) for part in range(len(parts))]
         decoded = {}
         for batch in batches:
             try:
-                found = beam_search(
-                    self.model, [sources[i] for i in batch.places], settings=self.settings, slots=batch.slots
-                )
+                found = self._search(batch, [sources[i] for i in batch.places], [keys[i] for i in batch.places])
             except torch.OutOfMemoryError:
                 raise UserError(
                     f"the device has not enough memory for max_batch_tokens {self.max_batch_tokens}: give a lower one"
@@ -160,9 +171,26 @@ class Translator:
                 )
         return decoded
 
-    def _assemble(self, places: Sequence[range], decoded: dict[int, tuple[ScoredText, ...]]) -> list[Translation]:
+    def _search(
+        self, batch: Batch, sources: Sequence[list[int]], keys: Sequence[tuple[int, int]]
+    ) -> list[list[Hypothesis]]:
+        if self.sampling is None:
+            return beam_search(self.model, sources, settings=self.settings, slots=batch.slots)
+        drawn = sample(
+            self.model,
+            sources,
+            keys,
+            settings=self.sampling,
+            max_extra_tokens=self.settings.max_extra_tokens,
+            length_penalty=self.settings.length_penalty,
+        )
+        return [[hypothesis] for hypothesis in drawn]
+
+    def _assemble(
+        self, places: Sequence[range], decoded: dict[int, tuple[ScoredText, ...]], first: int
+    ) -> list[Translation]:
         translations = []
-        for number, parts in enumerate(places, 1):
+        for number, parts in enumerate(places, first + 1):
             if len(parts) < 2:
                 translations.append(Translation(hypotheses=decoded[parts[0]] if parts else _EMPTY))
                 continue

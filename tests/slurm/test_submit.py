@@ -15,11 +15,11 @@ from tests.slurm.conftest import SMALL, TWO_NODES, FinishedJob, Site
 pytestmark = pytest.mark.slurm
 
 PAGE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
-PAGE_LINES = re.findall(r"^(?:\w+=\S+ )?sbatch .*", PAGE, re.MULTILINE)
+PAGE_LINES = re.findall(r"^(?:\w+=\S+ )*sbatch .*", PAGE, re.MULTILINE)
 
 
 def test_the_page_submits() -> None:
-    assert len(PAGE_LINES) == 4
+    assert len(PAGE_LINES) == 5
 
 
 @pytest.mark.parametrize("line", PAGE_LINES)
@@ -80,6 +80,17 @@ def test_the_pipeline_chains_its_jobs(site: Site, finished: FinishedJob) -> None
     )
     # Training left the evaluation to its own job.
     assert "trained on" not in site.log(jobs["train"])
+
+
+def test_a_corpus_is_translated_on_two_nodes(site: Site, finished: FinishedJob) -> None:
+    """The hypotheses of the evaluation, which decoded the same lines greedily."""
+    source = site.checkout.parent / "parallel text" / "test.en"
+    output = site.checkout / "mono text.de"
+    flags = ["--input", str(source), "--beam", "1", "--chunk-lines", "2"]
+    job = site.submit("translate.sh", *flags, options=TWO_NODES, RUN_DIR=finished.run_dir, OUTPUT=output)
+    assert site.cluster.wait(job) == "COMPLETED", site.log(job)
+    assert output.read_bytes() == (finished.run_dir / "bleu.hypotheses.txt").read_bytes()
+    assert not output.with_name("mono text.de.parts").exists()
 
 
 def test_rows_of_table_3_are_a_job_array_and_its_table(site: Site, finished: FinishedJob) -> None:

@@ -1,0 +1,279 @@
+"""Files of any size to one file, on any number of ranks, and after a kill from where it stopped.
+
+    OUT.parts/manifest.json    what the translation is made from, and how
+    OUT.parts/000000 …         translations of each chunk, a fixed number of lines of the inputs
+    OUT.parts/lock             held by rank 0 while it runs
+    OUT.parts/failed           a rank has failed, the others stop
+    OUT.parts/whole            the chunks in one file; renamed, it is OUT
+    OUT.parts/complete         `whole` is all there, here or as OUT
+
+Chunks are the same on any number of ranks, and batches are formed inside of a chunk, so the output is the same too.
+Every rank reads the inputs and translates the chunks that are its own: nothing is sent between ranks, and a rank holds
+one chunk in memory.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dist_transformer import __version__
+from dist_transformer.config.plain import read_json
+from dist_transformer.data.text.files import read_lines
+from dist_transformer.errors import UserError
+from dist_transformer.files import exclusive, move, remove_unfinished, sha256_of, whole_path, write_file
+from dist_transformer.inference.translator import Translation
+from dist_transformer.model_folder import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE
+from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks, rank, world_size
+
+_MANIFEST, _LOCK, _FAILED, _WHOLE, _COMPLETE = "manifest.json", "lock", "failed", "whole", "complete"
+_COMPRESSED = (".gz", ".xz", ".bz2")
+_SECONDS_BETWEEN_REPORTS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CorpusJob:
+    """What is translated, and into which file."""
+
+    model: Path
+    inputs: Sequence[Path]
+    """Text files, plain or compressed, one after the other."""
+    output: Path
+    chunk_lines: int
+    """Input lines that a rank translates and keeps at a time."""
+    settings: dict[str, Any]
+    """JSON values by their flags; a change to one of these may change the output."""
+
+    def __post_init__(self) -> None:
+        if self.output.suffix in _COMPRESSED:
+            raise UserError(f"{self.output} would hold plain text: give a name without {self.output.suffix}")
+
+    @property
+    def parts(self) -> Path:
+        return self.output.with_name(f"{self.output.name}.parts")
+
+    def part(self, chunk: int) -> Path:
+        return self.parts / f"{chunk:06d}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Start:
+    """What all ranks begin with."""
+
+    lines: int
+    """Of all inputs."""
+    sizes: tuple[int, ...]
+    """Lines of each chunk."""
+    finished: frozenset[int]
+    """Chunks that an earlier start has translated."""
+
+
+def translate_corpus(
+    job: CorpusJob,
+    translate: Callable[[list[str], int], Sequence[Translation]],
+    text_of: Callable[[int, Translation], str],
+) -> None:
+    """Translate the inputs into the output. Collective: every rank must call it, with the same job.
+
+    Args:
+        translate: gives the translations of some lines; the number is that of the first of them, from 0.
+        text_of: writes the translation of the line of a number.
+
+    Raises:
+        UserError: on every rank alike: the output exists, was begun otherwise, or is being written; an input is unfit;
+            a rank cannot translate or write.
+    """
+    with contextlib.ExitStack() as held:
+        start = broadcast_object(on_all_ranks(lambda: _begin(job, held) if rank() == 0 else None))
+        if start is None:
+            return
+        began = time.monotonic()
+        on_all_ranks(lambda: _translate_share(job, start, translate, text_of))
+        on_all_ranks(lambda: _finish(job, start) if rank() == 0 else None)
+        if rank() == 0:
+            left = start.lines - sum(start.sizes[chunk] for chunk in start.finished)
+            speed = left / max(time.monotonic() - began, 1e-9)
+            _report(f"{job.output}: {start.lines:,} lines, {left:,} of them in this start, {speed:,.1f} lines/s")
+
+
+def _begin(job: CorpusJob, held: contextlib.ExitStack) -> _Start | None:
+    """Take the folder of parts, and find what is there; None when the output is complete.
+
+    Args:
+        held: gets the lock of the folder.
+    """
+    if not job.parts.exists():
+        _refuse_existing(job)
+    # Before anything is made, and before hours of work: a line that is not UTF-8 may be the last.
+    lines = sum(1 for _ in _lines(job))
+    with _explained(job):
+        _lock(job, held)
+        if (job.parts / _COMPLETE).exists() and job.output.exists() and not (job.parts / _WHOLE).exists():
+            # Killed between the last two steps.
+            shutil.rmtree(job.parts)
+            _report(f"{job.output} is complete")
+            return None
+        # Another command may have ended since.
+        _refuse_existing(job)
+        identity = _identity(job, lines)
+        if (job.parts / _MANIFEST).exists():
+            _require_same(job, read_json(job.parts / _MANIFEST), identity)
+        remove_unfinished(job.parts)
+        (job.parts / _FAILED).unlink(missing_ok=True)
+        write_file(job.parts / _MANIFEST, json.dumps(identity, indent=1, ensure_ascii=False) + "\n")
+        sizes = [min(job.chunk_lines, lines - first) for first in range(0, lines, job.chunk_lines)]
+        finished = _finished(job)
+    if finished:
+        _report(f"continues {job.output}: {sum(sizes[chunk] for chunk in finished):,} of {lines:,} lines are there")
+    return _Start(lines=lines, sizes=tuple(sizes), finished=finished)
+
+
+def _lock(job: CorpusJob, held: contextlib.ExitStack) -> None:
+    job.parts.mkdir(parents=True, exist_ok=True)
+    names = {path.name for path in job.parts.iterdir()}
+    if _MANIFEST not in names and names - {_LOCK} and not all(name.startswith(".") for name in names - {_LOCK}):
+        raise UserError(f"{job.parts} holds other files than a translation: choose another --output, or remove it")
+    try:
+        held.enter_context(exclusive(job.parts / _LOCK, wait=False))
+    except BlockingIOError:
+        raise UserError(
+            f"{job.output} is being written by another command: wait for its end, or choose another --output"
+        ) from None
+
+
+def _refuse_existing(job: CorpusJob) -> None:
+    if os.path.lexists(job.output):
+        raise UserError(f"{job.output} exists already: choose another --output, or remove it first")
+
+
+def _identity(job: CorpusJob, lines: int) -> dict[str, Any]:
+    """All that the output is made from, as JSON values."""
+    status = [(os.path.abspath(path), path.stat()) for path in job.inputs]
+    return {
+        "version": __version__,
+        "model": {name: sha256_of(job.model / name) for name in (CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE)},
+        "inputs": [[path, found.st_size, found.st_mtime_ns] for path, found in status],
+        "lines": lines,
+        "settings": {**job.settings, "--chunk-lines": job.chunk_lines},
+    }
+
+
+def _require_same(job: CorpusJob, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """
+    Raises:
+        UserError: the parts were made from something else; what differs is named.
+    """
+    other = []
+    if before["version"] != now["version"]:
+        other.append(f"by version {before['version']}, not {now['version']}")
+    if before["model"] != now["model"]:
+        other.append("with another model")
+    if before["inputs"] != now["inputs"] or before["lines"] != now["lines"]:
+        other.append("with other inputs, or with these before they changed")
+    flags = [*before["settings"], *(flag for flag in now["settings"] if flag not in before["settings"])]
+    for flag in flags:
+        was, is_now = before["settings"].get(flag), now["settings"].get(flag)
+        if was != is_now:
+            other.append(_difference(flag, was, is_now))
+    if other:
+        raise UserError(
+            f"{job.parts} was begun {' and '.join(other)}: give what it was begun with to continue it, or remove that "
+            "folder to begin anew"
+        )
+
+
+def _difference(flag: str, was: Any, is_now: Any) -> str:
+    if was is None or was is False:
+        return f"without {flag}"
+    value = "" if was is True else f" {was}"
+    return f"with {flag}{value}" + ("" if is_now is None or is_now is False else f", not {is_now}")
+
+
+def _translate_share(
+    job: CorpusJob,
+    start: _Start,
+    translate: Callable[[list[str], int], Sequence[Translation]],
+    text_of: Callable[[int, Translation], str],
+) -> None:
+    """Translate and keep this rank's share of the chunks that are not there, every n-th of them on n ranks."""
+    try:
+        with _explained(job):
+            for chunk, lines in _share(job, start):
+                if (job.parts / _FAILED).exists():
+                    # That rank says why.
+                    return
+                first = chunk * job.chunk_lines
+                translations = translate(lines, first)
+                for translation in translations:
+                    if translation.split is not None:
+                        print(f"note: {translation.split}", file=sys.stderr, flush=True)
+                text = "".join(text_of(number, one) for number, one in enumerate(translations, first))
+                write_file(job.part(chunk), text)
+    except UserError:
+        with contextlib.suppress(OSError):
+            write_file(job.parts / _FAILED, "")
+        raise
+
+
+def _share(job: CorpusJob, start: _Start) -> Iterator[tuple[int, list[str]]]:
+    """Chunks of this rank, by number, with their lines; reports how far all ranks are between them."""
+    lines, left, began = _lines(job), itertools.count(), time.monotonic()
+    reported = began
+    for chunk, size in enumerate(start.sizes):
+        held = list(itertools.islice(lines, size))
+        if len(held) < size:
+            raise UserError(f"the inputs of {job.output} have changed meanwhile: remove {job.parts} and begin anew")
+        if chunk in start.finished or next(left) % world_size() != rank():
+            continue
+        yield chunk, held
+        if rank() == 0 and time.monotonic() - reported > _SECONDS_BETWEEN_REPORTS:
+            reported = time.monotonic()
+            there = _finished(job)
+            new = sum(start.sizes[one] for one in there - start.finished)
+            _report(
+                f"{sum(start.sizes[one] for one in there):,} of {start.lines:,} lines, "
+                f"{new / (reported - began):,.1f} lines/s"
+            )
+
+
+def _finish(job: CorpusJob, start: _Start) -> None:
+    with _explained(job):
+        with whole_path(job.parts / _WHOLE) as beside, beside.open("wb") as whole:
+            for chunk in range(len(start.sizes)):
+                with job.part(chunk).open("rb") as part:
+                    shutil.copyfileobj(part, whole)
+        write_file(job.parts / _COMPLETE, "")
+        _refuse_existing(job)
+        move(job.parts / _WHOLE, job.output)
+        shutil.rmtree(job.parts)
+
+
+def _lines(job: CorpusJob) -> Iterable[str]:
+    return itertools.chain.from_iterable(map(read_lines, job.inputs))
+
+
+def _finished(job: CorpusJob) -> frozenset[int]:
+    return frozenset(int(path.name) for path in job.parts.iterdir() if path.name.isdecimal())
+
+
+@contextlib.contextmanager
+def _explained(job: CorpusJob) -> Iterator[None]:
+    """Turn what the system refuses into a UserError."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{job.output} cannot be written ({error.strerror or error}): check the place, its rights, its free space, "
+            "and that all nodes see it; the same command then continues"
+        ) from None
+
+
+def _report(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

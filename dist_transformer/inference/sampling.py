@@ -1,0 +1,169 @@
+"""Sampling: each token of a translation is drawn from the model, as back-translation wants it.
+
+    P(token) ∝ p(token)^(1 / temperature)   among the top_k most probable tokens
+
+Text that is translated back teaches more when it is drawn than when it is the best found: without a limit, or from the
+10 most probable tokens (Edunov et al. 2018, section 3).
+
+Chance is a pure function of the seed and of a sentence's key, its line and part: token t takes the t-th number of a
+generator of the sentence's own. So a sentence has the same sample in any batch, on any number of ranks. Candidates lie
+side by side in the order of their ids, not of their probabilities: rounding moves a border between two of them by its
+own size, and changes a sample only where a number falls so close to a border.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from dist_transformer.errors import UserError
+from dist_transformer.inference.beam import Hypothesis, encode_sources, kept_slots
+from dist_transformer.inference.candidates import largest
+from dist_transformer.model.transformer import Transformer
+
+# Logits that are computed at a time; without top_k each takes 28 bytes.
+_ELEMENTS = {"cpu": 2**19, "cuda": 2**27}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingSettings:
+    """From which tokens to draw, and with which numbers."""
+
+    seed: int = 1
+    top_k: int | None = None
+    """Draw from the so many most probable tokens; from all when not given."""
+    temperature: float = 1.0
+    """Below 1 probable tokens become more probable, above 1 less."""
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise UserError(f"seed is {self.seed}: give 0 or more")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k is {self.top_k}: give 1 (the most probable token) or more, 10 is usual")
+        if not 0 < self.temperature < float("inf"):
+            raise UserError(f"temperature is {self.temperature}: give a number above 0, 1 is the model's own")
+
+
+def sample(
+    model: Transformer,
+    sources: Sequence[Sequence[int]],
+    keys: Sequence[tuple[int, ...]],
+    *,
+    settings: SamplingSettings,
+    max_extra_tokens: int,
+    length_penalty: float,
+) -> list[Hypothesis]:
+    """Draw one output for each source, in order.
+
+    `<pad>`, `<unk>` and `<s>` are never drawn. An output of len(source) + max_extra_tokens tokens must end.
+
+    Args:
+        sources: token ids without special tokens, each shorter than the model's `max_positions`.
+        keys: a name of each sentence, which chance goes by.
+        length_penalty: exponent of the penalty in the score, as in beam search; it has no part in what is drawn.
+
+    Returns:
+        outputs with their log probabilities under the model, all tokens and no temperature considered.
+    """
+    if not sources:
+        return []
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            return _Sampler(model, sources, keys, settings, max_extra_tokens).run(length_penalty)
+    finally:
+        model.train(was_training)
+
+
+class _Sampler:
+    """Sentences that begin together; those that are done leave the batch."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        sources: Sequence[Sequence[int]],
+        keys: Sequence[tuple[int, ...]],
+        settings: SamplingSettings,
+        max_extra_tokens: int,
+    ) -> None:
+        self.model, self.settings, self.device = model, settings, model.embedding.device
+        most = model.config.max_positions - 1
+        self.limits = np.array([min(len(source) + max_extra_tokens, most) for source in sources])
+        source_room, longest = max(map(len, sources)) + 1, int(self.limits.max()) + 1
+        numbers = [np.random.default_rng([settings.seed, *key]).random(longest) for key in keys]
+        self.numbers_NT = torch.from_numpy(np.stack(numbers)).to(self.device)
+        self.state = model.new_decoder_state(
+            slots=len(sources), beam_size=1, source_room=source_room, longest=longest, fixed_shapes=False
+        )
+        memory_NSD, mask_N1S = encode_sources(model, sources, source_room)
+        model.begin_sentences(self.state, torch.arange(len(sources), device=self.device), memory_NSD, mask_N1S)
+        self.never_drawn = torch.tensor([PAD_ID, UNK_ID, BOS_ID], device=self.device)
+
+    def run(self, length_penalty: float) -> list[Hypothesis]:
+        count = len(self.limits)
+        tokens: list[list[int]] = [[] for _ in range(count)]
+        total_N, sentences_N = np.zeros(count), np.arange(count)
+        last_N = torch.full((count,), BOS_ID, device=self.device)
+        step = 0
+        while len(sentences_N):
+            hidden_ND = self.model.decode_step(last_N, self.state)
+            ends_only_N = torch.from_numpy(self.limits[sentences_N] <= step).to(self.device)
+            last_N, logp_N = self._draw(hidden_ND, self.numbers_NT[:, step], ends_only_N)
+            self.state.end_step(torch.zeros_like(last_N).unsqueeze(1))
+            drawn_N = last_N.cpu().numpy()
+            total_N[sentences_N] += logp_N.double().cpu().numpy()
+            kept_N = drawn_N != EOS_ID
+            for sentence, token in zip(sentences_N[kept_N], drawn_N[kept_N], strict=True):
+                tokens[sentence].append(int(token))
+            if not kept_N.all():
+                order, moved = kept_slots(kept_N)
+                sentences_N = sentences_N[order]
+                order_N = torch.from_numpy(order).to(self.device)
+                self.state.keep(order_N, torch.from_numpy(moved).to(self.device))
+                self.numbers_NT, last_N = self.numbers_NT[order_N], last_N[order_N]
+            step += 1
+        penalties = [((5 + len(one) + 1) / 6) ** length_penalty for one in tokens]
+        return [
+            Hypothesis(tokens=one, score=float(total / penalty), log_probability=float(total))
+            for one, total, penalty in zip(tokens, total_N, penalties, strict=True)
+        ]
+
+    def _draw(
+        self, hidden_ND: torch.Tensor, numbers_N: torch.Tensor, ends_only_N: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and their log probabilities under the model, each of shape (N,)."""
+        rows = max(1, _ELEMENTS[self.device.type] // self.model.config.vocab_size)
+        tokens, values = [], []
+        for hidden_RD, numbers_R, ends_R in zip(
+            hidden_ND.split(rows), numbers_N.split(rows), ends_only_N.split(rows), strict=True
+        ):
+            logp_RV = torch.log_softmax(self.model.logits(hidden_RD), dim=-1)
+            token_R = draw(logp_RV.index_fill(1, self.never_drawn, -torch.inf), numbers_R, self.settings)
+            token_R = torch.where(ends_R, EOS_ID, token_R)
+            tokens.append(token_R)
+            values.append(logp_RV.gather(1, token_R.unsqueeze(1)).squeeze(1))
+        return torch.cat(tokens), torch.cat(values)
+
+
+def draw(logp_RV: torch.Tensor, numbers_R: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
+    """Draw a token from each row of log probabilities, -inf for tokens that must not be drawn; shape (R,).
+
+    Args:
+        numbers_R: fp64, from 0 to below 1; the share of the probabilities that lies before the drawn token's own.
+    """
+    vocabulary = logp_RV.shape[1]
+    if settings.top_k is None or settings.top_k >= vocabulary:
+        value_RX, token_RX = logp_RV, None
+    else:
+        token_RX = largest(logp_RV, settings.top_k)[1].sort(dim=1).values
+        value_RX = logp_RV.gather(1, token_RX)
+    # The largest becomes 1 first: at a low temperature all powers would be 0.
+    power_RX = ((value_RX - value_RX.amax(1, keepdim=True)).double() / settings.temperature).exp()
+    sums_RX = power_RX.cumsum(1)
+    place_R1 = (sums_RX <= numbers_R.unsqueeze(1) * sums_RX[:, -1:]).sum(1, keepdim=True)
+    # A number that rounds up to the whole sum belongs to the last token.
+    place_R1 = place_R1.clamp(max=sums_RX.shape[1] - 1)
+    return (place_R1 if token_RX is None else token_RX.gather(1, place_R1)).squeeze(1)

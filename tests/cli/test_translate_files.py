@@ -1,0 +1,195 @@
+"""Files to a file, as a user does it: on one rank and two, killed, and with what cannot be."""
+
+import gzip
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from dist_transformer.runtime.launch import RANK_VARIABLES, deepspeed_command, free_port
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.system
+
+Lines = tuple[list[str], list[str]]
+PATIENCE = 300
+
+
+@pytest.fixture
+def files(tmp_path: Path, toy_lines: Lines) -> list[Path]:
+    """200 lines in two files, of which one is compressed; two are blank and two are too long."""
+    lines = [*toy_lines[0][:100], "", "word " * 600, *toy_lines[0][100:196], "   ", "§" * 200]
+    with gzip.open(tmp_path / "first.en.gz", "wt", encoding="utf-8") as file:
+        file.write("\n".join(lines[:130]) + "\n")
+    (tmp_path / "second.en").write_text("\n".join(lines[130:]) + "\n", encoding="utf-8")
+    return [tmp_path / "first.en.gz", tmp_path / "second.en"]
+
+
+def start(
+    model: Path, inputs: Sequence[Path], output: Path, *options: str, ranks: int = 1, limit: int | None = None
+) -> list[subprocess.Popen[str]]:
+    """Start the ranks without a launcher.
+
+    Args:
+        limit: bytes of the largest file that rank 1 can write.
+    """
+    words = ["--model", model, "--input", *inputs, "--output", output, "--max-extra-tokens", "5", "--chunk-lines", "10"]
+    environment = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
+    if ranks > 1:
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+    started = []
+    for rank in range(ranks):
+        named = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)} if ranks > 1 else {}
+
+        def limit_files(rank: int = rank) -> None:
+            if limit is not None and rank == 1:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+        started.append(
+            subprocess.Popen(
+                [sys.executable, str(ROOT / "tools" / "translate.py"), *map(str, words), *options],
+                env=environment | named,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                preexec_fn=limit_files,  # noqa: PLW1509
+            )
+        )
+    return started
+
+
+def end(processes: list[subprocess.Popen[str]]) -> tuple[list[int], str]:
+    """Wait for the ranks: their exit statuses, and what they said."""
+    said = [process.communicate(timeout=PATIENCE) for process in processes]
+    assert [out for out, _ in said] == [""] * len(said)
+    return [process.returncode for process in processes], "".join(errors for _, errors in said)
+
+
+def wait_for_parts(output: Path, count: int, processes: list[subprocess.Popen[str]]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while len(list(Path(f"{output}.parts").glob("[0-9]*"))) < count:
+        assert time.monotonic() < deadline
+        assert [process.poll() for process in processes] == [None] * len(processes)
+        time.sleep(0.005)
+
+
+def test_the_same_bytes_on_any_number_of_ranks_and_after_kills(
+    model_folder: Path, files: list[Path], tmp_path: Path
+) -> None:
+    alone, shared = tmp_path / "on_1.de", tmp_path / "on_2.de"
+    statuses, said = end(start(model_folder, files, alone))
+    assert statuses == [0], said
+    notes = sorted(line for line in said.splitlines() if line.startswith("note: "))
+    assert [note.split(" has ")[0] for note in notes] == ["note: line 102", "note: line 200"]
+
+    # A rank that cannot write ends the other one too, with one message.
+    statuses, said = end(start(model_folder, files, shared, ranks=2, limit=50))
+    assert statuses == [1, 1], said
+    (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert error.startswith(f"error: {shared} cannot be written (File too large)")
+    assert "Traceback" not in said
+
+    killed = start(model_folder, files, shared, ranks=2)
+    # Rank 0 had written some, before it learned of the other's end.
+    wait_for_parts(shared, 8, killed)
+    for process in killed:
+        process.send_signal(signal.SIGKILL)
+    assert end(killed)[0] == [-signal.SIGKILL] * 2
+    assert not shared.exists()
+    kept = {path: path.stat().st_mtime_ns for path in Path(f"{shared}.parts").glob("[0-9]*")}
+
+    # Other settings are refused by both ranks, in one sentence.
+    statuses, said = end(start(model_folder, files, shared, "--beam", "2", ranks=2))
+    assert statuses == [1, 1], said
+    assert said.splitlines() == [
+        f"error: {shared}.parts was begun with --beam 4, not 2: give what it was begun with to continue it, or remove "
+        "that folder to begin anew"
+    ]
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+    # On another number of ranks.
+    statuses, said = end(start(model_folder, files, shared))
+    assert statuses == [0], said
+    assert f"continues {shared}: {10 * len(kept)} of 200 lines are there" in said
+    assert shared.read_bytes() == alone.read_bytes()
+    rows = alone.read_text(encoding="utf-8").split("\n")
+    assert len(rows) == 201
+    assert [number for number, row in enumerate(rows) if not row] == [100, 198, 200]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first.en.gz", "on_1.de", "on_2.de", "second.en"]
+
+
+@pytest.mark.slow
+def test_samples_noise_and_the_best_few_under_a_launcher(model_folder: Path, files: list[Path], tmp_path: Path) -> None:
+    """The same on one rank and on two, and through standard input and output."""
+    text = gzip.decompress(files[0].read_bytes()) + files[1].read_bytes()
+    tool = [str(ROOT / "tools" / "translate.py"), "--model", str(model_folder), "--max-extra-tokens", "5"]
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    for options in (
+        ["--sample", "--top-k", "10", "--seed", "5"],
+        ["--noise", "--beam", "1"],
+        ["--nbest", "2", "--format", "jsonl", "--beam", "2"],
+    ):
+        alone, shared = tmp_path / f"1{options[0]}", tmp_path / f"2{options[0]}"
+        assert end(start(model_folder, files, alone, *options))[0] == [0]
+        words = [*tool, "--input", *map(str, files), "--output", str(shared), "--chunk-lines", "10", *options]
+        launch = [str(word) for word in deepspeed_command(2)]
+        subprocess.run([*launch, *words], env=environment, check=True, capture_output=True, timeout=PATIENCE)
+        assert shared.read_bytes() == alone.read_bytes()
+        piped = [sys.executable, *tool, "--chunk-lines", "10", *options]
+        assert subprocess.run(piped, input=text, capture_output=True, check=True).stdout == alone.read_bytes()
+    rows = [json.loads(line) for line in (tmp_path / "1--nbest").read_text(encoding="utf-8").splitlines()]
+    assert [row["line"] for row in rows] == list(range(200))
+    assert {len(row["translations"]) for row in rows} == {1, 2}
+
+
+def test_chance_goes_by_seed_and_line(model_folder: Path, toy_lines: Lines) -> None:
+    tool = [sys.executable, str(ROOT / "tools" / "translate.py"), "--model", str(model_folder)]
+    line = toy_lines[0][0]
+
+    def run(text: str, *options: str) -> list[str]:
+        words = [*tool, "--sample", "--max-extra-tokens", "5", *options]
+        done = subprocess.run(words, input=text.encode(), capture_output=True, check=True)
+        return done.stdout.decode().splitlines()
+
+    first = run(f"{line}\n" * 4)
+    assert len(set(first)) == 4
+    # The batch is another.
+    assert run(f"{line}\n\nword\n{line}\n")[::3] == first[::3]
+    assert run(f"{line}\n", "--seed", "2") != first[:1]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--input", "a"], "--input is given without --output: give both"),
+        (["--output", "a"], "--output is given without --input: give both"),
+        (["--input", "none.en", "--output", "a"], "none.en does not exist: check the name"),
+        (["--input", "none*.en", "--output", "a"], '--input "none*.en" matches no file'),
+        (["--format", "tsv"], "--format is that of --nbest: give --nbest K, or leave it out"),
+        (["--top-k", "3"], "--top-k has no meaning without --sample"),
+        (["--sample", "--temperature", "0"], "temperature is 0.0: give a number above 0"),
+        (["--sample", "--noise"], "--sample draws one translation and --noise goes by a search: leave one of them out"),
+        (["--nbest", "2", "--noise"], "noise is added to the best translation alone"),
+        (["--chunk-lines", "0"], "--chunk-lines is 0: give 1 or more"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_sentence(
+    model_folder: Path, tmp_path: Path, options: list[str], said: str
+) -> None:
+    tool = [sys.executable, str(ROOT / "tools" / "translate.py"), "--model", str(model_folder)]
+    done = subprocess.run(
+        [*tool, *options], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {said}")
+    assert list(tmp_path.iterdir()) == []
