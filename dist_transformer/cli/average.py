@@ -31,7 +31,7 @@ from dist_transformer.averaging.mean import average
 from dist_transformer.averaging.sweep import Candidate, DevSet, Sweep, sweep, validation_text, write_sweep
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
 from dist_transformer.errors import UserError
-from dist_transformer.inference.options import PRECISIONS, add_decoding_options, beam_settings
+from dist_transformer.inference.options import PRECISIONS, add_decoding_options, add_direction_options, beam_settings
 from dist_transformer.model_folder import refuse_other_content
 from dist_transformer.runtime.distributed import error_of_all, on_all_ranks, rank
 from dist_transformer.runtime.process_group import process_group
@@ -78,13 +78,15 @@ def run_sweep(arguments: argparse.Namespace, world: World) -> None:
         on_all_ranks(lambda: refuse_other_content(arguments.out))
         source, reference = arguments.src, arguments.ref
         if source is None:
-            source, reference = on_all_ranks(lambda: validation_text(arguments.run_dir))
+            source, reference = on_all_ranks(lambda: validation_text(arguments.run_dir, arguments.direction))
         dev = DevSet(
             source=source,
             reference=reference,
             settings=beam_settings(arguments),
             dtype=PRECISIONS[arguments.precision],
             max_batch_tokens=arguments.batch_tokens,
+            direction=arguments.direction,
+            tags=None if arguments.tag is None else tuple(arguments.tag),
         )
         report = print_candidate if world.is_main else lambda _: None
         result = sweep(counts, partial(choose, arguments), dev, device, report)
@@ -136,6 +138,7 @@ def parse_arguments() -> argparse.Namespace:
     group.add_argument("--src", type=Path, metavar="F", help="dev set: source text, one sentence a line")
     text = "and raw reference text, line by line (default: the validation text of the run's data folder)"
     group.add_argument("--ref", type=Path, metavar="F", help=text)
+    add_direction_options(group)
     add_decoding_options(group)
     # DeepSpeed's launcher adds this one; the environment says the same.
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
@@ -176,6 +179,7 @@ def check_arguments(arguments: argparse.Namespace) -> None:
 def decoding_flags(arguments: argparse.Namespace) -> list[str]:
     """Those of the shared decoding flags that are not as they are when nobody gives them."""
     parser = argparse.ArgumentParser(add_help=False)
+    add_direction_options(parser)
     add_decoding_options(parser)
     defaults = vars(parser.parse_args([]))
     return [f"--{name.replace('_', '-')}" for name in defaults if getattr(arguments, name) != defaults[name]]

@@ -21,7 +21,13 @@ from pathlib import Path
 
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.evaluation.evaluate import Evaluation, evaluate, require_writable, write_report
-from dist_transformer.inference.options import PRECISIONS, add_decoding_options, add_model_option, beam_settings
+from dist_transformer.inference.options import (
+    PRECISIONS,
+    add_decoding_options,
+    add_direction_options,
+    add_model_option,
+    beam_settings,
+)
 from dist_transformer.runtime.distributed import error_of_all
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import read_world
@@ -42,6 +48,8 @@ def main() -> None:
             dtype=PRECISIONS[arguments.precision],
             max_batch_tokens=arguments.batch_tokens,
             lowercase=arguments.lowercase,
+            direction=arguments.direction,
+            tags=arguments.tag,
         )
     if world.is_main:
         print_scores(evaluation)
@@ -64,6 +72,7 @@ def print_scores(evaluation: Evaluation) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_model_option(parser)
+    add_direction_options(parser)
     add_decoding_options(parser)
     parser.add_argument("--src", type=Path, required=True, metavar="F", help="source text, one sentence a line")
     parser.add_argument("--ref", type=Path, required=True, metavar="F", help="raw reference text, line by line")

@@ -24,7 +24,13 @@ import torch
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.files import decode_lines
 from dist_transformer.errors import UserError
-from dist_transformer.inference.options import PRECISIONS, add_decoding_options, add_model_option, beam_settings
+from dist_transformer.inference.options import (
+    PRECISIONS,
+    add_decoding_options,
+    add_direction_options,
+    add_model_option,
+    beam_settings,
+)
 from dist_transformer.inference.translator import Translation, Translator
 from dist_transformer.model_folder import load_model
 
@@ -37,9 +43,12 @@ def main() -> None:
     settings = beam_settings(arguments, nbest=1 if arguments.nbest is None else arguments.nbest)
     device = find_device(arguments.device)
     model, tokenizer, info = load_model(arguments.model, device, PRECISIONS[arguments.precision])
-    translator = Translator(model, tokenizer, device, settings, max_batch_tokens=arguments.batch_tokens)
+    direction = info.facing(arguments.direction, arguments.tag).direction
+    translator = Translator(
+        model, tokenizer, device, settings, tags=direction.tags, max_batch_tokens=arguments.batch_tokens
+    )
     at_terminal = sys.stdin.isatty()
-    prompt = f"{info.source_language}-{info.target_language}> " if at_terminal and sys.stderr.isatty() else ""
+    prompt = f"{direction.name}> " if at_terminal and sys.stderr.isatty() else ""
     lines = decode_lines(typed_lines(prompt) if at_terminal else sys.stdin.buffer, "standard input")
     first = 0
     while chunk := list(itertools.islice(lines, 1 if at_terminal else _LINES_AT_ONCE)):
@@ -86,6 +95,7 @@ def find_device(name: str | None) -> torch.device:
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_model_option(parser)
+    add_direction_options(parser)
     add_decoding_options(parser)
     parser.add_argument("--nbest", type=int, metavar="K", help="print the K best (default: the best, as plain text)")
     parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N (default: cuda where there is one)")

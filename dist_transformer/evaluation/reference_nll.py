@@ -18,7 +18,9 @@ IdPair = tuple[list[int], list[int]]
 
 
 @torch.no_grad()
-def reference_nll(model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> float:
+def reference_nll(
+    model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], *, tags: Sequence[str] = ()
+) -> float:
     """-log p a target token, `</s>` included, not smoothed: the same number on every rank. A collective.
 
     Pairs that are too long for the model's positions are left out; not a number when none is left.
@@ -26,10 +28,13 @@ def reference_nll(model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tupl
     Args:
         model: in evaluation mode.
         pairs: source and reference lines, the same on every rank.
+        tags: in front of every source.
     """
     longest = model.config.max_positions - 1
     sources, targets = (tokenizer.encode_batch(list(side)) for side in zip(*pairs, strict=True))
-    ids = [pair for pair in zip(sources, targets, strict=True) if max(map(len, pair)) <= longest]
+    prefix = tokenizer.tag_ids(tags)
+    tagged = [[*prefix, *source] for source in sources]
+    ids = [pair for pair in zip(tagged, targets, strict=True) if max(map(len, pair)) <= longest]
     share = list(_batches(ids))[rank() :: world_size()]
     sums = [model(_packed(batch).to(model.embedding.device), 0.0) for batch in share]
     found = [(float(part.nll), int(part.tokens)) for part in sums]

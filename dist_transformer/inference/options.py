@@ -16,6 +16,15 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, required=True, metavar="MODEL", help="model folder")
 
 
+def add_direction_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--direction", metavar="SRC-TGT", help="direction, such as en-de (needed where the model has several)"
+    )
+    parser.add_argument(
+        "--tag", nargs="+", metavar="TAG", help="tags in front of every source (default: those of the direction)"
+    )
+
+
 def add_decoding_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     def option(name: str, text: str, **settings: Any) -> None:
         parser.add_argument(name, help=text, **settings)
