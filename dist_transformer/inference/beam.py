@@ -163,7 +163,7 @@ class _Search:
         sources: Sequence[Sequence[int]],
         settings: BeamSettings,
         slots: int | None,
-        never: Sequence[int],
+        never: Sequence[int] = (),
     ) -> None:
         self.model, self.sources, self.settings = model, sources, settings
         self.device = model.embedding.device
