@@ -180,8 +180,7 @@ class DataConfig:
     """What is trained on."""
 
     data: tuple[str, ...]
-    """Data folders made by dist-transformer prepare, or their URLs (s3://, gs://, hf://, …); several are mixed. The
-    first of each pair of languages has the validation set of that direction."""
+    """Data folders made by dist-transformer prepare, or their URLs (s3://, gs://, hf://, …); several are mixed."""
     data_weights: tuple[float, ...] = ()
     """Share of each data folder in the target tokens, relative to the others; by size and temperature if not given."""
     data_temperature: float = 1.0
@@ -229,11 +228,9 @@ class ValidationConfig:
     validate_every: int = 1000
     """Steps between validations; 0: never."""
     validate_sentences: int = 500
-    """Validation sentences of each direction that a validation translates for BLEU and samples, spread over the set; 0:
-    loss only."""
+    """Sentences of each direction that a validation translates for BLEU and samples; 0: loss only."""
     best_by: Literal["nll", "bleu"] = "nll"
-    """What patience and keep_best compare: loss per token, not smoothed, or BLEU of the translated sentences; the mean
-    over the directions where there are several."""
+    """What patience and keep_best compare: loss per token, not smoothed, or BLEU; of several directions the mean."""
     patience: int = 0
     """Stop after so many validations without a better one; 0: never."""
 
