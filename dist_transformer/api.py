@@ -66,7 +66,7 @@ def prepare(
         vocab_size: entries, both languages together; needed without `tokenizer`, a tokenizer.json.
         workers: processes; with more than one, a script needs the usual `if __name__ == "__main__":`.
         report: gets what was read, dropped and written, a line at a time.
-        settings: other fields of `PrepareSettings`, such as `max_tokens=128`, `lowercase=True`.
+        settings: other fields of `PrepareSettings`, such as `max_tokens=128`, `source_tags=("<2de>",)`.
 
     Returns:
         what index.json states of the folder.
@@ -191,6 +191,8 @@ def evaluate(
     device: str | None = None,
     precision: str = "fp32",
     batch_tokens: int | None = None,
+    direction: str | None = None,
+    tags: Sequence[str] | None = None,
 ) -> Evaluation:
     """Translate a test set with a model folder and score it, as the command `evaluate` does, in this process.
 
@@ -199,6 +201,7 @@ def evaluate(
         lowercase: ignore case.
         device: `cpu`, `cuda` or `cuda:N`; not given: a GPU where there is one.
         precision: `fp32` or `bf16`.
+        direction: such as `en-de`, where the model has several; `tags` replace the direction's.
 
     Returns:
         `.scores` with their signatures, and `.hypotheses`.
@@ -215,6 +218,8 @@ def evaluate(
         dtype=as_dtype(precision),
         max_batch_tokens=batch_tokens,
         lowercase=lowercase,
+        direction=direction,
+        tags=tags,
     )
 
 

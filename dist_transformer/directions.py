@@ -25,6 +25,9 @@ class Direction:
     def name(self) -> str:
         return f"{self.source_language}-{self.target_language}"
 
+    def __str__(self) -> str:
+        return " ".join((self.name, *self.tags))
+
 
 def check_tags(tags: Sequence[str]) -> None:
     """Raise a UserError unless all may be tags of one vocabulary."""

@@ -10,7 +10,7 @@ import glob
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dist_transformer.config.plain import from_plain, read_json, to_plain
+from dist_transformer.config.plain import OMIT_DEFAULT, from_plain, read_json, to_plain
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.directions import Direction, choose_direction, worth_stating
 from dist_transformer.errors import UserError
 from dist_transformer.files import make_folder_beside, move, whole_path, write_file
 from dist_transformer.model.transformer import Transformer
@@ -40,6 +41,8 @@ class ModelInfo:
     tokenizer_sha256: str
     source_language: str
     target_language: str
+    directions: tuple[Direction, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    """Empty where there is one, of these two languages and without tags; otherwise these are those of the first."""
     corpus: str
     """Name of the training data, for reports."""
     synthetic: bool
@@ -52,6 +55,29 @@ class ModelInfo:
     def __post_init__(self) -> None:
         # JSON has lists only.
         object.__setattr__(self, "steps", tuple(self.steps))
+
+    @property
+    def all_directions(self) -> tuple[Direction, ...]:
+        plain = Direction(source_language=self.source_language, target_language=self.target_language)
+        return self.directions or (plain,)
+
+    @property
+    def direction(self) -> Direction:
+        """
+        Raises:
+            UserError: there are several; `facing` chooses one.
+        """
+        return choose_direction(self.all_directions)
+
+    def facing(self, name: str | None = None, tags: Sequence[str] | None = None) -> "ModelInfo":
+        """The same with one direction only, as `choose_direction` chooses it."""
+        chosen = choose_direction(self.all_directions, name, tags)
+        return replace(
+            self,
+            source_language=chosen.source_language,
+            target_language=chosen.target_language,
+            directions=worth_stating([chosen]),
+        )
 
 
 def write_model_folder(
@@ -216,25 +242,30 @@ def _model_card(name: str, info: ModelInfo, parameters: int, notes: Sequence[str
     steps = ", ".join(f"{step:,}" for step in info.steps)
     averaged = f"the mean of the weights after training steps {steps}" if len(info.steps) > 1 else f"step {steps}"
     listed = "".join(f"- {note}\n" for note in notes)
+    pairs = [(way.source_language, way.target_language) for way in info.all_directions]
+    languages = "\n".join(
+        f"- {language}" for language in dict.fromkeys(language for pair in pairs for language in pair)
+    )
+    ways = ", ".join(f"from `{source}` to `{target}`" for source, target in pairs)
+    chosen = f"--model {name}" + (f" --direction {info.all_directions[0].name}" if len(pairs) > 1 else "")
     table = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
     return f"""---
 language:
-- {info.source_language}
-- {info.target_language}
+{languages}
 pipeline_tag: translation
 library_name: dist_transformer
 ---
 # {name}
 
-A Transformer (Vaswani et al. 2017) for translation from `{info.source_language}` to `{info.target_language}`.
+A Transformer (Vaswani et al. 2017) for translation {ways}.
 {warning}
 - Training data: {info.corpus}{" (synthetic)" if info.synthetic else ""}
 - Weights: {averaged}; {parameters:,} parameters, fp32
 - `tokenizer.json`, SHA-256 `{info.tokenizer_sha256}`, normalises text before it cuts it into pieces
 {listed}
-Translate, one sentence a line: `dist-transformer translate --model {name} < input.txt > output.txt`
+Translate, one sentence a line: `dist-transformer translate {chosen} < input.txt > output.txt`
 
-Measure: `dist-transformer evaluate --model {name} --src F --ref F` prints BLEU, chrF and TER with their signatures.
+Measure: `dist-transformer evaluate {chosen} --src F --ref F` prints BLEU, chrF and TER with their signatures.
 
 | setting | value |
 |---|---|

@@ -140,6 +140,8 @@ def in_small(command: str, hub_folder: Path) -> str:
     command = command.replace("--vocab-size 32000", "--vocab-size 400").replace(
         "--vocab-size 37000", "--vocab-size 400"
     )
+    # What a hardly trained model makes of a text is no sentence that a preparation would keep.
+    command = command.replace("--src mono.en", "--src valid.en")
     if "doctor.py" in command:
         return f"{command} --run-gib 0.01"
     if "benchmark.py train" in command:
@@ -157,7 +159,8 @@ def in_small(command: str, hub_folder: Path) -> str:
 def test_every_command_runs_in_the_order_of_the_pages(tmp_path: Path) -> None:
     corpus = make_toy_corpus(train_pairs=400, valid_pairs=20, test_pairs=20)
     write_toy_corpus(tmp_path, corpus)
-    shutil.copy(tmp_path / "test.en", tmp_path / "mono.en")
+    shutil.copy(tmp_path / "test.en", tmp_path / "web.en")
+    shutil.copy(tmp_path / "valid.de", tmp_path / "mono.de")
     multi30k = tmp_path / "multi30k"
     multi30k.mkdir()
     for name, there in (("train", "train"), ("valid", "val"), ("test", "test_2016_flickr")):
@@ -193,6 +196,6 @@ def test_every_command_runs_in_the_order_of_the_pages(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         ran.append(line)
-    assert len(ran) == 34
-    for name in ("test.hyp.de", "mono.de", "mono.sampled.de", "test.best.jsonl"):
+    assert len(ran) == 46
+    for name in ("test.hyp.de", "web.de", "web.sampled.de", "test.best.jsonl"):
         assert len((tmp_path / name).read_text(encoding="utf-8").splitlines()) == 20

@@ -10,6 +10,7 @@ import torch
 from dist_transformer import model_folder as module
 from dist_transformer.config.registry import ATTENTIONS
 from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.directions import Direction
 from dist_transformer.errors import UserError
 from dist_transformer.model.attention import MultiHeadAttention
 from dist_transformer.model.transformer import Transformer
@@ -43,6 +44,30 @@ def test_what_is_written_comes_back(
         "tokenizer.json",
     ]
     assert json.loads((model_folder / "config.json").read_text())["format_version"] == 1
+
+
+def test_directions_come_back_and_are_chosen(
+    model_folder: Path, model_info: ModelInfo, random_model: Transformer, tmp_path: Path
+) -> None:
+    # A folder of one plain direction is as it was before there were several.
+    assert "directions" not in json.loads((model_folder / "config.json").read_text())
+    assert read_model_info(model_folder).facing() == model_info
+    assert model_info.direction == Direction(source_language="en", target_language="de")
+    assert model_info.facing("en-de", ["<bt>"]).direction.tags == ("<bt>",)
+    there, back = model_info.direction, Direction(source_language="de", target_language="en", tags=("<2en>",))
+    write_again(tmp_path / "m", replace(model_info, directions=(there, back)), random_model)
+    info = read_model_info(tmp_path / "m")
+    assert info.all_directions == (there, back)
+    facing = info.facing("de-en")
+    assert (facing.source_language, facing.target_language, facing.direction) == ("de", "en", back)
+    assert facing.facing() == facing
+    assert info.facing("en-de").all_directions == (there,)
+    with pytest.raises(UserError, match="several directions: choose one of en-de, de-en by --direction"):
+        _ = info.direction
+    card = (tmp_path / "m/README.md").read_text()
+    assert "language:\n- en\n- de\npipe" in card
+    assert "from `en` to `de`, from `de` to `en`." in card
+    assert "translate --model m --direction en-de < input.txt" in card
 
 
 def test_a_tied_matrix_is_stored_once(model_info: ModelInfo, tmp_path: Path) -> None:

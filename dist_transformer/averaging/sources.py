@@ -109,7 +109,10 @@ def _difference(first: ModelInfo, other: ModelInfo) -> str | None:
         before, now = getattr(first.model, name), getattr(other.model, name)
         if now != before:
             return f"has another model configuration ({name} {now!r}, not {before!r}) than"
-    for name in ("corpus", "source_language", "target_language", "synthetic"):
+    directions = [", ".join(map(str, info.all_directions)) for info in (first, other)]
+    if directions[0] != directions[1]:
+        return f"was trained on other data ({directions[1]}, not {directions[0]}) than"
+    for name in ("corpus", "synthetic"):
         before, now = getattr(first, name), getattr(other, name)
         if now != before:
             return f"was trained on other data ({name} {now!r}, not {before!r}) than"
@@ -180,7 +183,8 @@ def _model_info(described: dict[str, Any], path: Path) -> ModelInfo:
         values = {**{name: described[name] for name in names}, "steps": [described["step"]]}
     except KeyError as missing:
         raise UserError(f"{path} does not say its {missing}: it was not written by this program") from None
-    return from_plain(ModelInfo, {**values, "run": described.get("run")}, str(path))
+    newer = {"directions": described.get("directions", []), "run": described.get("run")}
+    return from_plain(ModelInfo, {**values, **newer}, str(path))
 
 
 def _open_tensors(file: Path) -> Any:

@@ -40,6 +40,10 @@ class DevSet:
     settings: BeamSettings
     dtype: torch.dtype = torch.float32
     max_batch_tokens: int | None = None
+    direction: str | None = None
+    """Of the run's, by name; needed where there are several."""
+    tags: tuple[str, ...] | None = None
+    """In front of every source, in place of the direction's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,6 +163,7 @@ def sweep(
 
 def _score(chosen: ChosenWeights, text: ReferencedText, dev: DevSet, device: torch.device) -> Candidate:
     mean = on_all_ranks(lambda: mean_weights(chosen.paths))
+    info = on_all_ranks(lambda: mean.info.facing(dev.direction, dev.tags))
     model = Transformer(mean.info.model)
     model.load_state_dict(mean.weights)
     mean.weights.clear()
@@ -166,14 +171,15 @@ def _score(chosen: ChosenWeights, text: ReferencedText, dev: DevSet, device: tor
     evaluation = evaluate_model(
         model,
         mean.tokenizer,
-        mean.info,
+        info,
         text,
         settings=dev.settings,
         device=device,
         max_batch_tokens=dev.max_batch_tokens,
     )
     pairs = list(zip(text.sources, text.references[0], strict=True))
-    return Candidate(chosen=chosen, evaluation=evaluation, nll=reference_nll(model, mean.tokenizer, pairs))
+    nll = reference_nll(model, mean.tokenizer, pairs, tags=info.direction.tags)
+    return Candidate(chosen=chosen, evaluation=evaluation, nll=nll)
 
 
 def write_sweep(result: Sweep, out: Path) -> None:
@@ -191,20 +197,30 @@ def write_sweep(result: Sweep, out: Path) -> None:
         raise UserError(f"{out}.sweep.json cannot be written ({error.strerror}): choose another --out") from None
 
 
-def validation_text(run_dir: Path) -> tuple[Path, Path]:
+def validation_text(run_dir: Path, direction: str | None = None) -> tuple[Path, Path]:
     """Raw validation text, source and target, of the data that a run was trained on.
 
+    Args:
+        direction: by name; the text of the run's first when not given.
+
     Raises:
-        UserError: the data folder is not at hand, or has changed.
+        UserError: the data folder is not at hand, or has changed, or there is none of that direction.
     """
     settings = read_json(run_dir / SETTINGS_FILE)
-    place, sha256 = settings["data"][0], settings["data_sha256"][0]
+    for place, sha256 in zip(settings["data"], settings["data_sha256"], strict=True):
+        folder = _validated_on(run_dir, place, sha256)
+        if direction in (None, folder.index.direction.name):
+            valid = folder.path / VALID_FOLDER
+            return valid / VALID_SOURCE_FILE, valid / VALID_TARGET_FILE
+    raise UserError(f"{run_dir} was not trained on {direction}: check --direction, or give --src and --ref")
+
+
+def _validated_on(run_dir: Path, place: str, sha256: str) -> DataFolder:
     if is_url(place) or not (Path(place) / INDEX_FILE).exists():
         raise UserError(f"{run_dir} was validated on text of {place}, which is not at hand: give --src and --ref")
     if sha256_of(Path(place) / INDEX_FILE) != sha256:
         raise UserError(f"the data folder {place} is not the one that {run_dir} was trained on: give --src and --ref")
-    folder = DataFolder.open(place).path / VALID_FOLDER
-    return folder / VALID_SOURCE_FILE, folder / VALID_TARGET_FILE
+    return DataFolder.open(place)
 
 
 def describe_steps(steps: Sequence[int]) -> str:

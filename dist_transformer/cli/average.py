@@ -35,6 +35,7 @@ from dist_transformer.inference.options import (
     PRECISIONS,
     add_decoding_options,
     add_device_option,
+    add_direction_options,
     beam_settings,
     decoding_flags,
 )
@@ -81,13 +82,15 @@ def run_sweep(arguments: argparse.Namespace, world: World) -> None:
         on_all_ranks(lambda: refuse_other_content(arguments.out))
         source, reference = arguments.src, arguments.ref
         if source is None:
-            source, reference = on_all_ranks(lambda: validation_text(arguments.run_dir))
+            source, reference = on_all_ranks(lambda: validation_text(arguments.run_dir, arguments.direction))
         dev = DevSet(
             source=source,
             reference=reference,
             settings=beam_settings(arguments),
             dtype=PRECISIONS[arguments.precision],
             max_batch_tokens=arguments.batch_tokens,
+            direction=arguments.direction,
+            tags=None if arguments.tag is None else tuple(arguments.tag),
         )
         report = print_candidate if world.is_main else lambda _: None
         result = sweep(counts, partial(choose, arguments), dev, device, report)
@@ -139,6 +142,7 @@ def parse_arguments() -> argparse.Namespace:
     group.add_argument("--src", type=Path, metavar="F", help="dev set: source text, one sentence a line")
     text = "and raw reference text, line by line (default: the validation text of the run's data folder)"
     group.add_argument("--ref", type=Path, metavar="F", help=text)
+    add_direction_options(group)
     add_decoding_options(group)
     add_device_option(group, several_processes=True)
     # DeepSpeed's launcher adds this one; the environment says the same.

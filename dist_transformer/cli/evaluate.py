@@ -32,6 +32,7 @@ from dist_transformer.inference.options import (
     PRECISIONS,
     add_decoding_options,
     add_device_option,
+    add_direction_options,
     add_model_option,
     beam_settings,
     decoding_flags,
@@ -65,6 +66,8 @@ def evaluate_model_folder(arguments: argparse.Namespace, world: World) -> None:
             dtype=PRECISIONS[arguments.precision],
             max_batch_tokens=arguments.batch_tokens,
             lowercase=arguments.lowercase,
+            direction=arguments.direction,
+            tags=arguments.tag,
         )
     if world.is_main:
         print_scores(evaluation)
@@ -125,6 +128,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--lowercase", action="store_true", help="ignore case (default: only when the model does)")
     group = parser.add_argument_group("with --model")
+    add_direction_options(group)
     add_decoding_options(group)
     add_device_option(group, several_processes=True)
     # DeepSpeed's launcher adds this one; the environment says the same.

@@ -27,7 +27,7 @@ from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.files import require_writable, whole_path
-from dist_transformer.inference.options import PRECISIONS, add_device_option, add_model_option
+from dist_transformer.inference.options import PRECISIONS, add_device_option, add_direction_options, add_model_option
 from dist_transformer.inference.pieces import readable_pieces
 from dist_transformer.inference.scoring import SCORED_TOKENS, PairScore, score_files
 from dist_transformer.model_folder import load_model
@@ -42,12 +42,16 @@ def main() -> None:
         require_writable(arguments.out)
     world = read_world()
     with process_group(world, device_name=arguments.device) as device, error_of_all(world):
-        model, tokenizer, _ = on_all_ranks(lambda: load_model(arguments.model, device, PRECISIONS[arguments.precision]))
+        model, tokenizer, info = on_all_ranks(
+            lambda: load_model(arguments.model, device, PRECISIONS[arguments.precision])
+        )
+        info = on_all_ranks(lambda: info.facing(arguments.direction, arguments.tag))
         chunks = score_files(
             model,
             tokenizer,
             LineFiles(source=arguments.src, target=arguments.tgt),
             device=device,
+            tags=info.direction.tags,
             max_batch_tokens=arguments.batch_tokens,
         )
         with output_of(world, arguments.out) as write:
@@ -117,6 +121,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tgt", type=Path, required=True, metavar="F", help="its translations, line by line")
     parser.add_argument("--out", type=Path, metavar="F", help="write the scores here (default: standard output)")
     parser.add_argument("--per-token", action="store_true", help="a line of JSON per pair, with each token's score")
+    add_direction_options(parser)
     add_device_option(parser, several_processes=True)
     parser.add_argument("--precision", choices=tuple(PRECISIONS), default="fp32", help="of the model (default fp32)")
     defaults = f"default {SCORED_TOKENS['cpu']} on a CPU, {SCORED_TOKENS['cuda']} on a GPU"

@@ -18,7 +18,7 @@ from pathlib import Path
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.errors import UserError
 from dist_transformer.inference.beam import BeamSettings
-from dist_transformer.inference.options import PRECISIONS, add_device_option
+from dist_transformer.inference.options import PRECISIONS, add_device_option, add_direction_options
 from dist_transformer.runtime.device import find_device
 from dist_transformer.serving.models import load_models
 from dist_transformer.serving.server import MOST_WAITING, address_of, is_loopback, make_app, open_socket, serve
@@ -36,7 +36,8 @@ def main() -> None:
     settings = decoding_settings(arguments)
     device = find_device(arguments.device)
     listening = open_socket(arguments.host, arguments.port)
-    models = load_models(arguments.model, device, PRECISIONS[arguments.precision], settings)
+    way = {"direction": arguments.direction, "tags": arguments.tag}
+    models = load_models(arguments.model, device, PRECISIONS[arguments.precision], settings, **way)
     local, worker = is_loopback(listening), Worker(MOST_WAITING)
     if not local:
         port = listening.getsockname()[1]
@@ -67,6 +68,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     option = parser.add_argument
     option("--model", type=Path, nargs="+", required=True, metavar="MODEL", help="model folder, or two of them")
+    add_direction_options(parser)
     option("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     option("--port", type=int, default=8000, metavar="N", help="port to listen on; 0 is any (default 8000)")
     add_device_option(parser)

@@ -46,6 +46,7 @@ from dist_transformer.inference.options import (
     PRECISIONS,
     add_decoding_options,
     add_device_option,
+    add_direction_options,
     add_model_option,
     beam_settings,
 )
@@ -83,7 +84,7 @@ def translate_stream(arguments: argparse.Namespace, device: torch.device) -> Non
     output = output_format(arguments)
     translator, info = load_translator(arguments, device)
     at_terminal = sys.stdin.isatty()
-    prompt = f"{info.source_language}-{info.target_language}> " if at_terminal and sys.stderr.isatty() else ""
+    prompt = f"{info.direction.name}> " if at_terminal and sys.stderr.isatty() else ""
     lines = decode_lines(typed_lines(prompt) if at_terminal else sys.stdin.buffer, "standard input")
     first, lines_at_once = 0, 1 if at_terminal else chunk_lines(arguments, device)
     while chunk := list(itertools.islice(lines, lines_at_once)):
@@ -119,8 +120,16 @@ def load_translator(arguments: argparse.Namespace, device: torch.device) -> tupl
         temperature = 1.0 if arguments.temperature is None else arguments.temperature
         sampling = SamplingSettings(seed=arguments.seed, top_k=arguments.top_k, temperature=temperature)
     model, tokenizer, info = load_model(arguments.model, device, PRECISIONS[arguments.precision])
-    batch_tokens = arguments.batch_tokens
-    translator = Translator(model, tokenizer, device, settings, sampling=sampling, max_batch_tokens=batch_tokens)
+    info = info.facing(arguments.direction, arguments.tag)
+    translator = Translator(
+        model,
+        tokenizer,
+        device,
+        settings,
+        sampling=sampling,
+        tags=info.direction.tags,
+        max_batch_tokens=arguments.batch_tokens,
+    )
     return translator, info
 
 
@@ -178,6 +187,7 @@ def parse_arguments() -> argparse.Namespace:
     add_model_option(parser)
     parser.add_argument("--input", type=Path, nargs="+", metavar="F", help="text files, or patterns (default: stdin)")
     parser.add_argument("--output", type=Path, metavar="OUT", help="one file for all inputs (default: stdout)")
+    add_direction_options(parser)
     add_decoding_options(parser)
     parser.add_argument("--nbest", type=int, metavar="K", help="write the K best (default: the best, as plain text)")
     parser.add_argument("--format", choices=FORMATS, help="of --nbest (default moses)")

@@ -230,9 +230,9 @@ class ValidationConfig:
     validate_every: int = 1000
     """Steps between validations; 0: never."""
     validate_sentences: int = 500
-    """Validation sentences that each validation translates for BLEU and samples, spread over the set; 0: loss only."""
+    """Sentences of each direction that a validation translates for BLEU and samples; 0: loss only."""
     best_by: Literal["nll", "bleu"] = "nll"
-    """What patience and keep_best compare: loss per token, not smoothed, or BLEU of the translated sentences."""
+    """What patience and keep_best compare: loss per token, not smoothed, or BLEU; of several directions the mean."""
     patience: int = 0
     """Stop after so many validations without a better one; 0: never."""
 

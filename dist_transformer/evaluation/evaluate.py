@@ -46,6 +46,8 @@ class Evaluation:
             "hypotheses": str(hypotheses_file),
             "steps": list(self.info.steps),
             "corpus": self.info.corpus,
+            "direction": self.info.direction.name,
+            "tags": list(self.info.direction.tags),
             "synthetic": self.info.synthetic,
             "seconds": self.seconds,
             "world_size": self.world_size,
@@ -71,17 +73,22 @@ def evaluate(
     dtype: torch.dtype = torch.float32,
     max_batch_tokens: int | None = None,
     lowercase: bool = False,
+    direction: str | None = None,
+    tags: Sequence[str] | None = None,
 ) -> Evaluation:
     """Call it on every rank with the same arguments; every rank gets the same evaluation.
 
     Args:
         lowercase: ignore case; it is ignored too when the model's tokenizer lowercases all text.
+        direction: of the model's, by name; needed where there are several.
+        tags: in front of every source, in place of the direction's.
 
     Raises:
         UserError: on every rank alike, when a file is unfit on one of them.
     """
     test_set = read_test_set(source, *references)
     model, tokenizer, info = on_all_ranks(lambda: load_model(model_folder, device, dtype))
+    info = on_all_ranks(lambda: info.facing(direction, tags))
     return evaluate_model(
         model,
         tokenizer,
@@ -118,8 +125,12 @@ def evaluate_model(
     max_batch_tokens: int | None = None,
     lowercase: bool = False,
 ) -> Evaluation:
-    """As `evaluate`, of a model that is loaded, on text that is read."""
-    translator = on_all_ranks(lambda: Translator(model, tokenizer, device, settings, max_batch_tokens=max_batch_tokens))
+    """As `evaluate`, of a model that is loaded and faces one direction, on text that is read."""
+    translator = on_all_ranks(
+        lambda: Translator(
+            model, tokenizer, device, settings, tags=info.direction.tags, max_batch_tokens=max_batch_tokens
+        )
+    )
     start = time.perf_counter()
     translations = translator.translate_distributed(test_set.sources)
     seconds = time.perf_counter() - start

@@ -8,7 +8,9 @@ from dist_transformer.inference.scoring import longest_line, score_ids
 from dist_transformer.model.transformer import Transformer
 
 
-def reference_nll(model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> float:
+def reference_nll(
+    model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], *, tags: Sequence[str] = ()
+) -> float:
     """Return -log p per target token, `</s>` included, not smoothed. Collective: every rank must call it.
 
     Pairs that are too long for the model's positions are left out; not a number when none is left.
@@ -16,10 +18,13 @@ def reference_nll(model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tupl
     Args:
         model: in evaluation mode.
         pairs: source and reference lines, the same on every rank.
+        tags: in front of every source.
     """
     longest = longest_line(model)
     sources, targets = (tokenizer.encode_batch(list(side)) for side in zip(*pairs, strict=True))
-    ids = [pair for pair in zip(sources, targets, strict=True) if max(map(len, pair)) <= longest]
+    prefix = tokenizer.tag_ids(tags)
+    tagged = [[*prefix, *source] for source in sources]
+    ids = [pair for pair in zip(tagged, targets, strict=True) if max(map(len, pair)) <= longest]
     scores = score_ids(model, ids, device=model.embedding.device)
     values = [value for score in scores for value in score.token_log_probabilities]
     # A sum that does not depend on the order, and so not on the number of ranks.

@@ -61,12 +61,21 @@ class SampleSheet:
     signature: str
     """sacreBLEU's, which says what `bleu` is."""
     samples: tuple[Sample, ...]
+    source_language: str | None = None
+    """None where the run has one direction; otherwise a validation has a sheet per direction."""
+    target_language: str | None = None
+
+    @property
+    def direction(self) -> str | None:
+        return None if self.source_language is None else f"{self.source_language}-{self.target_language}"
 
     def __post_init__(self) -> None:
         _require(isinstance(self.step, int) and self.step >= 0, "step is no count")
         _require(isinstance(self.sentences, int) and self.sentences >= 0, "sentences is no count")
         _require(isinstance(self.bleu, int | float), "bleu is no number")
         _require(isinstance(self.signature, str), "signature is no text")
+        for name in ("source_language", "target_language"):
+            _require(isinstance(getattr(self, name), str | None), f"{name} is no text")
 
 
 def make_samples(
@@ -90,7 +99,7 @@ def make_samples(
     samples: list[Sample] = []
     maps = 0
     for i in (place * len(sources) // count for place in range(count)):
-        source, target = tokenizer.encode(sources[i]), tokenizer.encode(hypotheses[i])
+        source, target = translator.source_ids(sources[i]), tokenizer.encode(hypotheses[i])
         attention = None
         if maps < with_attention and max(len(source), len(target)) < longest:
             attention = _mean_of_heads(translator, source, target)
@@ -114,14 +123,16 @@ def _mean_of_heads(translator: Translator, source: list[int], target: list[int])
     return mean_LTS.round(decimals=3).tolist() if mean_LTS.isfinite().all() else None
 
 
-def write_sheet(run_dir: Path, sheet: SampleSheet) -> Path:
-    """Write `RUN/samples/step-00001000.json`, whole or not at all.
+def write_sheet(run_dir: Path, *sheets: SampleSheet) -> Path:
+    """Write `RUN/samples/step-00001000.json`, whole or not at all: a sheet, or `sheets` of several directions.
 
     Raises:
         UserError: it cannot be written.
     """
-    path = run_dir / SAMPLES / f"{step_name(sheet.step)}.json"
-    text = json.dumps(dataclasses.asdict(sheet), ensure_ascii=False, allow_nan=False)
+    path = run_dir / SAMPLES / f"{step_name(sheets[0].step)}.json"
+    plain = [_without_none(dataclasses.asdict(sheet)) for sheet in sheets]
+    content = plain[0] if len(plain) == 1 else {"sheets": plain}
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, f"{text}\n")
@@ -136,15 +147,21 @@ def read_sheets(run_dir: Path) -> list[SampleSheet]:
     Raises:
         UserError: one is damaged.
     """
-    sheets = [_read_sheet(path) for path in (run_dir / SAMPLES).glob("step-*.json")]
+    sheets = [sheet for path in (run_dir / SAMPLES).glob("step-*.json") for sheet in _read_sheets(path)]
     return sorted(sheets, key=lambda sheet: sheet.step)
 
 
-def _read_sheet(path: Path) -> SampleSheet:
-    values: dict[str, Any] = read_json(path)
+def _without_none(sheet: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sheet.items() if value is not None}
+
+
+def _read_sheets(path: Path) -> list[SampleSheet]:
+    content: dict[str, Any] = read_json(path)
     try:
-        samples = tuple(Sample(**sample) for sample in values.pop("samples"))
-        return SampleSheet(**values, samples=samples)
+        return [
+            SampleSheet(**{**values, "samples": tuple(Sample(**sample) for sample in values["samples"])})
+            for values in content.get("sheets", [content])
+        ]
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is no sheet of samples ({error}): remove it, the run writes a newer one") from None
 

@@ -71,15 +71,20 @@ class Hypothesis:
 
 
 def beam_search(
-    model: Transformer, sources: Sequence[Sequence[int]], *, settings: BeamSettings, slots: int | None = None
+    model: Transformer,
+    sources: Sequence[Sequence[int]],
+    *,
+    settings: BeamSettings,
+    slots: int | None = None,
+    never: Sequence[int] = (),
 ) -> list[list[Hypothesis]]:
     """The `nbest` best hypotheses of each source, best first.
 
     A sentence's search ends when its best living hypothesis, were it to end at the longest length for free, could not
     beat the hypotheses that would be returned: going on would not change them. An output has at most len(source) +
     max_extra_tokens tokens; a hypothesis that reaches this must take `</s>` next, at the probability that the model
-    gives it, and then competes like any other. `<pad>`, `<unk>` and `<s>` are never chosen; the probabilities of the
-    others stay the model's.
+    gives it, and then competes like any other. `<pad>`, `<unk>`, `<s>` and the tokens `never`, which are the
+    vocabulary's tags, are never chosen; the probabilities of the others stay the model's.
 
     Args:
         sources: token ids without special tokens, each shorter than the model's `max_positions`; they should be of
@@ -97,7 +102,7 @@ def beam_search(
     model.eval()
     try:
         with torch.inference_mode():
-            return _Search(model, sources, settings, slots).run()
+            return _Search(model, sources, settings, slots, never).run()
     finally:
         model.train(was_training)
 
@@ -153,7 +158,12 @@ class _Search:
     """N slots, in each a sentence in search, with k hypotheses."""
 
     def __init__(
-        self, model: Transformer, sources: Sequence[Sequence[int]], settings: BeamSettings, slots: int | None
+        self,
+        model: Transformer,
+        sources: Sequence[Sequence[int]],
+        settings: BeamSettings,
+        slots: int | None,
+        never: Sequence[int] = (),
     ) -> None:
         self.model, self.sources, self.settings = model, sources, settings
         self.device = model.embedding.device
@@ -177,7 +187,7 @@ class _Search:
             fixed_shapes=self.refills,
         )
         self.beams = _Beams.idle(count, settings.beam_size, longest, self.device)
-        self.never_chosen = torch.tensor([PAD_ID, UNK_ID, BOS_ID], device=self.device)
+        self.never_chosen = torch.tensor([PAD_ID, UNK_ID, BOS_ID, *never], device=self.device)
         # lp(n) at place n.
         self.penalties = ((5 + torch.arange(longest + 1, device=self.device).float()) / 6) ** settings.length_penalty
 

@@ -29,6 +29,15 @@ def add_device_option(
     parser.add_argument("--device", metavar="D", help=f"{devices} (default: cuda where there is one)")
 
 
+def add_direction_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--direction", metavar="SRC-TGT", help="direction, such as en-de (needed where the model has several)"
+    )
+    parser.add_argument(
+        "--tag", nargs="+", metavar="TAG", help="tags in front of every source (default: those of the direction)"
+    )
+
+
 def add_decoding_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     def option(name: str, text: str, **settings: Any) -> None:
         parser.add_argument(name, help=text, **settings)
@@ -44,6 +53,7 @@ def add_decoding_options(parser: argparse.ArgumentParser | argparse._ArgumentGro
 def decoding_flags(arguments: argparse.Namespace) -> list[str]:
     """Name the given flags of `add_decoding_options` and `add_device_option`: those that are not at their defaults."""
     parser = argparse.ArgumentParser(add_help=False)
+    add_direction_options(parser)
     add_decoding_options(parser)
     add_device_option(parser)
     defaults = vars(parser.parse_args([]))

@@ -54,10 +54,12 @@ def sample(
     settings: SamplingSettings,
     max_extra_tokens: int,
     length_penalty: float,
+    never: Sequence[int] = (),
 ) -> list[Hypothesis]:
     """Draw one output for each source, in order.
 
-    `<pad>`, `<unk>` and `<s>` are never drawn. An output of len(source) + max_extra_tokens tokens must end.
+    `<pad>`, `<unk>`, `<s>` and the tokens `never`, which are the vocabulary's tags, are never drawn. An output of
+    len(source) + max_extra_tokens tokens must end.
 
     Args:
         sources: token ids without special tokens, each shorter than the model's `max_positions`.
@@ -73,7 +75,7 @@ def sample(
     model.eval()
     try:
         with torch.inference_mode():
-            return _Sampler(model, sources, keys, settings, max_extra_tokens).run(length_penalty)
+            return _Sampler(model, sources, keys, settings, max_extra_tokens, never).run(length_penalty)
     finally:
         model.train(was_training)
 
@@ -88,6 +90,7 @@ class _Sampler:
         keys: Sequence[tuple[int, ...]],
         settings: SamplingSettings,
         max_extra_tokens: int,
+        never: Sequence[int],
     ) -> None:
         self.model, self.settings, self.device = model, settings, model.embedding.device
         most = model.config.max_positions - 1
@@ -100,7 +103,7 @@ class _Sampler:
         )
         memory_NSD, mask_N1S = encode_sources(model, sources, source_room)
         model.begin_sentences(self.state, torch.arange(len(sources), device=self.device), memory_NSD, mask_N1S)
-        self.never_drawn = torch.tensor([PAD_ID, UNK_ID, BOS_ID], device=self.device)
+        self.never_drawn = torch.tensor([PAD_ID, UNK_ID, BOS_ID, *never], device=self.device)
 
     def run(self, length_penalty: float) -> list[Hypothesis]:
         count = len(self.limits)

@@ -47,6 +47,7 @@ def score_pairs(
     targets: Sequence[str],
     *,
     device: torch.device,
+    tags: Sequence[str] = (),
     max_batch_tokens: int | None = None,
 ) -> list[PairScore]:
     """Score `targets[i]` as a translation of `sources[i]`. Collective: every rank must call it, with the same lines.
@@ -56,6 +57,7 @@ def score_pairs(
 
     Args:
         model: in evaluation mode.
+        tags: of the vocabulary, in front of every source.
         max_batch_tokens: tokens of a batch, counted on the longer side of each pair; a default for the device when not
             given. A pair that alone has more is a batch of its own.
 
@@ -63,7 +65,7 @@ def score_pairs(
         UserError: on every rank alike; before anything is computed when a pair has more tokens than the model has
             positions, by the number of its line, from 1.
     """
-    pairs = _encode(tokenizer, sources, targets)
+    pairs = _encode(tokenizer, sources, targets, tags)
     _refuse_long(model, pairs, first_line=1)
     return score_ids(model, pairs, device=device, max_batch_tokens=max_batch_tokens)
 
@@ -99,6 +101,7 @@ def score_files(
     files: LineFiles,
     *,
     device: torch.device,
+    tags: Sequence[str] = (),
     max_batch_tokens: int | None = None,
 ) -> Iterator[list[PairScore]]:
     """As `score_pairs`, for files of any size: the scores of 10,000 lines at a time, in order.
@@ -109,21 +112,23 @@ def score_files(
         UserError: as `score_pairs`, or a file cannot be read, or cannot be read twice, or their lengths differ.
     """
     # One rank reads: the text is the same for all even when a file changes meanwhile.
-    on_all_ranks(lambda: _check_files(model, tokenizer, files) if rank() == 0 else None)
+    on_all_ranks(lambda: _check_files(model, tokenizer, files, tags) if rank() == 0 else None)
     chunks = _chunks(files)
     while chunk := broadcast_object(on_all_ranks(lambda: next(chunks, []) if rank() == 0 else [])):
         sources, targets = zip(*chunk, strict=True)
-        yield score_pairs(model, tokenizer, sources, targets, device=device, max_batch_tokens=max_batch_tokens)
+        yield score_pairs(
+            model, tokenizer, sources, targets, device=device, tags=tags, max_batch_tokens=max_batch_tokens
+        )
 
 
-def _check_files(model: Transformer, tokenizer: Tokenizer, files: LineFiles) -> None:
+def _check_files(model: Transformer, tokenizer: Tokenizer, files: LineFiles, tags: Sequence[str]) -> None:
     for file in files.files():
         if file.exists() and not file.is_file():
             raise UserError(f"{file} is not a regular file, and it is read twice: save its lines in one")
     first_line = 1
     for chunk in _chunks(files):
         sources, targets = zip(*chunk, strict=True)
-        _refuse_long(model, _encode(tokenizer, sources, targets), first_line=first_line)
+        _refuse_long(model, _encode(tokenizer, sources, targets, tags), first_line=first_line)
         first_line += len(chunk)
 
 
@@ -133,9 +138,10 @@ def _chunks(files: LineFiles) -> Iterator[list[tuple[str, str]]]:
         yield chunk
 
 
-def _encode(tokenizer: Tokenizer, sources: Sequence[str], targets: Sequence[str]) -> list[IdPair]:
-    sides = (tokenizer.encode_batch(list(side)) for side in (sources, targets))
-    return list(zip(*sides, strict=True))
+def _encode(tokenizer: Tokenizer, sources: Sequence[str], targets: Sequence[str], tags: Sequence[str]) -> list[IdPair]:
+    prefix = tokenizer.tag_ids(tags)
+    source_ids, target_ids = (tokenizer.encode_batch(list(side)) for side in (sources, targets))
+    return [([*prefix, *source], target) for source, target in zip(source_ids, target_ids, strict=True)]
 
 
 def longest_line(model: Transformer) -> int:

@@ -53,7 +53,13 @@ class TrainedModel:
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, device: str | None = None, precision: str = "fp32"
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        device: str | None = None,
+        precision: str = "fp32",
+        direction: str | None = None,
+        tags: Sequence[str] | None = None,
     ) -> "TrainedModel":
         """Load a model folder.
 
@@ -61,13 +67,15 @@ class TrainedModel:
             path: what `average` wrote.
             device: `cpu`, `cuda` or `cuda:N`; not given: a GPU where there is one.
             precision: `fp32` or `bf16`.
+            direction: such as `en-de`; needed where the model has several.
+            tags: in front of every source, in place of the direction's.
 
         Raises:
-            UserError: the folder is no sound model, or the device cannot be used.
+            UserError: the folder is no sound model, the device cannot be used, or there is no such direction.
         """
         where = find_device(device)
         model, tokenizer, info = load_model(Path(path), where, as_dtype(precision))
-        return cls(model, tokenizer, info, where)
+        return cls(model, tokenizer, info.facing(direction, tags), where)
 
     # A text is a sequence of texts, too: the first that fits is meant.
     @overload
@@ -135,7 +143,10 @@ class TrainedModel:
             max_extra_tokens=max_extra_tokens,
             nbest=1 if nbest is None else nbest,
         )
-        translator = Translator(self.model, self.tokenizer, self.device, settings, max_batch_tokens=batch_tokens)
+        tags = self.info.direction.tags
+        translator = Translator(
+            self.model, self.tokenizer, self.device, settings, tags=tags, max_batch_tokens=batch_tokens
+        )
         translations = translator.translate([lines] if isinstance(lines, str) else lines)
         if nbest is not None:
             return [list(translation.hypotheses) for translation in translations]
@@ -151,7 +162,15 @@ class TrainedModel:
         _refuse_text(src=src, tgt=tgt)
         if len(src) != len(tgt):
             raise UserError(f"src has {len(src):,} lines and tgt {len(tgt):,}: give as many")
-        return score_pairs(self.model, self.tokenizer, src, tgt, device=self.device, max_batch_tokens=batch_tokens)
+        return score_pairs(
+            self.model,
+            self.tokenizer,
+            src,
+            tgt,
+            device=self.device,
+            tags=self.info.direction.tags,
+            max_batch_tokens=batch_tokens,
+        )
 
     def attention(self, src: str, tgt: str) -> Attention:
         """Give the attention of every layer and head while the model reads `src` and makes `tgt`.
@@ -159,7 +178,8 @@ class TrainedModel:
         Raises:
             UserError: a sentence has more tokens than the model has room for.
         """
-        source, target = self.tokenizer.encode(src), self.tokenizer.encode(tgt)
+        source = [*self.tokenizer.tag_ids(self.info.direction.tags), *self.tokenizer.encode(src)]
+        target = self.tokenizer.encode(tgt)
         longest = longest_line(self.model)
         if max(len(source), len(target)) > longest:
             raise UserError(f"the model has room for {longest:,} tokens of each sentence: give shorter ones")

@@ -72,6 +72,7 @@ class Translator:
     Args:
         settings: of the search; a sample takes its longest length and its length penalty.
         sampling: draw each translation from the model in place of a search.
+        tags: of the vocabulary, in front of every source and of every part of a line that is split.
         max_batch_tokens: padded source tokens of the sentences in search at a time, times beam size; a default for the
             device when not given.
         max_source_tokens: longer lines are split (`split_text`), their parts translated one by one and joined; when
@@ -86,11 +87,13 @@ class Translator:
         settings: BeamSettings,
         *,
         sampling: SamplingSettings | None = None,
+        tags: Sequence[str] = (),
         max_batch_tokens: int | None = None,
         max_source_tokens: int | None = None,
     ) -> None:
-        # The source's `</s>` and the target's `<s>` take a position.
-        positions = model.config.max_positions - 1
+        self.prefix = tokenizer.tag_ids(tags)
+        # The source's `</s>` and the target's `<s>` take a position, and so does each tag.
+        positions = model.config.max_positions - 1 - len(self.prefix)
         self.model, self.tokenizer, self.settings = model.to(device), tokenizer, settings
         self.sampling = sampling
         self.refills = sampling is None and _REFILLS[device.type]
@@ -102,7 +105,7 @@ class Translator:
         if not LEAST_LIMIT <= self.max_source_tokens <= positions:
             raise UserError(
                 f"max_source_tokens is {self.max_source_tokens}: "
-                f"give {LEAST_LIMIT} to {positions:,}, for the model has {positions + 1:,} positions"
+                f"give {LEAST_LIMIT} to {positions:,}, for the model has {model.config.max_positions:,} positions"
             )
 
     def translate(self, lines: Sequence[str], *, first: int = 0) -> list[Translation]:
@@ -128,6 +131,10 @@ class Translator:
             everything.update(part)
         return self._assemble(places, everything, 0)
 
+    def source_ids(self, line: str) -> list[int]:
+        """What the model reads of a line that is translated whole, without the `</s>`."""
+        return [*self.prefix, *self.tokenizer.encode(line)]
+
     def _sources(self, lines: Sequence[str]) -> tuple[list[list[int]], list[range]]:
         """Tokens of everything to decode, and which of these each line has: none, itself, or its parts."""
         sources: list[list[int]] = []
@@ -135,9 +142,10 @@ class Translator:
         for line, ids in zip(lines, self.tokenizer.encode_batch(list(lines)), strict=True):
             first = len(sources)
             if len(ids) > self.max_source_tokens and not _is_blank(line):
-                sources += self.tokenizer.encode_batch(split_text(line, self.tokenizer, self.max_source_tokens))
+                parts = self.tokenizer.encode_batch(split_text(line, self.tokenizer, self.max_source_tokens))
+                sources += [[*self.prefix, *part] for part in parts]
             elif not _is_blank(line):
-                sources.append(ids)
+                sources.append([*self.prefix, *ids])
             places.append(range(first, len(sources)))
         return sources, places
 
@@ -174,8 +182,9 @@ class Translator:
     def _search(
         self, batch: Batch, sources: Sequence[list[int]], keys: Sequence[tuple[int, int]]
     ) -> list[list[Hypothesis]]:
+        never = self.tokenizer.tag_ids(self.tokenizer.tags)
         if self.sampling is None:
-            return beam_search(self.model, sources, settings=self.settings, slots=batch.slots)
+            return beam_search(self.model, sources, settings=self.settings, slots=batch.slots, never=never)
         drawn = sample(
             self.model,
             sources,
@@ -183,6 +192,7 @@ class Translator:
             settings=self.sampling,
             max_extra_tokens=self.settings.max_extra_tokens,
             length_penalty=self.settings.length_penalty,
+            never=never,
         )
         return [[hypothesis] for hypothesis in drawn]
 

@@ -138,10 +138,11 @@ class Reporter:
         """Translations of a validation as a table, and what the decoder looked at, for TensorBoard."""
         if not self.is_main:
             return
-        self.board.text("samples", samples_table(sheet), sheet.step)
+        of_direction = "" if sheet.direction is None else f"/{sheet.direction}"
+        self.board.text(f"samples{of_direction}", samples_table(sheet), sheet.step)
         with_maps = [sample for sample in sheet.samples if sample.attention_LTS is not None]
         for number, sample in enumerate(with_maps, 1):
-            self.board.picture(f"valid_attention/sample_{number}", attention_picture(sample), sheet.step)
+            self.board.picture(f"valid_attention{of_direction}/sample_{number}", attention_picture(sample), sheet.step)
 
     def pictures(self, steps: Sequence[int], rates: Sequence[float], positions_PD: np.ndarray) -> None:
         """What a run is set to, once at its start, for TensorBoard: learning rates of `steps`, position vectors."""

@@ -45,17 +45,25 @@ class ServedModel:
 
 
 def load_models(
-    paths: Sequence[Path], device: torch.device, dtype: torch.dtype, settings: BeamSettings
+    paths: Sequence[Path],
+    device: torch.device,
+    dtype: torch.dtype,
+    settings: BeamSettings,
+    *,
+    direction: str | None = None,
+    tags: Sequence[str] | None = None,
 ) -> list[ServedModel]:
-    """Load model folders.
+    """Load model folders, each for one direction.
 
     Raises:
-        UserError: a folder holds no sound model.
+        UserError: a folder holds no sound model, or none of that direction.
     """
     models = []
     for path, name in zip(paths, short_names(paths), strict=True):
         model, tokenizer, info = load_model(path, device, dtype)
-        models.append(ServedModel(name=name, info=info, translator=Translator(model, tokenizer, device, settings)))
+        info = info.facing(direction, tags)
+        translator = Translator(model, tokenizer, device, settings, tags=info.direction.tags)
+        models.append(ServedModel(name=name, info=info, translator=translator))
     return models
 
 
@@ -86,10 +94,11 @@ def translate(model: ServedModel, text: str) -> dict[str, Any]:
     if not translation.hypotheses:
         raise UserError(f"model {model.name} gives no numbers that are finite: its training has diverged")
     split = translation.split
-    longest = max(len(tokenizer.encode(text)), *(len(found.tokens) for found in translation.hypotheses))
+    source = model.translator.source_ids(text)
+    longest = max(len(source), *(len(found.tokens) for found in translation.hypotheses))
     return {
         **model.describe(),
-        "source_pieces": readable_pieces(tokenizer, tokenizer.encode(text)),
+        "source_pieces": readable_pieces(tokenizer, source),
         "split": None if split is None else {"parts": split.parts, "limit": split.limit},
         "has_maps": split is None and longest < LONGEST_MAP,
         "hypotheses": [
@@ -115,7 +124,7 @@ def attention(model: ServedModel, request: AttentionRequest) -> dict[str, Any]:
         UserError: the request does not fit the model, or the sentences are too long for a map.
     """
     tokenizer, config = model.translator.tokenizer, model.translator.model.config
-    source, target = tokenizer.encode(request.text), list(request.tokens)
+    source, target = model.translator.source_ids(request.text), list(request.tokens)
     if any(not 0 <= token < config.vocab_size for token in target):
         raise UserError(f"tokens holds an id that is not in the vocabulary of {config.vocab_size:,}: translate anew")
     longest = min(LONGEST_MAP, config.max_positions)

@@ -1,6 +1,7 @@
 """Builds a run's parts, in the order in which they need each other. The loop is in `trainer`."""
 
 import dataclasses
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -63,11 +64,8 @@ def assemble(
     data = open_training_data(config.corpora, config.batch, seed=config.seed, admit=agreement.admit)
     index = data.first.index
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=index.vocab_size))
-    validator = None
-    if config.validation.validate_every > 0:
-        sentences = config.validation.validate_sentences
-        validator = Validator(data.first, data.budgets, config.batch, sentences=sentences)
-    _check_lengths(config, data, validator)
+    validators = _make_validators(config, data)
+    _check_lengths(config, data, validators)
     ds_config = load_ds_config(config.deepspeed_config)
     described = describe_run(config, [folder.path for folder in data.folders], ds_config)
     identity = run_identity(described)
@@ -94,6 +92,7 @@ def assemble(
         settings=config.checkpoints,
         model=config.model,
         index=index,
+        directions=data.directions,
         run=identity,
         writer=writer,
         watchdog=watchdog,
@@ -107,7 +106,7 @@ def assemble(
         world=world,
         data=data,
         agreement=agreement,
-        validator=validator,
+        validators=validators,
         logbook=logbook,
         saver=saver,
         preemption=preemption,
@@ -117,8 +116,17 @@ def assemble(
     )
 
 
-def _check_lengths(config: TrainConfig, data: TrainingData, validator: Validator | None) -> None:
-    collators = [data.collator, *([validator.collator] if validator else [])]
+def _make_validators(config: TrainConfig, data: TrainingData) -> tuple[Validator, ...]:
+    if config.validation.validate_every == 0:
+        return ()
+    folders, sentences = data.of_directions, config.validation.validate_sentences
+    return tuple(
+        Validator(folder, data.budgets, config.batch, sentences=sentences, named=len(folders) > 1) for folder in folders
+    )
+
+
+def _check_lengths(config: TrainConfig, data: TrainingData, validators: Sequence[Validator]) -> None:
+    collators = [data.collator, *(validator.collator for validator in validators)]
     longest = max(int(collator.caps.max()) for collator in collators)
     if longest > config.model.max_positions:
         raise UserError(
@@ -153,7 +161,7 @@ def _introduce(
     corpora = " + ".join(folder.index.corpus for folder in data.folders)
     pairs = sum(folder.index.train.pairs for folder in data.folders)
     batch = config.batch.packs_per_step * data.budgets.max_target_tokens
-    languages = f"{index.source_language}-{index.target_language}{', synthetic' if index.synthetic else ''}"
+    languages = f"{', '.join(map(str, data.directions))}{', synthetic' if index.synthetic else ''}"
     epochs, target_tokens = (
         planned_epochs(config, data),
         sum(folder.index.train.target_tokens for folder in data.folders),

@@ -139,8 +139,7 @@ def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
 
 def _train(config: TrainConfig, world: World, device: torch.device) -> tuple[list[Check], dict[str, Any]]:
     trainer = assemble(config, world, device, quiet=True)
-    assert trainer.validator is not None
-    before = trainer.validator.run(trainer.engine, step=0).nll
+    before = trainer.validators[0].run(trainer.engine, step=0).nll
     trainer.train()
     records = {kind: read_records(config.run_dir, kind) for kind in ("train", "valid", "checkpoint", "end")}
     after = records["valid"][-1]["nll"]

@@ -7,6 +7,7 @@ from typing import Any
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.settings import CheckpointConfig, ModelConfig
 from dist_transformer.data.folder.format import DataIndex
+from dist_transformer.directions import Direction, worth_stating
 from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.run.checkpoint_writer import CheckpointWriter, Retention, Saved
 from dist_transformer.run.progress import Progress
@@ -21,7 +22,8 @@ class Saver:
     settings: CheckpointConfig
     model: ModelConfig
     index: DataIndex
-    """Of the data folder whose languages and vocabulary are the run's."""
+    """Of the data folder whose vocabulary is the run's; its languages are those of the first direction."""
+    directions: tuple[Direction, ...]
     run: str
     """Identity of the run, for weight files."""
     engine: Engine
@@ -68,12 +70,14 @@ class Saver:
 
     def _describe_model(self) -> dict[str, Any]:
         """Describe the model for its weight files, so that averaging needs no other file."""
+        stated = [to_plain(direction) for direction in worth_stating(self.directions)]
         return {
             "step": self.progress.step,
             "model": to_plain(self.model),
             "tokenizer_sha256": self.index.tokenizer_sha256,
             "source_language": self.index.source_language,
             "target_language": self.index.target_language,
+            **({"directions": stated} if stated else {}),
             "corpus": self.index.corpus,
             "synthetic": self.index.synthetic,
             "run": self.run,

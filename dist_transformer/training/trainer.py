@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -19,7 +18,7 @@ from dist_transformer.data.loading.shard_agreement import ShardAgreement
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.samples import write_sheet
 from dist_transformer.model.loss import LossSums
-from dist_transformer.reporting.reporter import Reporter, perplexity
+from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.run.ledger import batch_hash
 from dist_transformer.run.progress import Progress
 from dist_transformer.runtime.world import World
@@ -28,7 +27,7 @@ from dist_transformer.training.fault_tolerance.preemption import Preemption
 from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
 from dist_transformer.training.logbook import Logbook
 from dist_transformer.training.saver import Saver
-from dist_transformer.training.validation import Validator
+from dist_transformer.training.validation import Validator, summarize
 
 
 def micro_batch_seed(seed: int, epoch: int, step: int, first_pack: int) -> int:
@@ -47,7 +46,8 @@ class Trainer:
     agreement: ShardAgreement
     engine: Engine
     progress: Progress
-    validator: Validator | None
+    validators: tuple[Validator, ...]
+    """One per direction; none in a run that is not validated."""
     logbook: Logbook
     saver: Saver
     reporter: Reporter
@@ -162,22 +162,23 @@ class Trainer:
 
     def _validate(self) -> None:
         """Measure loss and BLEU, and rank them. Collective: every rank must call it."""
-        assert self.validator is not None
-        self.watchdog.enter(Phase.EVALUATION, self.progress.step)
         progress, by = self.progress, self.config.validation.best_by
-        result = self.validator.run(self.engine, step=progress.step)
-        values: dict[str, Any] = {"loss": result.loss, "nll": result.nll, "ppl": perplexity(result.nll)}
-        text = f"validation nll {result.nll:.3f}, ppl {values['ppl']:.2f}"
-        if result.sheet is not None:
-            values["bleu"] = result.sheet.bleu
-            text += f", BLEU {result.sheet.bleu:.1f} ({result.sheet.sentences} lines)"
-            if self.world.is_main:
-                write_sheet(self.config.run_dir, result.sheet)
-            self.reporter.samples(result.sheet)
+        results = []
+        for validator in self.validators:
+            self.watchdog.enter(Phase.EVALUATION, progress.step)
+            results.append(validator.run(self.engine, step=progress.step))
+            if len(self.validators) > 1:
+                self.reporter.say(f"step {progress.step}: {validator.direction.name} {results[-1].text}")
+        sheets = [result.sheet for result in results if result.sheet is not None]
+        if sheets and self.world.is_main:
+            write_sheet(self.config.run_dir, *sheets)
+        for sheet in sheets:
+            self.reporter.samples(sheet)
+        values, text = summarize(results)
         improved = progress.rank_validation(values[by], by=by, keep=self.config.checkpoints.keep_best)
         self.reporter.record("valid", progress.step, values)
         best = "best" if improved else f"best was {progress.best[0][1]:.3f}"
-        self.reporter.say(f"step {progress.step}: {text}, {best}")
+        self.reporter.say(f"step {progress.step}: validation {text}, {best}")
 
     def _is_due(self, every: int) -> bool:
         return self.progress.step % every == 0

@@ -1,5 +1,6 @@
 """Validation: loss on all validation pairs, BLEU of a bounded sample by real beam search, sample translations."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,12 +11,14 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.collate import Collator, epoch_steps
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Plan
+from dist_transformer.directions import Direction
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.bleu import corpus_bleu
 from dist_transformer.evaluation.samples import SampleSheet, make_samples
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
+from dist_transformer.reporting.reporter import perplexity
 from dist_transformer.runtime import distributed
 from dist_transformer.training.engine.engine import Engine
 
@@ -25,8 +28,9 @@ _SAMPLES, _MAPS = 8, 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationResult:
-    """Of one validation, the same on every rank."""
+    """Of one direction at one validation, the same on every rank."""
 
+    direction: Direction
     loss: float
     """Training loss (label-smoothed) a token."""
     nll: float
@@ -34,18 +38,51 @@ class ValidationResult:
     sheet: SampleSheet | None
     """BLEU and samples; None when no sentence is translated."""
 
+    @property
+    def values(self) -> dict[str, float]:
+        bleu = {} if self.sheet is None else {"bleu": self.sheet.bleu}
+        return {"loss": self.loss, "nll": self.nll, "ppl": perplexity(self.nll), **bleu}
+
+    @property
+    def text(self) -> str:
+        bleu = "" if self.sheet is None else f", BLEU {self.sheet.bleu:.1f} ({self.sheet.sentences} lines)"
+        return f"nll {self.nll:.3f}, ppl {perplexity(self.nll):.2f}{bleu}"
+
+
+def summarize(results: Sequence[ValidationResult]) -> tuple[dict[str, float], str]:
+    """Give the values of a validation for its record, and a text for the user.
+
+    Every direction counts alike: the values are means over the directions (`ppl` is that of the mean `nll`). Those of
+    each follow where there are several, named as in `en-de/nll`.
+    """
+    if len(results) == 1:
+        return results[0].values, results[0].text
+    mean = {
+        name: sum(result.values[name] for result in results) / len(results)
+        for name in results[0].values
+        if name != "ppl"
+    }
+    values = {**mean, "ppl": perplexity(mean["nll"])}
+    for result in results:
+        values |= {f"{result.direction.name}/{name}": value for name, value in result.values.items()}
+    bleu = f", BLEU {mean['bleu']:.1f}" if "bleu" in mean else ""
+    return values, f"nll {mean['nll']:.3f}, ppl {values['ppl']:.2f}{bleu}, mean of {len(results)} directions"
+
 
 class Validator:
     """Validates a model on a data folder's validation set, each rank a share.
 
     Args:
         sentences: how many are translated, spread evenly over the set.
+        named: samples state their languages, because the run has several directions.
 
     Raises:
         UserError: the set cannot be used; at construction, so that it ends a run before it begins.
     """
 
-    def __init__(self, folder: DataFolder, budgets: Budgets, batch: BatchConfig, *, sentences: int) -> None:
+    def __init__(
+        self, folder: DataFolder, budgets: Budgets, batch: BatchConfig, *, sentences: int, named: bool
+    ) -> None:
         split = folder.valid
         try:
             self.plan = Plan(
@@ -54,8 +91,9 @@ class Validator:
         except UserError as error:
             raise UserError(f"validation set of {folder.path}: {error}, or set --validate-every 0") from None
         self.collator = Collator(split, budgets, packs_per_micro_batch=batch.packs_per_micro_batch)
-        self.language = folder.index.target_language
+        self.direction, self.named = folder.index.direction, named
         self.tokenizer = folder.tokenizer()
+        self.tokenizer.tag_ids(self.direction.tags)
         texts = folder.valid_text()
         chosen = np.linspace(0, len(texts[0]) - 1, min(sentences, len(texts[0]))).round().astype(int)
         self.sources, self.references = ([text[i] for i in chosen] for text in texts)
@@ -64,7 +102,7 @@ class Validator:
         """A collective."""
         loss, nll = self._losses(engine)
         sheet = self._translate(engine.plain_model(), engine.device, step) if self.sources else None
-        return ValidationResult(loss=loss, nll=nll, sheet=sheet)
+        return ValidationResult(direction=self.direction, loss=loss, nll=nll, sheet=sheet)
 
     @torch.no_grad()
     def _losses(self, engine: Engine) -> tuple[float, float]:
@@ -80,12 +118,22 @@ class Validator:
         return loss / tokens, nll / tokens
 
     def _translate(self, model: Transformer, device: torch.device, step: int) -> SampleSheet:
-        translator = Translator(model, self.tokenizer, device, BeamSettings())
+        translator = Translator(model, self.tokenizer, device, BeamSettings(), tags=self.direction.tags)
         hypotheses = [translation.text for translation in translator.translate_distributed(self.sources)]
+        target_language = self.direction.target_language
         bleu, signature = corpus_bleu(
-            hypotheses, self.references, target_language=self.language, lowercase=self.tokenizer.lowercase
+            hypotheses, self.references, target_language=target_language, lowercase=self.tokenizer.lowercase
         )
         samples = make_samples(
             translator, self.sources, self.references, hypotheses, count=_SAMPLES, with_attention=_MAPS
         )
-        return SampleSheet(step=step, sentences=len(hypotheses), bleu=bleu, signature=signature, samples=samples)
+        languages = (self.direction.source_language, target_language) if self.named else (None, None)
+        return SampleSheet(
+            step=step,
+            sentences=len(hypotheses),
+            bleu=bleu,
+            signature=signature,
+            samples=samples,
+            source_language=languages[0],
+            target_language=languages[1],
+        )

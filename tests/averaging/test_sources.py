@@ -48,6 +48,11 @@ def half_precision(run: Path) -> Path:
     return save(run / "other", 2, weights)
 
 
+def other_tags(run: Path) -> Path:
+    way = {"source_language": "en", "target_language": "de", "tags": ["<2de>"]}
+    return save(run / "other", 2, directions=[way])
+
+
 def other_corpus(run: Path) -> Path:
     return save(run / "other", 2, corpus="wmt14")
 
@@ -131,6 +136,7 @@ def empty_folder(run: Path) -> Path:
         (missing_tensor, "lacks 'embedding', a parameter of its model: leave it out, or restore it"),
         (extra_tensor, "holds 'surplus', which is no parameter of its model: leave it out, or restore it"),
         (half_precision, "'embedding' is stored as BF16, and weights are F32: leave it out, or restore it"),
+        (other_tags, r"was trained on other data \(en-de <2de>, not en-de\) than .*average one run's"),
         (other_corpus, r"was trained on other data \(corpus 'wmt14', not 'hand-written'\) than .*average one run's"),
         (other_seed, r"is of another run \(seed, batch or data\) than .*average one run's weights"),
         (plain_pickle, "is a pickle, which may run any code when it is loaded, and is not read: give .safetensors"),

@@ -198,11 +198,11 @@ def test_an_interrupted_sweep_leaves_nothing(
     scored: list[object] = []
     whole = module.reference_nll
 
-    def interrupted(*arguments: Any) -> float:
+    def interrupted(*arguments: Any, **named: Any) -> float:
         scored.append(arguments)
         if len(scored) == 2:
             signal.raise_signal(signal.SIGINT)
-        return whole(*arguments)
+        return whole(*arguments, **named)
 
     monkeypatch.setattr(module, "reference_nll", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

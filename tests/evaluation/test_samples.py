@@ -124,6 +124,20 @@ def test_a_sheet_comes_back(tmp_path: Path) -> None:
     assert json.loads(text)["bleu"] == 12.5
 
 
+def test_the_sheets_of_several_directions_come_back(tmp_path: Path) -> None:
+    both = [
+        sample_sheet(source_language=source, target_language=target, bleu=bleu)
+        for source, target, bleu in (("en", "de", 1.0), ("de", "en", 2.0))
+    ]
+    path = write_sheet(tmp_path, *both)
+    write_sheet(tmp_path, sample_sheet(250))
+    assert path.name == "step-00001000.json"
+    assert read_sheets(tmp_path) == [sample_sheet(250), *both]
+    assert [sheet.direction for sheet in read_sheets(tmp_path)] == [None, "en-de", "de-en"]
+    # A run of one direction writes what it always did.
+    assert "language" not in (tmp_path / "samples/step-00000250.json").read_text()
+
+
 def test_sheets_come_in_order_of_step(tmp_path: Path) -> None:
     steps = [2000, 100_000_000, 250]
     for step in steps:

@@ -81,7 +81,9 @@ def test_a_module_from_outside_is_added_to_the_embeddings(registrations: None) -
 
 
 def test_an_unknown_name_is_refused_by_the_settings() -> None:
-    with pytest.raises(UserError, match=r"^positions is 'ramp': .* register it first .* one of sinusoidal, learned$"):
+    with pytest.raises(
+        UserError, match=r"^positions is 'ramp': .* give the file that registers it .* one of sinusoidal, learned$"
+    ):
         replace(SMALL, positions="ramp")
 
 

@@ -171,6 +171,20 @@ def test_tensorboard_reads_samples(reporter: Reporter, tmp_path: Path) -> None:
         assert 0.3 < (pixels.min(-1) == 255).mean() < 0.99
 
 
+def test_tensorboard_shows_every_direction_by_name(reporter: Reporter, tmp_path: Path) -> None:
+    reporter.record("valid", 250, {"nll": 1.5, "en-de/nll": 2.0, "de-en/nll": 1.0})
+    for source, target in (("en", "de"), ("de", "en")):
+        sheet = dataclasses.replace(make_sheet(250), source_language=source, target_language=target)
+        reporter.samples(sheet)
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert {"valid/nll", "valid/en-de/nll", "valid/de-en/nll"} <= set(board.Tags()["scalars"])
+    assert {"samples/en-de/text_summary", "samples/de-en/text_summary"} <= set(board.Tags()["tensors"])
+    assert sorted(board.Tags()["images"]) == [
+        f"valid_attention/{direction}/sample_{number}" for direction in ("de-en", "en-de") for number in (1, 2)
+    ]
+
+
 def test_tensorboard_reads_pictures(tmp_path: Path) -> None:
     reporter = Reporter(tmp_path, is_main=True, max_steps=1000, first_step=200)
     steps = range(1, 1001)

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from dist_transformer.config.plain import OMIT_DEFAULT, to_plain
+from dist_transformer.directions import Direction
 from dist_transformer.errors import UserError
 from dist_transformer.files import sha256_of, whole_path, write_file
 
@@ -204,6 +205,12 @@ class DataIndex(_Counts):
     valid_text: TextInfo
     train: SplitInfo
     valid: SplitInfo
+
+    @property
+    def direction(self) -> Direction:
+        return Direction(
+            source_language=self.source_language, target_language=self.target_language, tags=self.source_tags
+        )
 
 
 def write_shard(path: Path, source: TokenLists, target: TokenLists) -> ShardInfo:

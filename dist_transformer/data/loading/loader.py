@@ -1,6 +1,7 @@
 """What a run's `--data` comes to: opened folders, the plan over them, the collator that builds its micro-batches."""
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,6 +16,7 @@ from dist_transformer.data.loading.collate import Collator
 from dist_transformer.data.loading.mixture import Corpora, Mixture, temperature_shares
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Plan, Step, Window, resolve_budgets
+from dist_transformer.directions import Direction
 from dist_transformer.errors import UserError
 
 Admit = Callable[[Split, Window], Mapping[int, int]]
@@ -41,8 +43,20 @@ class TrainingData:
 
     @property
     def first(self) -> DataFolder:
-        """Whose validation set, languages and vocabulary are the run's."""
+        """Whose vocabulary is the run's."""
         return self.folders[0]
+
+    @property
+    def of_directions(self) -> tuple[DataFolder, ...]:
+        """The first folder of each pair of languages, whose validation set and tags are those of the direction."""
+        found: dict[str, DataFolder] = {}
+        for folder in self.folders:
+            found.setdefault(folder.index.direction.name, folder)
+        return tuple(found.values())
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        return tuple(folder.index.direction for folder in self.of_directions)
 
 
 def open_folders(corpora: DataConfig) -> tuple[DataFolder, ...]:
@@ -72,12 +86,20 @@ def open_folders(corpora: DataConfig) -> tuple[DataFolder, ...]:
                 f"{place} has another vocabulary than {corpora.data[0]}: prepare it again with "
                 f"--tokenizer {corpora.data[0]}/tokenizer.json"
             )
-        if (index.source_language, index.target_language) != (first.source_language, first.target_language):
-            raise UserError(
-                f"{place} is {index.source_language}-{index.target_language}, but {corpora.data[0]} is "
-                f"{first.source_language}-{first.target_language}: mix corpora of one direction"
-            )
+    _check_tags(corpora.data, folders)
     return folders
+
+
+def _check_tags(places: Sequence[str], folders: Sequence[DataFolder]) -> None:
+    """Refuse folders of two target languages with the same tags: the source would not say which is meant."""
+    for (place, one), (other_place, other) in itertools.combinations(zip(places, folders, strict=True), 2):
+        first, second = one.index.direction, other.index.direction
+        if first.target_language != second.target_language and first.tags == second.tags:
+            tags = f"the same tags ({' '.join(first.tags)})" if first.tags else "no tags"
+            raise UserError(
+                f"{place} is {first.name} and {other_place} is {second.name}, but both have {tags}, so a model cannot "
+                "know which language to write: prepare them with another --src-tag each"
+            )
 
 
 def open_training_data(

@@ -49,6 +49,7 @@ def headline(run: Run) -> Html:
 def _corpus(run: Run) -> str:
     identity = run.identity
     languages = " → ".join(str(name) for name in (identity.source_language, identity.target_language) if name)
+    languages = ", ".join(identity.directions) or languages
     return " · ".join(part for part in (identity.corpus, languages) if part)
 
 

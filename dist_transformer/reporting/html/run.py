@@ -29,6 +29,8 @@ class Identity:
     corpus: str | None = None
     source_language: str | None = None
     target_language: str | None = None
+    directions: tuple[str, ...] = ()
+    """Their names, where there are several."""
     synthetic: bool = False
     parameters: int | None = None
 
@@ -77,6 +79,11 @@ class Run:
     scores: list[ScoreFile] = field(default_factory=list)
     """Newest first."""
     environments: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def newest_sheets(self) -> list[SampleSheet]:
+        """Those of the newest validation that translated: one per direction."""
+        return [sheet for sheet in self.sheets if sheet.step == self.sheets[-1].step]
 
     @property
     def step(self) -> int:
@@ -146,9 +153,16 @@ def _identify(run_dir: Path, settings: dict[str, Any]) -> Identity:
         corpus=known.get("corpus"),
         source_language=known.get("source_language"),
         target_language=known.get("target_language"),
+        directions=_direction_names(known.get("directions")),
         synthetic=known.get("synthetic") is True,
         parameters=parameters,
     )
+
+
+def _direction_names(stated: Any) -> tuple[str, ...]:
+    """Of what a weight file or a model folder states of its directions."""
+    known = [way for way in stated if isinstance(way, dict)] if isinstance(stated, list) and len(stated) > 1 else []
+    return tuple(f"{way.get('source_language')} → {way.get('target_language')}" for way in known)
 
 
 def _read_objects(files: list[Path]) -> Iterator[dict[str, Any]]:

@@ -90,7 +90,10 @@ def headline_bleu(run: Run) -> Bleu | None:
         sentences = number(newest.values, "sentences")
         of = f", {sentences:,.0f} sentences" if sentences else ""
         return Bleu(value=newest.values["bleu"], signature=newest.values["signature"], where=f"{newest.name}{of}")
-    signatures = {sheet.step: sheet.signature for sheet in run.sheets}
+    signatures: dict[int, str] = {}
+    for sheet in run.sheets:
+        # The mean over several directions has no signature of its own.
+        signatures[sheet.step] = sheet.signature if sheet.direction is None else "mean over the directions"
     for record in reversed(run.valid):
         value = number(record, "bleu")
         if value is not None:

@@ -4,7 +4,7 @@ import base64
 from collections.abc import Sequence
 from typing import TypeVar
 
-from dist_transformer.evaluation.samples import Sample
+from dist_transformer.evaluation.samples import Sample, SampleSheet
 from dist_transformer.reporting.html.markup import Html, element, join
 from dist_transformer.reporting.html.run import Run
 
@@ -20,13 +20,16 @@ _NO_SAMPLES = "There are no sample translations in this folder: the run has not 
 
 
 def samples(run: Run) -> Html:
-    """The newest sheet, and its first sentence over the run."""
+    """The newest sheet of each direction, and its first sentence over the run."""
     if not run.sheets:
         return element("p", _NO_SAMPLES)
-    sheet = run.sheets[-1]
+    return join(*(_sheet(run, sheet) for sheet in run.newest_sheets))
+
+
+def _sheet(run: Run, sheet: SampleSheet) -> Html:
     if not sheet.samples:
         return element("p", f"The sheet of step {sheet.step:,} holds no sample.")
-    source, target = run.identity.source_language, run.identity.target_language
+    source, target = _languages(run, sheet)
     rows = [
         element(
             "tr",
@@ -36,23 +39,31 @@ def samples(run: Run) -> Html:
         )
         for sample in sheet.samples
     ]
+    of_direction = "" if sheet.direction is None else f", {sheet.direction}"
     scored = (
-        f"Step {sheet.step:,}: {len(sheet.samples)} of {sheet.sentences:,} validation sentences, "
+        f"Step {sheet.step:,}{of_direction}: {len(sheet.samples)} of {sheet.sentences:,} validation sentences, "
         f"which score {sheet.bleu:.1f} BLEU."
     )
     return join(
         element("p", scored, " ", element("span", sheet.signature, class_="mono soft")),
         _table(("Source", "Reference", "Hypothesis"), rows, "texts stacks"),
-        _over_the_run(run, sheet.samples[0]),
+        _over_the_run(run, sheet, sheet.samples[0]),
     )
 
 
-def _over_the_run(run: Run, sample: Sample) -> Html:
+def _languages(run: Run, sheet: SampleSheet) -> tuple[str | None, str | None]:
+    if sheet.direction is None:
+        return run.identity.source_language, run.identity.target_language
+    return sheet.source_language, sheet.target_language
+
+
+def _over_the_run(run: Run, newest: SampleSheet, sample: Sample) -> Html:
     """The hypotheses of one sentence, oldest first; at most ten, spread over the sheets."""
-    found = [(sheet, s.hypothesis) for sheet in run.sheets for s in sheet.samples if s.source == sample.source]
+    of_direction = [sheet for sheet in run.sheets if sheet.direction == newest.direction]
+    found = [(sheet, s.hypothesis) for sheet in of_direction for s in sheet.samples if s.source == sample.source]
     if len(found) < 2:
         return Html()
-    target = run.identity.target_language
+    source, target = _languages(run, newest)
     rows = [
         element(
             "tr",
@@ -64,7 +75,7 @@ def _over_the_run(run: Run, sample: Sample) -> Html:
     ]
     return join(
         element("h3", "The first sentence over the run"),
-        element("p", "Source: ", _quoted(sample.source, run.identity.source_language)),
+        element("p", "Source: ", _quoted(sample.source, source)),
         element("p", "Reference: ", _quoted(sample.reference, target)),
         _table(("Step", "BLEU", "Hypothesis"), rows, "texts"),
     )
@@ -92,21 +103,24 @@ def _quoted(text: str, language: str | None) -> Html:
 
 
 def attention(run: Run) -> Html:
-    """Maps of the newest sheet's samples that have them."""
+    """Maps of the newest sheets' samples that have them."""
     if not run.sheets:
         return element("p", "Without sample translations there are no attention maps.")
-    sheet = run.sheets[-1]
-    mapped = [sample for sample in sheet.samples if sample.attention_LTS]
+    step = run.sheets[-1].step
+    mapped = [(sheet, sample) for sheet in run.newest_sheets for sample in sheet.samples if sample.attention_LTS]
     if not mapped:
-        return element("p", f"The samples of step {sheet.step:,} have no attention maps.")
+        return element("p", f"The samples of step {step:,} have no attention maps.")
     explained = (
-        f"Step {sheet.step:,}. A row is the step that produced a piece, a column a piece of the source, a panel a "
+        f"Step {step:,}. A row is the step that produced a piece, a column a piece of the source, a panel a "
         "decoder layer; the weights of a row are the mean over the heads and sum to 1."
     )
-    return join(element("p", explained), element("div", *(_map(sample, run) for sample in mapped), class_="maps"))
+    return join(
+        element("p", explained),
+        element("div", *(_map(sample, *_languages(run, sheet)) for sheet, sample in mapped), class_="maps"),
+    )
 
 
-def _map(sample: Sample, run: Run) -> Html:
+def _map(sample: Sample, source: str | None, target: str | None) -> Html:
     from dist_transformer.reporting.figures import as_svg, attention_picture
 
     figure = attention_picture(sample)
@@ -119,9 +133,9 @@ def _map(sample: Sample, run: Run) -> Html:
         "figure",
         element(
             "figcaption",
-            _quoted(sample.source, run.identity.source_language),
+            _quoted(sample.source, source),
             " → ",
-            _quoted(sample.hypothesis, run.identity.target_language),
+            _quoted(sample.hypothesis, target),
         ),
         element(
             "div",

@@ -136,7 +136,7 @@ def test_weights_and_vocabularies_that_do_not_fit_are_refused(config: TrainConfi
         sources=tuple(line_files([first / "text/valid.de"], [first / "text/valid.en"])),
     )
     prepare(settings, lambda _: None)
-    with pytest.raises(UserError, match=f"{turned} is de-en, but {first} is en-de: mix corpora of one direction"):
+    with pytest.raises(UserError, match=f"{first} is en-de and {turned} is de-en, but both have no tags"):
         open_training_data(config.changed(data=(str(first), str(turned))).corpora, config.batch, seed=config.seed)
 
 

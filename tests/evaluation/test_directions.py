@@ -1,0 +1,123 @@
+"""A model folder of two directions, wherever it is decoded: every source begins with the tags of the chosen one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import dist_transformer
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
+from dist_transformer.directions import Direction
+from dist_transformer.errors import UserError
+from dist_transformer.evaluation.evaluate import evaluate
+from dist_transformer.inference import translator
+from dist_transformer.inference.beam import BeamSettings, beam_search
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.model_folder import ModelInfo, write_model_folder
+from dist_transformer.serving.models import load_models, translate
+
+CPU = torch.device("cpu")
+SHORT = BeamSettings(max_extra_tokens=3)
+
+
+@pytest.fixture(scope="module")
+def folder(toy_lines: tuple[list[str], list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Untrained; `<2de>` is 4 and `<2en>` is 5."""
+    tokenizer = train_tokenizer([*toy_lines[0], *toy_lines[1]], vocab_size=400, tags=("<2de>", "<2en>"))
+    config = ModelConfig(
+        width=16, heads=2, ffn_width=32, encoder_layers=1, decoder_layers=1, vocab_size=tokenizer.vocab_size
+    )
+    torch.manual_seed(3)
+    model = Transformer(config)
+    info = ModelInfo(
+        model=config,
+        tokenizer_sha256=tokenizer.sha256,
+        source_language="en",
+        target_language="de",
+        directions=(
+            Direction(source_language="en", target_language="de", tags=("<2de>",)),
+            Direction(source_language="de", target_language="en", tags=("<2en>",)),
+        ),
+        corpus="toy grammar",
+        synthetic=True,
+        steps=(1,),
+    )
+    path = tmp_path_factory.mktemp("both")
+    tokenizer.save(path / "tokenizer.json")
+    content = (path / "tokenizer.json").read_bytes()
+    write_model_folder(path / "model", info=info, weights=dict(model.state_dict()), tokenizer_json=content)
+    return path / "model"
+
+
+@pytest.fixture
+def read_by_the_model(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    seen: list[list[int]] = []
+
+    def watched(model, sources, **settings):  # type: ignore[no-untyped-def]
+        seen.extend(list(source) for source in sources)
+        return beam_search(model, sources, **settings)
+
+    monkeypatch.setattr(translator, "beam_search", watched)
+    return seen
+
+
+@pytest.mark.parametrize(("tags", "prefix"), [(None, [5]), (["<2de>", "<2en>"], [4, 5]), ([], [])])
+def test_an_evaluation_reads_the_tags_of_its_direction(
+    folder: Path, tmp_path: Path, read_by_the_model: list[list[int]], tags: list[str] | None, prefix: list[int]
+) -> None:
+    source, reference = tmp_path / "s", tmp_path / "r"
+    source.write_text("Ein Hund.\n")
+    reference.write_text("A dog.\n")
+    files = {"source": source, "references": [reference], "settings": SHORT, "device": CPU}
+    found = evaluate(folder, direction="de-en", tags=tags, **files)  # type: ignore[arg-type]
+    text = Tokenizer.load(folder / "tokenizer.json").encode("Ein Hund.")
+    assert read_by_the_model == [[*prefix, *text]]
+    report = found.report(tmp_path / "h")
+    assert (report["direction"], report["tags"]) == ("de-en", ["<2en>"] if tags is None else tags)
+    with pytest.raises(UserError, match="choose one of en-de, de-en by --direction"):
+        evaluate(folder, **files)  # type: ignore[arg-type]
+
+
+def test_a_served_model_reads_and_shows_them(folder: Path, read_by_the_model: list[list[int]]) -> None:
+    (model,) = load_models([folder], CPU, torch.float32, SHORT, direction="de-en")
+    shown = translate(model, "Ein Hund.")
+    assert read_by_the_model[0][0] == 5
+    assert shown["source_pieces"][0] == "<2en>"
+    assert (shown["source_language"], shown["target_language"]) == ("de", "en")
+    with pytest.raises(UserError, match="choose one of en-de, de-en by --direction"):
+        load_models([folder], CPU, torch.float32, SHORT)
+
+
+def test_a_model_in_python_faces_one_direction(folder: Path) -> None:
+    model = dist_transformer.load(folder, device="cpu", direction="de-en")
+    assert model.attention("Ein Hund.", "A dog.").source[0] == "<2en>"
+    untagged = dist_transformer.load(folder, device="cpu", direction="de-en", tags=[])
+    assert untagged.attention("Ein Hund.", "A dog.").source[0] != "<2en>"
+    (tagged_score,), (plain_score,) = (one.score(["Ein Hund."], ["A dog."]) for one in (model, untagged))
+    assert tagged_score.tokens == plain_score.tokens
+    assert tagged_score.log_probability != plain_score.log_probability
+    assert model.translate("Ein Hund.", max_extra_tokens=3) != untagged.translate("Ein Hund.", max_extra_tokens=3)
+    with pytest.raises(UserError, match="choose one of en-de, de-en by --direction"):
+        dist_transformer.load(folder, device="cpu")
+
+
+@pytest.mark.system
+def test_the_command_decodes_as_its_flags_say(folder: Path) -> None:
+    def scores(*flags: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "dist_transformer", "translate", "--model", folder, "--nbest", "1", *flags],
+            input="Ein Hund.\n",
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "DS_ACCELERATOR": "cpu"},
+        )
+        return done.stdout
+
+    by_direction = {name: scores("--direction", name) for name in ("en-de", "de-en")}
+    assert by_direction["en-de"] != by_direction["de-en"]
+    assert scores("--direction", "de-en", "--tag", "<2de>") == by_direction["en-de"]
