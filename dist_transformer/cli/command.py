@@ -22,6 +22,7 @@ COMMANDS = {
     "average": "weights of a run → model folder",
     "translate": "stdin → stdout",
     "evaluate": "test set → BLEU, chrF, TER",
+    "export": "model folder → transformers or CTranslate2",
     "serve": "a page to try a model or two, on this machine",
 }
 # Commands that share their work among processes.

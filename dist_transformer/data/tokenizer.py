@@ -102,6 +102,12 @@ class Tokenizer:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     @property
+    def pieces(self) -> list[str]:
+        """Entries of the vocabulary by id, as tokenizer.json spells them: each byte is a printable character."""
+        ids = self._backend.get_vocab(with_added_tokens=True)
+        return sorted(ids, key=lambda piece: ids[piece])
+
+    @property
     def text_rule(self) -> str:
         """Of `normalize`, for reports: such as "NFKC, lowercase"."""
         return self.normalization.upper() + ", lowercase" * self.lowercase
