@@ -113,12 +113,13 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     graphlib.TopologicalSorter(graph).prepare()
 
 
-# A folder with more modules is two rooms.
+# A folder with more modules is two rooms; but cli/ has one for each command.
 MOST_MODULES = 14
 
 
 def test_no_folder_holds_many_modules() -> None:
     modules = Counter(path.parent for path in MODULES.values() if path.name != "__init__.py")
+    del modules[PACKAGE / "cli"]
     assert {str(folder): count for folder, count in modules.items() if count > MOST_MODULES} == {}
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, SPECIALS, UNK_ID
 from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
@@ -14,6 +15,14 @@ QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16
 _END = SPECIALS[EOS_ID]
 # Never part of an output; CTranslate2 has a flag for <unk> alone.
 SUPPRESSED = [[SPECIALS[0]], [SPECIALS[BOS_ID]]]
+
+
+def refuse_what_ctranslate2_lacks(config: ModelConfig) -> None:
+    """Raise a UserError that names the setting which CTranslate2 cannot express."""
+    if config.heads * config.attention_head_width != config.width:
+        raise UserError("CTranslate2 has no head width of its own: model.head_width must be width ÷ heads")
+    if config.attention != "softmax":
+        raise UserError(f"model.attention is {config.attention}: only softmax attention is written for CTranslate2")
 
 
 def save_for_ctranslate2(
@@ -32,10 +41,7 @@ def save_for_ctranslate2(
     from ctranslate2.specs.common_spec import Activation
 
     config = model.config
-    if config.heads * config.attention_head_width != config.width:
-        raise UserError("CTranslate2 has no head width of its own: model.head_width must be width ÷ heads")
-    if config.attention != "softmax":
-        raise UserError(f"model.attention is {config.attention}: only softmax attention is written for CTranslate2")
+    refuse_what_ctranslate2_lacks(config)
     pre_norm = config.norm == "pre"
     spec = TransformerSpec.from_config(
         (config.encoder_layers, config.decoder_layers),

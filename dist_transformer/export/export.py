@@ -14,7 +14,7 @@ from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.export.card import Card
-from dist_transformer.export.ctranslate2 import QUANTIZATIONS
+from dist_transformer.export.ctranslate2 import QUANTIZATIONS, refuse_what_ctranslate2_lacks
 from dist_transformer.export.ctranslate2_peer import CTranslate2Peer, write_ctranslate2
 from dist_transformer.export.gate import DevText, Gate, Search, quantised, tune
 from dist_transformer.export.huggingface import (
@@ -23,12 +23,13 @@ from dist_transformer.export.huggingface import (
     write_generation_config,
     write_huggingface,
 )
+from dist_transformer.export.marian import refuse_what_marian_lacks
 from dist_transformer.export.peer import Peer, require_library
 from dist_transformer.files import make_folder_beside, move, read_small, sync, write_file
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.model_folder import CARD_FILE, TOKENIZER_FILE, ModelInfo, load_model
+from dist_transformer.model_folder import CARD_FILE, TOKENIZER_FILE, ModelInfo, load_model, read_model_info
 
 Target = Literal["hf", "ctranslate2"]
 LIBRARIES: dict[Target, str] = {"hf": "transformers", "ctranslate2": "ctranslate2"}
@@ -112,6 +113,9 @@ def export(
     require_library(LIBRARIES[settings.to])
     refuse_content(settings.out)
     pairs = list(LineFiles(source=settings.source, target=settings.reference).pairs())
+    (refuse_what_marian_lacks if settings.to == "hf" else refuse_what_ctranslate2_lacks)(
+        read_model_info(settings.model).model
+    )
     model, tokenizer, info = load_model(settings.model, device)
     progress("our beam search")
     dev = dev_text(pairs, model, tokenizer, info, device)
