@@ -15,6 +15,8 @@ class Card:
     """What an exported model says of itself."""
 
     name: str
+    folder: str
+    """Name of the folder, for the example."""
     library: str
     """`transformers` or `ctranslate2`."""
     info: ModelInfo
@@ -81,6 +83,7 @@ class Card:
             else ""
         )
         steps = ", ".join(f"{step:,}" for step in info.steps)
+        steps = f"the mean of those after training steps {steps}" if len(info.steps) > 1 else f"training step {steps}"
         license_note = "" if self.license is not None else "\nNo license was stated when this folder was written.\n"
         return f"""# {self.name}
 
@@ -88,7 +91,7 @@ A Transformer (Vaswani et al. 2017) for translation from `{info.source_language}
 with dist_transformer and exported for {self.library}.
 {synthetic}{license_note}
 - Training data: {info.corpus}{" (synthetic)" if info.synthetic else ""}
-- Weights: the mean of training steps {steps}; {self.parameters:,} parameters
+- Weights: {steps}; {self.parameters:,} parameters
 - BLEU on {self.dev_name}, the dev text by which the length penalty was chosen: {self.theirs.value:.2f}
   (`{self.theirs.signature}`)
 - The tokenizer normalises text before it cuts it into pieces, and `</s>` in a text stays text.
@@ -97,7 +100,7 @@ with dist_transformer and exported for {self.library}.
     def _usage(self) -> str:
         text = _TRANSFORMERS if self.library == "transformers" else _CTRANSLATE2
         return text.format(
-            name=self.name,
+            folder=self.folder,
             length_penalty=self.length_penalty,
             longest=self.longest,
             beam=ctranslate2_peer.BEAM_SIZE,
@@ -111,8 +114,8 @@ with dist_transformer and exported for {self.library}.
         return f"""## How its search differs from that of dist_transformer
 
 - **Length penalty.** {self.library} divides a hypothesis' log-probability by length^α, dist_transformer by
-  ((5 + length) / 6)^0.6. So α was chosen anew, on the dev text: {self.length_penalty}. BLEU by α: {tried}; that of
-  dist_transformer: {self.ours.value:.2f}.
+  ((5 + length) / 6)^0.6. So α was chosen anew, on the dev text: {self.length_penalty}, the one of the highest BLEU that
+  is as near to that of dist_transformer ({self.ours.value:.2f}) as the checks want. BLEU by α: {tried}.
 {differences.format(**limits)}{_LINES}"""
 
     def _checked(self) -> str:
@@ -136,7 +139,7 @@ _TRANSFORMERS = """## Use
 
 ```python
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-tokenizer, model = AutoTokenizer.from_pretrained("{name}"), AutoModelForSeq2SeqLM.from_pretrained("{name}")
+tokenizer, model = AutoTokenizer.from_pretrained("{folder}"), AutoModelForSeq2SeqLM.from_pretrained("{folder}")
 inputs = tokenizer(["A sentence.", "Another one."], padding=True, return_tensors="pt")
 outputs = model.generate(**inputs)
 print(tokenizer.batch_decode(outputs, skip_special_tokens=True))
@@ -149,7 +152,7 @@ _CTRANSLATE2 = """## Use
 
 ```python
 import ctranslate2, tokenizers
-tokenizer, translator = tokenizers.Tokenizer.from_file("{name}/tokenizer.json"), ctranslate2.Translator("{name}")
+tokenizer, translator = tokenizers.Tokenizer.from_file("{folder}/tokenizer.json"), ctranslate2.Translator("{folder}")
 search = dict(beam_size={beam}, patience={patience}, length_penalty={length_penalty}, max_decoding_length={longest})
 search |= dict(min_decoding_length=0, disable_unk=True, suppress_sequences=[["<pad>"], ["<s>"]])
 rows = tokenizer.encode_batch(["A sentence.", "Another one."])

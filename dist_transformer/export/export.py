@@ -239,6 +239,7 @@ class _Job:
         settings = self.settings
         return Card(
             name=settings.name or settings.out.absolute().name,
+            folder=settings.out.absolute().name,
             library=LIBRARIES[settings.to],
             info=self.info,
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
