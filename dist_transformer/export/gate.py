@@ -162,12 +162,13 @@ class Gate:
 def quantised(dev: DevText, outputs: Sequence[str], *, quantization: str, precision: str) -> Check:
     """The check of a model that rounds more."""
     ours, theirs = dev.bleu(dev.outputs), dev.bleu(outputs)
+    loss = ours.value - theirs.value
     return Check.that(
-        ours.value - theirs.value <= QUANTISED_LOSS,
+        loss <= QUANTISED_LOSS,
         name=quantization,
-        found=f"{theirs.value:.2f} BLEU, ours {ours.value:.2f}: a loss of {ours.value - theirs.value:.2f}, of at most "
-        f"{QUANTISED_LOSS} that is allowed; computed here in {precision}; {dev.identical(outputs):,} of "
-        f"{len(outputs):,} outputs are identical to ours",
+        found=f"{theirs.value:.2f} BLEU, {abs(loss):.2f} {'less' if loss > 0 else 'more'} than ours; "
+        f"{QUANTISED_LOSS} less is allowed; computed here in {precision}; {dev.identical(outputs):,} of {len(outputs):,} outputs are "
+        "identical to ours",
     )
 
 
