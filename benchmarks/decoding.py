@@ -152,7 +152,8 @@ def ctranslate2_work(
     import ctranslate2
 
     device = model.embedding.device
-    save_for_ctranslate2(model, scratch / "ctranslate2")
+    pieces = tokenizer.pieces
+    save_for_ctranslate2(model, pieces, scratch / "ctranslate2")
     translator = ctranslate2.Translator(
         str(scratch / "ctranslate2"),
         device=device.type,
@@ -162,12 +163,14 @@ def ctranslate2_work(
     )
 
     def work() -> list[str]:
+        sources = tokenizer.encode_batch(lines)
         ids = translate_ids(
             translator,
-            tokenizer.encode_batch(lines),
+            pieces,
+            sources,
             beam_size=settings.beam_size,
             length_penalty=settings.length_penalty,
-            max_extra_tokens=settings.max_extra_tokens,
+            longest=max(map(len, sources)) + settings.max_extra_tokens,
         )
         return [tokenizer.decode(found) for found in ids]
 

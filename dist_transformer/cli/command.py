@@ -24,6 +24,7 @@ COMMANDS = {
     "translate": "stdin → stdout, or files of any size → a file",
     "evaluate": "test set or hypotheses → BLEU, chrF, TER",
     "score": "how probable a model finds given translations",
+    "export": "model folder → transformers or CTranslate2",
     "serve": "a page to try a model or two, on this machine",
 }
 # Commands that share their work among processes.

@@ -115,10 +115,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
+    @property
     def pieces(self) -> list[str]:
-        """Entries by id: special tokens, tags, and pieces as the file spells them, a character a byte."""
-        entries = self._backend.get_vocab(with_added_tokens=True)
-        return sorted(entries, key=entries.__getitem__)
+        """Entries of the vocabulary by id, as tokenizer.json spells them: each byte is a printable character."""
+        ids = self._backend.get_vocab(with_added_tokens=True)
+        return sorted(ids, key=lambda piece: ids[piece])
 
     @property
     def text_rule(self) -> str:

@@ -1,23 +1,38 @@
 """The same model for CTranslate2, an inference engine: its specification filled from our weights."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, SPECIALS, UNK_ID
 from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
 
+QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
+_END = SPECIALS[EOS_ID]
+# Never part of an output; CTranslate2 has a flag for <unk> alone.
+SUPPRESSED = [[SPECIALS[0]], [SPECIALS[BOS_ID]]]
 
-def word(token_id: int) -> str:
-    """The name of an id in CTranslate2's vocabulary; we exchange ids, not text."""
-    special = {PAD_ID: "<pad>", UNK_ID: "<unk>", BOS_ID: "<s>", EOS_ID: "</s>"}
-    return special.get(token_id, str(token_id))
+
+def refuse_what_ctranslate2_lacks(config: ModelConfig) -> None:
+    """Raise a UserError that names the setting which CTranslate2 cannot express."""
+    if config.heads * config.attention_head_width != config.width:
+        raise UserError("CTranslate2 has no head width of its own: model.head_width must be width ÷ heads")
+    if config.attention != "softmax":
+        raise UserError(f"model.attention is {config.attention}: only softmax attention is written for CTranslate2")
 
 
-def save_for_ctranslate2(model: Transformer, out: Path) -> None:
-    """Write a CTranslate2 model folder whose tokens are `word(id)`.
+def save_for_ctranslate2(
+    model: Transformer, pieces: Sequence[str], out: Path, *, quantization: str | None = None
+) -> None:
+    """Fill the folder `out` with a CTranslate2 model. Its tokens are pieces; a source ends with `</s>`.
+
+    Args:
+        pieces: The vocabulary, by id.
+        quantization: One of `QUANTIZATIONS`; fp32 when not given.
 
     Raises:
         UserError: the configuration is not one that is translated here.
@@ -26,16 +41,12 @@ def save_for_ctranslate2(model: Transformer, out: Path) -> None:
     from ctranslate2.specs.common_spec import Activation
 
     config = model.config
-    if config.heads * config.attention_head_width != config.width:
-        raise UserError("CTranslate2 has no head width of its own: model.head_width must be width ÷ heads")
-    if config.norm != "post":
-        raise UserError(f"model.norm is {config.norm}: only post-norm models are written for CTranslate2")
-    if config.attention != "softmax":
-        raise UserError(f"model.attention is {config.attention}: only softmax attention is written for CTranslate2")
+    refuse_what_ctranslate2_lacks(config)
+    pre_norm = config.norm == "pre"
     spec = TransformerSpec.from_config(
         (config.encoder_layers, config.decoder_layers),
         config.heads,
-        pre_norm=False,
+        pre_norm=pre_norm,
         activation=Activation.RELU if config.activation == "relu" else Activation.GELU,
     )
     state = {name: tensor.detach().float().cpu().numpy() for name, tensor in model.state_dict().items()}
@@ -43,19 +54,23 @@ def save_for_ctranslate2(model: Transformer, out: Path) -> None:
     positions = model.position_vectors(config.max_positions).detach().float().cpu().numpy()
     for side in ("encoder", "decoder"):
         _fill_side(getattr(spec, side), side, state, positions)
+        if pre_norm:
+            _norm(getattr(spec, side).layer_norm, state, f"{side}_norm")
     source = state["embedding"]
     spec.encoder.embeddings[0].weight = source
     spec.decoder.embeddings.weight = state.get("target_embedding", source)
     spec.decoder.projection.weight = state.get("output_projection", source)
     spec.decoder.start_from_zero_embedding = False
-    vocabulary = [word(i) for i in range(config.vocab_size)]
-    spec.register_source_vocabulary(vocabulary)
-    spec.register_target_vocabulary(vocabulary)
-    spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = word(BOS_ID), word(EOS_ID), word(UNK_ID)
-    spec.config.decoder_start_token = word(BOS_ID)
-    spec.config.add_source_eos = True
+    spec.register_source_vocabulary(list(pieces))
+    spec.register_target_vocabulary(list(pieces))
+    spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = SPECIALS[BOS_ID], _END, SPECIALS[UNK_ID]
+    spec.config.decoder_start_token = SPECIALS[BOS_ID]
+    # The tokenizer adds it, ours as well as that of transformers.
+    spec.config.add_source_eos = False
     spec.validate()
-    out.mkdir(parents=True)
+    # A tied matrix is written once.
+    spec.optimize(quantization=quantization)
+    out.mkdir(parents=True, exist_ok=True)
     spec.save(str(out))
 
 
@@ -93,16 +108,34 @@ def _norm(theirs: Any, state: dict[str, np.ndarray], name: str) -> None:
 
 
 def translate_ids(
-    translator: Any, sources: list[list[int]], *, beam_size: int, length_penalty: float, max_extra_tokens: int
+    translator: Any,
+    pieces: Sequence[str],
+    sources: Sequence[list[int]],
+    *,
+    beam_size: int,
+    length_penalty: float,
+    longest: int,
+    patience: float = 1.0,
 ) -> list[list[int]]:
-    """The best hypothesis of each source, ids without special tokens."""
+    """The best hypothesis of each source, ids without special tokens.
+
+    Args:
+        longest: Tokens of an output at most.
+        patience: Search ends when so many times `beam_size` hypotheses have ended.
+    """
     found = translator.translate_batch(
-        [[word(token) for token in source] for source in sources],
+        [[*(pieces[token] for token in source), _END] for source in sources],
         beam_size=beam_size,
         length_penalty=length_penalty,
-        max_decoding_length=max(map(len, sources)) + max_extra_tokens,
+        patience=patience,
+        max_input_length=0,
+        max_decoding_length=longest,
+        # An output may be empty, as ours.
+        min_decoding_length=0,
         max_batch_size=2048,
         batch_type="tokens",
         disable_unk=True,
+        suppress_sequences=SUPPRESSED,
     )
-    return [[int(token) for token in result.hypotheses[0] if token.isdigit()] for result in found]
+    ids = {piece: token for token, piece in enumerate(pieces)}
+    return [[ids[piece] for piece in result.hypotheses[0]] for result in found]

@@ -33,7 +33,7 @@ def marian_model(model: Transformer) -> "MarianMTModel":
     from transformers import MarianConfig, MarianMTModel
 
     config = model.config
-    _check(config)
+    refuse_what_marian_lacks(config)
     marian = MarianMTModel(
         MarianConfig(
             vocab_size=config.vocab_size,
@@ -65,7 +65,8 @@ def marian_model(model: Transformer) -> "MarianMTModel":
     return marian
 
 
-def _check(config: ModelConfig) -> None:
+def refuse_what_marian_lacks(config: ModelConfig) -> None:
+    """Raise a UserError that names the setting which Marian cannot express."""
     wanted = {"norm": "post", "positions": "sinusoidal", "attention": "softmax", "tie_embeddings": True}
     for name, value in wanted.items():
         if getattr(config, name) != value:

@@ -70,7 +70,7 @@ def read_initial_weights(source: Path, model: ModelConfig, tokenizer: Tokenizer,
     sha256 = sha256_of(source / WEIGHTS_FILE)
     if not is_other:
         return InitialWeights(sha256=sha256, tensors=tensors)
-    own, theirs = (one.pieces() for one in (tokenizer, their_tokenizer))
+    own, theirs = (one.pieces for one in (tokenizer, their_tokenizer))
     number = {piece: i for i, piece in enumerate(theirs)}
     shared = [(i, number[piece]) for i, piece in enumerate(own) if piece in number]
     note = (

@@ -1,0 +1,277 @@
+"""A model folder → a folder that other libraries load, written only if its outputs agree with ours."""
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from dist_transformer.checks import Check, failed
+from dist_transformer.data.text.files import LineFiles
+from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.errors import UserError
+from dist_transformer.export.card import Card
+from dist_transformer.export.ctranslate2 import QUANTIZATIONS, refuse_what_ctranslate2_lacks
+from dist_transformer.export.ctranslate2_peer import CTranslate2Peer, write_ctranslate2
+from dist_transformer.export.gate import DevText, Gate, Search, quantised, tune
+from dist_transformer.export.huggingface import (
+    HuggingFacePeer,
+    longest_output,
+    write_generation_config,
+    write_huggingface,
+)
+from dist_transformer.export.marian import refuse_what_marian_lacks
+from dist_transformer.export.peer import Peer, require_library
+from dist_transformer.files import make_folder_beside, move, read_small, sync, write_file
+from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.translator import Translator
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.model_folder import CARD_FILE, TOKENIZER_FILE, ModelInfo, load_model, read_model_info
+
+Target = Literal["hf", "ctranslate2"]
+LIBRARIES: dict[Target, str] = {"hf": "transformers", "ctranslate2": "ctranslate2"}
+
+LEAST_LINES = 1000
+"""Of dev text: fewer say little about 99.5% of lines, or 0.2 BLEU."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportSettings:
+    """What is exported, and by which text it is judged."""
+
+    model: Path
+    """Model folder."""
+    to: Target
+    out: Path
+    """Folder to write; nothing may be there."""
+    source: Path
+    """Dev text, one sentence a line."""
+    reference: Path
+    """Its translation, line by line."""
+    quantization: str | None = None
+    """Of CTranslate2; fp32 when not given."""
+    name: str | None = None
+    """In the card; the folder's name when not given."""
+    license: str | None = None
+    """In the card's metadata, as the hub abbreviates it, such as `cc-by-4.0`."""
+
+    def __post_init__(self) -> None:
+        if self.quantization is not None and self.to != "ctranslate2":
+            raise UserError(
+                f"--quantize {self.quantization} is for CTranslate2: give --to ctranslate2, or leave it out"
+            )
+        if self.quantization not in (None, *QUANTIZATIONS):
+            raise UserError(f"--quantize {self.quantization} is unknown: choose among {', '.join(QUANTIZATIONS)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Export:
+    """What was compared, and found."""
+
+    checks: list[Check]
+    dev: DevText
+    search: Search
+    precision: str
+    outputs: list[str]
+    """Of the exported model, by beam search on the dev text."""
+
+    def report(self) -> dict[str, Any]:
+        """As JSON values."""
+        ours, theirs = self.dev.bleu(self.dev.outputs), self.dev.bleu(self.outputs)
+        return {
+            "bleu": theirs.value,
+            "bleu_ours": ours.value,
+            "signature": theirs.signature,
+            "sentences": len(self.outputs),
+            "identical_to_ours": self.dev.identical(self.outputs),
+            "length_penalty": self.search.length_penalty,
+            "bleu_by_length_penalty": {str(penalty): bleu for penalty, bleu in self.search.tried.items()},
+            "precision": self.precision,
+            "checks": [{"name": check.name, "found": check.found, "state": check.state} for check in self.checks],
+        }
+
+
+def export(
+    settings: ExportSettings,
+    device: torch.device,
+    *,
+    progress: Callable[[str], object],
+    show: Callable[[Sequence[Check]], object],
+) -> Export:
+    """Write the folder, after all checks.
+
+    Args:
+        progress: is told what goes on, a line each time.
+        show: gets all checks that were made, once, whether they passed or not.
+
+    Raises:
+        UserError: a check failed, the text or the model is unfit, or the folder cannot be written; nothing is left.
+    """
+    require_library(LIBRARIES[settings.to])
+    refuse_content(settings.out)
+    pairs = list(LineFiles(source=settings.source, target=settings.reference).pairs())
+    refuse_unfit = refuse_what_marian_lacks if settings.to == "hf" else refuse_what_ctranslate2_lacks
+    refuse_unfit(read_model_info(settings.model).model)
+    model, tokenizer, info = load_model(settings.model, device)
+    progress("our beam search")
+    dev = dev_text(pairs, model, tokenizer, info, device)
+    tokenizer_json = read_small(settings.model / TOKENIZER_FILE)
+    try:
+        settings.out.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with _unfinished(settings.out) as folder, _unfinished(settings.out) as quantised_folder:
+            job = _Job(settings, device, model, tokenizer, info, tokenizer_json, dev, progress)
+            made = job.run(folder, quantised_folder, show)
+            _finish(folder if settings.quantization is None else quantised_folder, settings.out)
+    except OSError as error:
+        remedy = "free space or choose another folder"
+        raise UserError(f"{settings.out} cannot be written ({error.strerror}): {remedy}") from None
+    return made
+
+
+def refuse_content(out: Path) -> None:
+    """Raise a UserError unless nothing is at `out`, or an empty folder."""
+    if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
+        raise UserError(f"{out} exists: choose another name or remove it")
+
+
+def dev_text(
+    pairs: Sequence[tuple[str, str]], model: Transformer, tokenizer: Tokenizer, info: ModelInfo, device: torch.device
+) -> DevText:
+    """The lines that are translated whole by ours, and our outputs.
+
+    Raises:
+        UserError: there are fewer than 1,000.
+    """
+    translator = Translator(model, tokenizer, device, BeamSettings())
+    sources = [source for source, _ in pairs]
+    lengths = map(len, tokenizer.encode_batch(sources))
+    fits = [
+        pair
+        for pair, length in zip(pairs, lengths, strict=True)
+        if pair[0].strip() and length <= translator.max_source_tokens
+    ]
+    if len(fits) < LEAST_LINES:
+        left_out = f", {len(pairs) - len(fits):,} of them blank or too long" if len(fits) < len(pairs) else ""
+        raise UserError(
+            f"--src has {len(pairs):,} lines{left_out}: give at least {LEAST_LINES:,} lines of dev text, by which the "
+            "exported model is compared with ours"
+        )
+    return DevText(
+        sources=[source for source, _ in fits],
+        references=[reference for _, reference in fits],
+        outputs=[translation.text for translation in translator.translate([source for source, _ in fits])],
+        target_language=info.target_language,
+        lowercase=tokenizer.lowercase,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    settings: ExportSettings
+    device: torch.device
+    model: Transformer
+    tokenizer: Tokenizer
+    info: ModelInfo
+    tokenizer_json: bytes
+    dev: DevText
+    progress: Callable[[str], object]
+
+    @property
+    def longest(self) -> int:
+        return longest_output(self.model.config.max_positions)
+
+    def run(self, folder: Path, quantised_folder: Path, show: Callable[[Sequence[Check]], object]) -> Export:
+        self.progress("writing, reading back")
+        peer = self._write(folder)
+        checks, search = self._fp32(peer)
+        outputs, precision = (search.outputs if search else []), peer.precision
+        quantization = self.settings.quantization
+        if search is not None and quantization is not None and not failed(checks):
+            self.progress(f"their beam search, {quantization}")
+            peer = self._write(quantised_folder, quantization)
+            outputs, precision = peer.translate(self.dev.sources, search.length_penalty), peer.precision
+            checks.append(quantised(self.dev, outputs, quantization=quantization, precision=precision))
+        show(checks)
+        if names := failed(checks):
+            raise UserError(
+                f"{self.settings.out} was not written, for its outputs are not those of {self.settings.model} "
+                f"({', '.join(names)}): see the rows above"
+            )
+        assert search is not None
+        made = Export(checks=checks, dev=self.dev, search=search, precision=precision, outputs=outputs)
+        target = folder if quantization is None else quantised_folder
+        if self.settings.to == "hf":
+            self._write_generation_config(target, search.length_penalty)
+        write_file(target / CARD_FILE, str(self._card(made)))
+        return made
+
+    def _write(self, folder: Path, quantization: str | None = None) -> Peer:
+        """Fill a folder, and load it as its users do."""
+        if self.settings.to == "hf":
+            write_huggingface(folder, self.model, self.tokenizer_json)
+            self._write_generation_config(folder, BeamSettings().length_penalty)
+            return HuggingFacePeer(folder, self.device)
+        pieces = self.tokenizer.pieces
+        write_ctranslate2(folder, self.model, pieces, self.tokenizer_json, quantization=quantization)
+        return CTranslate2Peer(folder, self.device, longest=self.longest)
+
+    def _write_generation_config(self, folder: Path, length_penalty: float) -> None:
+        positions = self.model.config.max_positions
+        write_generation_config(folder, length_penalty=length_penalty, max_positions=positions)
+
+    def _fp32(self, peer: Peer) -> tuple[list[Check], Search | None]:
+        """The gate; no beam search where a cheaper check has failed."""
+        gate = Gate(self.model, self.tokenizer, peer, self.dev, longest=self.longest)
+        checks = []
+        for check in (gate.token_ids, gate.decoding, gate.log_probabilities, gate.greedy):
+            self.progress(check.__name__.replace("_", " "))
+            checks.append(check())
+        if failed(checks):
+            return checks, None
+        search = tune(peer, self.dev, self.progress)
+        return [*checks, gate.beam(search)], search
+
+    def _card(self, made: Export) -> Card:
+        settings = self.settings
+        return Card(
+            name=settings.name or settings.out.absolute().name,
+            folder=settings.out.absolute().name,
+            library=LIBRARIES[settings.to],
+            info=self.info,
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            license=settings.license,
+            dev_name=settings.source.name,
+            dev_lines=len(self.dev.sources),
+            ours=self.dev.bleu(self.dev.outputs),
+            theirs=self.dev.bleu(made.outputs),
+            length_penalty=made.search.length_penalty,
+            tried=made.search.tried,
+            longest=self.longest,
+            checks=made.checks,
+        )
+
+
+@contextlib.contextmanager
+def _unfinished(out: Path) -> Iterator[Path]:
+    """Make a folder beside `out` that is gone afterwards, unless it was moved."""
+    folder = make_folder_beside(out)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _finish(folder: Path, out: Path) -> None:
+    """Flush the folder and move it into place."""
+    rights = (folder / CARD_FILE).stat().st_mode & 0o777
+    for file in folder.iterdir():
+        # Libraries leave files that are their owner's alone.
+        file.chmod(rights)
+        sync(file)
+    sync(folder)
+    if out.exists():
+        out.rmdir()
+    move(folder, out)

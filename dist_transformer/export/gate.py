@@ -1,0 +1,181 @@
+"""Does an exported model say what ours says? An export that does not is never written.
+
+Compared are token ids, texts, probabilities of given targets, greedy search and the BLEU of beam search, in fp32, on
+the user's own text and on hostile strings; for a quantised model, its BLEU.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dist_transformer.checks import Check
+from dist_transformer.data.tokenizer import EOS_ID, Tokenizer
+from dist_transformer.evaluation.bleu import Score, corpus_bleu
+from dist_transformer.export.forced import greedy_choices, log_probabilities
+from dist_transformer.export.hostile import HOSTILE
+from dist_transformer.export.peer import IdPair, Peer
+from dist_transformer.model.transformer import Transformer
+
+LARGEST_DIFFERENCE = 1e-4
+"""Of a token's log-probability, ours to theirs, in fp32."""
+LEAST_IDENTICAL = 0.995
+"""Share of lines with the same greedy output: numbers that differ by rounding may tip a choice."""
+BLEU_TOLERANCE = 0.2
+QUANTISED_LOSS = 0.5
+"""BLEU that a quantised model may lose against ours."""
+
+LENGTH_PENALTIES = (0.2, 0.4, 0.6)
+"""Their search divides by length^α where ours divides by ((5 + length) / 6)^0.6, so their best α is another.
+For lengths of 10 to 100, the same ratios come of an α of 0.4 to 0.57. With a higher one `generate` searches longer: at
+1 ten times as long as at 0.2."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DevText:
+    """Text that the user's model was made for, and what our model makes of it."""
+
+    sources: list[str]
+    references: list[str]
+    outputs: list[str]
+    """Ours, by beam search."""
+    target_language: str
+    lowercase: bool
+    """The model's text has no case, so BLEU ignores it."""
+
+    def bleu(self, outputs: Sequence[str]) -> Score:
+        return corpus_bleu(outputs, self.references, target_language=self.target_language, lowercase=self.lowercase)
+
+    def identical(self, outputs: Sequence[str]) -> int:
+        """Lines that are as ours."""
+        return sum(ours == theirs for ours, theirs in zip(self.outputs, outputs, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Search:
+    """Beam search of an exported model on the dev text."""
+
+    length_penalty: float
+    outputs: list[str]
+    bleu: Score
+    tried: dict[float, float]
+    """BLEU by length penalty."""
+
+
+def tune(peer: Peer, dev: DevText, progress: Callable[[str], object]) -> Search:
+    """Choose the length penalty with the highest BLEU that is as near to ours as the gate wants; otherwise the nearest.
+
+    Equal ones: the one with more lines as ours.
+    """
+    ours = dev.bleu(dev.outputs).value
+    found = []
+    for penalty in LENGTH_PENALTIES:
+        progress(f"their beam search, length penalty {penalty}")
+        outputs = peer.translate(dev.sources, penalty)
+        found.append((penalty, outputs, dev.bleu(outputs)))
+
+    def worth(entry: tuple[float, list[str], Score]) -> tuple[float, float, int]:
+        _, outputs, bleu = entry
+        beyond = max(0.0, abs(bleu.value - ours) - BLEU_TOLERANCE)
+        return -beyond, bleu.value, dev.identical(outputs)
+
+    penalty, outputs, bleu = max(found, key=worth)
+    tried = {penalty: bleu.value for penalty, _, bleu in found}
+    return Search(length_penalty=penalty, outputs=outputs, bleu=bleu, tried=tried)
+
+
+class Gate:
+    """The checks of one exported model in fp32."""
+
+    def __init__(self, model: Transformer, tokenizer: Tokenizer, peer: Peer, dev: DevText, *, longest: int) -> None:
+        """
+        Args:
+            longest: tokens of a greedy output at most.
+        """
+        self.model, self.tokenizer, self.peer, self.dev, self.longest = model, tokenizer, peer, dev, longest
+        room = model.config.max_positions - 1
+        texts = [*dev.sources, *HOSTILE]
+        # A hostile string is the translation of the one before it.
+        targets = [*dev.references, *HOSTILE[1:], HOSTILE[0]]
+        sides = (tokenizer.encode_batch(side) for side in (texts, targets))
+        self.pairs: list[IdPair] = [(source[:room], target[:room]) for source, target in zip(*sides, strict=True)]
+        self.texts = [*dev.sources, *dev.references, *HOSTILE]
+        self.counted = f"{len(dev.sources):,} lines and {len(HOSTILE)} hostile strings"
+
+    def token_ids(self) -> Check:
+        ours = [[*ids, EOS_ID] for ids in self.tokenizer.encode_batch(self.texts)]
+        wrong = _differing(ours, self.peer.encode(self.texts))
+        found = f"the same for {self.counted}"
+        if wrong:
+            found = f"other ids for {len(wrong):,} texts, the first: {_shown(self.texts[wrong[0]])}"
+        return Check.that(not wrong, name="token ids", found=found)
+
+    def decoding(self) -> Check:
+        ids = self.tokenizer.encode_batch(self.texts)
+        wrong = _differing([self.tokenizer.decode(row) for row in ids], self.peer.decode(ids))
+        found = "the same text of all these ids"
+        if wrong:
+            found = f"other text of {len(wrong):,} texts' ids, the first: {_shown(self.texts[wrong[0]])}"
+        return Check.that(not wrong, name="decoding", found=found)
+
+    def log_probabilities(self) -> Check:
+        ours, theirs = log_probabilities(self.model, self.pairs), self.peer.log_probabilities(self.pairs)
+        if [len(row) for row in ours] != [len(row) for row in theirs]:
+            return Check.that(False, name="log-probabilities", found="they are of other numbers of tokens")
+        worst = float(np.abs(np.concatenate(ours) - np.concatenate(theirs)).max())
+        counted = f"of {sum(map(len, ours)):,} given target tokens"
+        return Check.that(
+            # Not a number is no agreement.
+            worst <= LARGEST_DIFFERENCE,
+            name="log-probabilities",
+            found=f"those {counted} differ by {worst:.1e} at most; {LARGEST_DIFFERENCE:.0e} is allowed",
+        )
+
+    def greedy(self) -> Check:
+        """Their output is what ours would be when each of its tokens is our choice after those before it."""
+        # Nothing is searched for an empty text, by us and by CTranslate2.
+        sources = [source for source, _ in self.pairs if source]
+        outputs = self.peer.greedy(sources, self.longest)
+        pairs = list(zip(sources, outputs, strict=True))
+        same = 0
+        for output, choices in zip(outputs, greedy_choices(self.model, pairs), strict=True):
+            # At the limit it may not have ended.
+            ended = [*output, EOS_ID] if len(output) < self.longest - 1 else output
+            same += choices[: len(ended)].tolist() == ended
+        return Check.that(
+            same >= LEAST_IDENTICAL * len(pairs),
+            name="greedy search",
+            found=f"{same:,} of {len(pairs):,} outputs are identical; {LEAST_IDENTICAL:.1%} must be",
+        )
+
+    def beam(self, search: Search) -> Check:
+        ours, theirs = self.dev.bleu(self.dev.outputs), search.bleu
+        same = self.dev.identical(search.outputs)
+        return Check.that(
+            abs(ours.value - theirs.value) <= BLEU_TOLERANCE,
+            name="beam search",
+            found=f"{theirs.value:.2f} BLEU with length penalty {search.length_penalty}, ours {ours.value:.2f}; "
+            f"{BLEU_TOLERANCE} apart is allowed; {same:,} of {len(self.dev.outputs):,} outputs are identical "
+            f"({theirs.signature})",
+        )
+
+
+def quantised(dev: DevText, outputs: Sequence[str], *, quantization: str, precision: str) -> Check:
+    """The check of a model that rounds more."""
+    ours, theirs = dev.bleu(dev.outputs), dev.bleu(outputs)
+    loss = ours.value - theirs.value
+    return Check.that(
+        loss <= QUANTISED_LOSS,
+        name=quantization,
+        found=f"{theirs.value:.2f} BLEU, {abs(loss):.2f} {'less' if loss > 0 else 'more'} than ours; "
+        f"{QUANTISED_LOSS} less is allowed; computed here in {precision}; {dev.identical(outputs):,} of "
+        f"{len(outputs):,} outputs are identical to ours",
+    )
+
+
+def _differing(ours: Sequence[object], theirs: Sequence[object]) -> list[int]:
+    return [i for i, (mine, found) in enumerate(zip(ours, theirs, strict=True)) if mine != found]
+
+
+def _shown(text: str) -> str:
+    return ascii(text if len(text) <= 40 else f"{text[:40]}…")

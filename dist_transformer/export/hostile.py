@@ -1,0 +1,70 @@
+"""Text that programs stumble over: an exported tokenizer must cut it as ours does."""
+
+HOSTILE = (
+    # Nothing, and white space of all kinds.
+    "",
+    " ",
+    "   ",
+    "\t",
+    " a",
+    "a ",
+    "  two  spaces  ",
+    "no\u00a0break\u202fspace",
+    "ideographic\u3000space",
+    "thin\u2009and\u200bzero\u2060width",
+    "tab\tand\x0bvertical\x0cfeed",
+    "carriage\rreturn",
+    "next\x85line\u2028separator\u2029paragraph",
+    # The spellings of special tokens, and of other programs' marks.
+    "</s>",
+    "<s> a </s>",
+    "<pad><pad> <unk>",
+    "a</s>b",
+    " </s> ",
+    "<S> </S> <PAD>",
+    "<mask> <extra_id_0> <|endoftext|> [CLS] [SEP] [UNK]",
+    "▁under▁lower Ġ Ċ ## @@",
+    ">>de<< <2de> __de__",
+    # Control characters and bytes that are no text.
+    "nul\x00in\x00side",
+    "\x00",
+    "\x01\x02\x1b[31mred\x1b[0m\x7f",
+    "\ufeffbyte order mark",
+    "replacement \ufffd noncharacter \ufdd0 private \ue000",
+    # Emoji that are several code points.
+    "👩‍👩‍👧‍👦 👍🏽 🏳️‍🌈 🇩🇪 1️⃣",
+    "😀😀😀😀😀😀😀😀",
+    # Combining marks: composed, decomposed, heaped.
+    "é e\u0301 ñ n\u0303 Å A\u030a",
+    "Z\u0351\u036b\u0343\u036a\u0302\u036b\u033d\u034f\u0334\u0319\u0324\u031e\u0349\u035a\u032f\u031e\u0320\u034dalgo",
+    "a" + "\u0301" * 100,
+    "\u0301 begins with a mark",
+    "हिन्दी में क्षत्रिय",
+    "நிலைக்கு தமிழ்",
+    "ไทยไม่มีช่องว่าง",
+    "한국어 \u1112\u1161\u11ab\u1100\u116e\u11a8",
+    # From right to left, and marks of direction.
+    "שָׁלוֹם עולם",
+    "مرحبا بالعالم ـــ",
+    "می\u200cخواهم",
+    "\u202eoverride\u202c \u2067isolate\u2069 \u200f\u200e",
+    # Scripts without spaces, mixed scripts, characters beyond the first plane.
+    "我们去北京。今天很好！",
+    "日本語とEnglishとрусскийとعربي123",
+    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𐍈 𠀀 🜁",
+    "Ｆｕｌｌｗｉｄｔｈ ｶﾀｶﾅ ﬁ ½ ² № ℃",
+    "İstanbul ıI ß ẞ Σς ŉ",
+    # Long words and long runs.
+    "x" * 1000,
+    "Donaudampfschifffahrtselektrizitätenhauptbetriebswerkbauunterbeamtengesellschaft" * 4,
+    "!" * 300,
+    "0123456789" * 40,
+    "ab " * 200,
+    "https://example.org/a/b?c=d&e=%20f#g",
+    # Quotes, escapes and markup.
+    "it's we'll I'd don’t ''",
+    "\\n \\u0000 \\ \" ' ` $HOME %s {0} {{x}}",
+    "&lt;/s&gt; &amp; <br/> <!-- -->",
+    '{"json": [1, 2.5e-3, null]}',
+    "1,234.56 -7 +3 1e10 ٣ ४ Ⅷ",
+)

@@ -1,0 +1,135 @@
+"""A folder that `transformers` loads by `AutoModelForSeq2SeqLM` and `AutoTokenizer`, and the model loaded from it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from dist_transformer.export.marian import marian_model
+from dist_transformer.export.peer import IdPair, in_batches
+from dist_transformer.export.tokenizer_files import CONFIG_FILE, tokenizer_config, with_end
+from dist_transformer.files import write_file
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.model_folder import TOKENIZER_FILE
+
+GENERATION_FILE = "generation_config.json"
+BEAM_SIZE = 4
+
+# Pairs that are prepared have at most 256 tokens a side unless more are asked for: longer outputs were never learned.
+_LONGEST_OUTPUT = 256
+
+
+def longest_output(max_positions: int) -> int:
+    """Tokens of an output at most; `<s>` takes a position."""
+    return min(max_positions - 1, _LONGEST_OUTPUT)
+
+
+def write_huggingface(folder: Path, model: Transformer, tokenizer_json: bytes) -> None:
+    """Fill `folder`, but for `write_generation_config`.
+
+    Raises:
+        UserError: Marian has no such model.
+    """
+    marian = marian_model(model)
+    _quiet()
+    marian.save_pretrained(folder)
+    write_file(folder / TOKENIZER_FILE, with_end(tokenizer_json, knows_specials=True))
+    write_file(folder / CONFIG_FILE, tokenizer_config(model.config.max_positions))
+
+
+def write_generation_config(folder: Path, *, length_penalty: float, max_positions: int) -> None:
+    """Say how `generate` searches when it is told nothing."""
+    config = {
+        "num_beams": BEAM_SIZE,
+        "length_penalty": length_penalty,
+        "max_new_tokens": longest_output(max_positions),
+        # Search goes on until no living hypothesis can become the best one.
+        "early_stopping": "never",
+        "suppress_tokens": [PAD_ID, UNK_ID, BOS_ID],
+        "decoder_start_token_id": BOS_ID,
+        "bos_token_id": BOS_ID,
+        "eos_token_id": EOS_ID,
+        "pad_token_id": PAD_ID,
+    }
+    write_file(folder / GENERATION_FILE, json.dumps(config, indent=2) + "\n")
+
+
+class HuggingFacePeer:
+    """A folder as a user of `transformers` loads it."""
+
+    precision = "float32"
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+        _quiet()
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self.model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder).to(device).eval()
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        return cast(list[list[int]], self.tokenizer(list(lines), verbose=False)["input_ids"])
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        return cast(list[str], self.tokenizer.batch_decode([list(row) for row in ids], skip_special_tokens=True))
+
+    @torch.inference_mode()
+    def log_probabilities(self, pairs: Sequence[IdPair]) -> list[np.ndarray]:
+        found = [np.empty(0)] * len(pairs)
+        for places in in_batches([max(map(len, pair)) for pair in pairs], size=16):
+            tokens, mask = self._padded([[*pairs[i][0], EOS_ID] for i in places])
+            targets, target_mask = self._padded([[BOS_ID, *pairs[i][1]] for i in places])
+            labels, _ = self._padded([[*pairs[i][1], EOS_ID] for i in places])
+            logits = self.model(
+                input_ids=tokens, attention_mask=mask, decoder_input_ids=targets, decoder_attention_mask=target_mask
+            ).logits
+            values = logits.float().log_softmax(2).gather(2, labels[:, :, None])[:, :, 0].cpu().numpy()
+            for row, i in enumerate(places):
+                found[i] = values[row, : len(pairs[i][1]) + 1]
+        return found
+
+    @torch.inference_mode()
+    def greedy(self, sources: Sequence[list[int]], longest: int) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in sources]
+        for places in in_batches([len(source) for source in sources]):
+            tokens, mask = self._padded([[*sources[i], EOS_ID] for i in places])
+            rows = self.model.generate(
+                input_ids=tokens,
+                attention_mask=mask,
+                max_new_tokens=longest,
+                num_beams=1,
+                # These speak of beams.
+                early_stopping=False,
+                length_penalty=1.0,
+            ).tolist()
+            for i, row in zip(places, rows, strict=True):
+                end = row.index(EOS_ID) if EOS_ID in row else len(row)
+                found[i] = row[1:end]
+        return found
+
+    @torch.inference_mode()
+    def translate(self, lines: Sequence[str], length_penalty: float) -> list[str]:
+        texts = [""] * len(lines)
+        for places in in_batches([len(line) for line in lines]):
+            inputs = self.tokenizer([lines[i] for i in places], padding=True, return_tensors="pt").to(self.model.device)
+            rows = self.model.generate(**inputs, length_penalty=length_penalty)
+            for i, text in zip(places, self.tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True):
+                texts[i] = text
+        return texts
+
+    def _padded(self, sentences: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and mask."""
+        longest = max(map(len, sentences))
+        tokens = torch.tensor([row + [PAD_ID] * (longest - len(row)) for row in sentences])
+        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in sentences])
+        return tokens.to(self.model.device), mask.to(self.model.device)
+
+
+def _quiet() -> None:
+    """Keep the library's bars of progress out of ours."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()

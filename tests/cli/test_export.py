@@ -1,0 +1,85 @@
+"""dist-transformer export: what it prints, writes and refuses."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from dist_transformer.cli import export as command
+from dist_transformer.errors import UserError
+from dist_transformer.export import export as module
+from dist_transformer.export import gate, huggingface
+from tests.conftest import run_command
+
+Lines = tuple[list[str], list[str]]
+
+
+@pytest.fixture
+def files(tmp_path: Path, toy_lines: Lines) -> list[object]:
+    """The flags of a dev text."""
+    for name, lines in zip(("dev.en", "dev.de"), toy_lines, strict=True):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines[:20]), encoding="utf-8")
+    return ["--src", tmp_path / "dev.en", "--ref", tmp_path / "dev.de"]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, words: Sequence[object]) -> None:
+    monkeypatch.setattr(module, "LEAST_LINES", 20)
+    monkeypatch.setattr(gate, "LENGTH_PENALTIES", (0.4,))
+    monkeypatch.setattr(huggingface, "_LONGEST_OUTPUT", 12)
+    monkeypatch.setattr(sys, "argv", ["dist-transformer export", *map(str, words)])
+    torch.manual_seed(0)
+    command.main()
+
+
+def test_a_row_for_each_check_and_the_figures(
+    model_folder: Path,
+    files: list[object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, figures = tmp_path / "out", tmp_path / "out.json"
+    words = ["--model", model_folder, "--to", "ctranslate2", "--quantize", "int8", *files]
+    run(monkeypatch, [*words, "--out", out, "--json", figures])
+    said = capsys.readouterr().out
+    rows = ["token ids", "decoding", "log-probabilities", "greedy search", "beam search", "int8"]
+    assert [row for row in rows if f"\n{row:17}  ok  " in f"\n{said}"] == rows
+    assert "note: the card states no license" in said
+    assert f"written: {out}, for ctranslate2" in said
+    found = json.loads(figures.read_text(encoding="utf-8"))
+    assert [check["name"] for check in found["checks"]] == rows
+    assert {check["state"] for check in found["checks"]} == {"ok"}
+    outputs = Path(found["hypotheses"]).read_text(encoding="utf-8").splitlines()
+    assert found["sentences"] == len(outputs) == 20
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert card.startswith('---\nlanguage:\n- "en"\n- "de"\npipeline_tag: translation\nlibrary_name: ctranslate2\n')
+    assert f'value: {found["bleu"]:.2f}\n      args: "{found["signature"]}"' in card
+    assert "SYNTHETIC" in card.upper()
+
+
+def test_a_failed_check_is_printed_before_the_refusal(
+    model_folder: Path,
+    files: list[object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(gate, "LARGEST_DIFFERENCE", 0.0)
+    out = tmp_path / "folder" / "out"
+    with pytest.raises(UserError, match=r"out was not written, .* \(log-probabilities\): see the rows above$"):
+        run(monkeypatch, ["--model", model_folder, "--to", "ctranslate2", *files, "--out", out])
+    assert "log-probabilities  FAIL  those of" in capsys.readouterr().out
+    assert not list(out.parent.iterdir())
+
+
+@pytest.mark.system
+def test_the_tool_refuses_what_marian_lacks(model_folder: Path, files: list[object], tmp_path: Path) -> None:
+    """`random_model` has embeddings that are not tied: one sentence, status 1, before the dev text is looked at."""
+    words = ["--model", model_folder, "--to", "hf", *files, "--out", tmp_path / "out"]
+    said = run_command(sys.executable, "tools/export_model.py", *words, status=1)
+    assert "error: Marian has no model with tie_embeddings = False: only True" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "out").exists()

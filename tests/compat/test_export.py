@@ -1,0 +1,78 @@
+"""Exported folders without our code: each of the libraries alone gives the outputs that export recorded."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
+from tests.compat.environments import make_environment, pinned, run_installed
+from tests.compat.loading import CTRANSLATE2, TRANSFORMERS
+
+pytestmark = pytest.mark.compat
+
+NAMES = {
+    "hf": ["--to", "hf"],
+    "ctranslate2": ["--to", "ctranslate2"],
+    "int8": ["--to", "ctranslate2", "--quantize", "int8"],
+}
+# Lines whose outputs are compared; batches of other sizes than those of the export round otherwise.
+COMPARED = 200
+LEAST_IDENTICAL = 0.99
+
+
+@pytest.fixture(scope="module")
+def exported(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small trained model, exported by the installed program as each of `NAMES`."""
+    folder = tmp_path_factory.mktemp("exported")
+    (wheel,) = distributions.glob("*.whl")
+    programs = make_environment(folder / "venv", f"{wheel}[export]")
+    write_toy_corpus(folder, make_toy_corpus(train_pairs=3_000, valid_pairs=1_000, test_pairs=50, seed=1))
+
+    def run(*words: object) -> str:
+        return run_installed(programs, folder, "dist-transformer", *words)
+
+    files = ["--src", "train.en", "--tgt", "train.de", "--valid-src", "valid.en", "--valid-tgt", "valid.de"]
+    run("prepare", *files, "--vocab-size", 500, "--out", "data")
+    steps = ["--max-steps", 250, "--save-every", 50, "--validate-every", 250]
+    run("train", "--preset", "tiny", "--data", "data", "--run-dir", "run", *steps)
+    run("average", "--run-dir", "run", "--last", 2, "--out", "model")
+    for name, words in NAMES.items():
+        dev = ["--src", "valid.en", "--ref", "valid.de", "--license", "mit"]
+        run("export", "--model", "model", *words, *dev, "--out", name, "--json", f"{name}.json")
+    lines = (folder / "valid.en").read_text(encoding="utf-8").splitlines()[:COMPARED]
+    (folder / "lines.en").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+def load(programs: Path, program: str, exported: Path, name: str) -> dict[str, Any]:
+    said = run_installed(programs, exported, "python", "-c", program, name, "lines.en")
+    return json.loads(said.splitlines()[-1])
+
+
+def assert_recorded(outputs: list[str], exported: Path, name: str) -> None:
+    recorded = (exported / f"{name}.hypotheses.txt").read_text(encoding="utf-8").splitlines()[:COMPARED]
+    assert len(outputs) == len(recorded) == COMPARED
+    same = sum(ours == theirs for ours, theirs in zip(outputs, recorded, strict=True))
+    assert same >= LEAST_IDENTICAL * COMPARED
+
+
+@pytest.mark.parametrize(("requirement", "major"), [("transformers==4.57.*", "4."), ("transformers>=5,<6", "5.")])
+def test_transformers_alone(requirement: str, major: str, exported: Path, tmp_path: Path) -> None:
+    programs = make_environment(tmp_path / "venv", requirement, pinned("torch"), constrained=False)
+    found = load(programs, TRANSFORMERS, exported, "hf")
+    assert found["version"].startswith(major)
+    assert_recorded(found["outputs"], exported, "hf")
+    # Text that spells a special token is text: one id ends the line, and none stands in it.
+    assert (found["ids"][-1], found["ids"].count(3), found["ids"].count(0)) == (3, 1, 0)
+    assert found["text"] == "a </s> <pad> b"
+    figures = json.loads((exported / "hf.json").read_text(encoding="utf-8"))
+    assert found["license"] == "mit"
+    assert found["bleu"] == [pytest.approx(figures["bleu"], abs=0.005)]
+
+
+def test_ctranslate2_alone(exported: Path, tmp_path: Path) -> None:
+    programs = make_environment(tmp_path / "venv", "ctranslate2", "tokenizers", constrained=False)
+    for name in ("ctranslate2", "int8"):
+        assert_recorded(load(programs, CTRANSLATE2, exported, name)["outputs"], exported, name)

@@ -1,0 +1,312 @@
+"""An export is written if its outputs are ours, and otherwise nothing is."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from dist_transformer.checks import Check, failed
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.errors import UserError
+from dist_transformer.export import ctranslate2_peer, gate, huggingface
+from dist_transformer.export import export as module
+from dist_transformer.export.export import Export, ExportSettings, export
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.model_folder import ModelInfo, write_model_folder
+
+CPU = torch.device("cpu")
+ROWS = ["token ids", "decoding", "log-probabilities", "greedy search", "beam search"]
+Lines = tuple[list[str], list[str]]
+
+
+@pytest.fixture
+def few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dev texts of a test are short, and so are outputs of models that never learned to end them."""
+    monkeypatch.setattr(module, "LEAST_LINES", 20)
+    monkeypatch.setattr(gate, "LENGTH_PENALTIES", (0.4, 1.0))
+    monkeypatch.setattr(huggingface, "_LONGEST_OUTPUT", 12)
+
+
+@pytest.fixture
+def make_settings(
+    toy_tokenizer: Tokenizer, toy_lines: Lines, model_info: ModelInfo, tmp_path: Path
+) -> Callable[..., ExportSettings]:
+    """Settings to export a random model: `make_settings(to="hf", norm="pre", lines=20, license=…)`."""
+
+    def make(*, to: str, lines: int = 20, seed: int = 5, changes: dict[str, object] | None = None, **more: object):
+        torch.manual_seed(seed)
+        config = ModelConfig(
+            width=16,
+            heads=2,
+            ffn_width=32,
+            encoder_layers=2,
+            decoder_layers=1,
+            max_positions=160,
+            vocab_size=toy_tokenizer.vocab_size,
+        )
+        model = Transformer(dataclasses.replace(config, **(changes or {}))).eval()
+        with torch.no_grad():
+            # Biases and norms, too: a forgotten one would otherwise be the zero or one it starts at.
+            for name, parameter in model.named_parameters():
+                if name != "embedding":
+                    parameter.add_(torch.randn_like(parameter) * 0.1)
+        toy_tokenizer.save(tmp_path / "tokenizer.json")
+        write_model_folder(
+            tmp_path / "model",
+            info=dataclasses.replace(model_info, model=model.config),
+            weights=dict(model.state_dict()),
+            tokenizer_json=(tmp_path / "tokenizer.json").read_bytes(),
+        )
+        for name, side in zip(("dev.en", "dev.de"), toy_lines, strict=True):
+            (tmp_path / name).write_text("".join(f"{line}\n" for line in side[:lines]), encoding="utf-8")
+        given = {"model": tmp_path / "model", "source": tmp_path / "dev.en", "reference": tmp_path / "dev.de"}
+        return ExportSettings(**{**given, "to": to, "out": tmp_path / "made" / "out", **more})
+
+    return make
+
+
+def run(settings: ExportSettings) -> tuple[Export, list[Check]]:
+    shown: list[Check] = []
+    made = export(settings, CPU, progress=lambda _: None, show=shown.extend)
+    return made, shown
+
+
+def refused(settings: ExportSettings, message: str) -> list[str]:
+    """Export what must be refused; gives the names of the checks that failed."""
+    shown: list[Check] = []
+    with pytest.raises(UserError, match=message):
+        export(settings, CPU, progress=lambda _: None, show=shown.extend)
+    assert not settings.out.exists()
+    assert not settings.out.parent.exists() or not list(settings.out.parent.iterdir())
+    return failed(shown)
+
+
+@pytest.mark.usefixtures("few_lines")
+def test_a_folder_for_transformers(make_settings: Callable[..., ExportSettings]) -> None:
+    """The folder alone gives the outputs that were compared, by the settings of search that it holds."""
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    settings = make_settings(to="hf", name="toy", license="mit")
+    made, checks = run(settings)
+    assert [check.name for check in checks] == ROWS
+    assert failed(checks) == []
+    assert {path.name for path in settings.out.iterdir()} == {
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert len({path.stat().st_mode for path in settings.out.iterdir()}) == 1
+    generation = json.loads((settings.out / "generation_config.json").read_text(encoding="utf-8"))
+    assert generation == {
+        "num_beams": 4,
+        "length_penalty": made.search.length_penalty,
+        "max_new_tokens": 12,
+        "early_stopping": "never",
+        "suppress_tokens": [0, 1, 2],
+        "decoder_start_token_id": 2,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+        "pad_token_id": 0,
+    }
+    tokenizer, model = AutoTokenizer.from_pretrained(settings.out), AutoModelForSeq2SeqLM.from_pretrained(settings.out)
+    inputs = tokenizer(made.dev.sources[:3], padding=True, return_tensors="pt")
+    outputs = tokenizer.batch_decode(model.generate(**inputs), skip_special_tokens=True)
+    assert outputs == made.outputs[:3]
+    text = "a </s> <pad> b"
+    ids = tokenizer(text)["input_ids"]
+    assert (ids[-1], ids.count(3)) == (3, 1)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def in_card(settings: ExportSettings) -> str:
+    card = (settings.out / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    return example
+
+
+@pytest.mark.usefixtures("few_lines")
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_a_folder_for_ctranslate2(
+    norm: str, make_settings: Callable[..., ExportSettings], monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """The lines of its card translate as was compared."""
+    changes = {"norm": norm, "positions": "learned", "tie_embeddings": False} if norm == "pre" else {}
+    settings = make_settings(to="ctranslate2", changes=changes)
+    made, checks = run(settings)
+    assert [check.name for check in checks] == ROWS
+    assert failed(checks) == []
+    assert made.precision == "float32"
+    names = {"README.md", "config.json", "model.bin", "shared_vocabulary.json", "tokenizer.json"}
+    assert {path.name for path in settings.out.iterdir()} == names
+    monkeypatch.chdir(settings.out.parent)
+    example = in_card(settings).replace('"A sentence.", "Another one."', f"*{made.dev.sources[:3]!r}")
+    compiled = compile(example, "card", "exec")
+    capsys.readouterr()
+    # The card is the code that users run.
+    exec(compiled, {})
+    assert capsys.readouterr().out.strip() == str(made.outputs[:3])
+
+
+@pytest.mark.usefixtures("few_lines")
+@pytest.mark.parametrize(
+    ("quantization", "share"), [("int8", 0.5), ("int8_bfloat16", 0.5), ("int16", 0.7), ("bfloat16", 0.6)]
+)
+def test_a_quantised_model_passes_in_fp32_first(
+    quantization: str, share: float, make_settings: Callable[..., ExportSettings]
+) -> None:
+    """It may be computed in another type: not every processor has every one."""
+    settings = make_settings(to="ctranslate2", quantization=quantization)
+    made, checks = run(settings)
+    assert [check.name for check in checks] == [*ROWS, quantization]
+    assert f"computed here in {made.precision};" in checks[-1].found
+    plain = dataclasses.replace(settings, quantization=None, out=settings.out.with_name("plain"))
+    run(plain)
+    sizes = [(each.out / "model.bin").stat().st_size for each in (settings, plain)]
+    assert sizes[0] < sizes[1] * share
+    assert sorted(path.name for path in settings.out.parent.iterdir()) == ["out", "plain"]
+
+
+@pytest.mark.usefixtures("few_lines")
+def test_a_quantised_model_that_loses_more_is_refused(
+    make_settings: Callable[..., ExportSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "QUANTISED_LOSS", -1.0)
+    settings = make_settings(to="ctranslate2", quantization="int8")
+    assert refused(settings, r"was not written, for its outputs are not those of .* \(int8\)") == ["int8"]
+
+
+def bend_weight(folder: Path) -> None:
+    """Change one weight of a folder for transformers, as a mistake of the translation would."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    weights["model.encoder.layers.1.fc1.bias"][0] += 1
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.usefixtures("few_lines")
+def test_one_wrong_weight_is_refused(
+    make_settings: Callable[..., ExportSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = module.write_huggingface
+
+    def write_wrongly(folder: Path, *others: object) -> None:
+        write(folder, *others)
+        bend_weight(folder)
+
+    monkeypatch.setattr(module, "write_huggingface", write_wrongly)
+    names = refused(make_settings(to="hf"), r"was not written, .*log-probabilities")
+    assert "log-probabilities" in names
+
+
+@pytest.mark.usefixtures("few_lines")
+@pytest.mark.parametrize("to", ["hf", "ctranslate2"])
+def test_other_token_ids_are_refused(
+    to: str, make_settings: Callable[..., ExportSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tokenizer that makes `</s>` of the text `</s>`: only hostile strings show it."""
+    peer = {"hf": huggingface, "ctranslate2": ctranslate2_peer}[to]
+    config, write = huggingface.tokenizer_config, peer.with_end
+    monkeypatch.setattr(
+        huggingface,
+        "tokenizer_config",
+        lambda positions: config(positions).replace('"split_special_tokens": true', '"split_special_tokens": false'),
+    )
+    monkeypatch.setattr(peer, "with_end", lambda file, **_: write(file, knows_specials=True))
+    assert "token ids" in refused(make_settings(to=to), "was not written")
+
+
+@pytest.mark.usefixtures("few_lines")
+def test_another_search_is_refused(
+    make_settings: Callable[..., ExportSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy outputs that differ in one line of a hundred, and another BLEU."""
+    greedy = ctranslate2_peer.CTranslate2Peer.greedy
+
+    def other_greedy(self, sources: Sequence[list[int]], longest: int) -> list[list[int]]:
+        outputs = greedy(self, sources, longest)
+        return [[*outputs[0][1:], 5], *outputs[1:]]
+
+    monkeypatch.setattr(ctranslate2_peer.CTranslate2Peer, "greedy", other_greedy)
+    assert refused(make_settings(to="ctranslate2"), "was not written") == ["greedy search"]
+    monkeypatch.setattr(ctranslate2_peer.CTranslate2Peer, "greedy", greedy)
+    monkeypatch.setattr(module.Translator, "translate", lambda self, lines: translations(lines))
+    assert refused(make_settings(to="ctranslate2"), "was not written") == ["beam search"]
+
+
+def translations(lines: Sequence[str]) -> list[object]:
+    """Outputs that are the references' beginnings: a BLEU above 0."""
+    from dist_transformer.inference.translator import ScoredText, Translation
+
+    text = "der Hund und die Katze , das Haus . ein"
+    return [Translation(hypotheses=(ScoredText(text=f"{text} {line}", score=0.0, tokens=()),)) for line in lines]
+
+
+def test_too_few_lines_are_refused(make_settings: Callable[..., ExportSettings], toy_lines: Lines) -> None:
+    refused(make_settings(to="hf", lines=30), r"^--src has 30 lines: give at least 1,000 lines of dev text")
+
+
+@pytest.mark.usefixtures("few_lines")
+def test_lines_that_ours_would_split_are_left_out(
+    make_settings: Callable[..., ExportSettings],
+) -> None:
+    settings = make_settings(to="ctranslate2", lines=22)
+    lines = settings.source.read_text(encoding="utf-8").splitlines()
+    lines[3], lines[5], lines[7] = "  ", "a " * 200, ""
+    settings.source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    refused(settings, r"^--src has 22 lines, 3 of them blank or too long: give at least 20 lines")
+
+
+def test_what_is_there_stays(make_settings: Callable[..., ExportSettings]) -> None:
+    settings = make_settings(to="hf")
+    settings.out.mkdir(parents=True)
+    (settings.out / "mine").write_text("mine")
+    with pytest.raises(UserError, match="exists: choose another name or remove it"):
+        run(settings)
+    assert [path.name for path in settings.out.parent.rglob("*")] == ["out", "mine"]
+
+
+@pytest.mark.usefixtures("few_lines", "distant")
+@pytest.mark.parametrize(
+    ("to", "changes", "message"),
+    [
+        ("hf", {"norm": "pre"}, "Marian has no model with norm = 'pre'"),
+        ("hf", {"positions": "learned"}, "Marian has no model with positions = 'learned'"),
+        ("hf", {"tie_embeddings": False}, "Marian has no model with tie_embeddings = False"),
+        ("hf", {"head_width": 4}, "Marian has no head width of its own"),
+        ("hf", {"attention": "distant"}, "Marian has no model with attention = 'distant'"),
+        ("ctranslate2", {"attention": "distant"}, "only softmax attention is written for CTranslate2"),
+        ("ctranslate2", {"head_width": 4}, "CTranslate2 has no head width of its own"),
+    ],
+)
+def test_what_a_library_cannot_express_is_refused(
+    to: str, changes: dict[str, object], message: str, make_settings: Callable[..., ExportSettings]
+) -> None:
+    refused(make_settings(to=to, changes=changes), message)
+
+
+def test_a_library_that_is_missing(
+    make_settings: Callable[..., ExportSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dist_transformer.export.peer.find_spec", lambda name: None)
+    message = r"^transformers is not installed: pip install 'dist_transformer\[export\]'$"
+    refused(make_settings(to="hf"), message)
+
+
+@pytest.mark.parametrize(
+    ("to", "quantization", "message"),
+    [("hf", "int8", "is for CTranslate2"), ("ctranslate2", "int3", "is unknown: choose among int8")],
+)
+def test_quantizations_that_are_none(
+    to: str, quantization: str, message: str, make_settings: Callable[..., ExportSettings]
+) -> None:
+    with pytest.raises(UserError, match=message):
+        make_settings(to=to, quantization=quantization)
