@@ -26,7 +26,7 @@ from dist_transformer.cli.parser import make_parser
 from dist_transformer.export.ctranslate2 import QUANTIZATIONS
 from dist_transformer.export.export import LIBRARIES, Export, ExportSettings, export
 from dist_transformer.files import require_writable, write_file
-from dist_transformer.inference.options import add_model_option
+from dist_transformer.inference.options import add_device_option, add_direction_options, add_model_option
 from dist_transformer.runtime.device import find_device
 
 
@@ -38,6 +38,8 @@ def main() -> None:
         out=arguments.out,
         source=arguments.src,
         reference=arguments.ref,
+        direction=arguments.direction,
+        tags=None if arguments.tag is None else tuple(arguments.tag),
         quantization=arguments.quantize,
         name=arguments.name,
         license=arguments.license,
@@ -85,5 +87,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--license", metavar="L", help="in the card, as hubs abbreviate it (default: none stated)")
     text = "write what was found here, and the outputs of the dev text beside (default: no)"
     parser.add_argument("--json", type=Path, metavar="OUT", help=text)
-    parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N (default: cuda where there is one)")
+    add_direction_options(parser)
+    add_device_option(parser)
     return parser.parse_args()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dist_transformer.checks import Check
 from dist_transformer.evaluation.bleu import Score
 from dist_transformer.export import ctranslate2_peer, huggingface
+from dist_transformer.export.ctranslate2 import SUPPRESSED
 from dist_transformer.model_folder import ModelInfo
 
 
@@ -20,6 +21,9 @@ class Card:
     library: str
     """`transformers` or `ctranslate2`."""
     info: ModelInfo
+    """Faces the exported direction."""
+    tags: Sequence[str]
+    """Of the vocabulary."""
     parameters: int
     license: str | None
     dev_name: str
@@ -95,7 +99,15 @@ with dist_transformer and exported for {self.library}.
 - BLEU on {self.dev_name}, the dev text by which the length penalty was chosen: {self.theirs.value:.2f}
   (`{self.theirs.signature}`)
 - The tokenizer normalises text before it cuts it into pieces, and `</s>` in a text stays text.
-"""
+{self._direction()}"""
+
+    def _direction(self) -> str:
+        tags = self.info.direction.tags
+        return (
+            f"- The tokenizer puts `{' '.join(tags)}` in front of every text: the model has other directions.\n"
+            if tags
+            else ""
+        )
 
     def _usage(self) -> str:
         text = _TRANSFORMERS if self.library == "transformers" else _CTRANSLATE2
@@ -105,6 +117,7 @@ with dist_transformer and exported for {self.library}.
             longest=self.longest,
             beam=ctranslate2_peer.BEAM_SIZE,
             patience=ctranslate2_peer.PATIENCE,
+            never=json.dumps([*SUPPRESSED, *([tag] for tag in self.tags)], ensure_ascii=False),
         )
 
     def _search(self) -> str:
@@ -154,7 +167,7 @@ _CTRANSLATE2 = """## Use
 import ctranslate2, tokenizers
 tokenizer, translator = tokenizers.Tokenizer.from_file("{folder}/tokenizer.json"), ctranslate2.Translator("{folder}")
 search = dict(beam_size={beam}, patience={patience}, length_penalty={length_penalty}, max_decoding_length={longest})
-search |= dict(min_decoding_length=0, disable_unk=True, suppress_sequences=[["<pad>"], ["<s>"]])
+search |= dict(min_decoding_length=0, disable_unk=True, suppress_sequences={never})
 rows = tokenizer.encode_batch(["A sentence.", "Another one."])
 found = translator.translate_batch([row.tokens for row in rows], **search)
 print([tokenizer.decode([tokenizer.token_to_id(token) for token in each.hypotheses[0]]) for each in found])

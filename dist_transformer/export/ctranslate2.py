@@ -116,12 +116,14 @@ def translate_ids(
     length_penalty: float,
     longest: int,
     patience: float = 1.0,
+    tags: Sequence[str] = (),
 ) -> list[list[int]]:
     """The best hypothesis of each source, ids without special tokens.
 
     Args:
         longest: Tokens of an output at most.
         patience: Search ends when so many times `beam_size` hypotheses have ended.
+        tags: Of the vocabulary; none is ever part of an output.
     """
     found = translator.translate_batch(
         [[*(pieces[token] for token in source), _END] for source in sources],
@@ -135,7 +137,7 @@ def translate_ids(
         max_batch_size=2048,
         batch_type="tokens",
         disable_unk=True,
-        suppress_sequences=SUPPRESSED,
+        suppress_sequences=[*SUPPRESSED, *([tag] for tag in tags)],
     )
     ids = {piece: token for token, piece in enumerate(pieces)}
     return [[ids[piece] for piece in result.hypotheses[0]] for result in found]

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer as Backend
 
-from dist_transformer.data.tokenizer import EOS_ID
+from dist_transformer.data.tokenizer import EOS_ID, Tokenizer
 from dist_transformer.export.ctranslate2 import save_for_ctranslate2, translate_ids
 from dist_transformer.export.peer import SENTENCES, IdPair
-from dist_transformer.export.tokenizer_files import with_end
+from dist_transformer.export.tokenizer_files import source_tokenizer
 from dist_transformer.files import write_file
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import TOKENIZER_FILE
@@ -22,24 +22,39 @@ PATIENCE = 2
 
 
 def write_ctranslate2(
-    folder: Path, model: Transformer, pieces: Sequence[str], tokenizer_json: bytes, *, quantization: str | None = None
+    folder: Path,
+    model: Transformer,
+    tokenizer: Tokenizer,
+    tokenizer_json: bytes,
+    tags: Sequence[str],
+    *,
+    quantization: str | None = None,
 ) -> None:
     """Fill `folder`.
+
+    Args:
+        tags: in front of every source.
 
     Raises:
         UserError: CTranslate2 has no such model.
     """
-    save_for_ctranslate2(model, pieces, folder, quantization=quantization)
-    write_file(folder / TOKENIZER_FILE, with_end(tokenizer_json, knows_specials=False))
+    save_for_ctranslate2(model, tokenizer.pieces, folder, quantization=quantization)
+    write_file(folder / TOKENIZER_FILE, source_tokenizer(tokenizer, tokenizer_json, tags, knows_specials=False))
 
 
 class CTranslate2Peer:
     """A folder as a user of `ctranslate2` and `tokenizers` loads it."""
 
-    def __init__(self, folder: Path, device: torch.device, *, longest: int) -> None:
+    def __init__(self, folder: Path, device: torch.device, *, longest: int, tags: Sequence[str] = ()) -> None:
+        """
+        Args:
+            longest: tokens of an output at most.
+            tags: of the vocabulary; none is ever part of an output.
+        """
         import ctranslate2
 
         self.longest = longest
+        self.tags = tags
         self.tokenizer = Backend.from_file(str(folder / TOKENIZER_FILE))
         vocabulary = self.tokenizer.get_vocab(with_added_tokens=True)
         self.pieces = sorted(vocabulary, key=lambda piece: vocabulary[piece])
@@ -67,7 +82,15 @@ class CTranslate2Peer:
         return [np.array(result.log_probs) for result in found]
 
     def greedy(self, sources: Sequence[list[int]], longest: int) -> list[list[int]]:
-        return translate_ids(self.translator, self.pieces, sources, beam_size=1, length_penalty=0.0, longest=longest)
+        return translate_ids(
+            self.translator,
+            self.pieces,
+            sources,
+            beam_size=1,
+            length_penalty=0.0,
+            longest=longest,
+            tags=self.tags,
+        )
 
     def translate(self, lines: Sequence[str], length_penalty: float) -> list[str]:
         found = translate_ids(
@@ -79,5 +102,6 @@ class CTranslate2Peer:
             length_penalty=length_penalty,
             longest=self.longest,
             patience=PATIENCE,
+            tags=self.tags,
         )
         return self.decode(found)

@@ -51,6 +51,10 @@ class ExportSettings:
     """Dev text, one sentence a line."""
     reference: Path
     """Its translation, line by line."""
+    direction: str | None = None
+    """Of the model, such as `en-de`; needed where it has several."""
+    tags: tuple[str, ...] | None = None
+    """In front of every source, in place of the direction's."""
     quantization: str | None = None
     """Of CTranslate2; fp32 when not given."""
     name: str | None = None
@@ -116,6 +120,7 @@ def export(
     refuse_unfit = refuse_what_marian_lacks if settings.to == "hf" else refuse_what_ctranslate2_lacks
     refuse_unfit(read_model_info(settings.model).model)
     model, tokenizer, info = load_model(settings.model, device)
+    info = info.facing(settings.direction, settings.tags)
     progress("our beam search")
     dev = dev_text(pairs, model, tokenizer, info, device)
     tokenizer_json = read_small(settings.model / TOKENIZER_FILE)
@@ -145,7 +150,7 @@ def dev_text(
     Raises:
         UserError: there are fewer than 1,000.
     """
-    translator = Translator(model, tokenizer, device, BeamSettings())
+    translator = Translator(model, tokenizer, device, BeamSettings(), tags=info.direction.tags)
     sources = [source for source, _ in pairs]
     lengths = map(len, tokenizer.encode_batch(sources))
     fits = [
@@ -210,21 +215,22 @@ class _Job:
 
     def _write(self, folder: Path, quantization: str | None = None) -> Peer:
         """Fill a folder, and load it as its users do."""
+        tags = self.info.direction.tags
         if self.settings.to == "hf":
-            write_huggingface(folder, self.model, self.tokenizer_json)
+            write_huggingface(folder, self.model, self.tokenizer, self.tokenizer_json, tags)
             self._write_generation_config(folder, BeamSettings().length_penalty)
             return HuggingFacePeer(folder, self.device)
-        pieces = self.tokenizer.pieces
-        write_ctranslate2(folder, self.model, pieces, self.tokenizer_json, quantization=quantization)
-        return CTranslate2Peer(folder, self.device, longest=self.longest)
+        write_ctranslate2(folder, self.model, self.tokenizer, self.tokenizer_json, tags, quantization=quantization)
+        return CTranslate2Peer(folder, self.device, longest=self.longest, tags=self.tokenizer.tags)
 
     def _write_generation_config(self, folder: Path, length_penalty: float) -> None:
         positions = self.model.config.max_positions
-        write_generation_config(folder, length_penalty=length_penalty, max_positions=positions)
+        write_generation_config(folder, self.tokenizer, length_penalty=length_penalty, max_positions=positions)
 
     def _fp32(self, peer: Peer) -> tuple[list[Check], Search | None]:
         """The gate; no beam search where a cheaper check has failed."""
-        gate = Gate(self.model, self.tokenizer, peer, self.dev, longest=self.longest)
+        tags = self.info.direction.tags
+        gate = Gate(self.model, self.tokenizer, peer, self.dev, longest=self.longest, tags=tags)
         checks = []
         for check in (gate.token_ids, gate.decoding, gate.log_probabilities, gate.greedy):
             self.progress(check.__name__.replace("_", " "))
@@ -241,6 +247,7 @@ class _Job:
             folder=settings.out.absolute().name,
             library=LIBRARIES[settings.to],
             info=self.info,
+            tags=self.tokenizer.tags,
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
             license=settings.license,
             dev_name=settings.source.name,

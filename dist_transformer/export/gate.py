@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from dist_transformer.checks import Check
-from dist_transformer.data.tokenizer import EOS_ID, Tokenizer
+from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer
 from dist_transformer.evaluation.bleu import Score, corpus_bleu
-from dist_transformer.export.forced import greedy_choices, log_probabilities
 from dist_transformer.export.hostile import HOSTILE
 from dist_transformer.export.peer import IdPair, Peer
+from dist_transformer.inference.scoring import read_targets, score_ids
 from dist_transformer.model.transformer import Transformer
 
 LARGEST_DIFFERENCE = 1e-4
@@ -87,23 +88,36 @@ def tune(peer: Peer, dev: DevText, progress: Callable[[str], object]) -> Search:
 class Gate:
     """The checks of one exported model in fp32."""
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer, peer: Peer, dev: DevText, *, longest: int) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer,
+        peer: Peer,
+        dev: DevText,
+        *,
+        longest: int,
+        tags: Sequence[str] = (),
+    ) -> None:
         """
         Args:
             longest: tokens of a greedy output at most.
+            tags: in front of every source.
         """
         self.model, self.tokenizer, self.peer, self.dev, self.longest = model, tokenizer, peer, dev, longest
+        self.prefix = tokenizer.tag_ids(tags)
         room = model.config.max_positions - 1
         texts = [*dev.sources, *HOSTILE]
         # A hostile string is the translation of the one before it.
         targets = [*dev.references, *HOSTILE[1:], HOSTILE[0]]
         sides = (tokenizer.encode_batch(side) for side in (texts, targets))
-        self.pairs: list[IdPair] = [(source[:room], target[:room]) for source, target in zip(*sides, strict=True)]
+        self.pairs: list[IdPair] = [
+            ([*self.prefix, *source][:room], target[:room]) for source, target in zip(*sides, strict=True)
+        ]
         self.texts = [*dev.sources, *dev.references, *HOSTILE]
         self.counted = f"{len(dev.sources):,} lines and {len(HOSTILE)} hostile strings"
 
     def token_ids(self) -> Check:
-        ours = [[*ids, EOS_ID] for ids in self.tokenizer.encode_batch(self.texts)]
+        ours = [[*self.prefix, *ids, EOS_ID] for ids in self.tokenizer.encode_batch(self.texts)]
         wrong = _differing(ours, self.peer.encode(self.texts))
         found = f"the same for {self.counted}"
         if wrong:
@@ -119,7 +133,9 @@ class Gate:
         return Check.that(not wrong, name="decoding", found=found)
 
     def log_probabilities(self) -> Check:
-        ours, theirs = log_probabilities(self.model, self.pairs), self.peer.log_probabilities(self.pairs)
+        scores = score_ids(self.model, self.pairs, device=self.model.embedding.device)
+        ours = [np.array(score.token_log_probabilities) for score in scores]
+        theirs = self.peer.log_probabilities(self.pairs)
         if [len(row) for row in ours] != [len(row) for row in theirs]:
             return Check.that(False, name="log-probabilities", found="they are of other numbers of tokens")
         worst = float(np.abs(np.concatenate(ours) - np.concatenate(theirs)).max())
@@ -134,19 +150,29 @@ class Gate:
     def greedy(self) -> Check:
         """Their output is what ours would be when each of its tokens is our choice after those before it."""
         # Nothing is searched for an empty text, by us and by CTranslate2.
-        sources = [source for source, _ in self.pairs if source]
+        sources = [source for source, _ in self.pairs if len(source) > len(self.prefix)]
         outputs = self.peer.greedy(sources, self.longest)
         pairs = list(zip(sources, outputs, strict=True))
         same = 0
-        for output, choices in zip(outputs, greedy_choices(self.model, pairs), strict=True):
+        for output, choices in zip(outputs, self._choices(pairs), strict=True):
             # At the limit it may not have ended.
             ended = [*output, EOS_ID] if len(output) < self.longest - 1 else output
-            same += choices[: len(ended)].tolist() == ended
+            same += choices[: len(ended)] == ended
         return Check.that(
             same >= LEAST_IDENTICAL * len(pairs),
             name="greedy search",
             found=f"{same:,} of {len(pairs):,} outputs are identical; {LEAST_IDENTICAL:.1%} must be",
         )
+
+    def _choices(self, pairs: Sequence[IdPair]) -> list[list[float]]:
+        """Our most probable token after each beginning of the targets, the empty one first."""
+        never = [PAD_ID, UNK_ID, BOS_ID, *self.tokenizer.tag_ids(self.tokenizer.tags)]
+
+        def read(logits_TV: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+            logits_TV[:, never] = -torch.inf
+            return logits_TV.argmax(1)
+
+        return read_targets(self.model, pairs, read, device=self.model.embedding.device)
 
     def beam(self, search: Search) -> Check:
         ours, theirs = self.dev.bleu(self.dev.outputs), search.bleu

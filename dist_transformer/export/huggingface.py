@@ -8,10 +8,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer
 from dist_transformer.export.marian import marian_model
 from dist_transformer.export.peer import IdPair, in_batches
-from dist_transformer.export.tokenizer_files import CONFIG_FILE, tokenizer_config, with_end
+from dist_transformer.export.tokenizer_files import CONFIG_FILE, source_tokenizer, tokenizer_config
 from dist_transformer.files import write_file
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import TOKENIZER_FILE
@@ -28,8 +28,13 @@ def longest_output(max_positions: int) -> int:
     return min(max_positions - 1, _LONGEST_OUTPUT)
 
 
-def write_huggingface(folder: Path, model: Transformer, tokenizer_json: bytes) -> None:
+def write_huggingface(
+    folder: Path, model: Transformer, tokenizer: Tokenizer, tokenizer_json: bytes, tags: Sequence[str]
+) -> None:
     """Fill `folder`, but for `write_generation_config`.
+
+    Args:
+        tags: in front of every source.
 
     Raises:
         UserError: Marian has no such model.
@@ -37,11 +42,11 @@ def write_huggingface(folder: Path, model: Transformer, tokenizer_json: bytes) -
     marian = marian_model(model)
     _quiet()
     marian.save_pretrained(folder)
-    write_file(folder / TOKENIZER_FILE, with_end(tokenizer_json, knows_specials=True))
+    write_file(folder / TOKENIZER_FILE, source_tokenizer(tokenizer, tokenizer_json, tags, knows_specials=True))
     write_file(folder / CONFIG_FILE, tokenizer_config(model.config.max_positions))
 
 
-def write_generation_config(folder: Path, *, length_penalty: float, max_positions: int) -> None:
+def write_generation_config(folder: Path, tokenizer: Tokenizer, *, length_penalty: float, max_positions: int) -> None:
     """Say how `generate` searches when it is told nothing."""
     config = {
         "num_beams": BEAM_SIZE,
@@ -49,7 +54,7 @@ def write_generation_config(folder: Path, *, length_penalty: float, max_position
         "max_new_tokens": longest_output(max_positions),
         # Search goes on until no living hypothesis can become the best one.
         "early_stopping": "never",
-        "suppress_tokens": [PAD_ID, UNK_ID, BOS_ID],
+        "suppress_tokens": [PAD_ID, UNK_ID, BOS_ID, *tokenizer.tag_ids(tokenizer.tags)],
         "decoder_start_token_id": BOS_ID,
         "bos_token_id": BOS_ID,
         "eos_token_id": EOS_ID,

@@ -1,17 +1,18 @@
-"""Our tokenizer for other programs: `tokenizer.json` that adds `</s>`, and what `AutoTokenizer` reads beside it."""
+"""Our tokenizer for other programs: `tokenizer.json` that adds tags and `</s>`, and what `AutoTokenizer` reads."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIALS, UNK_ID
+from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIALS, UNK_ID, Tokenizer
 
 CONFIG_FILE = "tokenizer_config.json"
 
 _END = SPECIALS[EOS_ID]
 
 
-def with_end(tokenizer_json: bytes, *, knows_specials: bool) -> str:
-    """Our tokenizer.json with `</s>` after every text.
+def source_tokenizer(tokenizer: Tokenizer, tokenizer_json: bytes, tags: Sequence[str], *, knows_specials: bool) -> str:
+    """Give our tokenizer.json with the tags before every text and `</s>` after it.
 
     Args:
         knows_specials: Whether text that spells a special token may become that token, which a setting of the program
@@ -20,13 +21,14 @@ def with_end(tokenizer_json: bytes, *, knows_specials: bool) -> str:
     state: dict[str, Any] = json.loads(tokenizer_json)
     if not knows_specials:
         state["added_tokens"] = []
-    end = {"SpecialToken": {"id": _END, "type_id": 0}}
+    added = dict(zip((*tags, _END), (*tokenizer.tag_ids(tags), EOS_ID), strict=True))
+    *before, end = ({"SpecialToken": {"id": name, "type_id": 0}} for name in added)
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     state["post_processor"] = {
         "type": "TemplateProcessing",
-        "single": [first, end],
-        "pair": [first, second, end],
-        "special_tokens": {_END: {"id": _END, "ids": [EOS_ID], "tokens": [_END]}},
+        "single": [*before, first, end],
+        "pair": [*before, first, second, end],
+        "special_tokens": {name: {"id": name, "ids": [token], "tokens": [name]} for name, token in added.items()},
     }
     return json.dumps(state, indent=2, ensure_ascii=False) + "\n"
 

@@ -6,7 +6,7 @@ to emit `<unk>`, changes the model's distribution.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,6 +74,30 @@ def score_ids(
     model: Transformer, pairs: Sequence[IdPair], *, device: torch.device, max_batch_tokens: int | None = None
 ) -> list[PairScore]:
     """As `score_pairs`, from ids without special tokens that fit the model's positions."""
+
+    def read(logits_TV: torch.Tensor, labels_T: torch.Tensor) -> torch.Tensor:
+        return logits_TV.log_softmax(-1).gather(1, labels_T.unsqueeze(1)).squeeze(1)
+
+    values = read_targets(model, pairs, read, device=device, max_batch_tokens=max_batch_tokens)
+    return [
+        PairScore(log_probability=math.fsum(found), token_log_probabilities=tuple(found), tokens=(*target, EOS_ID))
+        for (_, target), found in zip(pairs, values, strict=True)
+    ]
+
+
+def read_targets(
+    model: Transformer,
+    pairs: Sequence[IdPair],
+    read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    *,
+    device: torch.device,
+    max_batch_tokens: int | None = None,
+) -> list[list[float]]:
+    """Give a number for each target token, `</s>` last, of each pair, after one pass over it. A collective.
+
+    Args:
+        read: numbers of shape (T,) from logits, shape (T, V), and the ids that follow, shape (T,).
+    """
     limit = SCORED_TOKENS[device.type] if max_batch_tokens is None else max_batch_tokens
     if limit < 1:
         raise UserError(f"max_batch_tokens is {limit}: give a number above 0")
@@ -81,18 +105,17 @@ def score_ids(
     batches = _make_batches(pairs, limit)
     share = batches[rank() :: world_size()]
     values: list[list[float]] = [[]] * len(batches)
-    computed = on_all_ranks(lambda: [_score_batch(model, [pairs[i] for i in places], device) for places in share])
+    computed = on_all_ranks(lambda: [_read_batch(model, [pairs[i] for i in places], read, device) for places in share])
     for number, part in enumerate(gather_objects(computed)):
         values[number :: world_size()] = part
-    scores = {}
+    found: list[list[float]] = [[]] * len(pairs)
     for places, batch_values in zip(batches, values, strict=True):
         start = 0
         for i in places:
-            tokens = (*pairs[i][1], EOS_ID)
-            found = tuple(batch_values[start : start + len(tokens)])
-            scores[i] = PairScore(log_probability=math.fsum(found), token_log_probabilities=found, tokens=tokens)
-            start += len(tokens)
-    return [scores[i] for i in range(len(pairs))]
+            end = start + len(pairs[i][1]) + 1
+            found[i] = batch_values[start:end]
+            start = end
+    return found
 
 
 def score_files(
@@ -174,8 +197,13 @@ def _make_batches(pairs: Sequence[IdPair], max_tokens: int) -> list[list[int]]:
 
 
 @torch.no_grad()
-def _score_batch(model: Transformer, batch: Sequence[IdPair], device: torch.device) -> list[float]:
-    """Return the log-probability of every target token, `</s>` of each sentence included, end to end."""
+def _read_batch(
+    model: Transformer,
+    batch: Sequence[IdPair],
+    read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    device: torch.device,
+) -> list[float]:
+    """Read every target token, `</s>` of each sentence included, end to end."""
     source = _side([[*source, EOS_ID] for source, _ in batch]).to(device)
     target = _side([[BOS_ID, *target] for _, target in batch]).to(device)
     labels_T = torch.tensor([i for _, target in batch for i in (*target, EOS_ID)], device=device)
@@ -184,10 +212,7 @@ def _score_batch(model: Transformer, batch: Sequence[IdPair], device: torch.devi
         hidden_TD = model.decode(target, model.encode(source), source)
         _, rows = logit_rows(len(labels_T), config.vocab_size, config.width, device.type)
         blocks = zip(hidden_TD.split(rows), labels_T.split(rows), strict=True)
-        found = [
-            model.logits(hidden_RD).log_softmax(-1).gather(1, labels_R.unsqueeze(1)).squeeze(1)
-            for hidden_RD, labels_R in blocks
-        ]
+        found = [read(model.logits(hidden_RD), labels_R) for hidden_RD, labels_R in blocks]
     except torch.OutOfMemoryError:
         raise UserError("the device has not enough memory for a batch: give fewer tokens by --batch-tokens") from None
     values: list[float] = torch.cat(found).tolist()

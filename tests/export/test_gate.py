@@ -1,6 +1,7 @@
 """An export is written if its outputs are ours, and otherwise nothing is."""
 
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -11,9 +12,10 @@ import torch
 
 from dist_transformer.checks import Check, failed
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
+from dist_transformer.directions import Direction
 from dist_transformer.errors import UserError
-from dist_transformer.export import ctranslate2_peer, gate, huggingface
+from dist_transformer.export import ctranslate2_peer, gate, huggingface, tokenizer_files
 from dist_transformer.export import export as module
 from dist_transformer.export.export import Export, ExportSettings, export
 from dist_transformer.model.transformer import Transformer
@@ -38,7 +40,17 @@ def make_settings(
 ) -> Callable[..., ExportSettings]:
     """Settings to export a random model: `make_settings(to="hf", norm="pre", lines=20, license=…)`."""
 
-    def make(*, to: str, lines: int = 20, seed: int = 5, changes: dict[str, object] | None = None, **more: object):
+    def make(
+        *,
+        to: str,
+        lines: int = 20,
+        seed: int = 5,
+        changes: dict[str, object] | None = None,
+        directions: tuple[Direction, ...] = (),
+        **more: object,
+    ):
+        tags = [tag for direction in directions for tag in direction.tags]
+        tokenizer = train_tokenizer(itertools.chain(*toy_lines), vocab_size=400, tags=tags) if tags else toy_tokenizer
         torch.manual_seed(seed)
         config = ModelConfig(
             width=16,
@@ -47,7 +59,7 @@ def make_settings(
             encoder_layers=2,
             decoder_layers=1,
             max_positions=160,
-            vocab_size=toy_tokenizer.vocab_size,
+            vocab_size=tokenizer.vocab_size,
         )
         model = Transformer(dataclasses.replace(config, **(changes or {}))).eval()
         with torch.no_grad():
@@ -55,10 +67,12 @@ def make_settings(
             for name, parameter in model.named_parameters():
                 if name != "embedding":
                     parameter.add_(torch.randn_like(parameter) * 0.1)
-        toy_tokenizer.save(tmp_path / "tokenizer.json")
+        tokenizer.save(tmp_path / "tokenizer.json")
         write_model_folder(
             tmp_path / "model",
-            info=dataclasses.replace(model_info, model=model.config),
+            info=dataclasses.replace(
+                model_info, model=model.config, tokenizer_sha256=tokenizer.sha256, directions=directions
+            ),
             weights=dict(model.state_dict()),
             tokenizer_json=(tmp_path / "tokenizer.json").read_bytes(),
         )
@@ -214,13 +228,13 @@ def test_other_token_ids_are_refused(
 ) -> None:
     """A tokenizer that makes `</s>` of the text `</s>`: only hostile strings show it."""
     peer = {"hf": huggingface, "ctranslate2": ctranslate2_peer}[to]
-    config, write = huggingface.tokenizer_config, peer.with_end
+    config, write = huggingface.tokenizer_config, peer.source_tokenizer
     monkeypatch.setattr(
         huggingface,
         "tokenizer_config",
         lambda positions: config(positions).replace('"split_special_tokens": true', '"split_special_tokens": false'),
     )
-    monkeypatch.setattr(peer, "with_end", lambda file, **_: write(file, knows_specials=True))
+    monkeypatch.setattr(peer, "source_tokenizer", lambda *given, **_: write(*given, knows_specials=True))
     assert "token ids" in refused(make_settings(to=to), "was not written")
 
 
@@ -310,3 +324,47 @@ def test_quantizations_that_are_none(
 ) -> None:
     with pytest.raises(UserError, match=message):
         make_settings(to=to, quantization=quantization)
+
+
+DIRECTIONS = (
+    Direction(source_language="en", target_language="de", tags=("<2de>",)),
+    Direction(source_language="de", target_language="en", tags=("<2en>", "<bt>")),
+)
+
+
+@pytest.mark.usefixtures("few_lines")
+@pytest.mark.parametrize("to", ["hf", "ctranslate2"])
+def test_one_direction_of_a_model_with_tags(to: str, make_settings: Callable[..., ExportSettings]) -> None:
+    """The exported tokenizer puts the tags in front, so that its user needs to know nothing of them."""
+    settings = make_settings(to=to, directions=DIRECTIONS, direction="de-en")
+    made, checks = run(settings)
+    assert [check.name for check in checks] == ROWS
+    assert failed(checks) == []
+    state = json.loads((settings.out / "tokenizer.json").read_text(encoding="utf-8"))
+    names = [next(iter(entry.values()))["id"] for entry in state["post_processor"]["single"]]
+    assert names == ["<2en>", "<bt>", "A", "</s>"]
+    card = (settings.out / "README.md").read_text(encoding="utf-8")
+    assert "puts `<2en> <bt>` in front of every text" in card
+    if to == "hf":
+        generation = json.loads((settings.out / "generation_config.json").read_text(encoding="utf-8"))
+        assert generation["suppress_tokens"] == [0, 1, 2, 4, 5, 6]
+    else:
+        assert 'suppress_sequences=[["<pad>"], ["<s>"], ["<2de>"], ["<2en>"], ["<bt>"]]' in card
+    assert len(made.outputs) == 20
+
+
+@pytest.mark.usefixtures("few_lines")
+def test_a_direction_must_be_chosen(make_settings: Callable[..., ExportSettings]) -> None:
+    refused(make_settings(to="hf", directions=DIRECTIONS), "choose one of en-de, de-en by --direction")
+
+
+@pytest.mark.usefixtures("few_lines")
+def test_forgotten_tags_are_found(
+    make_settings: Callable[..., ExportSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tokenizer_files.source_tokenizer
+    monkeypatch.setattr(
+        huggingface, "source_tokenizer", lambda one, file, tags, **more: whole(one, file, tags[1:], **more)
+    )
+    settings = make_settings(to="hf", directions=DIRECTIONS, direction="de-en")
+    assert refused(settings, r"was not written, .*\(token ids\)") == ["token ids"]

@@ -166,7 +166,7 @@ def test_a_long_line_is_named_before_anything_is_computed(
     def no_computing(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(module, "_score_batch", no_computing)
+    monkeypatch.setattr(module, "_read_batch", no_computing)
     monkeypatch.setattr(module, "_LINES_AT_ONCE", 2)
     sources, targets = ["a"] * 5, ["a", "a", "a", "a", "§" * 80]
     message = (
