@@ -17,6 +17,7 @@ Needs transformers or ctranslate2: pip install 'dist_transformer[export]'.
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from tqdm import tqdm
@@ -47,6 +48,9 @@ def main() -> None:
     if arguments.json is not None:
         require_writable(arguments.json)
     device = find_device(arguments.device)
+    if device.type == "cpu":
+        # transformers imports DeepSpeed where it is installed, which would look for an accelerator, and warn.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with tqdm(bar_format="{desc}", disable=None, leave=False) as bar:
         made = export(
             settings,
