@@ -140,7 +140,8 @@ def train(
         program = [sys.executable, "-m", "dist_transformer", "train"]
         status, error = run_child([*program, *extensions, *flags, *ranks])
     if status not in (0, INTERRUPTED):
-        raise UserError(error or f"the training ended with status {status}: see its last lines above")
+        said = error or f"the training ended with status {status}: see its last lines above"
+        raise UserError(said.replace(str(file), "settings"))
     return Run(Path(run_dir), finished=status == 0)
 
 

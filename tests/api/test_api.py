@@ -146,15 +146,30 @@ def test_the_examples_of_the_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("registrations")
 def test_training_on_two_processes_and_its_errors(toy_data: DataFolder, tmp_path: Path) -> None:
-    run = api.train(preset="tiny", data=toy_data.path, run_dir=tmp_path / "run", processes=2, **SMALL)
+    extension = tmp_path / "halving.py"
+    extension.write_text(
+        "from dist_transformer.config.registry import SCHEDULES\n"
+        "@SCHEDULES.register('halving')\n"
+        "def halving(step, settings, run):\n"
+        "    return settings.peak_lr / 2**step\n"
+    )
+    mine = {**SMALL, "optimizer": {"schedule": "halving", "peak_lr": 0.008}}
+    run = api.train(
+        preset="tiny", data=toy_data.path, run_dir=tmp_path / "run", processes=2, imports=[extension], **mine
+    )
     assert run.finished
+    assert [record["learning_rate"] for record in run.records("train")] == [0.008 / 2**step for step in range(1, 7)]
     assert run.records("end")[0]["world_size"] == 2
     assert math.isfinite(run.records("valid")[0]["nll"])
     assert api.average(run_dir=run.path, last=2, out=tmp_path / "model").steps == (3, 6)
     # What the child says is what is raised, and the output is not lost.
     with pytest.raises(UserError, match="seed"):
-        api.train(preset="tiny", data=toy_data.path, run_dir=tmp_path / "run", **SMALL, seed=5)
+        api.train(preset="tiny", data=toy_data.path, run_dir=tmp_path / "run", imports=[extension], **mine, seed=5)
+    # This program knows the schedule, and its child does not: the settings are named, not a file that is gone.
+    with pytest.raises(UserError, match="^settings: optimizer: schedule is 'halving': .* --import"):
+        api.train(preset="tiny", data=toy_data.path, run_dir=tmp_path / "run", **mine)
 
 
 @pytest.mark.slow
