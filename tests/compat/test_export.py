@@ -34,7 +34,8 @@ def exported(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> P
         return run_installed(programs, folder, "dist-transformer", *words)
 
     files = ["--src", "train.en", "--tgt", "train.de", "--valid-src", "valid.en", "--valid-tgt", "valid.de"]
-    run("prepare", *files, "--vocab-size", 500, "--out", "data")
+    # With a tag, which users of the exported folders need not know.
+    run("prepare", *files, "--vocab-size", 500, "--tag", "<2de>", "--src-tag", "<2de>", "--out", "data")
     steps = ["--max-steps", 250, "--save-every", 50, "--validate-every", 250]
     run("train", "--preset", "tiny", "--data", "data", "--run-dir", "run", *steps)
     run("average", "--run-dir", "run", "--last", 2, "--out", "model")
@@ -64,8 +65,8 @@ def test_transformers_alone(requirement: str, major: str, exported: Path, tmp_pa
     found = load(programs, TRANSFORMERS, exported, "hf")
     assert found["version"].startswith(major)
     assert_recorded(found["outputs"], exported, "hf")
-    # Text that spells a special token is text: one id ends the line, and none stands in it.
-    assert (found["ids"][-1], found["ids"].count(3), found["ids"].count(0)) == (3, 1, 0)
+    # The tag begins the line. Text that spells a special token is text: one id ends the line, and none stands in it.
+    assert (found["ids"][0], found["ids"][-1], found["ids"].count(3), found["ids"].count(0)) == (4, 3, 1, 0)
     assert found["text"] == "a </s> <pad> b"
     figures = json.loads((exported / "hf.json").read_text(encoding="utf-8"))
     assert found["license"] == "mit"
