@@ -8,7 +8,6 @@ README.md           the model card
 
 import glob
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.directions import Direction, choose_direction, worth_stating
 from dist_transformer.errors import UserError
-from dist_transformer.files import make_folder_beside, move, whole_path, write_file
+from dist_transformer.files import make_folder, make_folder_beside, move, regular, remove_tree, whole_path, write_file
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.launch import as_typed, own_command
 
@@ -100,7 +99,7 @@ def write_model_folder(
     """
     refuse_other_content(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         _put_back(path)
         temporary = make_folder_beside(path)
     except OSError as error:
@@ -118,7 +117,7 @@ def write_model_folder(
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): free space or choose another folder") from None
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove_tree(temporary, as_far_as_possible=True)
 
 
 def refuse_other_content(path: Path) -> None:
@@ -185,7 +184,7 @@ def for_decoding(model: Transformer, device: torch.device, dtype: torch.dtype) -
 
 def _read_weights(file: Path, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     try:
-        with safe_open(file, framework="pt") as stored:
+        with safe_open(regular(file), framework="pt") as stored:
             shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118
             for name in sorted(expected.keys() | shapes.keys()):
                 there, wanted = shapes.get(name), tuple(expected[name].shape) if name in expected else None
@@ -219,15 +218,17 @@ def _move_into_place(temporary: Path, path: Path) -> None:
     except OSError:
         move(aside, path)
         raise
-    shutil.rmtree(aside)
+    remove_tree(aside)
 
 
 def _put_back(path: Path) -> None:
     """Undo what a writer left that was killed after the older model had stepped aside: it comes back whole."""
     if not path.exists():
         for aside in path.parent.glob(f".{glob.escape(path.name)}.*.old"):
+            if aside.is_symlink():
+                continue
             move(aside, path)
-            shutil.rmtree(aside.with_suffix(""), ignore_errors=True)
+            remove_tree(aside.with_suffix(""), as_far_as_possible=True)
             return
 
 

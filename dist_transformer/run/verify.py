@@ -23,7 +23,7 @@ from dist_transformer.data.loading.events import LeftOut
 from dist_transformer.data.loading.loader import open_folders
 from dist_transformer.data.loading.mixture import position_from_json
 from dist_transformer.errors import UserError
-from dist_transformer.files import is_pickle, read_small, sha256_of
+from dist_transformer.files import is_pickle, read_small, regular, sha256_of
 from dist_transformer.model_folder import WEIGHTS_FILE
 from dist_transformer.run.checkpoint import CheckpointReader, checkpoint_problem, weight_hashes, weights_problem
 from dist_transformer.run.folder import settings_of
@@ -224,7 +224,7 @@ class _Verification:
         remedy = "restore it from a backup, or remove it"
         if problem := tensors_problem([_plain_file(file)], shapes):
             raise UserError(f"{problem}: {remedy}")
-        with safe_open(file, framework="pt") as stored:
+        with safe_open(regular(file), framework="pt") as stored:
             stated = (stored.metadata() or {}).get("step")
         step = _step_of(file.stem)
         if stated != str(step):

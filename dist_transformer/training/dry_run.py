@@ -6,7 +6,6 @@ of the given data, saves, resumes and decodes, learns a few sentences by heart, 
 
 import dataclasses
 import gc
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from dist_transformer.data.text.files import line_files
 from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.errors import UserError
+from dist_transformer.files import remove_tree
 from dist_transformer.inference.beam import BeamSettings, beam_search
 from dist_transformer.packed import PackedBatch, PackedTokens, pack_side
 from dist_transformer.run.checkpoint import checkpoint_problem
@@ -169,7 +169,7 @@ def _resume_and_decode(config: TrainConfig, world: World, device: torch.device) 
     weights = run / WEIGHTS / f"{step_name(_STEPS)}.safetensors"
     expected = {name: tensor.clone() for name, tensor in load_file(weights).items()}
     ledger = (run / LEDGER_FILE).read_text(encoding="utf-8")
-    shutil.rmtree(run / CHECKPOINTS / step_name(_STEPS))
+    remove_tree(run / CHECKPOINTS / step_name(_STEPS))
     gc.collect()
     trainer = assemble(config.changed(resume="required"), world, device, quiet=True)
     trainer.train()

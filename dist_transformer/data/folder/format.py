@@ -24,7 +24,7 @@ import pyarrow as pa
 from dist_transformer.config.plain import OMIT_DEFAULT, to_plain
 from dist_transformer.directions import Direction
 from dist_transformer.errors import UserError
-from dist_transformer.files import sha256_of, whole_path, write_file
+from dist_transformer.files import regular, sha256_of, whole_path, write_file
 
 FORMAT_VERSION = 1
 REMEDY = "copy the data folder again, or prepare it again with dist-transformer prepare"
@@ -274,7 +274,7 @@ def write_batch(path: Path, columns: dict[str, pa.Array]) -> None:
 
 def read_batch(path: Path, content: bytes | None = None) -> pa.RecordBatch:
     try:
-        opened = pa.memory_map(str(path)) if content is None else pa.BufferReader(content)
+        opened = pa.memory_map(str(regular(path))) if content is None else pa.BufferReader(content)
         with opened as file, pa.ipc.open_stream(file) as stream:
             return stream.read_next_batch()
     except (pa.ArrowInvalid, StopIteration, OSError) as error:

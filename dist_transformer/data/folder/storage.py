@@ -18,7 +18,7 @@ from typing import Protocol
 
 from dist_transformer.data.folder.format import REMEDY, ShardInfo, TokenLists, read_shard
 from dist_transformer.errors import UserError
-from dist_transformer.files import exclusive, remove_unfinished, sha256_of, whole_path
+from dist_transformer.files import exclusive, open_regular, remove, remove_unfinished, sha256_of, whole_path
 
 Columns = tuple[TokenLists, TokenLists]
 
@@ -131,7 +131,7 @@ class CachedFiles:
                     break
                 with contextlib.suppress(BlockingIOError), exclusive(self.cache / f"{file.name}.lock", wait=False):
                     total -= file.stat().st_size
-                    file.unlink()
+                    remove(file)
 
 
 def fetch(url: str, path: Path, *, size: int | None = None, sha256: str | None = None) -> None:
@@ -199,7 +199,7 @@ def _read_verified(path: Path, shard: ShardInfo) -> Columns:
         UserError: the file is of another size or content than the index states, or cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             # No more than it may have: a file of any size ends here.
             content = file.read(shard.bytes + 1)
             if len(content) != shard.bytes:
