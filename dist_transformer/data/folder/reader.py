@@ -30,9 +30,8 @@ from dist_transformer.data.folder.storage import (
     ShardFiles,
     check_file,
     fetch,
-    is_url,
-    refuse_password,
 )
+from dist_transformer.data.folder.urls import is_url, refuse_secrets
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.files import exclusive, guard, make_folder, move, read_small, regular, sha256_of
@@ -201,10 +200,10 @@ class DataFolder:
 
         Raises:
             UserError: not a data folder, a newer format, or a file that is missing, of another size or damaged; a URL
-                with a password.
+                with a secret.
         """
         if is_url(str(place)):
-            refuse_password(str(place))
+            refuse_secrets(str(place))
             if cache is None:
                 raise UserError(f"{place} is a URL, and only training reads those: copy the folder to this machine")
             return cls._open_url(str(place).rstrip("/"), cache)
