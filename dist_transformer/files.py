@@ -7,9 +7,11 @@ Nothing below a guarded folder is written or removed through a link, and only re
 import contextlib
 import errno
 import fcntl
+import glob
 import hashlib
 import io
 import os
+import re
 import shutil
 import stat
 import uuid
@@ -28,6 +30,8 @@ _LOG = 2**32
 _PICKLE_SUFFIXES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 # How pickles of protocol 2 to 5 begin.
 _PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in (2, 3, 4, 5))
+# What follows the name in those of `folder_beside`, and of what stepped aside for them.
+_HIDDEN = re.compile(r"(\.[0-9a-f]{32})(\.old)?")
 # Folders below which this process writes and removes nothing through a link.
 _GUARDED: set[Path] = set()
 
@@ -290,12 +294,64 @@ def read_log(path: Path) -> str:
     return read_small(path, most=_LOG).decode("utf-8", errors="replace")
 
 
-def make_folder_beside(path: Path) -> Path:
-    """Make a hidden folder beside `path`, to become `path` when it is whole; no other process gets the same one."""
+@contextlib.contextmanager
+def folder_beside(path: Path) -> Iterator[Path]:
+    """Make a hidden folder beside `path`, to become `path` when it is whole; it is removed where it does not.
+
+    No other process gets the same one, and it is locked: one that is not was left by a process that was killed, and is
+    removed first.
+
+    Raises:
+        UserError: a link would be passed.
+    """
     _refuse_linked_parent(path)
-    folder = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    folder.mkdir()
-    return folder
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        own = _HIDDEN.fullmatch(left.name.removeprefix(f".{path.name}"))
+        # What stepped aside may be all that there is.
+        if own and is_locked(path.with_name(f".{path.name}{own[1]}")) is False and (own[2] is None or path.exists()):
+            remove_tree(left, as_far_as_possible=True)
+    handle = None
+    while handle is None:
+        folder = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        folder.mkdir()
+        # Another process may have taken it for one that was left, until it was locked.
+        with contextlib.suppress(FileNotFoundError):
+            handle = _lock_folder(folder)
+    try:
+        yield folder
+    finally:
+        remove_tree(folder, as_far_as_possible=True)
+        os.close(handle)
+
+
+def _lock_folder(folder: Path) -> int | None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    with contextlib.suppress(OSError):
+        # Not every file system knows locks of folders.
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    if folder.exists():
+        return handle
+    os.close(handle)
+    return None
+
+
+def is_locked(path: Path) -> bool | None:
+    """Whether a process holds the lock of a file or a folder; None where that cannot be found out, as of a link."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+    return False
 
 
 def sha256_of(path: Path) -> str:

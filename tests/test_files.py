@@ -12,10 +12,10 @@ from dist_transformer.errors import UserError
 from dist_transformer.files import (
     append_to,
     exclusive,
+    folder_beside,
     guard,
     is_pickle,
     make_folder,
-    make_folder_beside,
     move,
     read_log,
     read_small,
@@ -141,7 +141,7 @@ WRITES: dict[str, Callable[[Path], object]] = {
     "remove unfinished": lambda path: remove_unfinished(path.parent),
     "make a folder": lambda path: make_folder(path.with_name("other")),
     "make the folder": lambda path: make_folder(path.parent),
-    "make a hidden folder": make_folder_beside,
+    "make a hidden folder": lambda path: folder_beside(path).__enter__(),
 }
 
 
