@@ -126,6 +126,11 @@ def open_run(
 
 def _refuse_other_folder(run_dir: Path) -> None:
     """A run would write its settings over those of a model, and its tokenizer over that of data."""
+    try:
+        str(run_dir).encode()
+    except UnicodeEncodeError:
+        # `safetensors` would write files there, and could not read them.
+        raise UserError(f"--run-dir {run_dir} has a name that is no UTF-8: choose another") from None
     for name, kind in ((INDEX_FILE, "a data"), (WEIGHTS_FILE, "a model")):
         if (run_dir / name).exists():
             raise UserError(f"--run-dir {run_dir} is {kind} folder (it has {name}): choose another, new or of a run")

@@ -80,15 +80,19 @@ def left_out_records(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"step": entry["step"], **shard} for entry in entries for shard in entry.get("left_out", ())]
 
 
-def read_ledger(path: Path) -> list[dict[str, Any]]:
+def read_ledger(path: Path, *, in_progress: bool = False) -> list[dict[str, Any]]:
     """The entries of a ledger, each checked against the chain.
+
+    Args:
+        in_progress: leave out a last line that is being written.
 
     Raises:
         UserError: a line that does not follow from the one before.
     """
     entries, chain = [], GENESIS
     # A byte that is no UTF-8 is damage too: its replacement breaks the chain on the line where it stands.
-    lines = read_log(path).splitlines() if path.exists() else []
+    text = read_log(path) if path.exists() else ""
+    lines = (text[: text.rfind("\n") + 1] if in_progress else text).splitlines()
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)

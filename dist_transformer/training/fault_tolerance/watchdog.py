@@ -18,6 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from dist_transformer.errors import printable
 from dist_transformer.files import append_to, make_folder, remove
 from dist_transformer.run.layout import HANGS
 from dist_transformer.runtime import distributed
@@ -257,7 +258,7 @@ class Watchdog:
 
 def _tell(text: str) -> None:
     """In one write, so that the lines of ranks do not mix."""
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{printable(text)}\n")
     sys.stderr.flush()
 
 
