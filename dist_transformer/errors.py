@@ -1,8 +1,14 @@
 """Errors that a user can act on: one sentence that names the file or field and the remedy."""
 
+import re
 import select
 import sys
 from collections.abc import Callable
+from typing import TextIO
+
+# Characters by which a text commands a terminal, or hides what it says: controls but line ends and tabs, separators of
+# lines, what turns the direction of writing, and halves of surrogate pairs, which stand for bytes that are no UTF-8.
+_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class UserError(Exception):
@@ -13,6 +19,19 @@ class TransientError(UserError):
     """Not the input's fault, nor the settings': the same command may succeed, so what was finished is worth keeping."""
 
 
+def printable(text: str) -> str:
+    """Give a text for a terminal: names that come from files have no power over it."""
+    return _COMMANDS.sub(lambda character: character[0].encode("unicode_escape").decode(), text)
+
+
+def say(text: object = "", *, file: TextIO | None = None) -> None:
+    """Print a line for a person, at once; as escapes what a terminal would obey, or its encoding lacks."""
+    stream = sys.stdout if file is None else file
+    line = printable(str(text))
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    print(line.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+
+
 def exit_on_user_error(main: Callable[[], None]) -> None:
     """Run a command's `main`; a `UserError` becomes one line on stderr and exit status 1, Ctrl-C status 130.
 
@@ -21,7 +40,7 @@ def exit_on_user_error(main: Callable[[], None]) -> None:
     try:
         main()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        say(f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)

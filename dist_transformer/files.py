@@ -1,11 +1,18 @@
-"""Files that are whole and on disk when we say so, and their hashes: the only place that writes files."""
+"""Files that are whole and on disk when we say so, and their hashes: the only place that writes and removes files.
+
+A run, model or data folder may come from a stranger, who can put links, pipes and devices where files are expected.
+Nothing below a guarded folder is written or removed through a link, and only regular files are read.
+"""
 
 import contextlib
 import errno
 import fcntl
+import glob
 import hashlib
 import io
 import os
+import re
+import shutil
 import stat
 import uuid
 import zipfile
@@ -18,13 +25,69 @@ from dist_transformer.errors import UserError
 _UNFINISHED = ".tmp"
 # Bytes of the largest file that is read at once without need: a tokenizer of 256,000 words has about 20 MB.
 _SMALL = 2**28
+# Bytes of the largest log: ten million steps.
+_LOG = 2**32
 _PICKLE_SUFFIXES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 # How pickles of protocol 2 to 5 begin.
 _PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in (2, 3, 4, 5))
+# What follows the name in those of `folder_beside`, and of what stepped aside for them.
+_HIDDEN = re.compile(r"(\.[0-9a-f]{32})(\.old)?")
+# Folders below which this process writes and removes nothing through a link.
+_GUARDED: set[Path] = set()
 
 
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+def guard(folder: Path) -> None:
+    """Write and remove nothing below `folder` through a link, from now on and in this whole process.
+
+    The folder itself may be reached through links.
+    """
+    _GUARDED.add(folder.absolute())
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse to write to `path` when it is a link, or lies behind one, below a guarded folder.
+
+    Raises:
+        UserError: it names the link.
+    """
+    _refuse_links(path.absolute())
+
+
+def _refuse_links(place: Path) -> None:
+    below: list[Path] = []
+    for folder in (place, *place.parents):
+        if folder in _GUARDED:
+            break
+        below.append(folder)
+    else:
+        return
+    for each in below:
+        if each.is_symlink():
+            raise UserError(
+                f"{each} is a link, through which nothing is written or removed: put a real file or folder there, or "
+                "remove the link"
+            )
+
+
+def _refuse_linked_parent(path: Path) -> None:
+    place = path.absolute()
+    if place not in _GUARDED:
+        _refuse_links(place.parent)
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    """Open a file to write, as long as it is no link, no pipe (opening one waits for its reader) and no device."""
+    handle = None
+    try:
+        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise
+    if handle is not None:
+        if stat.S_ISREG(os.fstat(handle).st_mode):
+            return handle
+        os.close(handle)
+    raise UserError(f"{path} is a link, a folder, a pipe or a device, and is not written to: remove it")
 
 
 def sync(path: Path) -> None:
@@ -42,14 +105,22 @@ def whole_path(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
     At any moment `path` holds its old content or the new one, whole, even when the power fails; when the block raises,
     the old one stays. The new file's name is random, so that no two writers share it and nobody can put a link in its
-    place. A link at `path` is replaced, not followed; a device or a pipe is written to.
+    place. A link at `path` is replaced, not followed. Streams that the system names (`/dev/stdout`) are written to.
 
     Args:
         durable: False for what is worth nothing after a crash: it is whole all the same, but not flushed.
+
+    Raises:
+        UserError: a link would be passed, or something else than a file or a link is in the place.
     """
-    if path.exists() and not path.is_file() and not path.is_dir():
+    if _is_stream(path):
         yield path
         return
+    _refuse_linked_parent(path)
+    if os.path.lexists(path) and not path.is_symlink() and not path.is_file():
+        raise UserError(
+            f"{path} is a folder, a pipe or a device, and is not replaced: remove it or choose another place"
+        )
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_UNFINISHED}")
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     rights = stat.S_IMODE(os.fstat(handle).st_mode)
@@ -67,6 +138,13 @@ def whole_path(path: Path, *, durable: bool = True) -> Iterator[Path]:
             sync(path.absolute().parent)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether a path is one of the system's names of an open pipe or a device, which only the system can give."""
+    folder = path.absolute().parent
+    named = str(folder) in ("/dev", "/dev/fd") or folder.parts[1:2] == ("proc",)
+    return named and path.exists() and not path.is_file() and not path.is_dir()
 
 
 def write_file(path: Path, content: bytes | str, *, durable: bool = True) -> None:
@@ -91,51 +169,193 @@ def write_new(path: Path, content: str) -> None:
 
     Raises:
         FileExistsError: there is one.
+        UserError: a link would be passed.
     """
-    with open(path, "xb", opener=_no_link) as file:
+    _refuse_linked_parent(path)
+    with open(path, "xb", opener=_open_no_link) as file:
         file.write(content.encode())
 
 
 def remove_unfinished(folder: Path, name: str = "*") -> None:
     """Remove what writers left that were killed; nobody may be writing files of that name (a glob) in the folder."""
     for left in folder.glob(f".{name}.*{_UNFINISHED}"):
-        left.unlink(missing_ok=True)
+        remove(left)
+
+
+def remove(path: Path) -> None:
+    """Remove a file; of a link the link. What is not there is no error.
+
+    Raises:
+        UserError: a link would be passed.
+    """
+    _refuse_linked_parent(path)
+    path.unlink(missing_ok=True)
+
+
+def remove_tree(path: Path, *, as_far_as_possible: bool = False) -> None:
+    """Remove a folder with all that is in it; of anything else as `remove`.
+
+    Args:
+        as_far_as_possible: leave what cannot be removed, without an error.
+
+    Raises:
+        UserError: a link would be passed.
+    """
+    if path.is_symlink() or not path.is_dir():
+        remove(path)
+        return
+    _refuse_linked_parent(path)
+    shutil.rmtree(path, ignore_errors=as_far_as_possible)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those that it lies in, where they are missing.
+
+    Raises:
+        UserError: it is a link, or a link would be passed.
+    """
+    refuse_link(path)
+    path.mkdir(parents=True, exist_ok=True)
 
 
 def append_to(path: Path) -> io.BufferedWriter:
-    """Open a file to add to its end. A link is refused."""
-    return open(path, "ab", opener=_no_link)
+    """Open a file to add to its end.
+
+    Raises:
+        UserError: it is a link, a pipe or a device, or a link would be passed.
+    """
+    _refuse_linked_parent(path)
+    return open(path, "ab", opener=_open_no_link)
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename a file or a folder; on disk when this returns."""
+    """Rename a file or a folder; on disk when this returns.
+
+    Raises:
+        UserError: a link would be passed.
+    """
+    for path in (source, target):
+        _refuse_linked_parent(path)
     source.rename(target)
     for folder in {source.absolute().parent, target.absolute().parent}:
         sync(folder)
+
+
+def _open_regular(path: str, flags: int) -> int:
+    handle = os.open(path, flags | os.O_NONBLOCK)
+    mode = os.fstat(handle).st_mode
+    # A folder has an error of its own.
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a regular file")
+    return handle
+
+
+def open_regular(path: Path) -> io.BufferedReader:
+    """Open a regular file to read; links are followed.
+
+    A pipe would be waited for, and a device may never end.
+
+    Raises:
+        OSError: it cannot be opened, or is something else.
+    """
+    return open(path, "rb", opener=_open_regular)
+
+
+def regular(path: Path) -> Path:
+    """Give the path of a regular file, for a library that opens it.
+
+    Raises:
+        OSError: as `open_regular`.
+    """
+    open_regular(path).close()
+    return path
 
 
 def read_small(path: Path, *, most: int = _SMALL) -> bytes:
     """Read a file that is small when it is what its name says.
 
     Raises:
-        OSError: it cannot be read, or has more than `most` bytes.
+        OSError: it cannot be read, is no regular file, or has more than `most` bytes.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes")
     return content
 
 
-def make_folder_beside(path: Path) -> Path:
-    """Make a hidden folder beside `path`, to become `path` when it is whole; no other process gets the same one."""
-    folder = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    folder.mkdir()
-    return folder
+def read_log(path: Path) -> str:
+    """Read a text file to which a run adds lines; bytes that are no UTF-8 are replaced.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is too large.
+    """
+    return read_small(path, most=_LOG).decode("utf-8", errors="replace")
+
+
+@contextlib.contextmanager
+def folder_beside(path: Path) -> Iterator[Path]:
+    """Make a hidden folder beside `path`, to become `path` when it is whole; it is removed where it does not.
+
+    No other process gets the same one, and it is locked: one that is not was left by a process that was killed, and is
+    removed first.
+
+    Raises:
+        UserError: a link would be passed.
+    """
+    _refuse_linked_parent(path)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        own = _HIDDEN.fullmatch(left.name.removeprefix(f".{path.name}"))
+        # What stepped aside may be all that there is.
+        if own and is_locked(path.with_name(f".{path.name}{own[1]}")) is False and (own[2] is None or path.exists()):
+            remove_tree(left, as_far_as_possible=True)
+    handle = None
+    while handle is None:
+        folder = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        folder.mkdir()
+        # Another process may have taken it for one that was left, until it was locked.
+        with contextlib.suppress(FileNotFoundError):
+            handle = _lock_folder(folder)
+    try:
+        yield folder
+    finally:
+        remove_tree(folder, as_far_as_possible=True)
+        os.close(handle)
+
+
+def _lock_folder(folder: Path) -> int | None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    with contextlib.suppress(OSError):
+        # Not every file system knows locks of folders.
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    if folder.exists():
+        return handle
+    os.close(handle)
+    return None
+
+
+def is_locked(path: Path) -> bool | None:
+    """Whether a process holds the lock of a file or a folder; None where that cannot be found out, as of a link."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+    return False
 
 
 def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -146,7 +366,7 @@ def is_pickle(path: Path) -> bool:
     if path.suffix == ".safetensors":
         # The length of its header comes first, and may look like a pickle's start; nothing unpickles such a file.
         return False
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(4)
     if start.startswith(_PICKLE_STARTS):
         return True
@@ -165,7 +385,9 @@ def exclusive(path: Path, *, wait: bool = True) -> Iterator[TextIO]:
 
     Raises:
         BlockingIOError: somebody else holds it, and `wait` is False.
+        UserError: as `append_to`.
     """
-    with open(path, "a+", encoding="utf-8", opener=_no_link) as file:
+    _refuse_linked_parent(path)
+    with open(path, "a+", encoding="utf-8", opener=_open_no_link) as file:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield file

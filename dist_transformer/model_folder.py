@@ -6,9 +6,10 @@ tokenizer.json      the tokenizer of the data folder
 README.md           the model card
 """
 
+import contextlib
 import glob
 import json
-import shutil
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,8 +23,17 @@ from dist_transformer.config.plain import OMIT_DEFAULT, from_plain, read_json, t
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.directions import Direction, choose_direction, worth_stating
-from dist_transformer.errors import UserError
-from dist_transformer.files import make_folder_beside, move, whole_path, write_file
+from dist_transformer.errors import UserError, printable
+from dist_transformer.files import (
+    folder_beside,
+    is_locked,
+    make_folder,
+    move,
+    regular,
+    remove_tree,
+    whole_path,
+    write_file,
+)
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.launch import as_typed, own_command
 
@@ -99,10 +109,11 @@ def write_model_folder(
         UserError: `path` holds something else, or cannot be written.
     """
     refuse_other_content(path)
+    held = contextlib.ExitStack()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         _put_back(path)
-        temporary = make_folder_beside(path)
+        temporary = held.enter_context(folder_beside(path))
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): choose another folder") from None
     try:
@@ -118,7 +129,7 @@ def write_model_folder(
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): free space or choose another folder") from None
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        held.close()
 
 
 def refuse_other_content(path: Path) -> None:
@@ -185,7 +196,7 @@ def for_decoding(model: Transformer, device: torch.device, dtype: torch.dtype) -
 
 def _read_weights(file: Path, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     try:
-        with safe_open(file, framework="pt") as stored:
+        with safe_open(regular(file), framework="pt") as stored:
             shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118
             for name in sorted(expected.keys() | shapes.keys()):
                 there, wanted = shapes.get(name), tuple(expected[name].shape) if name in expected else None
@@ -219,16 +230,37 @@ def _move_into_place(temporary: Path, path: Path) -> None:
     except OSError:
         move(aside, path)
         raise
-    shutil.rmtree(aside)
+    remove_tree(aside, as_far_as_possible=True)
 
 
 def _put_back(path: Path) -> None:
     """Undo what a writer left that was killed after the older model had stepped aside: it comes back whole."""
     if not path.exists():
         for aside in path.parent.glob(f".{glob.escape(path.name)}.*.old"):
+            if aside.is_symlink() or is_locked(aside.with_suffix("")):
+                # Of its writer, which lives.
+                continue
             move(aside, path)
-            shutil.rmtree(aside.with_suffix(""), ignore_errors=True)
+            remove_tree(aside.with_suffix(""), as_far_as_possible=True)
             return
+
+
+def _yaml(text: str) -> str:
+    """A string in YAML. Plain ones may be numbers, dates or truth values, as the `no` of Norwegian."""
+    return (
+        text
+        if re.fullmatch("[a-z]{2,3}", text) and text not in ("no", "yes", "on", "off")
+        else json.dumps(text).replace("\x7f", "\\u007f")
+    )
+
+
+def _code(text: str) -> str:
+    return " ".join(printable(text).replace("`", "'").split())
+
+
+def _line(text: str) -> str:
+    """Text of a file in one line of Markdown, in which it has no meaning of its own."""
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(printable(text).split()))
 
 
 def _model_card(name: str, info: ModelInfo, parameters: int, notes: Sequence[str]) -> str:
@@ -244,10 +276,10 @@ def _model_card(name: str, info: ModelInfo, parameters: int, notes: Sequence[str
     listed = "".join(f"- {note}\n" for note in notes)
     pairs = [(way.source_language, way.target_language) for way in info.all_directions]
     languages = "\n".join(
-        f"- {language}" for language in dict.fromkeys(language for pair in pairs for language in pair)
+        f"- {_yaml(language)}" for language in dict.fromkeys(language for pair in pairs for language in pair)
     )
-    ways = ", ".join(f"from `{source}` to `{target}`" for source, target in pairs)
-    chosen = f"--model {name}" + (f" --direction {info.all_directions[0].name}" if len(pairs) > 1 else "")
+    ways = ", ".join(f"from `{_code(source)}` to `{_code(target)}`" for source, target in pairs)
+    chosen = _code(f"--model {name}") + (f" --direction {_code(info.all_directions[0].name)}" if len(pairs) > 1 else "")
     table = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
     return f"""---
 language:
@@ -255,11 +287,11 @@ language:
 pipeline_tag: translation
 library_name: dist_transformer
 ---
-# {name}
+# {_line(name)}
 
 A Transformer (Vaswani et al. 2017) for translation {ways}.
 {warning}
-- Training data: {info.corpus}{" (synthetic)" if info.synthetic else ""}
+- Training data: {_line(info.corpus)}{" (synthetic)" if info.synthetic else ""}
 - Weights: {averaged}; {parameters:,} parameters, fp32
 - `tokenizer.json`, SHA-256 `{info.tokenizer_sha256}`, normalises text before it cuts it into pieces
 {listed}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dist_transformer.config.flags import parse_training
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.errors import UserError, exit_on_user_error
+from dist_transformer.errors import UserError, exit_on_user_error, say
 from dist_transformer.planning.hardware import peak_flops
 from dist_transformer.run.environment import describe_environment
 from dist_transformer.runtime.process_group import process_group
@@ -86,7 +86,7 @@ def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
         finished = trainer.train()
     watchdog.close()
     if finished and world.is_main:
-        print(next_command(config.run_dir))
+        say(next_command(config.run_dir))
     return finished
 
 

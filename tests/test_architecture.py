@@ -302,6 +302,74 @@ def test_writes_are_recognised(code: str, found: int) -> None:
     assert len(other_writes(ast.parse(code))) == found
 
 
+REMOVES = {"unlink", "rmtree", "rmdir", "removedirs", "mkdir", "makedirs"}
+# They try what a folder lets them do, remove folders that are empty, or make one whose name was free.
+REMOVERS = {"files", "preflight.probes", "data.prepare.work_dir", "export.ctranslate2"}
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {f"dist_transformer.{name}" for name in REMOVERS}))
+def test_files_are_removed_and_folders_made_in_one_way(module: str) -> None:
+    """`files` passes no link on its way."""
+    assert not {name for name in calls_and_attributes(MODULES[module]) if name.rpartition(".")[2] in REMOVES}
+
+
+# Text that a user names may come from a pipe; these read it, their own files, or those of the system.
+READERS = {
+    "cli.demo",
+    "cli.prepare",
+    "data.text.files",
+    "files",
+    "preflight.facts",
+    "preflight.probes",
+    "run.environment",
+    "runtime.launch",
+    "runtime.processes",
+    "runtime.streams",
+    "serving.server",
+    "training.dry_run",
+}
+
+
+def unguarded_reads(tree: ast.AST) -> list[str]:
+    """Calls that would wait for a pipe, or read a device for ever."""
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        before = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else None
+        first = ast.unparse(node.args[0]) if node.args else ""
+        library = name in ("safe_open", "load_file") or (before, name) in (("np", "load"), ("pa", "memory_map"))
+        opens = name == "open" and before not in ("cls", "DataFolder", "Image", "fsspec") and "w" not in first
+        reads = name in ("read_bytes", "read_text") and before is not None
+        if (library and "regular(" not in first) or reads or opens:
+            found.append(ast.unparse(node))
+    return found
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {f"dist_transformer.{name}" for name in READERS}))
+def test_only_regular_files_are_read(module: str) -> None:
+    whole = whole_names(tree_of(MODULES[module]))
+    assert [read for read in unguarded_reads(tree_of(MODULES[module])) if read.partition(".")[0] not in whole] == []
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("path.open()", 1),
+        ("open(path)", 1),
+        ("path.read_text()", 1),
+        ("safe_open(path)", 1),
+        ("np.load(path)", 1),
+        ("safe_open(regular(path))", 0),
+        ("read_small(path)", 0),
+        ("DataFolder.open(place)", 0),
+    ],
+)
+def test_reads_are_recognised(code: str, found: int) -> None:
+    assert len(unguarded_reads(ast.parse(code))) == found
+
+
 # Modules are split by stage; 400 lines is the aim, and this is the bound.
 LONGEST = 435
 

@@ -1,4 +1,6 @@
+import fcntl
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from dist_transformer.config.registry import ATTENTIONS
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.directions import Direction
 from dist_transformer.errors import UserError
+from dist_transformer.files import folder_beside
 from dist_transformer.model.attention import MultiHeadAttention
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, load_model, read_model_info, write_model_folder
@@ -254,3 +257,45 @@ def test_a_wrong_config_is_refused(copy: Path, key: str, value: object, message:
     file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
     with pytest.raises(UserError, match=message):
         load_model(copy, CPU)
+
+
+def test_what_killed_writers_left_goes(copy: Path, model_info: ModelInfo, random_model: Transformer) -> None:
+    """Folders of their names, unless a writer holds them; of others nothing."""
+    killed, held, foreign = (copy.parent / f".model.{mark * 32}" for mark in ("a", "b", "x"))
+    for folder in (killed, held, foreign, killed.with_name(f"{killed.name}.old"), held.with_name(f"{held.name}.old")):
+        folder.mkdir()
+        (folder / "model.safetensors").touch()
+    (copy.parent / f".model.{'c' * 32}").symlink_to(foreign)
+    handle = os.open(held, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    write_again(copy, replace(model_info, steps=(7,)), random_model)
+    left = {path.name for path in copy.parent.iterdir()}
+    assert left == {"model", held.name, f"{held.name}.old", foreign.name, f".model.{'c' * 32}"}
+    os.close(handle)
+    write_again(copy, model_info, random_model)
+    assert {path.name for path in copy.parent.iterdir()} == {"model", foreign.name, f".model.{'c' * 32}"}
+
+
+def test_two_writers_at_once(copy: Path, model_info: ModelInfo, random_model: Transformer) -> None:
+    """The second one begins when the first has written half, or when the older model has stepped aside."""
+    with folder_beside(copy) as first:
+        (first / "model.safetensors").touch()
+        write_again(copy, replace(model_info, steps=(7,)), random_model)
+        assert (first / "model.safetensors").exists()
+        copy.rename(first.with_name(f"{first.name}.old"))
+        write_again(copy, replace(model_info, steps=(8,)), random_model)
+        assert first.with_name(f"{first.name}.old").exists() or read_model_info(copy).steps == (8,)
+        assert (first / "model.safetensors").exists()
+    assert not first.exists()
+
+
+def test_names_have_no_power_over_the_card(tmp_path: Path, model_info: ModelInfo, random_model: Transformer) -> None:
+    hostile = 'de\n---\nlicense: "mit"\x1b[2J'
+    info = replace(model_info, source_language="no", target_language=hostile, corpus="a\n# b <script> [x](y) \x1b")
+    write_again(tmp_path / "m", info, random_model)
+    card = (tmp_path / "m/README.md").read_text()
+    head = card.split("---\n")[1]
+    assert head.splitlines()[:4] == ["language:", '- "no"', f"- {json.dumps(hostile)}", "pipeline_tag: translation"]
+    assert r"- Training data: a \# b \<script\> \[x\](y) \\x1b (synthetic)" in card
+    assert "\x1b" not in card
+    assert "license:" not in [line.strip() for line in card.splitlines() if line.startswith("license")]

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from dist_transformer.config.plain import from_plain, read_json
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.errors import UserError
-from dist_transformer.files import is_pickle
+from dist_transformer.files import is_pickle, regular
 from dist_transformer.model_folder import TOKENIZER_FILE, WEIGHTS_FILE, ModelInfo, read_model_info
 from dist_transformer.run.checkpoint import checkpoint_problem
 from dist_transformer.run.layout import STATE_FILE
@@ -193,7 +193,7 @@ def _open_tensors(file: Path) -> Any:
             f"{file} is a pickle, which may run any code when it is loaded, and is not read: give .safetensors files"
         )
     try:
-        return safe_open(file, framework="pt")
+        return safe_open(regular(file), framework="pt")
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file} cannot be read ({error}): {_REMEDY}") from None
 

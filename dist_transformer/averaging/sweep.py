@@ -18,11 +18,11 @@ from dist_transformer.averaging.mean import mean_weights
 from dist_transformer.config.plain import read_json
 from dist_transformer.data.folder.format import INDEX_FILE, VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.folder.storage import is_url
+from dist_transformer.data.folder.urls import is_url
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.evaluate import Evaluation, ReferencedText, evaluate_model, read_test_set
 from dist_transformer.evaluation.reference_nll import reference_nll
-from dist_transformer.files import sha256_of, write_file
+from dist_transformer.files import make_folder, sha256_of, write_file
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import for_decoding
@@ -190,7 +190,7 @@ def write_sweep(result: Sweep, out: Path) -> None:
     """
     report = json.dumps(result.report(), indent=2, ensure_ascii=False)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(out.parent)
         for suffix, text in (("json", report), ("md", f"# Means of weight files for {out.name}\n\n{result.table()}")):
             write_file(out.with_name(f"{out.name}.sweep.{suffix}"), f"{text}\n")
     except OSError as error:

@@ -30,7 +30,7 @@ from dist_transformer.averaging.choice import ChosenWeights, choose_weights
 from dist_transformer.averaging.mean import average
 from dist_transformer.averaging.sweep import Candidate, DevSet, Sweep, sweep, validation_text, write_sweep
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
-from dist_transformer.errors import UserError
+from dist_transformer.errors import UserError, say
 from dist_transformer.inference.options import (
     PRECISIONS,
     add_decoding_options,
@@ -64,11 +64,11 @@ def average_once(arguments: argparse.Namespace) -> None:
     if paths is None:
         chosen = choose(arguments, arguments.best if arguments.last is None else arguments.last)
         if chosen.warning is not None:
-            print(f"warning: {chosen.warning}", file=sys.stderr)
-        print(f"chosen: {chosen.how}")
+            say(f"warning: {chosen.warning}", file=sys.stderr)
+        say(f"chosen: {chosen.how}")
         paths, notes = chosen.paths, [f"Chosen: {chosen.how}"]
     info = average(paths, arguments.out, notes=notes)
-    print(f"averaged {len(paths)} set(s) of weights, steps {', '.join(map(str, info.steps))}: {arguments.out}")
+    say(f"averaged {len(paths)} set(s) of weights, steps {', '.join(map(str, info.steps))}: {arguments.out}")
 
 
 def choose(arguments: argparse.Namespace, count: int) -> ChosenWeights:
@@ -100,17 +100,17 @@ def run_sweep(arguments: argparse.Namespace, world: World) -> None:
 def print_candidate(candidate: Candidate) -> None:
     """As soon as it is known."""
     if candidate.chosen.warning is not None:
-        print(f"warning: {candidate.chosen.warning}", file=sys.stderr)
-    print(f"N = {candidate.count}: {candidate.bleu:.2f} BLEU, {candidate.evaluation.seconds:.0f} s", file=sys.stderr)
+        say(f"warning: {candidate.chosen.warning}", file=sys.stderr)
+    say(f"N = {candidate.count}: {candidate.bleu:.2f} BLEU, {candidate.evaluation.seconds:.0f} s", file=sys.stderr)
 
 
 def write_best(result: Sweep, out: Path) -> None:
     """The table first: a full disk does not cost what was measured."""
-    print(result.table(), flush=True)
+    say(result.table())
     write_sweep(result, out)
     best = result.best
     average(best.chosen.paths, out, notes=[f"Chosen: {best.chosen.how}", result.note()])
-    print(f"averaged {best.count} set(s) of weights: {out}")
+    say(f"averaged {best.count} set(s) of weights: {out}")
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -12,6 +12,7 @@ from pathlib import Path
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.presets import PRESETS
+from dist_transformer.errors import say
 from dist_transformer.files import write_file
 from dist_transformer.run.records import read_records
 from dist_transformer.runtime.launch import as_typed, installed_program, own_command, run_printed
@@ -36,7 +37,7 @@ def main() -> None:
 
 
 def call(title: str, command: list[object]) -> None:
-    print(f"\n== {title}")
+    say(f"\n== {title}")
     run_printed(command)
 
 
@@ -58,13 +59,13 @@ def print_summary(run: Path, result: dict[str, object]) -> None:
     data = run / "data" / "text"
     hypotheses = Path(str(read_json(run / "bleu.json")["hypotheses"])).read_text(encoding="utf-8").split("\n")
     sources = (data / "test.en").read_text(encoding="utf-8").split("\n")
-    print("\n== Three unseen sentences")
+    say("\n== Three unseen sentences")
     for source, hypothesis in list(zip(sources, hypotheses, strict=False))[:3]:
-        print(f"  {source}\n    -> {hypothesis}")
+        say(f"  {source}\n    -> {hypothesis}")
     translate = as_typed(own_command("translate", "--model", run / "model"))
     curves = as_typed([installed_program("tensorboard"), "--host", "localhost", "--logdir", run / "tensorboard"])
     flags = ["--src", "F", "--tgt", "F", "--vocab-size", 10_000, "--out", "DATA"]
-    print(
+    say(
         f"\n== Done\n"
         f"BLEU {result['bleu']:.1f} on the synthetic corpus (it shows that all parts work, no more)\n"
         f"trained {result['train_seconds']:.0f} s at {result['target_tokens_per_second']:,.0f} target tokens/s on "

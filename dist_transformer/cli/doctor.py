@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from dist_transformer.checks import check_table, failed
 from dist_transformer.cli.parser import make_parser
-from dist_transformer.errors import UserError
+from dist_transformer.errors import UserError, say
 from dist_transformer.preflight.preflight import PreflightSettings, preflight
 from dist_transformer.runtime.world import read_world
 
@@ -31,7 +31,7 @@ def main() -> None:
         with tqdm(bar_format="{desc}", disable=None if world.is_main else True, leave=False) as bar:
             checks = preflight(world, settings, progress=bar.set_description_str)
         if world.is_main:
-            print(check_table(checks), flush=True)
+            say(check_table(checks))
         if names := ", ".join(failed(checks)):
             raise UserError(f"not fit to train ({names}): follow the remedies above, and run this again")
     except UserError:

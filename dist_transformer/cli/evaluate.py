@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 
 from dist_transformer.cli.parser import make_parser
-from dist_transformer.errors import UserError
+from dist_transformer.errors import UserError, say
 from dist_transformer.evaluation.compare import compare
 from dist_transformer.evaluation.evaluate import Evaluation, evaluate, write_evaluation, write_report
 from dist_transformer.files import require_writable
@@ -79,22 +79,22 @@ def score_files(arguments: argparse.Namespace) -> None:
     comparison = compare(
         arguments.hypotheses, arguments.ref, target_language=arguments.tgt_lang, lowercase=arguments.lowercase
     )
-    print(f"{comparison.sentences:,} sentences, to {arguments.tgt_lang}")
-    print(comparison)
+    say(f"{comparison.sentences:,} sentences, to {arguments.tgt_lang}")
+    say(comparison)
     if arguments.json is not None:
         write_report(comparison.report(), arguments.json)
 
 
 def print_scores(evaluation: Evaluation) -> None:
     for split in evaluation.splits:
-        print(f"note: {split}", file=sys.stderr)
+        say(f"note: {split}", file=sys.stderr)
     info = evaluation.info
     synthetic = " (SYNTHETIC: the scores say nothing about real text)" if info.synthetic else ""
-    print(f"trained on {info.corpus}{synthetic}")
-    print(f"{len(evaluation.hypotheses):,} sentences, {info.source_language}-{info.target_language}")
-    print(evaluation.scores)
+    say(f"trained on {info.corpus}{synthetic}")
+    say(f"{len(evaluation.hypotheses):,} sentences, {info.source_language}-{info.target_language}")
+    say(evaluation.scores)
     for note in evaluation.notes:
-        print(f"note: {note}")
+        say(f"note: {note}")
 
 
 def check_arguments(arguments: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.events import EpochSummary
 from dist_transformer.data.loading.plan import resolve_budgets
 from dist_transformer.data.loading.statistics import count_lengths, first_epoch, length_histograms, random_examples
-from dist_transformer.errors import UserError
+from dist_transformer.errors import UserError, say
 from dist_transformer.files import write_file
 from dist_transformer.reporting.figures import as_png, length_picture
 
@@ -31,21 +31,21 @@ def main() -> None:
     folder = DataFolder.open(arguments.data)
     if arguments.verify:
         folder.verify()
-        print("hashes: every file is as the index states\n")
+        say("hashes: every file is as the index states\n")
     index, train = folder.index, folder.train
     budgets = resolve_budgets(batch, source_tokens=train.info.source_tokens, target_tokens=train.info.target_tokens)
     names = [f"source, {index.source_language}", f"target, {index.target_language}"]
-    print(describe(folder))
+    say(describe(folder))
     lengths = count_lengths(train)
-    print("\n" + length_histograms(lengths, names))
+    say("\n" + length_histograms(lengths, names))
     for name, side in zip(names, lengths, strict=True):
         marks = ", ".join(f"{share:.0%} up to {side.quantile(share)}" for share in (0.5, 0.9, 0.99))
-        print(f"{name}: mean {side.mean:.1f} tokens, {marks}, longest {side.longest}")
-    print("\n" + describe_epoch(first_epoch(train, budgets, window_shards=batch.window_shards, seed=arguments.seed)))
+        say(f"{name}: mean {side.mean:.1f} tokens, {marks}, longest {side.longest}")
+    say("\n" + describe_epoch(first_epoch(train, budgets, window_shards=batch.window_shards, seed=arguments.seed)))
     if arguments.examples:
-        print()
+        say()
         for source, target in random_examples(train, folder.tokenizer(), arguments.examples, seed=arguments.seed):
-            print(f"{source} ||| {target}")
+            say(f"{source} ||| {target}")
     if arguments.png is not None:
         write_picture(arguments.png, as_png(length_picture(lengths, names)))
 

@@ -24,7 +24,7 @@ import tyro
 from dist_transformer.config.flags import print_above_help
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.config.table3 import preset_with_variant
-from dist_transformer.errors import UserError
+from dist_transformer.errors import UserError, say
 from dist_transformer.files import write_file
 from dist_transformer.planning.measured import Comparison, compare, read_run
 from dist_transformer.planning.plan import Cluster, RunPlan, plan_run, what_would_fit
@@ -77,9 +77,9 @@ def main() -> None:
         run = read_run(arguments.against)
         plan = plan_run(run.config, run.cluster(cluster), run.ds_config, run.workload())
         comparisons = list(compare(plan, run))
-    print("\n".join((*describe(plan), *memory_table(plan), *speed_and_run(plan), *comparison_table(comparisons))))
+    say("\n".join((*describe(plan), *memory_table(plan), *speed_and_run(plan), *comparison_table(comparisons))))
     for caution in cautions(plan.config, epochs=plan.epochs, target_tokens=plan.work.corpus_target_tokens):
-        print(f"warning: {caution}", file=sys.stderr)
+        say(f"warning: {caution}", file=sys.stderr)
     if arguments.json is not None:
         write_json(arguments.json, plan, comparisons)
     refuse_what_does_not_fit(plan)

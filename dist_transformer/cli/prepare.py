@@ -18,7 +18,7 @@ from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import JsonlFile, PairSource, TsvFile, expand, line_files
 from dist_transformer.data.text.tables import HubDataset, ParquetFile
 from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
-from dist_transformer.errors import UserError
+from dist_transformer.errors import UserError, say
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace, ranks: MpiRanks) -> None:
 
 def print_line(line: str) -> None:
     try:
-        print(line, flush=True)
+        say(line)
     except BrokenPipeError:
         # `| head` has read enough; the preparation goes on.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

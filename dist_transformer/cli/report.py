@@ -8,6 +8,7 @@ The page needs no network and no other file. It can be written while the run tra
 from pathlib import Path
 
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
+from dist_transformer.errors import say
 from dist_transformer.reporting.html.page import write_report
 
 
@@ -16,4 +17,4 @@ def main() -> None:
     add_folder(parser, "--run-dir", "RUN", "run folder of a training")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default: RUN/report.html)")
     arguments = parser.parse_args()
-    print(write_report(folder_of(parser, arguments, "--run-dir"), arguments.out))
+    say(write_report(folder_of(parser, arguments, "--run-dir"), arguments.out))

@@ -26,7 +26,7 @@ from typing import IO
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.tokenizer import Tokenizer
-from dist_transformer.files import require_writable, whole_path
+from dist_transformer.files import make_folder, require_writable, whole_path
 from dist_transformer.inference.options import PRECISIONS, add_device_option, add_direction_options, add_model_option
 from dist_transformer.inference.pieces import readable_pieces
 from dist_transformer.inference.scoring import SCORED_TOKENS, PairScore, score_files
@@ -101,7 +101,7 @@ def output_of(world: World, out: Path | None) -> Iterator[Callable[[str], None]]
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[IO[bytes]]:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     # Without a buffer, whose rest would be written at the end, an error a second time.
     with whole_path(path) as beside, beside.open("wb", buffering=0) as file:
         yield file

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from dist_transformer.checks import check_table, failed
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
-from dist_transformer.errors import UserError
+from dist_transformer.errors import UserError, say
 from dist_transformer.run.verify import verify_run
 
 
@@ -25,7 +25,7 @@ def main() -> None:
     # disable=None: a bar in a terminal, nothing in a file.
     with tqdm(unit=" steps", disable=None, leave=False) as bar:
         checks = verify_run(arguments.run_dir, arguments.data, cache_dir=arguments.cache_dir, on_step=bar.update)
-    print(check_table(checks))
+    say(check_table(checks))
     if names := failed(checks):
         count = f"{len(names)} of {len(checks)} checks failed"
         raise UserError(f"{arguments.run_dir}: {count}: see FAIL in the table above")

@@ -13,7 +13,7 @@ from dist_transformer.data.text.files import read_aligned
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.bleu import Scores, score
-from dist_transformer.files import write_file
+from dist_transformer.files import make_folder, write_file
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Split, Translator
 from dist_transformer.model.transformer import Transformer
@@ -179,7 +179,7 @@ def write_report(report: dict[str, Any], file: Path, *, beside: dict[Path, str] 
         UserError: they cannot be written.
     """
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         for path, text in (beside or {}).items():
             write_file(path, text)
         write_file(file, json.dumps(report, indent=2, ensure_ascii=False) + "\n")

@@ -28,7 +28,18 @@ from dist_transformer import __version__
 from dist_transformer.config.plain import read_json
 from dist_transformer.data.text.files import read_lines
 from dist_transformer.errors import UserError
-from dist_transformer.files import exclusive, move, remove_unfinished, sha256_of, whole_path, write_file
+from dist_transformer.files import (
+    exclusive,
+    make_folder,
+    move,
+    open_regular,
+    remove,
+    remove_tree,
+    remove_unfinished,
+    sha256_of,
+    whole_path,
+    write_file,
+)
 from dist_transformer.inference.translator import Translation
 from dist_transformer.model_folder import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE
 from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks, rank, world_size
@@ -117,7 +128,7 @@ def _begin(job: CorpusJob, held: contextlib.ExitStack) -> _Start | None:
         _lock(job, held)
         if (job.parts / _COMPLETE).exists() and job.output.exists() and not (job.parts / _WHOLE).exists():
             # Killed between the last two steps.
-            shutil.rmtree(job.parts)
+            remove_tree(job.parts)
             _report(f"{job.output} is complete")
             return None
         # Another command may have ended since.
@@ -126,7 +137,7 @@ def _begin(job: CorpusJob, held: contextlib.ExitStack) -> _Start | None:
         if (job.parts / _MANIFEST).exists():
             _require_same(job, read_json(job.parts / _MANIFEST), identity)
         remove_unfinished(job.parts)
-        (job.parts / _FAILED).unlink(missing_ok=True)
+        remove(job.parts / _FAILED)
         write_file(job.parts / _MANIFEST, json.dumps(identity, indent=1, ensure_ascii=False) + "\n")
         sizes = [min(job.chunk_lines, lines - first) for first in range(0, lines, job.chunk_lines)]
         finished = _finished(job)
@@ -136,7 +147,9 @@ def _begin(job: CorpusJob, held: contextlib.ExitStack) -> _Start | None:
 
 
 def _lock(job: CorpusJob, held: contextlib.ExitStack) -> None:
-    job.parts.mkdir(parents=True, exist_ok=True)
+    if job.parts.is_symlink():
+        raise UserError(f"{job.parts} is a link: choose another --output, or remove it")
+    make_folder(job.parts)
     names = {path.name for path in job.parts.iterdir()}
     if _MANIFEST not in names and names - {_LOCK} and not all(name.startswith(".") for name in names - {_LOCK}):
         raise UserError(f"{job.parts} holds other files than a translation: choose another --output, or remove it")
@@ -247,12 +260,12 @@ def _finish(job: CorpusJob, start: _Start) -> None:
     with _explained(job):
         with whole_path(job.parts / _WHOLE) as beside, beside.open("wb") as whole:
             for chunk in range(len(start.sizes)):
-                with job.part(chunk).open("rb") as part:
+                with open_regular(job.part(chunk)) as part:
                     shutil.copyfileobj(part, whole)
         write_file(job.parts / _COMPLETE, "")
         _refuse_existing(job)
         move(job.parts / _WHOLE, job.output)
-        shutil.rmtree(job.parts)
+        remove_tree(job.parts)
 
 
 def _lines(job: CorpusJob) -> Iterable[str]:

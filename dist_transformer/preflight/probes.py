@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from dist_transformer.data.folder.format import INDEX_FILE
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.folder.storage import check_file, is_url, refuse_password
+from dist_transformer.data.folder.storage import check_file
+from dist_transformer.data.folder.urls import is_url, refuse_secrets, without_secrets
 from dist_transformer.errors import UserError
 from dist_transformer.files import read_small
 from dist_transformer.preflight.facts import DataFacts, Facts, Reduction, SharedFolder
@@ -142,7 +143,7 @@ def look_at_data(place: str, *, opens: bool) -> DataFacts:
     """The index of a data folder; `opens` also checks the size of every file."""
     try:
         if is_url(place):
-            refuse_password(place)
+            refuse_secrets(place)
             import fsspec
 
             with fsspec.open(f"{place.rstrip('/')}/{INDEX_FILE}", "rb") as file:
@@ -155,7 +156,7 @@ def look_at_data(place: str, *, opens: bool) -> DataFacts:
         return DataFacts(place=place, problem=str(error))
     except Exception as error:  # every kind of store has its own
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-        return DataFacts(place=place, problem=f"{place}/{INDEX_FILE} cannot be read ({reason})")
+        return DataFacts(place=place, problem=f"{place}/{INDEX_FILE} cannot be read ({without_secrets(reason)})")
     digest = hashlib.sha256(content).hexdigest()
     identity = (status.st_ino, status.st_mtime_ns, status.st_size)
     return DataFacts(place=place, index_sha256=digest, identity=identity)

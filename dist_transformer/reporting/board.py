@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dist_transformer.files import append_to
+from dist_transformer.errors import printable
+from dist_transformer.files import append_to, make_folder
 from dist_transformer.reporting.figures import as_png
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class Board:
     def _open(self, folder: Path, first_step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         # TensorBoard reads files in the order of their names.
         name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.0"
         self._file = append_to(folder / name)
@@ -183,4 +184,6 @@ def _settings_summaries(values: dict[str, int | float | str]) -> tuple[Any, Any,
     """Give what TensorBoard reads of all runs, of the start of this one, and of its end."""
     from torch.utils.tensorboard.summary import hparams
 
-    return hparams(values, dict.fromkeys(_RESULTS))
+    # A path may hold bytes that are no UTF-8.
+    shown = {name: printable(value) if isinstance(value, str) else value for name, value in values.items()}
+    return hparams(shown, dict.fromkeys(_RESULTS))

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from dist_transformer.config.plain import flat_settings
 from dist_transformer.config.settings import TimeoutConfig, TrainConfig
 from dist_transformer.data.loading.events import EpochSummary
+from dist_transformer.errors import printable, say
 from dist_transformer.evaluation.samples import SampleSheet
 from dist_transformer.reporting.board import RARE, Board
 from dist_transformer.reporting.figures import attention_picture, learning_rate_picture, position_picture
@@ -173,9 +174,9 @@ class Reporter:
         if self.bar is not None:
             # It is drawn again below the text.
             self._fit_bar(self.bar)
-            self.bar.write(text)
+            self.bar.write(printable(text))
         else:
-            print(text, flush=True)
+            say(text)
 
     def close(self) -> None:
         if self.is_main:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dist_transformer.config.registry import Registry
-from dist_transformer.files import append_to
+from dist_transformer.files import append_to, open_regular
 from dist_transformer.run.layout import METRICS_FILE
 
 
@@ -44,9 +44,9 @@ class MetricsFile:
 
     def has_recorded(self, kind: str, step: int) -> bool:
         """Decide whether the file holds such a record."""
-        begin = json.dumps({"kind": kind, "step": step}).removesuffix("}")
-        with self.path.open(encoding="utf-8", errors="replace") as lines:
-            return any(line.startswith(f"{begin},") for line in lines)
+        begin = json.dumps({"kind": kind, "step": step}).removesuffix("}").encode()
+        with open_regular(self.path) as lines:
+            return any(line.startswith(begin + b",") for line in lines)
 
     def close(self) -> None:
         self._file.close()

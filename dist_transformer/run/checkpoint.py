@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from dist_transformer.config.plain import read_json
 from dist_transformer.errors import UserError
-from dist_transformer.files import read_small, sha256_of
+from dist_transformer.files import read_small, regular, sha256_of
 from dist_transformer.run.layout import CHECKPOINTS, MANIFEST_FILE, STATE_FILE, WEIGHT_HASHES, checkpoints_of, step_of
 from dist_transformer.run.state import EMA, MOMENTS, ParameterState
 from dist_transformer.runtime import distributed
@@ -81,7 +81,7 @@ def _file_problem(folder: Path, name: str, stated: tuple[Any, Any]) -> str | Non
         if file.suffix == ".json":
             read_json(file)
         else:
-            safe_open(file, framework="pt")
+            safe_open(regular(file), framework="pt")
     except UserError as error:
         return str(error)
     except (SafetensorError, OSError) as error:
@@ -155,8 +155,8 @@ class CheckpointReader:
         self._files: dict[str, Any] = {}
         for part in sorted(path.glob("part-*.safetensors")):
             try:
-                opened = safe_open(part, framework="pt")
-            except SafetensorError as error:
+                opened = safe_open(regular(part), framework="pt")
+            except (SafetensorError, OSError) as error:
                 # As its manifest states, and still no such file: it was not written by training.
                 raise UserError(f"{part} cannot be read ({error}): restore {path} from a backup") from None
             self._files.update(dict.fromkeys(opened.keys(), opened))

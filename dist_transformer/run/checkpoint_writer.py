@@ -8,7 +8,6 @@ hash of the weight file → rename → the pointer `latest` moves → older ones
 import copy
 import json
 import platform
-import shutil
 import threading
 import time
 import uuid
@@ -25,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from dist_transformer.errors import UserError
-from dist_transformer.files import move, sha256_of, sync, whole_path, write_file
+from dist_transformer.files import make_folder, move, remove, remove_tree, sha256_of, sync, whole_path, write_file
 from dist_transformer.run.checkpoint import FORMAT_VERSION, manifest_content, weight_hashes
 from dist_transformer.run.layout import (
     CHECKPOINTS,
@@ -242,17 +241,21 @@ class CheckpointWriter:
         remedy = "free space or fix the folder; older checkpoints are intact"
         return distributed.on_all_ranks(
             action,
-            errors=(OSError, SafetensorError, MemoryError),
-            describe=lambda error: f"cannot write the checkpoint: {str(error) or type(error).__name__}: {remedy}",
+            errors=(UserError, OSError, SafetensorError, MemoryError),
+            describe=lambda error: (
+                str(error)
+                if isinstance(error, UserError)
+                else f"cannot write the checkpoint: {str(error) or type(error).__name__}: {remedy}"
+            ),
             group=self._group,
         )
 
     def _start_anew(self, temporary: Path) -> None:
         self._remove_unfinished()
-        (self.run_dir / WEIGHTS).mkdir(parents=True, exist_ok=True)
-        temporary.parent.mkdir(exist_ok=True)
+        make_folder(self.run_dir / WEIGHTS)
+        make_folder(temporary.parent)
         sync(self.run_dir)
-        temporary.mkdir()
+        make_folder(temporary)
 
     def _remove_unfinished(self) -> None:
         """What a killed or failed save left; for rank 0, which alone may write this run."""
@@ -290,7 +293,7 @@ class CheckpointWriter:
     def _name_weights(self, written: Path, files: dict[str, Any]) -> None:
         """Move the weight file to its place; wherever the process is killed, what is there has its hash beside it."""
         file = self.run_dir / WEIGHTS / written.name
-        file.unlink(missing_ok=True)
+        remove(file)
         _write_hashes(file.parent, {file.name: files.pop(file.name)["sha256"]})
         move(written, file)
 
@@ -306,7 +309,7 @@ class CheckpointWriter:
         pruned = [file for file in files[retention.weights :] if file.name not in best]
         pruned += sorted(folder.glob(f"{EMA}-*.safetensors"), reverse=True)[retention.checkpoints :]
         for file in pruned:
-            file.unlink(missing_ok=True)
+            remove(file)
         if pruned:
             _write_hashes(folder, {})
 
@@ -373,6 +376,6 @@ def _set_aside(checkpoint: Path) -> Path:
 
 
 def _remove(path: Path) -> None:
-    """A folder or a file; a link, not what it leads to."""
+    """Remove what is of no use any more, if that can be done."""
     with suppress(OSError):
-        path.unlink() if path.is_symlink() or not path.is_dir() else shutil.rmtree(path)
+        remove_tree(path)

@@ -17,7 +17,17 @@ from dist_transformer.config.settings import RUN_IDENTITY, TrainConfig
 from dist_transformer.data.folder.format import INDEX_FILE, TOKENIZER_FILE
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
-from dist_transformer.files import exclusive, read_small, remove_unfinished, sha256_of, write_file
+from dist_transformer.files import (
+    exclusive,
+    guard,
+    make_folder,
+    read_small,
+    refuse_link,
+    remove,
+    remove_unfinished,
+    sha256_of,
+    write_file,
+)
 from dist_transformer.model_folder import WEIGHTS_FILE
 from dist_transformer.run.checkpoint import CheckpointReader, newest_checkpoint
 from dist_transformer.run.checkpoint_writer import move_pointer
@@ -30,6 +40,7 @@ from dist_transformer.run.layout import (
     SAMPLES,
     SETTINGS_FILE,
     WEIGHTS,
+    WRITTEN_IN_PLACE,
     weight_files,
 )
 from dist_transformer.run.ledger import truncate_jsonl
@@ -62,6 +73,7 @@ def open_run(
         UserError: on all ranks: the folder is in use or cannot be written, `--resume` forbids it, or settings differ.
     """
     run_dir, notes = config.run_dir, list[str]()
+    guard(run_dir)
 
     def by_main(action: Callable[[], object]) -> None:
         distributed.on_all_ranks(
@@ -76,6 +88,8 @@ def open_run(
 
     def take() -> None:
         _refuse_other_folder(run_dir)
+        for name in WRITTEN_IN_PLACE:
+            refuse_link(run_dir / name)
         if config.checkpoints.resume != "required" or run_dir.is_dir():
             acquired.enter_context(sole_writer(run_dir, notes.append))
 
@@ -112,6 +126,11 @@ def open_run(
 
 def _refuse_other_folder(run_dir: Path) -> None:
     """A run would write its settings over those of a model, and its tokenizer over that of data."""
+    try:
+        str(run_dir).encode()
+    except UnicodeEncodeError:
+        # `safetensors` would write files there, and could not read them.
+        raise UserError(f"--run-dir {run_dir} has a name that is no UTF-8: choose another") from None
     for name, kind in ((INDEX_FILE, "a data"), (WEIGHTS_FILE, "a model")):
         if (run_dir / name).exists():
             raise UserError(f"--run-dir {run_dir} is {kind} folder (it has {name}): choose another, new or of a run")
@@ -147,7 +166,7 @@ def sole_writer(run_dir: Path, note: Callable[[str], None], *, patience: float =
     Raises:
         UserError: another process holds the folder; by host, process and time.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(run_dir)
     path, deadline = run_dir / LOCK_FILE, time.monotonic() + patience
     with ExitStack() as stack:
         file: TextIO | None = None
@@ -285,7 +304,7 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def write_settings(run_dir: Path, described: dict[str, Any], tokenizer: Path) -> None:
-    run_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(run_dir)
     write_file(run_dir / SETTINGS_FILE, json.dumps(described, indent=1) + "\n")
     write_file(run_dir / TOKENIZER_FILE, read_small(tokenizer))
 
@@ -302,4 +321,4 @@ def remove_newer(run_dir: Path, step: int) -> None:
     """Remove weight files and samples after `step`: what a run that goes on from there computes anew."""
     for file in (*run_dir.glob("weights/step-*"), *run_dir.glob("weights/ema-*"), *run_dir.glob("samples/step-*")):
         if int(file.stem.rpartition("-")[2]) > step:
-            file.unlink()
+            remove(file)

@@ -10,6 +10,7 @@ RUN/weights/step-00001000.safetensors  fp32 weights alone, for averaging; ema-â€
 RUN/weights/SHA256SUMS                 their hashes, as `sha256sum --check` reads them
 RUN/samples/, RUN/tensorboard/         translations of each validation, event files
 RUN/heartbeats/, RUN/lock              where every rank is, who holds the folder
+RUN/hangs/                             what ranks did that did not go on
 """
 
 import re
@@ -17,13 +18,17 @@ from pathlib import Path
 
 SETTINGS_FILE, ENVIRONMENT_FILE, LOCK_FILE = "config.json", "environment.json", "lock"
 METRICS_FILE, LEDGER_FILE = "metrics.jsonl", "ledger.jsonl"
-CHECKPOINTS, WEIGHTS, SAMPLES, TENSORBOARD, HEARTBEATS = (
+CHECKPOINTS, WEIGHTS, SAMPLES, TENSORBOARD, HEARTBEATS, HANGS = (
     "checkpoints",
     "weights",
     "samples",
     "tensorboard",
     "heartbeats",
+    "hangs",
 )
+FOLDERS = (CHECKPOINTS, WEIGHTS, SAMPLES, TENSORBOARD, HEARTBEATS, HANGS)
+WRITTEN_IN_PLACE = (LOCK_FILE, METRICS_FILE, LEDGER_FILE, *FOLDERS)
+"""What a run adds to; its other files are written beside and replaced."""
 POINTER, MANIFEST_FILE, STATE_FILE, WEIGHT_HASHES = "latest", "manifest.json", "state.json", "SHA256SUMS"
 
 _STEP_NAME = re.compile(r"step-(\d{8,})")

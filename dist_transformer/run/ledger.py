@@ -16,7 +16,7 @@ import torch
 
 from dist_transformer.data.loading.events import LeftOut
 from dist_transformer.errors import UserError
-from dist_transformer.files import append_to, write_file
+from dist_transformer.files import append_to, read_log, write_file
 from dist_transformer.packed import PackedBatch, PackedTokens
 
 # Odd 64-bit constants of splitmix64 (Steele et al. 2014), as signed numbers; torch's int64 products wrap around.
@@ -80,15 +80,19 @@ def left_out_records(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"step": entry["step"], **shard} for entry in entries for shard in entry.get("left_out", ())]
 
 
-def read_ledger(path: Path) -> list[dict[str, Any]]:
+def read_ledger(path: Path, *, in_progress: bool = False) -> list[dict[str, Any]]:
     """The entries of a ledger, each checked against the chain.
+
+    Args:
+        in_progress: leave out a last line that is being written.
 
     Raises:
         UserError: a line that does not follow from the one before.
     """
     entries, chain = [], GENESIS
     # A byte that is no UTF-8 is damage too: its replacement breaks the chain on the line where it stands.
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    text = read_log(path) if path.exists() else ""
+    lines = (text[: text.rfind("\n") + 1] if in_progress else text).splitlines()
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
@@ -107,7 +111,7 @@ def truncate_jsonl(path: Path, last_step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in read_log(path).splitlines():
         try:
             if json.loads(line)["step"] > last_step:
                 # Not the end: a save is recorded when it is done, some steps after its own.

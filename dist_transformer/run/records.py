@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dist_transformer.files import read_log
 from dist_transformer.run.layout import METRICS_FILE
 
 
 def read_records(run_dir: Path, kind: str) -> list[dict[str, Any]]:
     """The records of one kind in a run's `metrics.jsonl`, in order."""
-    lines = (run_dir / METRICS_FILE).read_text(encoding="utf-8").splitlines()
+    lines = read_log(run_dir / METRICS_FILE).splitlines()
     records = [json.loads(line) for line in lines]
     return [record for record in records if record["kind"] == kind]
 
@@ -21,7 +22,7 @@ def scan_records(path: Path) -> tuple[dict[str, list[dict[str, Any]]], tuple[int
     """
     records: dict[str, dict[int, dict[str, Any]]] = {}
     damaged = []
-    for row, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+    for row, line in enumerate(read_log(path).splitlines(), start=1):
         try:
             record = json.loads(line)
         except ValueError:

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from dist_transformer.config.settings import ModelConfig
+from dist_transformer.files import regular
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.run.checkpoint import CheckpointReader
 from dist_transformer.run.state import EMA, MOMENTS
@@ -34,7 +35,7 @@ def tensors_problem(files: Sequence[Path], expected: Shapes) -> str | None:
     place: dict[str, Path] = {}
     for file in files:
         try:
-            with safe_open(file, framework="pt") as stored:
+            with safe_open(regular(file), framework="pt") as stored:
                 for name in stored.keys():  # noqa: SIM118
                     if name in place:
                         return f"{file} holds tensor {name!r}, and so does {place[name]}"
@@ -54,7 +55,7 @@ def differing_weight(file: Path, checkpoint: CheckpointReader, *, part: str) -> 
     Args:
         part: `weight`, or `ema` for a file of averaged weights.
     """
-    with safe_open(file, framework="pt") as stored:
+    with safe_open(regular(file), framework="pt") as stored:
         for name in checkpoint.parameter_names():
             if not stored.get_tensor(name).equal(checkpoint.tensor(part, name)):
                 return name

@@ -23,13 +23,14 @@ from dist_transformer.data.loading.events import LeftOut
 from dist_transformer.data.loading.loader import open_folders
 from dist_transformer.data.loading.mixture import position_from_json
 from dist_transformer.errors import UserError
-from dist_transformer.files import is_pickle, read_small, sha256_of
+from dist_transformer.files import is_locked, is_pickle, read_small, regular, sha256_of
 from dist_transformer.model_folder import WEIGHTS_FILE
 from dist_transformer.run.checkpoint import CheckpointReader, checkpoint_problem, weight_hashes, weights_problem
 from dist_transformer.run.folder import settings_of
 from dist_transformer.run.layout import (
     CHECKPOINTS,
     LEDGER_FILE,
+    LOCK_FILE,
     POINTER,
     SETTINGS_FILE,
     STATE_FILE,
@@ -77,11 +78,16 @@ def verify_run(
             "give the --run-dir of a training"
         )
     verification = _Verification(run_dir)
+    if verification.in_progress:
+        verification.checks.append(Check(name="run", found="in progress: what is committed is checked", state="warn"))
     verification.check("settings", verification.settings)
     verification.check("files", verification.files)
     verification.check("ledger", verification.ledger)
     for path in verification.checkpoint_folders():
         verification.check(f"checkpoint {path.name}", partial(verification.checkpoint, path))
+        if verification.in_progress and not path.exists():
+            # Pruned meanwhile.
+            verification.checks.pop()
     verification.check("latest", verification.pointer)
     verification.check("weights", verification.weights)
     if data:
@@ -95,6 +101,8 @@ class _Verification:
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
+        self.in_progress = is_locked(run_dir / LOCK_FILE) is True
+        """Files are being written, and older ones pruned."""
         self.checks: list[Check] = []
         self._config: TrainConfig | None = None
         self._described: dict[str, Any] = {}
@@ -122,12 +130,19 @@ class _Verification:
 
     def files(self) -> str:
         count, problems = 0, []
-        for parent, folders, files in os.walk(self.run_dir, onerror=_fail):
+        for parent, folders, files in os.walk(self.run_dir, onerror=None if self.in_progress else _fail):
+            if self.in_progress:
+                # A checkpoint is written in such a folder.
+                folders[:] = [name for name in folders if not name.endswith(".tmp")]
             for name in (*folders, *files):
                 try:
                     _require_known(Path(parent) / name, self.run_dir)
                 except UserError as error:
-                    problems.append(str(error))
+                    if not (self.in_progress and name.endswith(".tmp")):
+                        problems.append(str(error))
+                except FileNotFoundError:
+                    if not self.in_progress:
+                        raise
             count += len(files)
         if problems:
             more = len(problems) - _SHOWN_PROBLEMS
@@ -136,7 +151,7 @@ class _Verification:
 
     def ledger(self) -> str:
         path = _plain_file(self.run_dir / LEDGER_FILE)
-        entries = read_ledger(path)
+        entries = read_ledger(path, in_progress=self.in_progress)
         if not entries:
             raise UserError(f"{path} is empty: no step of this run is proven")
         for record in left_out_records(entries):
@@ -200,6 +215,10 @@ class _Verification:
         name = read_small(path).decode().removesuffix("\n")
         if not _STEP_NAME.fullmatch(name):
             raise UserError(f"{path} holds {name!r:.60}, not the name of a checkpoint such as step-00001000")
+        if self.in_progress and _step_of(name) not in self._whole and (path.parent / name).is_dir():
+            # Committed since; the ledger was flushed before.
+            self._entries = read_ledger(_plain_file(self.run_dir / LEDGER_FILE), in_progress=True)
+            self.checkpoint(path.parent / name)
         if _step_of(name) not in self._whole:
             what = "is not whole (above)" if (path.parent / name).exists() else "does not exist"
             raise UserError(f"{path} names {name}, which {what}: resume the training, which moves it")
@@ -213,7 +232,13 @@ class _Verification:
         files = sorted(file for file in folder.iterdir() if _WEIGHTS_NAME.fullmatch(file.name))
         compared = 0
         for file in files:
-            self._require_weights(file, shapes)
+            try:
+                self._require_weights(file, shapes)
+            except (UserError, OSError):
+                if self.in_progress and not file.exists():
+                    # Pruned meanwhile.
+                    continue
+                raise
             compared += _step_of(file.stem) in self._whole
         return (
             f"{len(files)} file(s): hashes as {WEIGHT_HASHES} states, the model's parameters, all finite; {compared} "
@@ -224,7 +249,7 @@ class _Verification:
         remedy = "restore it from a backup, or remove it"
         if problem := tensors_problem([_plain_file(file)], shapes):
             raise UserError(f"{problem}: {remedy}")
-        with safe_open(file, framework="pt") as stored:
+        with safe_open(regular(file), framework="pt") as stored:
             stated = (stored.metadata() or {}).get("step")
         step = _step_of(file.stem)
         if stated != str(step):

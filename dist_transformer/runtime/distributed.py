@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from dist_transformer.errors import UserError
+from dist_transformer.errors import UserError, say
 from dist_transformer.runtime.world import World
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ def error_of_all(world: World) -> Iterator[None]:
     except UserError as error:
         # Every rank is here. The first one speaks before any ends: a launcher kills the others then.
         if world.is_main:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            say(f"error: {error}", file=sys.stderr)
         barrier()
         raise SystemExit(1) from None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TextIO
 
-from dist_transformer.errors import UserError
+from dist_transformer.errors import UserError, say
 from dist_transformer.runtime.interpreter import typed_path
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -184,7 +184,7 @@ def run_printed(command: Sequence[object], *, output: TextIO = sys.stdout, secon
     import torch
 
     words = [str(word) for word in command]
-    print(f"$ {as_typed(words)}", file=output, flush=True)
+    say(f"$ {as_typed(words)}", file=output)
     # Without a GPU, DeepSpeed's launcher would warn that it found none.
     environment = os.environ if torch.cuda.is_available() else {**os.environ, "DS_ACCELERATOR": "cpu"}
     try:

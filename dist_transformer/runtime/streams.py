@@ -65,7 +65,8 @@ def outlive_streams(*, remedy: str) -> None:
         stream = io.TextIOWrapper(
             io.BufferedWriter(raw),  # type: ignore[type-var]
             encoding=getattr(before, "encoding", "utf-8"),
-            errors=getattr(before, "errors", "backslashreplace"),
+            # A name with a character that the terminal's encoding lacks must not end a training.
+            errors="backslashreplace",
             line_buffering=True,
         )
         setattr(sys, name, stream)

@@ -6,7 +6,6 @@ of the given data, saves, resumes and decodes, learns a few sentences by heart, 
 
 import dataclasses
 import gc
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +25,8 @@ from dist_transformer.data.prepare.pipeline import PrepareSettings, prepare
 from dist_transformer.data.text.files import line_files
 from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
-from dist_transformer.errors import UserError
+from dist_transformer.errors import UserError, say
+from dist_transformer.files import remove_tree
 from dist_transformer.inference.beam import BeamSettings, beam_search
 from dist_transformer.packed import PackedBatch, PackedTokens, pack_side
 from dist_transformer.run.checkpoint import checkpoint_problem
@@ -64,14 +64,14 @@ def run_dry_run(config: TrainConfig, world: World, device: torch.device) -> None
         if config.corpora.data == EMBEDDED_CORPUS:
             config = config.changed(data=(str(_embedded_data(Path(scratch))),))
         small = _small_run(config, Path(scratch))
-        print(f"training on {_PACKS} packs, and saving …", flush=True)
+        say(f"training on {_PACKS} packs, and saving …")
         checks, records = _train(small, world, device)
-        print("resuming and decoding …", flush=True)
+        say("resuming and decoding …")
         checks += _resume_and_decode(small, world, device)
-        print(f"learning {_HEART_PAIRS} sentences by heart …", flush=True)
+        say(f"learning {_HEART_PAIRS} sentences by heart …")
         checks.append(_learn_by_heart(small, Path(scratch), world, device))
     _print_measures(config, records, device)
-    print(check_table(checks))
+    say(check_table(checks))
     if failed(checks):
         raise UserError("--test-mode: a check failed (FAIL above): do not start a long run before it passes")
 
@@ -82,7 +82,7 @@ def _embedded_data(scratch: Path) -> Path:
     sources, validation = (line_files([text / f"{name}.en"], [text / f"{name}.de"]) for name in ("train", "valid"))
     settings = PrepareSettings(out=data, sources=tuple(sources), validation=tuple(validation), vocab_size=1000)
     prepare(settings, lambda _: None)
-    print("no --data: the embedded corpus, with 1,000 words; a larger vocabulary needs more memory and time")
+    say("no --data: the embedded corpus, with 1,000 words; a larger vocabulary needs more memory and time")
     return data
 
 
@@ -169,7 +169,7 @@ def _resume_and_decode(config: TrainConfig, world: World, device: torch.device) 
     weights = run / WEIGHTS / f"{step_name(_STEPS)}.safetensors"
     expected = {name: tensor.clone() for name, tensor in load_file(weights).items()}
     ledger = (run / LEDGER_FILE).read_text(encoding="utf-8")
-    shutil.rmtree(run / CHECKPOINTS / step_name(_STEPS))
+    remove_tree(run / CHECKPOINTS / step_name(_STEPS))
     gc.collect()
     trainer = assemble(config.changed(resume="required"), world, device, quiet=True)
     trainer.train()
@@ -287,10 +287,10 @@ def _print_measures(config: TrainConfig, records: dict[str, Sequence[Any]], devi
         ("accumulation", f"{batch.accumulation_steps(1)} on 1 process, {_accumulations(config)}"),
         ("the whole run", f"{config.max_steps:,} steps: {hours:,.1f} hours on one such process, at this speed"),
     )
-    print()
+    say()
     for name, value in rows:
-        print(f"{name:16} {value}")
-    print()
+        say(f"{name:16} {value}")
+    say()
 
 
 def _accumulations(config: TrainConfig) -> str:

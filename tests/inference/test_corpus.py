@@ -169,7 +169,7 @@ def test_an_output_that_exists_stays(job: CorpusJob) -> None:
 
 
 def test_a_kill_between_the_last_two_steps(job: CorpusJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: object) -> None:
+    def stop(*_: object, **__: object) -> None:
         raise StoppedError
 
     monkeypatch.setattr(corpus.shutil, "rmtree", stop)

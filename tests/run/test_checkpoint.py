@@ -176,7 +176,7 @@ def test_what_is_removed_loses_its_name_first(run: Path, monkeypatch: pytest.Mon
     """Killed in the middle of it, no half-removed folder looks like a checkpoint."""
     removed: list[str] = []
     original = shutil.rmtree
-    monkeypatch.setattr(shutil, "rmtree", lambda path: (removed.append(path.name), original(path)))
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: (removed.append(path.name), original(path)))
     save(run, 5)
     flip(save(run, 10))
     save(run, 10, checkpoints=1)

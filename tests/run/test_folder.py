@@ -348,3 +348,11 @@ def test_the_next_command_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
     flags = ["--run-dir", str(run_dir), "--last", "2", "--out", str(run_dir / "model")]
     assert typed == as_typed(own_command("average", *flags))
     assert words[-len(flags) - 1 :] == ["average", *flags]
+
+
+def test_a_name_that_is_no_utf_8_is_refused_at_the_start(config: TrainConfig) -> None:
+    """A run could be saved there, and not resumed."""
+    run_dir = config.run_dir.with_name("r\udcff")
+    with ExitStack() as held, pytest.raises(UserError, match=r"has a name that is no UTF-8: choose another$"):
+        opened(config.changed(run_dir=run_dir), held)
+    assert not run_dir.exists()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dist_transformer.errors import UserError
+from dist_transformer.files import exclusive
 from dist_transformer.run.ledger import GENESIS, Ledger, chain_link
 from dist_transformer.run.verify import verify_run
 from tests.run.sound_run import LEFT_OUT, NEWEST, PART, edit_json, edit_manifest, failures, flip, seal
@@ -208,3 +209,20 @@ def test_a_data_folder_that_is_none(run: Path, tmp_path: Path) -> None:
 def test_another_number_of_data_folders_is_refused(run: Path, tmp_path: Path) -> None:
     found = {check.name: check.found for check in verify_run(run, ["a", "b"]) if not check.passed}
     assert found["data"] == "the run was trained on 1 data folder(s), not 2: give its --data"
+
+
+def test_a_run_in_progress_is_checked_as_far_as_it_is_committed(run: Path) -> None:
+    """Its lock is held; a checkpoint, a ledger line and other files are being written."""
+    (run / "checkpoints" / ".step-00000006.0.tmp").mkdir()
+    (run / "checkpoints" / ".step-00000006.0.tmp" / "part-00000.safetensors").write_bytes(b"half")
+    (run / ".config.json.0.tmp").touch()
+    with (run / "ledger.jsonl").open("a") as ledger:
+        ledger.write('{"step": 6, "ha')
+    assert failures(run).keys() >= {"files", "ledger"}
+    with exclusive(run / "lock"):
+        checks = verify_run(run)
+        assert [check.name for check in checks if not check.passed] == []
+        assert checks[0].found == "in progress: what is committed is checked"
+        flip(run / PART)
+        assert failures(run).keys() == {"checkpoint step-00000004", "latest"}
+    assert "files" in failures(run)

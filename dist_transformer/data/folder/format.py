@@ -13,6 +13,7 @@ Shards are Arrow IPC streams, so `datasets.Dataset.from_file` opens them as they
 import dataclasses
 import itertools
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ import pyarrow as pa
 from dist_transformer.config.plain import OMIT_DEFAULT, to_plain
 from dist_transformer.directions import Direction
 from dist_transformer.errors import UserError
-from dist_transformer.files import sha256_of, whole_path, write_file
+from dist_transformer.files import regular, sha256_of, whole_path, write_file
 
 FORMAT_VERSION = 1
 REMEDY = "copy the data folder again, or prepare it again with dist-transformer prepare"
@@ -268,13 +269,17 @@ def write_index(folder: Path, index: DataIndex) -> None:
 def write_batch(path: Path, columns: dict[str, pa.Array]) -> None:
     """Write one record batch as an Arrow IPC stream."""
     batch = pa.record_batch(columns)
-    with whole_path(path) as file, pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, batch.schema) as writer:
+    with (
+        whole_path(path) as file,
+        pa.OSFile(os.fsencode(file), "wb") as sink,
+        pa.ipc.new_stream(sink, batch.schema) as writer,
+    ):
         writer.write_batch(batch)
 
 
 def read_batch(path: Path, content: bytes | None = None) -> pa.RecordBatch:
     try:
-        opened = pa.memory_map(str(path)) if content is None else pa.BufferReader(content)
+        opened = pa.memory_map(os.fsencode(regular(path))) if content is None else pa.BufferReader(content)
         with opened as file, pa.ipc.open_stream(file) as stream:
             return stream.read_next_batch()
     except (pa.ArrowInvalid, StopIteration, OSError) as error:

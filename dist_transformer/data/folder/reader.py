@@ -30,12 +30,11 @@ from dist_transformer.data.folder.storage import (
     ShardFiles,
     check_file,
     fetch,
-    is_url,
-    refuse_password,
 )
+from dist_transformer.data.folder.urls import is_url, refuse_secrets
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
-from dist_transformer.files import exclusive, move, read_small, sha256_of
+from dist_transformer.files import exclusive, guard, make_folder, move, read_small, regular, sha256_of
 
 # Shards in memory, besides those that a plan holds; 100,000 pairs of 30 tokens a side take 13 MB.
 _KEPT_SHARDS = 64
@@ -201,10 +200,10 @@ class DataFolder:
 
         Raises:
             UserError: not a data folder, a newer format, or a file that is missing, of another size or damaged; a URL
-                with a password.
+                with a secret.
         """
         if is_url(str(place)):
-            refuse_password(str(place))
+            refuse_secrets(str(place))
             if cache is None:
                 raise UserError(f"{place} is a URL, and only training reads those: copy the folder to this machine")
             return cls._open_url(str(place).rstrip("/"), cache)
@@ -223,12 +222,13 @@ class DataFolder:
     def _open_url(cls, url: str, cache: CacheSettings) -> "DataFolder":
         """All but the training shards is copied to the cache; the processes of a node do it in turn."""
         try:
-            cache.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(cache.folder)
+            guard(cache.folder)
             with exclusive(cache.folder / "lock"):
                 fetch(f"{url}/{INDEX_FILE}", cache.folder / INDEX_FILE)
                 index = _read_index(cache.folder)
                 path = cache.folder / sha256_of(cache.folder / INDEX_FILE)[:16]
-                (path / VALID_FOLDER).mkdir(parents=True, exist_ok=True)
+                make_folder(path / VALID_FOLDER)
                 for name, sha256 in _small_files(index):
                     _inside(path, Path(name).name)
                     if not (path / name).is_file() or sha256_of(path / name) != sha256:
@@ -256,7 +256,7 @@ class DataFolder:
         folder = self.path / VALID_FOLDER
         try:
             source, target = (
-                (folder / name).read_bytes().decode("utf-8").split("\n")[:-1]
+                read_small(folder / name).decode("utf-8").split("\n")[:-1]
                 for name in (VALID_SOURCE_FILE, VALID_TARGET_FILE)
             )
         except (OSError, UnicodeDecodeError) as error:
@@ -293,7 +293,7 @@ class DataFolder:
 
 def _open_lengths(path: Path, pairs: int) -> np.ndarray:
     try:
-        lengths = np.load(path, mmap_mode="r", allow_pickle=False)
+        lengths = np.load(regular(path), mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"{path} cannot be read ({error}): {REMEDY}") from None
     if lengths.shape != (pairs, 2) or lengths.dtype not in (np.uint16, np.uint32):

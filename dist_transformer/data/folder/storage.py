@@ -8,7 +8,6 @@ of a node share one cache: one lock a shard, which ends with its holder, lets on
 import contextlib
 import hashlib
 import os
-import re
 import threading
 import time
 from collections.abc import Iterable
@@ -17,8 +16,9 @@ from pathlib import Path
 from typing import Protocol
 
 from dist_transformer.data.folder.format import REMEDY, ShardInfo, TokenLists, read_shard
+from dist_transformer.data.folder.urls import without_secrets
 from dist_transformer.errors import UserError
-from dist_transformer.files import exclusive, remove_unfinished, sha256_of, whole_path
+from dist_transformer.files import exclusive, open_regular, remove, remove_unfinished, sha256_of, whole_path
 
 Columns = tuple[TokenLists, TokenLists]
 
@@ -47,21 +47,6 @@ class ShardFiles(Protocol):
 
     def fetch_ahead(self, shards: Iterable[ShardInfo]) -> None:
         """Bring these, which are needed next, in the background."""
-
-
-def is_url(place: str) -> bool:
-    return "://" in place
-
-
-def refuse_password(url: str) -> None:
-    """Raise a UserError for a URL with a password: launchers print commands, run folders hold settings, and both are
-    shared."""
-    if re.search(r"://[^/@]*:[^/]*@", url):
-        shown = re.sub(r"://.*@", "://***@", url)
-        raise UserError(
-            f"{shown} holds a password, which would be written to logs and to the run folder: give it by the store's "
-            "own variables or files, or by those of fsspec (FSSPEC_FTP_PASSWORD, ~/.config/fsspec)"
-        )
 
 
 class LocalFiles:
@@ -131,7 +116,7 @@ class CachedFiles:
                     break
                 with contextlib.suppress(BlockingIOError), exclusive(self.cache / f"{file.name}.lock", wait=False):
                     total -= file.stat().st_size
-                    file.unlink()
+                    remove(file)
 
 
 def fetch(url: str, path: Path, *, size: int | None = None, sha256: str | None = None) -> None:
@@ -152,9 +137,10 @@ def fetch(url: str, path: Path, *, size: int | None = None, sha256: str | None =
         except FileNotFoundError:
             raise UserError(f"{url} is missing: check the URL, or copy the data folder there again") from None
         except ImportError as error:
-            raise UserError(f"{url} needs another package: {error}") from None
+            raise UserError(f"{url} needs another package: {without_secrets(str(error))}") from None
         except Exception as error:  # every kind of store has its own
-            problem = str(error).strip().split("\n")[0] or type(error).__name__
+            # The URL of a store that one was sent on to may let anybody in.
+            problem = without_secrets(str(error).strip().split("\n")[0]) or type(error).__name__
     raise UserError(
         f"{url} cannot be had after {_ATTEMPTS} attempts ({problem}): check the network and rights, or copy the data "
         "folder there again"
@@ -199,7 +185,7 @@ def _read_verified(path: Path, shard: ShardInfo) -> Columns:
         UserError: the file is of another size or content than the index states, or cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             # No more than it may have: a file of any size ends here.
             content = file.read(shard.bytes + 1)
             if len(content) != shard.bytes:

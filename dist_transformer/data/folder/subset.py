@@ -18,7 +18,7 @@ from dist_transformer.data.folder.format import (
     write_split,
 )
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.files import sha256_of, write_file
+from dist_transformer.files import make_folder, sha256_of, write_file
 
 
 def write_subset(folder: DataFolder, pair_ids: np.ndarray, out: Path) -> None:
@@ -27,7 +27,7 @@ def write_subset(folder: DataFolder, pair_ids: np.ndarray, out: Path) -> None:
     sides = [_token_lists(source_values, source_lengths), _token_lists(target_values, target_lengths)]
     splits = []
     for place in (out, out / VALID_FOLDER):
-        place.mkdir(parents=True)
+        make_folder(place)
         splits.append(write_split(place, [write_shard(place / "train-00000.arrow", *sides)]))
     tokenizer = folder.tokenizer()
     tokenizer.save(out / TOKENIZER_FILE)

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -11,7 +12,8 @@ from typing import Any, Protocol
 
 from dist_transformer.config.settings import BatchConfig, DataConfig
 from dist_transformer.data.folder.reader import DataFolder, Split
-from dist_transformer.data.folder.storage import CacheSettings, is_url
+from dist_transformer.data.folder.storage import CacheSettings
+from dist_transformer.data.folder.urls import is_url
 from dist_transformer.data.loading.collate import Collator
 from dist_transformer.data.loading.mixture import Corpora, Mixture, temperature_shares
 from dist_transformer.data.loading.packing import Budgets
@@ -155,5 +157,5 @@ def _shares(corpora: DataConfig, tokens: Sequence[int]) -> tuple[float, ...]:
 
 
 def _cache_folder(corpora: DataConfig, place: str) -> Path:
-    name = hashlib.sha256(place.rstrip("/").encode()).hexdigest()[:16]
+    name = hashlib.sha256(os.fsencode(place.rstrip("/"))).hexdigest()[:16]
     return (corpora.cache_dir or Path.home() / ".cache" / "dist_transformer") / name if is_url(place) else Path(place)

@@ -49,7 +49,7 @@ from dist_transformer.data.prepare.worker_pool import WorkerPool
 from dist_transformer.data.text.files import Pair
 from dist_transformer.data.tokenizer import DEFAULT_NORMALIZATION, Tokenizer
 from dist_transformer.errors import UserError
-from dist_transformer.files import move, whole_path, write_file
+from dist_transformer.files import make_folder, move, whole_path, write_file
 from dist_transformer.runtime.launch import as_typed
 
 # Pairs read, encoded and filtered at a time: about 20 MB of text.
@@ -245,7 +245,7 @@ def _finish(
 
 def _copy_text(source: Path, target: Path) -> None:
     """Copy the files of a folder; their rights are those of new ones, because `source` may be a private folder."""
-    target.mkdir(exist_ok=True)
+    make_folder(target)
     for file in source.iterdir():
         with whole_path(target / file.name) as copy:
             shutil.copyfile(file, copy)
@@ -268,7 +268,7 @@ def _write_validation(
 ) -> tuple[SplitInfo, TextInfo, int]:
     """Write `valid/`: the raw text in full and shards of the pairs that fit; also returns how many do not."""
     valid = folder / shards.VALID_FOLDER
-    valid.mkdir(exist_ok=True)
+    make_folder(valid)
     columns: list[list[str]] = [list(side) for side in zip(*pairs, strict=True)] or [[], []]
     hashes = []
     for name, column in zip((shards.VALID_SOURCE_FILE, shards.VALID_TARGET_FILE), columns, strict=True):

@@ -16,7 +16,6 @@ import hashlib
 import itertools
 import json
 import os
-import shutil
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,7 +28,16 @@ from dist_transformer import __version__
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import PairSource
 from dist_transformer.errors import TransientError, UserError
-from dist_transformer.files import exclusive, move, read_small, remove_unfinished, sha256_of, write_file
+from dist_transformer.files import (
+    exclusive,
+    make_folder,
+    move,
+    read_small,
+    remove_tree,
+    remove_unfinished,
+    sha256_of,
+    write_file,
+)
 
 # Raised when the files of the work folder change their meaning.
 _LAYOUT = 1
@@ -132,18 +140,18 @@ def work_folder(out: Path, name: str, report: Callable[[str], None]) -> Iterator
                 if work.folder.exists() or work.whole.exists():
                     report(f"going on with the interrupted preparation in {root}")
                 if not work.whole.exists():
-                    (work.folder / "results").mkdir(parents=True, exist_ok=True)
-                    work.data.mkdir(exist_ok=True)
+                    make_folder(work.folder / "results")
+                    make_folder(work.data)
                     for folder in (work.data, *work.data.glob("*/")):
                         remove_unfinished(folder)
                 yield work
-                shutil.rmtree(work.folder, ignore_errors=True)
+                remove_tree(work.folder, as_far_as_possible=True)
                 move(work.whole, out)
-                shutil.rmtree(root, ignore_errors=True)
+                remove_tree(root, as_far_as_possible=True)
             except TransientError:
                 raise
             except UserError:
-                shutil.rmtree(root, ignore_errors=True)
+                remove_tree(root, as_far_as_possible=True)
                 for parent in new_parents:
                     with contextlib.suppress(OSError):
                         parent.rmdir()
@@ -165,7 +173,9 @@ def refuse_existing(out: Path) -> None:
 def _locked(root: Path, out: Path) -> Iterator[None]:
     """Hold the lock of a work folder, which the system takes back when the process ends in whatever way."""
     while True:
-        root.mkdir(parents=True, exist_ok=True)
+        if root.is_symlink():
+            raise _no_place(root, root)
+        make_folder(root)
         with contextlib.ExitStack() as stack:
             try:
                 file = stack.enter_context(exclusive(root / "lock", wait=False))
@@ -175,12 +185,24 @@ def _locked(root: Path, out: Path) -> Iterator[None]:
                     f"{out} is being prepared by another command ({holder}): wait for its end, or choose another --out"
                 ) from None
             if _is_at(file.fileno(), root / "lock"):
+                _refuse_links(root)
                 file.truncate(0)
                 file.write(f"process {os.getpid()} on {socket.gethostname()}")
                 file.flush()
                 yield
                 return
         # The folder was removed between open and lock: another preparation ended in between.
+
+
+def _refuse_links(root: Path) -> None:
+    """No preparation makes links, and the processes that write here do not look for any."""
+    for path in root.rglob("*"):
+        if path.is_symlink():
+            raise _no_place(path, root)
+
+
+def _no_place(link: Path, root: Path) -> UserError:
+    return UserError(f"{link} is a link, and a preparation makes none: remove {root}, or choose another --out")
 
 
 def _is_at(handle: int, path: Path) -> bool:
@@ -193,6 +215,6 @@ def _is_at(handle: int, path: Path) -> bool:
 def _discard_others(root: Path, work: Work, report: Callable[[str], None]) -> None:
     others = [path for path in root.iterdir() if path.name != "lock" and path not in (work.folder, work.whole)]
     for path in others:
-        shutil.rmtree(path)
+        remove_tree(path)
     if others:
         report(f"discarded: an interrupted preparation in {root}, of other text or with other settings")

@@ -27,7 +27,7 @@ from dist_transformer.data.text.toy_grammar import (
 )
 from dist_transformer.data.text.toy_lexicon import Determiner, Kind, Phrase, Preposition, Pronoun, Verb
 from dist_transformer.errors import UserError
-from dist_transformer.files import write_file
+from dist_transformer.files import make_folder, write_file
 
 MAX_DRAWS = 10_000_000
 MIN_WORDS, MAX_WORDS = 4, 20
@@ -220,7 +220,7 @@ def make_toy_corpus(*, train_pairs: int, valid_pairs: int = 500, test_pairs: int
 
 def write_toy_corpus(folder: Path, corpus: ToyCorpus) -> None:
     """Write `train.en`, `train.de`, `valid.en` … `test.de`: UTF-8, one sentence a line."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for split, pairs in (("train", corpus.train), ("valid", corpus.valid), ("test", corpus.test)):
         for language, side in (("en", 0), ("de", 1)):
             write_file(folder / f"{split}.{language}", "".join(pair[side] + "\n" for pair in pairs))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dist_transformer import __version__
 from dist_transformer.errors import UserError
-from dist_transformer.files import write_file
+from dist_transformer.files import guard, write_file
 from dist_transformer.reporting.html.markup import Html, element, join
 from dist_transformer.reporting.html.overview import checkpoints, curves, headline, key_figures
 from dist_transformer.reporting.html.run import Run, load_run
@@ -31,6 +31,7 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     Raises:
         UserError: it is no run folder, or the file cannot be written.
     """
+    guard(run_dir)
     page = render(load_run(run_dir), made=datetime.now(UTC))
     out = out or run_dir / REPORT_FILE
     if out.is_dir():

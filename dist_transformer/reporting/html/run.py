@@ -15,7 +15,7 @@ from dist_transformer.config.plain import read_json
 from dist_transformer.data.folder.format import INDEX_FILE
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.samples import SampleSheet, read_sheets
-from dist_transformer.files import read_small
+from dist_transformer.files import read_small, regular
 from dist_transformer.model_folder import CONFIG_FILE, WEIGHTS_FILE
 from dist_transformer.run.environment import read_environments
 from dist_transformer.run.layout import METRICS_FILE, SETTINGS_FILE, weight_files
@@ -137,7 +137,7 @@ def _identify(run_dir: Path, settings: dict[str, Any]) -> Identity:
     described: list[dict[str, Any]] = []
     for file in list(weight_files(run_dir).values())[-1:]:
         try:
-            with safe_open(file, framework="numpy") as weights:
+            with safe_open(regular(file), framework="numpy") as weights:
                 parameters = sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
                 described.append({key: json.loads(value) for key, value in (weights.metadata() or {}).items()})
         except (SafetensorError, OSError, ValueError):

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dist_transformer.files import read_small, write_file, write_new
+from dist_transformer.files import make_folder, read_small, remove, write_file, write_new
 from dist_transformer.run.layout import HEARTBEATS
 from dist_transformer.runtime.world import World
 
@@ -76,16 +76,16 @@ class Heartbeats:
 
         The folder stays, and a file that cannot be removed does no harm: a rank that is still leaving may write here.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         for file in self.folder.iterdir():
             with suppress(OSError):
-                file.unlink()
+                remove(file)
 
     def publish(self, beat: Beat) -> None:
         write_file(self._file, json.dumps(dataclasses.asdict(beat)), durable=False)
 
     def withdraw(self) -> None:
-        self._file.unlink(missing_ok=True)
+        remove(self._file)
 
     def who_is_behind(self, *, wait_seconds: float) -> str:
         """One line for each rank that holds up the others; `wait_seconds` are several beats."""

@@ -18,7 +18,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from dist_transformer.files import append_to
+from dist_transformer.errors import printable
+from dist_transformer.files import append_to, make_folder, remove
+from dist_transformer.run.layout import HANGS
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.world import World
 from dist_transformer.training.fault_tolerance.heartbeats import Beat, Failure, Heartbeats
@@ -227,13 +229,13 @@ class Watchdog:
         faulthandler.dump_traceback(sys.stderr, all_threads=True)
         if self._heartbeats is None:
             return
-        file = self._heartbeats.run_dir / "hangs" / f"rank-{self.world.rank}.txt"
+        file = self._heartbeats.run_dir / HANGS / f"rank-{self.world.rank}.txt"
         with self._writing:
             if self._closed.is_set():
                 return
             self._heartbeats.first_failure(failure)
-            file.parent.mkdir(exist_ok=True)
-            file.unlink(missing_ok=True)
+            make_folder(file.parent)
+            remove(file)
             with append_to(file) as stacks:
                 stacks.write(f"{head}\n".encode())
                 stacks.flush()
@@ -256,7 +258,7 @@ class Watchdog:
 
 def _tell(text: str) -> None:
     """In one write, so that the lines of ranks do not mix."""
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{printable(text)}\n")
     sys.stderr.flush()
 
 

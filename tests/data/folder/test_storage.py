@@ -13,7 +13,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from dist_transformer.data.folder import storage
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.folder.storage import CacheSettings, fetch, refuse_password
+from dist_transformer.data.folder.storage import CacheSettings, fetch
+from dist_transformer.data.folder.urls import refuse_secrets
 from dist_transformer.errors import UserError
 
 GIB = 2**30
@@ -186,7 +187,7 @@ print(sum(folder.train.tokens(np.arange(folder.train.info.pairs))[2].tolist()))
 )
 def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(UserError, match=r"://\*\*\*@.* holds a password") as refused:
-        refuse_password(url)
+        refuse_secrets(url)
     assert "secret" not in str(refused.value)
     assert "cret@" not in str(refused.value)
 
@@ -195,4 +196,4 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
     "url", ["s3://bucket/a:b@c", "abfs://container@account/x", "hf://datasets/a/b@main/x", "ftp://h:21/x"]
 )
 def test_other_urls_may_have_such_characters(url: str) -> None:
-    refuse_password(url)
+    refuse_secrets(url)
