@@ -1,8 +1,6 @@
 """A model folder → a folder that other libraries load, written only if its outputs agree with ours."""
 
-import contextlib
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +23,7 @@ from dist_transformer.export.huggingface import (
 )
 from dist_transformer.export.marian import refuse_what_marian_lacks
 from dist_transformer.export.peer import Peer, require_library
-from dist_transformer.files import make_folder_beside, move, read_small, sync, write_file
+from dist_transformer.files import folder_beside, make_folder, move, read_small, sync, write_file
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
@@ -125,8 +123,8 @@ def export(
     dev = dev_text(pairs, model, tokenizer, info, device)
     tokenizer_json = read_small(settings.model / TOKENIZER_FILE)
     try:
-        settings.out.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with _unfinished(settings.out) as folder, _unfinished(settings.out) as quantised_folder:
+        make_folder(settings.out.absolute().parent)
+        with folder_beside(settings.out) as folder, folder_beside(settings.out) as quantised_folder:
             job = _Job(settings, device, model, tokenizer, info, tokenizer_json, dev, progress)
             made = job.run(folder, quantised_folder, show)
             _finish(folder if settings.quantization is None else quantised_folder, settings.out)
@@ -261,16 +259,6 @@ class _Job:
         )
 
 
-@contextlib.contextmanager
-def _unfinished(out: Path) -> Iterator[Path]:
-    """Make a folder beside `out` that is gone afterwards, unless it was moved."""
-    folder = make_folder_beside(out)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _finish(folder: Path, out: Path) -> None:
     """Flush the folder and move it into place."""
     rights = (folder / CARD_FILE).stat().st_mode & 0o777
@@ -279,6 +267,5 @@ def _finish(folder: Path, out: Path) -> None:
         file.chmod(rights)
         sync(file)
     sync(folder)
-    if out.exists():
-        out.rmdir()
+    # In place of an empty folder, too.
     move(folder, out)

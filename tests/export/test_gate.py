@@ -337,6 +337,8 @@ DIRECTIONS = (
 def test_one_direction_of_a_model_with_tags(to: str, make_settings: Callable[..., ExportSettings]) -> None:
     """The exported tokenizer puts the tags in front, so that its user needs to know nothing of them."""
     settings = make_settings(to=to, directions=DIRECTIONS, direction="de-en")
+    # An empty folder gives its place.
+    settings.out.mkdir(parents=True)
     made, checks = run(settings)
     assert [check.name for check in checks] == ROWS
     assert failed(checks) == []
