@@ -27,8 +27,8 @@ BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 # listed belongs to its parent. `model_folder` is the format between training and inference.
 LAYERS = [
     {"checks", "errors", "packed"},
-    {"directions", "files"},
-    {"config", "runtime"},
+    {"directions", "files", "verified"},
+    {"config", "runtime", "tensor_file"},
     {"data.tokenizer", "model"},
     {"data.text", "data.folder"},
     {"data.prepare", "data.loading"},

@@ -1,7 +1,7 @@
 """Checkpoint averaging (section 6.1): the mean of the weights of several moments of training, as a model folder.
 
 The mean is that of the fp32 weights in float64, rounded to fp32 once. The result is in memory whole; of the sources one
-piece at a time, for any number of them.
+piece at a time, for any number of them. Each source is read twice: once for its hash, once for its numbers.
 """
 
 import dataclasses
