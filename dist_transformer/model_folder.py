@@ -1,7 +1,8 @@
 """The model folder: what averaging writes, and what translation, evaluation and export read.
 
-config.json         the network, its languages, its data and the training steps that were averaged
-model.safetensors   fp32 weights under the names of `Transformer.state_dict()`, a tied matrix once
+config.json         the network, its languages, its data, the training steps that were averaged; SHA-256, dtype and
+                    finiteness of the weights, and its own SHA-256
+model.safetensors   fp32 weights under the names of `Transformer.state_dict()`, a tied matrix once, all of them finite
 tokenizer.json      the tokenizer of the data folder
 README.md           the model card
 """
@@ -17,9 +18,8 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
 
-from dist_transformer.config.plain import OMIT_DEFAULT, from_plain, read_json, to_plain
+from dist_transformer.config.plain import OMIT_DEFAULT, from_plain, to_plain
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.directions import Direction, choose_direction, worth_stating
@@ -29,15 +29,19 @@ from dist_transformer.files import (
     is_locked,
     make_folder,
     move,
-    regular,
+    read_small,
     remove_tree,
+    sha256_of,
     whole_path,
     write_file,
 )
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.launch import as_typed, own_command
+from dist_transformer.tensor_file import TensorFile, is_finite
+from dist_transformer.verified import Stated, has_own_hash, with_own_hash
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Since 2 config.json states the hash of the weights and its own."""
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, CARD_FILE = "config.json", "model.safetensors", "tokenizer.json", "README.md"
 
 _REMEDY = "write the folder anew with dist-transformer average"
@@ -90,6 +94,15 @@ class ModelInfo:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightsInfo:
+    """What config.json states of model.safetensors. Another dtype, or numbers that are not finite, are refused."""
+
+    sha256: str
+    dtype: str = "fp32"
+    finite: bool = True
+
+
 def write_model_folder(
     path: Path,
     *,
@@ -101,14 +114,17 @@ def write_model_folder(
     """Write a model folder beside `path`, flush it and rename it; an older model folder at `path` is replaced.
 
     Args:
-        weights: by the names of `Transformer.state_dict()`; written as fp32.
+        weights: by the names of `Transformer.state_dict()`; written as fp32, in which all of them must be finite.
         tokenizer_json: content of the data folder's tokenizer.json.
         notes: lines of the model card, in Markdown.
 
     Raises:
-        UserError: `path` holds something else, or cannot be written.
+        UserError: `path` holds something else, or cannot be written, or the weights are not finite.
     """
     refuse_other_content(path)
+    fp32 = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in weights.items()}
+    if broken := next((name for name, tensor in fp32.items() if not is_finite(tensor)), None):
+        raise UserError(f"{path} is not written, for {broken!r} holds numbers that are not finite: use other weights")
     held = contextlib.ExitStack()
     try:
         make_folder(path.parent)
@@ -117,11 +133,11 @@ def write_model_folder(
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): choose another folder") from None
     try:
-        fp32 = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in weights.items()}
         with whole_path(temporary / WEIGHTS_FILE) as file:
             safetensors.torch.save_file(fp32, file)
-        config = json.dumps({"format_version": FORMAT_VERSION, **to_plain(info)}, indent=2, ensure_ascii=False)
-        write_file(temporary / CONFIG_FILE, config + "\n")
+        stated = to_plain(WeightsInfo(sha256=sha256_of(temporary / WEIGHTS_FILE)))
+        config = {"format_version": FORMAT_VERSION, **to_plain(info), "weights": stated}
+        write_file(temporary / CONFIG_FILE, with_own_hash(config))
         write_file(temporary / TOKENIZER_FILE, tokenizer_json)
         parameters = sum(tensor.numel() for tensor in fp32.values())
         write_file(temporary / CARD_FILE, _model_card(path.name, info, parameters, notes))
@@ -144,17 +160,42 @@ def read_model_info(path: Path) -> ModelInfo:
     """config.json of the model folder `path`.
 
     Raises:
-        UserError: it is missing, damaged, or of a newer format.
+        UserError: it is missing, damaged, or of another format.
     """
+    return _read_config(path)[0]
+
+
+def stated_weights(path: Path) -> Stated:
+    """What config.json of the model folder `path` states of the weight file's content.
+
+    Raises:
+        UserError: as `read_model_info`.
+    """
+    return Stated(_read_config(path)[1].sha256, CONFIG_FILE, _REMEDY)
+
+
+def _read_config(path: Path) -> tuple[ModelInfo, WeightsInfo]:
     file = path / CONFIG_FILE
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (path / name).exists():
             raise UserError(f"{path} is not a model folder (it has no {name}): {_way_to_a_model(path)}")
-    values = read_json(file)
-    version = values.pop("format_version", None)
+    try:
+        content = read_small(file)
+        values = json.loads(content)
+        version, sha256 = values.pop("format_version", None), values.pop("sha256", None)
+    except (OSError, ValueError, RecursionError, AttributeError) as error:
+        raise UserError(f"{file} cannot be read as a JSON object ({error}): {_REMEDY}") from None
     if version != FORMAT_VERSION:
-        raise UserError(f"{file} has format {version} and this version reads {FORMAT_VERSION}: update dist_transformer")
-    return from_plain(ModelInfo, values, str(file))
+        remedy = "update dist_transformer"
+        if version == 1:
+            remedy = f"such a folder states no hash of its weights, so {_REMEDY}"
+        raise UserError(f"{file} has format {version} and this version reads {FORMAT_VERSION}: {remedy}")
+    if not isinstance(sha256, str) or not sha256 or not has_own_hash(content, sha256):
+        raise UserError(f"{file} is damaged or was edited, for its SHA-256 is not what it states: {_REMEDY}")
+    weights = from_plain(WeightsInfo, values.pop("weights", {}), str(file), remedy=_REMEDY)
+    if weights != WeightsInfo(sha256=weights.sha256):
+        raise UserError(f"{file} states weights that are not fp32, or not finite: {_REMEDY}")
+    return from_plain(ModelInfo, values, str(file), remedy=_REMEDY), weights
 
 
 def _way_to_a_model(path: Path) -> str:
@@ -175,7 +216,7 @@ def load_model(
     Raises:
         UserError: a file is missing or damaged, or they do not belong together.
     """
-    info = read_model_info(path)
+    info, stated = _read_config(path)
     tokenizer = Tokenizer.load(path / TOKENIZER_FILE)
     if tokenizer.sha256 != info.tokenizer_sha256:
         raise UserError(f"{path / TOKENIZER_FILE} is not the tokenizer that the model was trained with: {_REMEDY}")
@@ -185,7 +226,10 @@ def load_model(
             f"{tokenizer.vocab_size} entries: {_REMEDY}"
         )
     model = Transformer(info.model)
-    model.load_state_dict(_read_weights(path / WEIGHTS_FILE, model.state_dict()))
+    file = path / WEIGHTS_FILE
+    weights = TensorFile.in_memory(file, Stated(stated.sha256, CONFIG_FILE, _REMEDY))
+    _fill(model, weights)
+    del weights
     return for_decoding(model, device, dtype), tokenizer, info
 
 
@@ -194,22 +238,22 @@ def for_decoding(model: Transformer, device: torch.device, dtype: torch.dtype) -
     return model.to(device).cast_parameters(dtype).eval()
 
 
-def _read_weights(file: Path, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    try:
-        with safe_open(regular(file), framework="pt") as stored:
-            shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118
-            for name in sorted(expected.keys() | shapes.keys()):
-                there, wanted = shapes.get(name), tuple(expected[name].shape) if name in expected else None
-                if there != wanted:
-                    raise UserError(
-                        f"{file} does not fit {CONFIG_FILE}: tensor {name!r} is {there or 'absent'} in the file and "
-                        f"{wanted or 'absent'} in the model: {_REMEDY}"
-                    )
-            return {name: stored.get_tensor(name) for name in expected}
-    except FileNotFoundError:
-        raise UserError(f"{file} does not exist: {_REMEDY}") from None
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{file} cannot be read ({error}): {_REMEDY}") from None
+@torch.no_grad()
+def _fill(model: Transformer, stored: TensorFile) -> None:
+    """Copy the tensors of a file into the model, one at a time."""
+    expected, shapes = model.state_dict(), {name: stored.shape(name) for name in stored.names()}
+    for name in sorted(expected.keys() | shapes.keys()):
+        there, wanted = shapes.get(name), tuple(expected[name].shape) if name in expected else None
+        if there != wanted:
+            raise UserError(
+                f"{stored.path} does not fit {CONFIG_FILE}: tensor {name!r} is {there or 'absent'} in the file and "
+                f"{wanted or 'absent'} in the model: {_REMEDY}"
+            )
+    for name, parameter in expected.items():
+        tensor = stored.tensor(name)
+        if not is_finite(tensor):
+            raise UserError(f"{stored.path}: {name!r} holds numbers that are not finite: {_REMEDY}")
+        parameter.copy_(tensor)
 
 
 def _is_model_folder(path: Path) -> bool:

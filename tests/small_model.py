@@ -1,15 +1,20 @@
 """Fixtures: a small random model, its tokenizer, and a model folder of it."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.text.toy_corpus import make_toy_corpus
 from dist_transformer.data.tokenizer import EOS_ID, Tokenizer, train_tokenizer
+from dist_transformer.files import sha256_of
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.model_folder import ModelInfo, write_model_folder
+from dist_transformer.model_folder import CONFIG_FILE, WEIGHTS_FILE, ModelInfo, write_model_folder
+from dist_transformer.verified import with_own_hash
 
 
 @pytest.fixture(scope="session")
@@ -76,3 +81,15 @@ def model_folder(
     weights = dict(random_model.state_dict())
     write_model_folder(folder, info=model_info, weights=weights, tokenizer_json=tokenizer_file.read_bytes())
     return folder
+
+
+def forge_weights(folder: Path, weights: dict[str, torch.Tensor]) -> None:
+    """Replace the weights of a model folder, and the hash that its config.json states of them."""
+    safetensors.torch.save_file(weights, folder / WEIGHTS_FILE)
+    restate(folder, weights={"sha256": sha256_of(folder / WEIGHTS_FILE), "dtype": "fp32", "finite": True})
+
+
+def restate(folder: Path, **changes: Any) -> None:
+    """Edit config.json of a model folder, and the hash that it states of itself."""
+    file = folder / CONFIG_FILE
+    file.write_bytes(with_own_hash({**json.loads(file.read_text(encoding="utf-8")), **changes}))

@@ -28,7 +28,8 @@ BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 LAYERS = [
     {"checks", "errors", "packed"},
     {"directions", "files"},
-    {"config", "runtime"},
+    {"verified"},
+    {"config", "runtime", "tensor_file"},
     {"data.tokenizer", "model"},
     {"data.text", "data.folder"},
     {"data.prepare", "data.loading"},

@@ -2,9 +2,11 @@ import fcntl
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -14,10 +16,12 @@ from dist_transformer.config.registry import ATTENTIONS
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.directions import Direction
 from dist_transformer.errors import UserError
-from dist_transformer.files import folder_beside
+from dist_transformer.files import folder_beside, sha256_of
 from dist_transformer.model.attention import MultiHeadAttention
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, load_model, read_model_info, write_model_folder
+from dist_transformer.verified import Stated
+from tests.small_model import forge_weights, restate
 
 CPU = torch.device("cpu")
 
@@ -46,7 +50,7 @@ def test_what_is_written_comes_back(
         "model.safetensors",
         "tokenizer.json",
     ]
-    assert json.loads((model_folder / "config.json").read_text())["format_version"] == 1
+    assert json.loads((model_folder / "config.json").read_text())["format_version"] == 2
 
 
 def test_directions_come_back_and_are_chosen(
@@ -227,11 +231,11 @@ def test_weights_that_do_not_fit_are_named(copy: Path) -> None:
         ({"embedding": weights["embedding"][1:].contiguous()}, "'embedding'"),
         ({"surplus": torch.zeros(2)}, "'surplus'"),
     ):
-        safetensors.torch.save_file({**weights, **change}, file)
+        forge_weights(copy, {**weights, **change})
         with pytest.raises(UserError, match=f"model.safetensors.*{message}"):
             load_model(copy, CPU)
     del weights["output_projection"]
-    safetensors.torch.save_file(weights, file)
+    forge_weights(copy, weights)
     with pytest.raises(UserError, match="'output_projection' is absent in the file"):
         load_model(copy, CPU)
 
@@ -246,15 +250,15 @@ def test_another_tokenizer_is_refused(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("format_version", 2, "has format 2"),
+        ("format_version", 3, "has format 3 and this version reads 2: update dist_transformer"),
+        ("format_version", 1, "has format 1 .*states no hash of its weights, so write the folder anew with dist"),
         ("format_version", None, "has format None"),
         ("surplus", 1, "surplus"),
         ("model", {"width": -1}, "width is -1"),
     ],
 )
 def test_a_wrong_config_is_refused(copy: Path, key: str, value: object, message: str) -> None:
-    file = copy / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    restate(copy, **{key: value})
     with pytest.raises(UserError, match=message):
         load_model(copy, CPU)
 
@@ -299,3 +303,85 @@ def test_names_have_no_power_over_the_card(tmp_path: Path, model_info: ModelInfo
     assert r"- Training data: a \# b \<script\> \[x\](y) \\x1b (synthetic)" in card
     assert "\x1b" not in card
     assert "license:" not in [line.strip() for line in card.splitlines() if line.startswith("license")]
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ({"dtype": "int8"}, "config.json states weights that are not fp32, or not finite: write the folder anew"),
+        ({"finite": False}, "config.json states weights that are not fp32, or not finite"),
+        ({"sha256": None}, "sha256 must be str"),
+    ],
+)
+def test_statements_of_the_weights_are_read(copy: Path, stated: dict[str, object], message: str) -> None:
+    weights = json.loads((copy / "config.json").read_text())["weights"]
+    assert weights == {"sha256": sha256_of(copy / "model.safetensors"), "dtype": "fp32", "finite": True}
+    restate(copy, weights={**weights, **stated})
+    with pytest.raises(UserError, match=message):
+        load_model(copy, CPU)
+    restate(copy, weights={})
+    with pytest.raises(UserError, match="sha256"):
+        load_model(copy, CPU)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_one_flipped_bit_anywhere_is_found_and_the_file_named(copy: Path, name: str) -> None:
+    """In the header and in the numbers, of names and of values."""
+    whole = (copy / name).read_bytes()
+    for place in np.linspace(0, len(whole) - 1, 40).astype(int):
+        content = bytearray(whole)
+        content[place] ^= 1
+        (copy / name).write_bytes(content)
+        with pytest.raises(UserError, match=name):
+            load_model(copy, CPU)
+    (copy / name).write_bytes(whole)
+    load_model(copy, CPU)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.to(torch.int8), "'embedding' is stored as I8, and weights are F32: write the folder anew"),
+        (lambda t: t.bfloat16(), "'embedding' is stored as BF16"),
+        (lambda t: t.double(), "'embedding' is stored as F64"),
+        (lambda t: t.index_fill(0, torch.tensor([3]), float("nan")), "'embedding' holds numbers that are not finite"),
+        (lambda t: t.index_fill(0, torch.tensor([3]), float("-inf")), "'embedding' holds numbers that are not finite"),
+    ],
+)
+def test_numbers_that_are_not_finite_fp32_are_refused(
+    copy: Path, change: Callable[[torch.Tensor], torch.Tensor], message: str
+) -> None:
+    """Though the hash of the file is the stated one."""
+    weights = safetensors.torch.load_file(copy / "model.safetensors")
+    forge_weights(copy, {**weights, "embedding": change(weights["embedding"])})
+    with pytest.raises(UserError, match=message):
+        load_model(copy, CPU)
+
+
+def test_weights_that_are_not_finite_are_not_written(
+    tmp_path: Path, model_info: ModelInfo, random_model: Transformer
+) -> None:
+    """1e300 is finite until it is fp32."""
+    for number in (float("nan"), 1e300):
+        weights = {name: tensor.double() for name, tensor in random_model.state_dict().items()}
+        weights["embedding"] = weights["embedding"].clone()
+        weights["embedding"][2, 3] = number
+        with pytest.raises(UserError, match="is not written, for 'embedding' holds numbers that are not finite"):
+            write_model_folder(tmp_path / "m", info=model_info, weights=weights, tokenizer_json=b"{}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_bytes_that_are_used_are_those_that_were_hashed(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overwritten in place as soon as the hash was compared."""
+    whole, require = (copy / "model.safetensors").read_bytes(), Stated.require
+
+    def overwrite(stated: Stated, path: Path, found: str) -> None:
+        require(stated, path, found)
+        with path.open("r+b") as file:
+            file.write(bytes(len(whole)))
+
+    monkeypatch.setattr(Stated, "require", overwrite)
+    before = safetensors.torch.load(whole)
+    model, _, _ = load_model(copy, CPU)
+    assert (copy / "model.safetensors").read_bytes() != whole
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

@@ -1,7 +1,7 @@
 """Checkpoint averaging (section 6.1): the mean of the weights of several moments of training, as a model folder.
 
 The mean is that of the fp32 weights in float64, rounded to fp32 once. The result is in memory whole; of the sources one
-piece at a time, for any number of them.
+piece at a time, for any number of them. Each source is read twice: once for its hash, once for its numbers.
 """
 
 import dataclasses
@@ -14,9 +14,9 @@ import torch
 from dist_transformer.averaging.sources import Piece, WeightSource, check_together, open_weights
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
-from dist_transformer.files import read_small
 from dist_transformer.model_folder import ModelInfo, refuse_other_content, write_model_folder
 from dist_transformer.run.tensors import parameter_shapes
+from dist_transformer.verified import Stated, read_verified
 
 # Numbers summed at a time: 4 MB in float64, which stay in the cache; twice as fast as 16 MB.
 _BLOCK_NUMBERS = 2**19
@@ -66,6 +66,7 @@ def mean_weights(paths: Sequence[Path]) -> MeanWeights:
     tokenizer = Tokenizer.load(first.tokenizer_file)
     if tokenizer.sha256 != first.info.tokenizer_sha256:
         raise UserError(f"{first.tokenizer_file} is not the tokenizer of {first.path}: restore the data folder's")
+    tokenizer_hash = Stated(tokenizer.sha256, str(first.path), "restore the data folder's")
     weights = _mean(sources)
     steps = tuple(sorted(step for source in sources for step in source.info.steps))
     run = next((source.info.run for source in sources if source.info.run is not None), None)
@@ -73,7 +74,7 @@ def mean_weights(paths: Sequence[Path]) -> MeanWeights:
         info=dataclasses.replace(first.info, steps=steps, run=run),
         weights=weights,
         tokenizer=tokenizer,
-        tokenizer_json=read_small(first.tokenizer_file),
+        tokenizer_json=bytes(read_verified(first.tokenizer_file, tokenizer_hash)),
     )
 
 

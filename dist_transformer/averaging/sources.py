@@ -1,7 +1,8 @@
 """Weights that can be averaged, opened and checked: weight files of a run, checkpoints, model folders.
 
-What is opened here holds the headers only. Numbers are read in pieces, and files are closed in between, so that memory
-does not grow with the number of sources.
+Every file is verified as a whole when it is opened, and every piece of it again when it is read: what is averaged has
+the recorded hashes, whatever happens to the files meanwhile. Numbers are read in pieces, and of a file nothing is kept
+but its header and the states of its hash, so that memory hardly grows with the number of sources.
 """
 
 import dataclasses
@@ -14,14 +15,16 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dist_transformer.config.plain import from_plain, read_json
+from dist_transformer.config.plain import from_plain
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.errors import UserError
 from dist_transformer.files import is_pickle, regular
-from dist_transformer.model_folder import TOKENIZER_FILE, WEIGHTS_FILE, ModelInfo, read_model_info
-from dist_transformer.run.checkpoint import checkpoint_problem
+from dist_transformer.model_folder import TOKENIZER_FILE, WEIGHTS_FILE, ModelInfo, read_model_info, stated_weights
+from dist_transformer.run import checkpoint
 from dist_transformer.run.layout import STATE_FILE
 from dist_transformer.run.tensors import parameter_shapes
+from dist_transformer.tensor_file import TensorFile
+from dist_transformer.verified import read_verified
 
 # The prefix under which a checkpoint keeps weights beside moments.
 _CHECKPOINT_PREFIX = "weight/"
@@ -45,29 +48,27 @@ class WeightSource:
     path: Path
     info: ModelInfo
     tokenizer_file: Path
-    files: Mapping[str, Path]
+    files: Mapping[str, TensorFile]
     """Name of a parameter to the file that holds it."""
     prefix: str = ""
     """Of the parameter's name in that file: which of several sets of weights is meant."""
 
     def read(self, pieces: Sequence[Piece]) -> Iterator[torch.Tensor]:
-        """The numbers of each piece: views of the files, valid until the next is asked for.
+        """The numbers of each piece.
 
-        A mapped file counts as memory of the process as far as it was read, until nobody holds it.
+        Raises:
+            UserError: a file has changed since it was opened.
         """
-        opened: dict[Path, Any] = {}
         for piece in pieces:
-            file = self.files[piece.name]
-            if file not in opened:
-                opened[file] = _open_tensors(file)
-            yield opened[file].get_slice(self.prefix + piece.name)[piece.first : piece.end]
+            yield self.files[piece.name].rows(self.prefix + piece.name, piece.first, piece.end)
 
 
 def open_weights(path: Path) -> WeightSource:
     """Open a weight file, a checkpoint or a model folder.
 
     Raises:
-        UserError: it is none of these, it is damaged, or its tensors are not the parameters of its model in fp32.
+        UserError: it is none of these, its recorded hash is missing or another one, or its tensors are not the
+            parameters of its model in fp32.
     """
     source = _open(path)
     _check_tensors(source)
@@ -75,12 +76,15 @@ def open_weights(path: Path) -> WeightSource:
 
 
 def weight_file_metadata(file: Path) -> dict[str, Any]:
-    """What a weight file of a run says of itself.
+    """What a weight file of a run says of itself; the file is not verified.
 
     Raises:
-        UserError: it is no weight file of a run, or it is damaged.
+        UserError: it is no weight file of a run, or cannot be read.
     """
-    return _metadata(_open_tensors(file), file)
+    try:
+        return _described(safe_open(regular(file), framework="pt").metadata(), file)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file} cannot be read ({error}): {_REMEDY}") from None
 
 
 def check_together(sources: Sequence[WeightSource]) -> None:
@@ -124,37 +128,38 @@ def _difference(first: ModelInfo, other: ModelInfo) -> str | None:
 
 def _open(path: Path) -> WeightSource:
     if path.is_file():
-        opened = _open_tensors(path)
-        info = _model_info(_metadata(opened, path), path)
-        return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, _names(opened, path))
+        if is_pickle(path):
+            raise UserError(
+                f"{path} is a pickle, which may run any code when it is loaded, and is not read: give .safetensors "
+                "files"
+            )
+        file = TensorFile.on_disk(path, checkpoint.stated_weights(path))
+        info = _model_info(_described(file.metadata, path), path)
+        return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, _names(file))
     if (path / STATE_FILE).exists():
-        problem = checkpoint_problem(path)
-        if problem:
-            raise UserError(f"{problem}: choose another checkpoint")
-        files: dict[str, Path] = {}
-        for part in sorted(path.glob("part-*.safetensors")):
-            files.update(_names(_open_tensors(part), part, _CHECKPOINT_PREFIX))
-        info = _model_info(read_json(path / STATE_FILE), path)
+        stated = checkpoint.stated_files(path)
+        state = json.loads(read_verified(path / STATE_FILE, stated[path / STATE_FILE]))
+        files: dict[str, TensorFile] = {}
+        for part in sorted(file for file in stated if file.suffix == ".safetensors"):
+            files.update(_names(TensorFile.on_disk(part, stated[part]), _CHECKPOINT_PREFIX))
+        info = _model_info(state, path)
         return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, files, _CHECKPOINT_PREFIX)
     if (path / WEIGHTS_FILE).exists():
-        file = path / WEIGHTS_FILE
-        return WeightSource(path, read_model_info(path), path / TOKENIZER_FILE, _names(_open_tensors(file), file))
+        info = read_model_info(path)
+        file = TensorFile.on_disk(path / WEIGHTS_FILE, stated_weights(path))
+        return WeightSource(path, info, path / TOKENIZER_FILE, _names(file))
     raise UserError(f"{path} is neither a weight file nor a checkpoint nor a model folder: check the path")
 
 
 def _check_tensors(source: WeightSource) -> None:
     expected = parameter_shapes(source.info.model)
-    opened: dict[Path, Any] = {}
     for name in sorted(expected.keys() | source.files.keys()):
         if name not in source.files:
             raise UserError(f"{source.path} lacks {name!r}, a parameter of its model: {_REMEDY}")
         if name not in expected:
             raise UserError(f"{source.path} holds {name!r}, which is no parameter of its model: {_REMEDY}")
         file = source.files[name]
-        if file not in opened:
-            opened[file] = _open_tensors(file)
-        stored = opened[file].get_slice(source.prefix + name)
-        shape, dtype = tuple(stored.get_shape()), stored.get_dtype()
+        shape, dtype = file.shape(source.prefix + name), file.dtype(source.prefix + name)
         if shape != expected[name]:
             raise UserError(
                 f"{source.path}: {name!r} has the shape {shape} where its model has {expected[name]}: {_REMEDY}"
@@ -163,9 +168,9 @@ def _check_tensors(source: WeightSource) -> None:
             raise UserError(f"{source.path}: {name!r} is stored as {dtype}, and weights are F32: {_REMEDY}")
 
 
-def _metadata(opened: Any, path: Path) -> dict[str, Any]:
+def _described(metadata: Mapping[str, str] | None, path: Path) -> dict[str, Any]:
     """What a weight file says of itself: JSON values in the header."""
-    header = {key: value for key, value in (opened.metadata() or {}).items() if key != "format"}
+    header = {key: value for key, value in (metadata or {}).items() if key != "format"}
     try:
         described = {key: json.loads(value) for key, value in header.items()}
     except ValueError:
@@ -187,16 +192,5 @@ def _model_info(described: dict[str, Any], path: Path) -> ModelInfo:
     return from_plain(ModelInfo, {**values, **newer}, str(path))
 
 
-def _open_tensors(file: Path) -> Any:
-    if file.is_file() and is_pickle(file):
-        raise UserError(
-            f"{file} is a pickle, which may run any code when it is loaded, and is not read: give .safetensors files"
-        )
-    try:
-        return safe_open(regular(file), framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{file} cannot be read ({error}): {_REMEDY}") from None
-
-
-def _names(opened: Any, file: Path, prefix: str = "") -> dict[str, Path]:
-    return {name.removeprefix(prefix): file for name in opened.keys() if name.startswith(prefix)}  # noqa: SIM118
+def _names(file: TensorFile, prefix: str = "") -> dict[str, TensorFile]:
+    return {name.removeprefix(prefix): file for name in file.names() if name.startswith(prefix)}

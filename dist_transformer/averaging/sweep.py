@@ -210,6 +210,8 @@ def validation_text(run_dir: Path, direction: str | None = None) -> tuple[Path, 
     for place, sha256 in zip(settings["data"], settings["data_sha256"], strict=True):
         folder = _validated_on(run_dir, place, sha256)
         if direction in (None, folder.index.direction.name):
+            # It is as it was when the data was prepared.
+            folder.valid_text()
             valid = folder.path / VALID_FOLDER
             return valid / VALID_SOURCE_FILE, valid / VALID_TARGET_FILE
     raise UserError(f"{run_dir} was not trained on {direction}: check --direction, or give --src and --ref")

@@ -3,10 +3,8 @@
 `layout` names their files; `checkpoint_writer` writes them.
 """
 
-import hashlib
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,10 @@ from dist_transformer.files import read_small, regular, sha256_of
 from dist_transformer.run.layout import CHECKPOINTS, MANIFEST_FILE, STATE_FILE, WEIGHT_HASHES, checkpoints_of, step_of
 from dist_transformer.run.state import EMA, MOMENTS, ParameterState
 from dist_transformer.runtime import distributed
+from dist_transformer.verified import Stated, has_own_hash
 
 FORMAT_VERSION = 2
 """Since 2 a manifest states its own hash."""
-_NO_HASH = "0" * 64
 _HASH_LINE = re.compile(r"([0-9a-f]{64})  ([^/\n]+)")
 
 
@@ -42,8 +40,8 @@ def _stated_files(path: Path) -> tuple[dict[str, Any], str | None]:
         manifest = read_json(path / MANIFEST_FILE)
         if manifest["format_version"] > FORMAT_VERSION:
             return {}, f"{path} was written by a newer version of dist_transformer"
-        if manifest["format_version"] != 1:
-            _require_stated_hash(path / MANIFEST_FILE, manifest["sha256"])
+        if manifest["format_version"] != 1 and not has_own_hash(read_small(path / MANIFEST_FILE), manifest["sha256"]):
+            raise UserError(f"{MANIFEST_FILE} is damaged: its SHA-256 is not what it states")
         files = {name: (stated["bytes"], stated["sha256"]) for name, stated in manifest["files"].items()}
         unlisted = {file.name for file in path.iterdir()} - files.keys() - {MANIFEST_FILE}
     except (UserError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -53,27 +51,31 @@ def _stated_files(path: Path) -> tuple[dict[str, Any], str | None]:
     return files, f"{path / min(unlisted)} is not in the manifest" if unlisted else None
 
 
-def manifest_content(manifest: Mapping[str, Any]) -> bytes:
-    """A manifest as a file that states its own SHA-256, which is that of the file with zeros in its place."""
-    content = (json.dumps({**manifest, "sha256": _NO_HASH}, indent=1) + "\n").encode()
-    return _replace_last(content, _NO_HASH, hashlib.sha256(content).hexdigest())
+def stated_files(path: Path) -> dict[Path, Stated]:
+    """The files of a checkpoint with the hashes that its manifest states; whoever reads them checks the hashes.
+
+    Raises:
+        UserError: there is no usable manifest, or a file is missing or not its own.
+    """
+    remedy = "choose another checkpoint"
+    files, problem = _stated_files(path)
+    if problem := problem or next(filter(None, (_name_problem(path, name) for name in files)), None):
+        raise UserError(f"{problem}: {remedy}")
+    return {path / name: Stated(sha256, MANIFEST_FILE, remedy) for name, (_, sha256) in files.items()}
 
 
-def _require_stated_hash(file: Path, stated: str) -> None:
-    if hashlib.sha256(_replace_last(read_small(file), stated, _NO_HASH)).hexdigest() != stated:
-        raise UserError(f"{file.name} is damaged: its SHA-256 is not what it states")
-
-
-def _replace_last(content: bytes, old: str, new: str) -> bytes:
-    before, _, after = content.rpartition(old.encode())
-    return before + new.encode() + after
-
-
-def _file_problem(folder: Path, name: str, stated: tuple[Any, Any]) -> str | None:
+def _name_problem(folder: Path, name: str) -> str | None:
     file = folder / name
     # A name with a slash would lead out of the folder.
     if Path(name).name != name or file.is_symlink() or not file.is_file():
         return f"{file} is missing or not a plain file"
+    return None
+
+
+def _file_problem(folder: Path, name: str, stated: tuple[Any, Any]) -> str | None:
+    file = folder / name
+    if problem := _name_problem(folder, name):
+        return problem
     try:
         if (file.stat().st_size, sha256_of(file)) != stated:
             return f"{file} is damaged: its size or SHA-256 is not what the manifest states"
@@ -132,6 +134,21 @@ def weight_hashes(folder: Path) -> dict[str, str]:
     lines = read_small(file).decode(errors="replace").splitlines() if file.is_file() else []
     matches = (_HASH_LINE.fullmatch(line) for line in lines)
     return {match[2]: match[1] for match in matches if match}
+
+
+def stated_weights(file: Path) -> Stated:
+    """The hash that is recorded of a weight file, beside it.
+
+    Raises:
+        UserError: there is none.
+    """
+    sha256 = weight_hashes(file.parent).get(file.name)
+    if sha256 is None:
+        raise UserError(
+            f"{file} has no hash in {file.parent / WEIGHT_HASHES}, so it cannot be checked: give weight files where "
+            "their run wrote them, checkpoints or model folders"
+        )
+    return Stated(sha256, WEIGHT_HASHES, "leave it out, or restore it")
 
 
 def weights_problem(file: Path) -> str | None:

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 
 from dist_transformer.errors import UserError
 from dist_transformer.files import make_folder, move, remove, remove_tree, sha256_of, sync, whole_path, write_file
-from dist_transformer.run.checkpoint import FORMAT_VERSION, manifest_content, weight_hashes
+from dist_transformer.run.checkpoint import FORMAT_VERSION, weight_hashes
 from dist_transformer.run.layout import (
     CHECKPOINTS,
     MANIFEST_FILE,
@@ -39,6 +39,7 @@ from dist_transformer.run.layout import (
 )
 from dist_transformer.run.state import EMA, ParameterState
 from dist_transformer.runtime import distributed
+from dist_transformer.verified import with_own_hash
 
 # Of the state, what the manifest repeats: a reader need not open anything else to know what it has before it.
 _IDENTITY = ("step", "position", "tokenizer_sha256")
@@ -281,7 +282,7 @@ class CheckpointWriter:
         files[STATE_FILE] = _describe(temporary / STATE_FILE)
         identity = {key: snapshot.state.get(key) for key in _IDENTITY}
         manifest = {**common, **identity, "config": self.config, "files": files}
-        write_file(temporary / MANIFEST_FILE, manifest_content(manifest))
+        write_file(temporary / MANIFEST_FILE, with_own_hash(manifest))
         final = temporary.with_name(snapshot.name)
         # Of the same step there may be a damaged one, which this run was resumed past.
         replaced = _set_aside(final)

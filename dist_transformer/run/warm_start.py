@@ -9,9 +9,15 @@ import torch
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
-from dist_transformer.files import sha256_of
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.model_folder import TOKENIZER_FILE, WEIGHTS_FILE, ModelInfo, load_model, read_model_info
+from dist_transformer.model_folder import (
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
+    ModelInfo,
+    load_model,
+    read_model_info,
+    stated_weights,
+)
 
 # What a run may set anew: rates of dropout, and how weights are drawn, which these are not.
 _FREE = {"dropout", "attention_dropout", "ffn_dropout", "embedding_init"}
@@ -67,7 +73,7 @@ def read_initial_weights(source: Path, model: ModelConfig, tokenizer: Tokenizer,
     _require_fit(source, info, model, free={"vocab_size"} if is_other else set())
     loaded, their_tokenizer, _ = load_model(source, torch.device("cpu"))
     tensors = {name: parameter.detach() for name, parameter in loaded.named_parameters()}
-    sha256 = sha256_of(source / WEIGHTS_FILE)
+    sha256 = stated_weights(source).sha256
     if not is_other:
         return InitialWeights(sha256=sha256, tensors=tensors)
     own, theirs = (one.pieces for one in (tokenizer, their_tokenizer))

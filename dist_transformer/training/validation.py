@@ -90,6 +90,9 @@ class Validator:
             )
         except UserError as error:
             raise UserError(f"validation set of {folder.path}: {error}, or set --validate-every 0") from None
+        # As training holds its own: a file that changes between two validations changes neither.
+        for problem in split.hold(range(len(split.info.shards))).values():
+            raise UserError(f"validation set of {folder.path}: {problem}")
         self.collator = Collator(split, budgets, packs_per_micro_batch=batch.packs_per_micro_batch)
         self.direction, self.named = folder.index.direction, named
         self.tokenizer = folder.tokenizer()

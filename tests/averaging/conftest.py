@@ -11,10 +11,12 @@ from safetensors.torch import save_file
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
+from dist_transformer.files import sha256_of
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
+from dist_transformer.run.checkpoint import weight_hashes
 from dist_transformer.run.checkpoint_writer import Retention
-from dist_transformer.run.layout import step_name
+from dist_transformer.run.layout import WEIGHT_HASHES, step_name
 from dist_transformer.run.state import MOMENTS, ParameterState
 from tests.run.saving import save_checkpoint
 
@@ -60,7 +62,14 @@ def save(folder: Path, step: int, weights: Weights | None = None, **other: Any) 
     file = folder / "weights" / f"{step_name(step)}.safetensors"
     weights = weights if weights is not None else random_weights(step, other.get("model", MODEL))
     save_file(weights, file, metadata={key: json.dumps(value) for key, value in describe(step, **other).items()})
+    record_hash(file)
     return file
+
+
+def record_hash(file: Path) -> None:
+    """State the hash of a weight file as training does."""
+    hashes = weight_hashes(file.parent) | {file.name: sha256_of(file)}
+    (file.parent / WEIGHT_HASHES).write_text("".join(f"{value}  {name}\n" for name, value in hashes.items()))
 
 
 def save_both(run: Path, step: int, weights: Weights | None = None) -> tuple[Path, Path]:

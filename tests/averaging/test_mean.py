@@ -24,7 +24,16 @@ from dist_transformer.errors import UserError
 from dist_transformer.model_folder import load_model, read_model_info
 from dist_transformer.run.layout import step_name
 from dist_transformer.run.tensors import parameter_shapes
-from tests.averaging.conftest import MODEL, TOKENIZER, describe, random_weights, save, save_both, save_model
+from tests.averaging.conftest import (
+    MODEL,
+    TOKENIZER,
+    describe,
+    random_weights,
+    record_hash,
+    save,
+    save_both,
+    save_model,
+)
 from tests.conftest import ROOT
 
 
@@ -177,6 +186,7 @@ def large_weight_files(run: Path, count: int) -> list[Path]:
         with files[-1].open("wb") as file:
             file.write(len(encoded).to_bytes(8, "little") + encoded)
             file.truncate(8 + len(encoded) + place)
+        record_hash(files[-1])
     return files
 
 

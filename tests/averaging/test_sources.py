@@ -3,18 +3,24 @@
 import dataclasses
 import os
 import pickle
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 
+from dist_transformer import verified
+from dist_transformer.averaging import mean
 from dist_transformer.averaging.mean import average
+from dist_transformer.averaging.sources import WeightSource
 from dist_transformer.data.tokenizer import train_tokenizer
 from dist_transformer.errors import UserError
-from tests.averaging.conftest import MODEL, describe, random_weights, save, save_both, save_model
+from tests.averaging.conftest import MODEL, describe, random_weights, record_hash, save, save_both, save_model
+from tests.small_model import forge_weights
 
 
 def other_model(run: Path) -> Path:
@@ -83,7 +89,8 @@ def torch_pickle_named_bin(run: Path) -> Path:
 
 
 def torch_pickle_named_safetensors(run: Path) -> Path:
-    return shutil.copyfile(torch_pickle(run), run / "model.safetensors")
+    record_hash(shutil.copyfile(torch_pickle(run), run / "model.safetensors"))
+    return run / "model.safetensors"
 
 
 def folder_of_no_step(run: Path) -> Path:
@@ -112,13 +119,46 @@ def truncated_file(run: Path) -> Path:
     return file
 
 
+def truncated_before_it_was_hashed(run: Path) -> Path:
+    file = truncated_file(run)
+    record_hash(file)
+    return file
+
+
+def flipped_file(run: Path) -> Path:
+    """One bit of a number: the file is as sound a safetensors file as before."""
+    return flipped(save(run, 2))
+
+
+def flipped_model(run: Path) -> Path:
+    folder = save_model(run / "model", random_weights(2), (2,))
+    flipped(folder / "model.safetensors")
+    return folder
+
+
+def flipped(file: Path) -> Path:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 64
+    file.write_bytes(content)
+    return file
+
+
+def file_without_hash(run: Path) -> Path:
+    file = save(run, 2)
+    (file.parent / "SHA256SUMS").unlink()
+    record_hash(run / "weights" / "step-00000001.safetensors")
+    return file
+
+
 def text_file(run: Path) -> Path:
     (run / "notes.safetensors").write_text("no tensors")
+    record_hash(run / "notes.safetensors")
     return run / "notes.safetensors"
 
 
 def foreign_file(run: Path, metadata: dict[str, str] | None = None) -> Path:
     safetensors.torch.save_file({"embedding": torch.ones(2)}, run / "foreign.safetensors", metadata=metadata)
+    record_hash(run / "foreign.safetensors")
     return run / "foreign.safetensors"
 
 
@@ -147,7 +187,11 @@ def empty_folder(run: Path) -> Path:
         (step_that_is_no_number, "source_language must be str, not 5"),
         (other_tokenizer, "was trained with another tokenizer than .*average one run's weights"),
         (damaged_checkpoint, "is damaged: .*choose another checkpoint"),
-        (truncated_file, "cannot be read .*leave it out, or restore it"),
+        (truncated_file, "is damaged: its SHA-256 is not what SHA256SUMS states: leave it out, or restore it"),
+        (truncated_before_it_was_hashed, "cannot be read as safetensors .*leave it out, or restore it"),
+        (flipped_file, "is damaged: its SHA-256 is not what SHA256SUMS states: leave it out, or restore it"),
+        (flipped_model, "is damaged: its SHA-256 is not what config.json states: write the folder anew"),
+        (file_without_hash, "has no hash in .*SHA256SUMS, so it cannot be checked: give weight files where"),
         (text_file, "cannot be read .*leave it out, or restore it"),
         (foreign_file, "is not a weight file of a run: give files of RUN/weights"),
         (lambda run: foreign_file(run, {"format": "pt"}), "is not a weight file of a run"),
@@ -168,6 +212,51 @@ def test_a_source_that_does_not_fit_is_refused_by_name(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_one_flipped_bit_anywhere_in_a_source_is_found(kind: int, run: Path, tmp_path: Path) -> None:
+    """In headers, names and numbers; in the manifest and the state of a checkpoint; in the folder's config."""
+    source = [*save_both(run, 5), save_model(tmp_path / "m", random_weights(5), (5,))][kind]
+    ignored = {"README.md", "tokenizer.json"}
+    files = [source] if source.is_file() else sorted(file for file in source.iterdir() if file.name not in ignored)
+    assert len(files) == [1, 3, 2][kind]
+    for file in files:
+        whole = file.read_bytes()
+        for place in np.linspace(0, len(whole) - 1, 25).astype(int):
+            content = bytearray(whole)
+            content[place] ^= 1
+            file.write_bytes(content)
+            with pytest.raises(UserError, match=re.escape(file.name)):
+                average([source], tmp_path / "out")
+            assert not (tmp_path / "out").exists()
+        file.write_bytes(whole)
+    average([source], tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_a_source_that_changes_while_it_is_averaged_is_refused(
+    kind: int, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After all sources were opened and found sound, before their numbers are read; size and time stay."""
+    source = [*save_both(run, 5), save_model(tmp_path / "m", random_weights(5), (5,))][kind]
+    file = source if source.is_file() else next(source.glob("*.safetensors"))
+    check = mean.check_together
+
+    def change(sources: Sequence[WeightSource]) -> None:
+        check(sources)
+        stat = file.stat()
+        with file.open("r+b") as opened:
+            opened.seek(-4000, os.SEEK_END)
+            opened.write(b"\x01")
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+    monkeypatch.setattr(mean, "check_together", change)
+    # Less than a block of the hash is not enough to keep anything.
+    monkeypatch.setattr(verified, "_BLOCK", 1024)
+    with pytest.raises(UserError, match=re.escape(f"{file} changed while it was read")):
+        average([source], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("-inf")])
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_a_number_that_is_not_finite_is_refused_with_its_file(
@@ -176,7 +265,9 @@ def test_a_number_that_is_not_finite_is_refused_with_its_file(
     """Whichever of the sources it is."""
     weights = random_weights(5)
     weights["embedding"][3, 1] = number
-    bad = [*save_both(run, 5, weights), save_model(tmp_path / "m", weights, (5,))][kind]
+    folder = save_model(tmp_path / "m", random_weights(5), (5,))
+    forge_weights(folder, weights)
+    bad = [*save_both(run, 5, weights), folder][kind]
     good = [save(run, 1), save(run, 2)]
     for order in ([bad, *good], [good[0], bad, good[1]], [*good, bad]):
         with pytest.raises(
@@ -201,9 +292,10 @@ def test_a_source_given_twice_is_refused(run: Path, tmp_path: Path, monkeypatch:
 def test_a_step_counts_once(run: Path, tmp_path: Path) -> None:
     """A copy, the checkpoint of the same step, a mean that holds it."""
     (first, checkpoint), second = save_both(run, 1), save(run, 2)
-    copy = shutil.copyfile(first, first.with_name("step-00000009.safetensors"))
-    mean = save_model(tmp_path / "mean", random_weights(1), (1, 3))
-    for again in (copy, checkpoint, mean):
+    copy = Path(shutil.copyfile(first, first.with_name("step-00000009.safetensors")))
+    record_hash(copy)
+    folder = save_model(tmp_path / "mean", random_weights(1), (1, 3))
+    for again in (copy, checkpoint, folder):
         with pytest.raises(UserError) as refused:
             average([first, second, again], tmp_path / "out")
         assert str(refused.value) == (f"{again} and {first} are both of step 1: a step counts once, so leave one out")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.compat
 
 
 def test_the_demo(installed: Path, tmp_path: Path) -> None:
-    said = run_installed(installed, tmp_path, "dist-transformer", "demo")
+    said = run_installed(installed, tmp_path, "dist-transformer", "demo", timeout=1_800)
     result = json.loads((tmp_path / "runs" / "demo" / "result.json").read_text(encoding="utf-8"))
     assert result["world_size"] == 2
     assert result["bleu"] > 90, said[-2000:]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.run.checkpoint import manifest_content
 from dist_transformer.run.ledger import Ledger, read_ledger
 from dist_transformer.run.verify import verify_run
+from dist_transformer.verified import with_own_hash
 from tests.conftest import deepspeed_command, run_command
 
 pytestmark = pytest.mark.slow
@@ -115,7 +115,7 @@ def test_a_position_that_is_not_the_plans_is_found(run: Path, toy_data: DataFold
     manifest = json.loads((newest / "manifest.json").read_text())
     content = (newest / "state.json").read_bytes()
     manifest["files"]["state.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (newest / "manifest.json").write_bytes(manifest_content(manifest))
+    (newest / "manifest.json").write_bytes(with_own_hash(manifest))
     assert failures(run, toy_data.path) == {
         "sentences": "the checkpoint of step 48 continues at another place of the plan"
     }

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dist_transformer.run.checkpoint import checkpoint_problem, manifest_content
+from dist_transformer.run.checkpoint import checkpoint_problem
+from dist_transformer.verified import with_own_hash
 from tests.conftest import ROOT, run_command
 from tests.faults.campaign import Campaign, Case, Found, Lab, failing
 
@@ -70,7 +71,7 @@ class Victims:
         manifest = json.loads(file.read_text())
         del manifest["files"][name]
         manifest["files"][stated] = entry
-        file.write_bytes(manifest_content(manifest))
+        file.write_bytes(with_own_hash(manifest))
 
 
 PART, STATE = "part-00000.safetensors", "state.json"

@@ -15,18 +15,19 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.loading.events import LeftOut
 from dist_transformer.files import sha256_of
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.run.checkpoint import manifest_content
 from dist_transformer.run.checkpoint_writer import Retention
 from dist_transformer.run.folder import describe_run, write_settings
 from dist_transformer.run.ledger import Ledger, left_out_records, read_ledger
 from dist_transformer.run.progress import Progress
 from dist_transformer.run.state import EMA, MOMENTS, ParameterState
 from dist_transformer.run.verify import verify_run
+from dist_transformer.verified import with_own_hash
 from tests.run.saving import save_checkpoint
 
 MODEL = ModelConfig(
     width=8, heads=2, ffn_width=8, encoder_layers=1, decoder_layers=1, max_positions=16, vocab_size=5, norm="pre"
 )
+
 NEWEST = "checkpoints/step-00000004"
 LEFT_OUT = LeftOut(corpus=0, shard=1, epoch=0, window=0, packs=0)
 PART, WEIGHTS = f"{NEWEST}/part-00000.safetensors", "weights/step-00000004.safetensors"
@@ -90,7 +91,7 @@ def edit_json(path: Path, **changes: Any) -> None:
 def edit_manifest(checkpoint: Path, **changes: Any) -> None:
     """As somebody with bad intent would, who makes it state its own hash."""
     file = checkpoint / "manifest.json"
-    file.write_bytes(manifest_content({**json.loads(file.read_text()), **changes}))
+    file.write_bytes(with_own_hash({**json.loads(file.read_text()), **changes}))
 
 
 def seal(checkpoint: Path) -> None:

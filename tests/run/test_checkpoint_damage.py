@@ -15,9 +15,9 @@ from dist_transformer.errors import UserError
 from dist_transformer.run.checkpoint import (
     FORMAT_VERSION,
     checkpoint_problem,
-    manifest_content,
     newest_checkpoint,
 )
+from dist_transformer.verified import with_own_hash
 from tests.run.saving import flip, save
 
 
@@ -45,7 +45,7 @@ def test_the_newest_is_chosen(run: Path) -> None:
 def _rewrite_manifest(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
     change(manifest)
-    (path / "manifest.json").write_bytes(manifest_content(manifest))
+    (path / "manifest.json").write_bytes(with_own_hash(manifest))
 
 
 def _entry(file: Path) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def test_a_damaged_model_folder_is_named(
     damaged = Path(shutil.copytree(model_folder, tmp_path / "model"))
     file = damaged / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(UserError, match=re.escape(f"{file} cannot be read")):
+    with pytest.raises(UserError, match=re.escape(f"{file} is damaged")):
         read(damaged, toy_tokenizer, random_model)
 
 

@@ -33,6 +33,11 @@ REMEDY = "copy the data folder again, or prepare it again with dist-transformer 
 INDEX_FILE, TOKENIZER_FILE, LENGTHS_FILE = "index.json", "tokenizer.json", "lengths.npy"
 VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE = "valid", "source.txt", "target.txt"
 
+_SHARD_SCHEMAS = tuple(
+    pa.schema({"src": pa.list_(source), "tgt": pa.list_(target)})
+    for source, target in itertools.product((pa.uint16(), pa.uint32()), repeat=2)
+)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLists:
@@ -229,8 +234,14 @@ def write_shard(path: Path, source: TokenLists, target: TokenLists) -> ShardInfo
 
 
 def read_shard(path: Path, content: bytes | None = None) -> tuple[TokenLists, TokenLists]:
-    """Source and target ids of a shard: of its `content` where that was read, otherwise of the memory-mapped file."""
-    batch = read_batch(path, content)
+    """Source and target ids of a shard: of its `content` where that was read, otherwise of the memory-mapped file.
+
+    Raises:
+        UserError: it is not one record batch of two columns of lists of ids.
+    """
+    batch = read_batch(path, content, schemas=_SHARD_SCHEMAS)
+    if any(column.null_count or column.values.null_count for column in batch.columns):
+        raise UserError(f"{path} lacks some ids, where a shard has all of them: {REMEDY}")
     return TokenLists.from_arrow(batch.column("src")), TokenLists.from_arrow(batch.column("tgt"))
 
 
@@ -277,10 +288,29 @@ def write_batch(path: Path, columns: dict[str, pa.Array]) -> None:
         writer.write_batch(batch)
 
 
-def read_batch(path: Path, content: bytes | None = None) -> pa.RecordBatch:
+def read_batch(path: Path, content: bytes | None = None, *, schemas: Sequence[pa.Schema] = ()) -> pa.RecordBatch:
+    """Read the one record batch of an Arrow IPC stream, and check it in full before anything uses it.
+
+    Arrow trusts the lengths and offsets that a file states: false ones would end the process, or give other rows.
+
+    Args:
+        content: of the file, where that was read.
+        schemas: the columns must be as one of these says; any will do where there are none.
+
+    Raises:
+        UserError: it cannot be read, is not sound, or holds something else.
+    """
     try:
         opened = pa.memory_map(os.fsencode(regular(path))) if content is None else pa.BufferReader(content)
         with opened as file, pa.ipc.open_stream(file) as stream:
-            return stream.read_next_batch()
-    except (pa.ArrowInvalid, StopIteration, OSError) as error:
-        raise UserError(f"{path} cannot be read as Arrow ({error}): {REMEDY}") from None
+            if schemas and not any(stream.schema.equals(schema) for schema in schemas):
+                columns = ", ".join(f"{field.name!r}: {field.type}" for field in stream.schema)
+                raise UserError(f"{path} holds {columns or 'nothing'}, which is not what a shard holds: {REMEDY}")
+            batch = stream.read_next_batch()
+            batch.validate(full=True)
+            if next(stream, None) is not None:
+                raise UserError(f"{path} holds more than one record batch: {REMEDY}")
+            return batch
+    except (pa.ArrowException, ValueError, StopIteration, OSError) as error:
+        problem = " ".join(str(error).split()) or "it holds no record batch"
+        raise UserError(f"{path} cannot be read as Arrow ({problem}): {REMEDY}") from None

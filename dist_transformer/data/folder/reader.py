@@ -1,5 +1,6 @@
 """A prepared data folder, opened: in a folder of this machine, or behind a URL with a cache on local disk."""
 
+import io
 import json
 import os
 import stat
@@ -34,14 +35,19 @@ from dist_transformer.data.folder.storage import (
 from dist_transformer.data.folder.urls import is_url, refuse_secrets
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
-from dist_transformer.files import exclusive, guard, make_folder, move, read_small, regular, sha256_of
+from dist_transformer.files import exclusive, guard, make_folder, move, read_small, sha256_of
+from dist_transformer.verified import Stated, hold_verified, read_verified
 
 # Shards in memory, besides those that a plan holds; 100,000 pairs of 30 tokens a side take 13 MB.
 _KEPT_SHARDS = 64
+# Bytes of the header of an array whose format is 1.0, at most.
+_LARGEST_HEADER = 2**16 + 10
 
 
 class Split:
-    """An opened split. Shards are read and verified when they are used; a plan holds those of its window.
+    """An opened split: its lengths are a copy that was verified, which nothing that happens to the file can change.
+
+    Shards are read and verified when they are used; a plan holds those of its window.
 
     Args:
         vocab_size: ids must lie below it.
@@ -56,8 +62,8 @@ class Split:
         self.vocab_size = vocab_size
         self.shard_starts = np.concatenate([[0], np.cumsum([shard.pairs for shard in info.shards], dtype=np.int64)])
         """Shape: (shards + 1). First pair id of each shard."""
-        self.lengths = _open_lengths(folder / info.lengths_file, info.pairs)
-        """Shape: (pairs, 2), memory-mapped. Tokens with the one special token of each side."""
+        self.lengths = _read_lengths(folder / info.lengths_file, info)
+        """Shape: (pairs, 2). Tokens with the one special token of each side. In memory, up to 1 GiB."""
         self._held: dict[int, Columns] = {}
         self._wanted: frozenset[int] = frozenset()
         self._used: OrderedDict[int, Columns] = OrderedDict()
@@ -245,21 +251,28 @@ class DataFolder:
         return cls(path, index, CachedFiles(url, path, cache.limit_bytes))
 
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.load(self.path / TOKENIZER_FILE)
+        """
+        Raises:
+            UserError: it is no longer the one that the index states.
+        """
+        tokenizer = Tokenizer.load(self.path / TOKENIZER_FILE)
+        _stated(self.index.tokenizer_sha256).require(self.path / TOKENIZER_FILE, tokenizer.sha256)
+        return tokenizer
 
     def valid_text(self) -> tuple[list[str], list[str]]:
         """Source and target lines of the validation text, as the user gave them.
 
         Raises:
-            UserError: they are missing, no UTF-8, or not as many as the index states.
+            UserError: they are missing, not those that the index states, no UTF-8, or not as many as it states.
         """
-        folder = self.path / VALID_FOLDER
+        folder, info = self.path / VALID_FOLDER, self.index.valid_text
+        stated = ((VALID_SOURCE_FILE, info.source_sha256), (VALID_TARGET_FILE, info.target_sha256))
         try:
             source, target = (
-                read_small(folder / name).decode("utf-8").split("\n")[:-1]
-                for name in (VALID_SOURCE_FILE, VALID_TARGET_FILE)
+                read_verified(folder / name, _stated(sha256)).decode("utf-8").split("\n")[:-1]
+                for name, sha256 in stated
             )
-        except (OSError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
             raise UserError(f"the texts in {folder} cannot be read ({error}): {REMEDY}") from None
         if not len(source) == len(target) == self.index.valid_text.pairs:
             raise UserError(f"the texts in {folder} do not have {self.index.valid_text.pairs:,} lines each: {REMEDY}")
@@ -291,17 +304,24 @@ class DataFolder:
         self.valid.close()
 
 
-def _open_lengths(path: Path, pairs: int) -> np.ndarray:
+def _stated(sha256: str) -> Stated:
+    return Stated(sha256, INDEX_FILE, REMEDY)
+
+
+def _read_lengths(path: Path, info: SplitInfo) -> np.ndarray:
+    content = hold_verified(path, _stated(info.lengths_sha256))
+    header = io.BytesIO(content[:_LARGEST_HEADER])
     try:
-        lengths = np.load(regular(path), mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        if np.lib.format.read_magic(header) != (1, 0):
+            raise ValueError("it is of another version of numpy's format")
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(header)
+        if shape != (info.pairs, 2) or dtype not in (np.uint16, np.uint32) or is_fortran:
+            raise UserError(f"{path} holds {dtype} of shape {shape} where ({info.pairs}, 2) was stated: {REMEDY}")
+        lengths = np.frombuffer(content, dtype, count=2 * info.pairs, offset=header.tell()).reshape(shape)
+    except (ValueError, SyntaxError) as error:
         raise UserError(f"{path} cannot be read ({error}): {REMEDY}") from None
-    if lengths.shape != (pairs, 2) or lengths.dtype not in (np.uint16, np.uint32):
-        raise UserError(
-            f"{path} holds {lengths.dtype} of shape {lengths.shape} where ({pairs}, 2) was stated: {REMEDY}"
-        )
-    # Still the map: the class that numpy gives it makes every indexing slow.
-    return lengths.view(np.ndarray)
+    lengths.flags.writeable = False
+    return lengths
 
 
 def _small_files(index: DataIndex) -> Iterator[tuple[str, str]]:

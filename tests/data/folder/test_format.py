@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import mmap
 import os
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import datasets
 import numpy as np
 import pytest
 
+from dist_transformer import verified
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder import reader as folder_module
 from dist_transformer.data.folder.format import (
@@ -96,9 +96,8 @@ def test_index_counts_the_special_tokens(folder: Path) -> None:
     assert (index.train.max_source_tokens, index.train.max_target_tokens) == (4, 5)
 
 
-def test_lengths_are_memory_mapped_in_shard_order(folder: Path) -> None:
+def test_lengths_are_in_shard_order(folder: Path) -> None:
     train = DataFolder.open(folder).train
-    assert isinstance(train.lengths.base, np.memmap | mmap.mmap)
     assert train.lengths.dtype == np.uint16
     assert train.lengths.tolist() == [[3, 2], [2, 1], [4, 3], [2, 5], [3, 2]]
     assert train.shard_starts.tolist() == [0, 2, 5]
@@ -172,6 +171,57 @@ def test_held_shards_do_not_feel_what_becomes_of_their_files(folder: Path) -> No
         train.tokens(np.array([4]))
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b"no array", b"\x93NUMPY\x01\x00\xff\xff{", b"\x93NUMPY\x02\x00\x10\x00\x00\x00{}"]
+)
+def test_lengths_that_are_no_array_are_found(folder: Path, content: bytes) -> None:
+    """Though the index states their hash; a pickle is not loaded."""
+    for lengths in (content, pickled_array(folder)):
+        (folder / "lengths.npy").write_bytes(lengths)
+        train = json.loads((folder / "index.json").read_text())["train"]
+        edit_index(folder, train={**train, "lengths_sha256": sha256_of(folder / "lengths.npy")})
+        with pytest.raises(UserError, match=r"lengths\.npy (cannot be read|holds object).*: copy the data folder"):
+            DataFolder.open(folder)
+
+
+def pickled_array(folder: Path) -> bytes:
+    np.save(folder / "objects.npy", np.full((5, 2), None, dtype=object))
+    return (folder / "objects.npy").read_bytes()
+
+
+@pytest.mark.parametrize("most_in_memory", [2**20, 0])
+def test_lengths_do_not_feel_what_becomes_of_their_file(
+    most_in_memory: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Overwritten in place, cut short, removed; kept in memory, or in a file of our own."""
+    monkeypatch.setattr(verified, "_MOST_IN_MEMORY", most_in_memory)
+    train = DataFolder.open(folder).train
+    before = train.lengths.tolist()
+    with (folder / "lengths.npy").open("r+b") as file:
+        file.write(bytes((folder / "lengths.npy").stat().st_size))
+    assert train.lengths.tolist() == before
+    os.truncate(folder / "lengths.npy", 3)
+    (folder / "lengths.npy").unlink()
+    assert train.lengths.tolist() == before
+    assert train.tokens(np.array([4, 0]))[0].tolist() == [17, 18, 10, 11]
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_validation_text_that_changed_after_opening_is_found(folder: Path, side: str) -> None:
+    data = DataFolder.open(folder)
+    text = (folder / f"valid/{side}.txt").read_bytes()
+    (folder / f"valid/{side}.txt").write_bytes(text.swapcase())
+    with pytest.raises(UserError, match=rf"{side}\.txt is damaged: its SHA-256 is not what index\.json states: copy"):
+        data.valid_text()
+
+
+def test_a_tokenizer_that_changed_after_opening_is_found(folder: Path) -> None:
+    data = DataFolder.open(folder)
+    train_tokenizer(["a b c d"], vocab_size=300, lowercase=True).save(folder / "tokenizer.json")
+    with pytest.raises(UserError, match=r"tokenizer\.json is damaged: its SHA-256 is not what index\.json states"):
+        data.tokenizer()
+
+
 def test_valid_text_is_untouched(folder: Path) -> None:
     assert DataFolder.open(folder).valid_text() == (["one\u2028\r", " two"], ["eins", "zwei"])
 
@@ -194,7 +244,7 @@ def test_one_flipped_bit_is_found_and_the_file_named(folder: Path, name: str) ->
     content = bytearray((folder / name).read_bytes())
     content[-1] ^= 1
     (folder / name).write_bytes(content)
-    with pytest.raises(UserError, match=f"{name} is damaged .* prepare it again"):
+    with pytest.raises(UserError, match=f"{name} is damaged.* prepare it again"):
         DataFolder.open(folder).verify()
 
 
@@ -311,6 +361,12 @@ def test_an_edited_index_is_found_before_a_batch_is_made(folder: Path, changes: 
 )
 def test_lengths_that_are_not_the_shards_are_found(folder: Path, lengths: np.ndarray) -> None:
     np.save(folder / "lengths.npy", lengths)
+    train = json.loads((folder / "index.json").read_text())["train"]
+    with pytest.raises(
+        UserError, match=r"lengths\.npy is damaged: its SHA-256 is not what index\.json states: copy the"
+    ):
+        DataFolder.open(folder)
+    edit_index(folder, train={**train, "lengths_sha256": sha256_of(folder / "lengths.npy")})
     with pytest.raises(UserError, match=r"lengths\.npy (holds|states).*: copy the data folder again"):
         DataFolder.open(folder).train.tokens(np.array([0]))
 

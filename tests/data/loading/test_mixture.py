@@ -22,6 +22,7 @@ from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import line_files
 from dist_transformer.errors import UserError
+from dist_transformer.files import sha256_of
 
 BUDGETS = Budgets(max_source_tokens=40, max_target_tokens=40, max_sentences=9)
 
@@ -146,6 +147,7 @@ def test_a_folder_without_pairs_is_refused(config: TrainConfig, tmp_path: Path) 
     index = json.loads((empty / "index.json").read_text())
     index["train"]["shards"] = []
     np.save(empty / "lengths.npy", np.zeros((0, 2), dtype=np.uint16))
+    index["train"]["lengths_sha256"] = sha256_of(empty / "lengths.npy")
     (empty / "index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match=f"{empty} has no training pairs: prepare it again"):
         open_training_data(config.changed(data=(str(empty),)).corpora, config.batch, seed=config.seed)

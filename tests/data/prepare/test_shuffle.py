@@ -46,9 +46,9 @@ def test_chunks_are_opened_once_for_several_shards(tmp_path: Path, monkeypatch: 
     mapped: list[int] = []
     read_batch, write_shard = shards.read_batch, shards.write_shard
 
-    def count(path: Path, content: bytes | None = None) -> Any:
+    def count(path: Path, *arguments: Any, **options: Any) -> Any:
         opened.append(path.name)
-        return read_batch(path, content)
+        return read_batch(path, *arguments, **options)
 
     def look(*arguments: Any) -> Any:
         mapped.append(sum("/ids-" in line for line in Path("/proc/self/maps").read_text().splitlines()))

@@ -1,0 +1,131 @@
+"""Tensors of a safetensors file whose bytes are verified, read in parts.
+
+The library reads by name or from bytes that it copies: either would leave a gap between check and use, or take the
+memory of two models. The format is a length, a JSON header and the numbers.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dist_transformer.errors import UserError
+from dist_transformer.verified import Stated, VerifiedFile, read_verified
+
+_LENGTH_BYTES = 8
+# As the library limits it.
+_LARGEST_HEADER = 100_000_000
+_SUMMED_NUMBERS = 2**18
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a tensor lies, and what it is."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class TensorFile:
+    """A safetensors file whose bytes come from `read`, which verifies them.
+
+    Raises:
+        UserError: it is no safetensors file.
+    """
+
+    def __init__(self, path: Path, size: int, read: Callable[[int, int], bytearray], *, remedy: str) -> None:
+        self.path, self._read, self._remedy = path, read, remedy
+        try:
+            self.metadata, self._places = _parse(size, read)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise UserError(f"{path} cannot be read as safetensors ({error}): {remedy}") from None
+
+    @classmethod
+    def in_memory(cls, path: Path, stated: Stated) -> "TensorFile":
+        """Read a file once, as a whole.
+
+        Raises:
+            UserError: it cannot be read, does not have the stated hash, or is no safetensors file.
+        """
+        content = memoryview(read_verified(path, stated))
+        return cls(path, len(content), lambda start, end: bytearray(content[start:end]), remedy=stated.remedy)
+
+    @classmethod
+    def on_disk(cls, path: Path, stated: Stated) -> "TensorFile":
+        """Read a file twice: once for its hash, and then what is asked for. It may be larger than the memory.
+
+        Raises:
+            UserError: as `in_memory`.
+        """
+        file = VerifiedFile(path, stated)
+        return cls(path, file.size, file.read, remedy=stated.remedy)
+
+    def names(self) -> list[str]:
+        return list(self._places)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._places[name].shape
+
+    def dtype(self, name: str) -> str:
+        """As the format writes it: `F32`."""
+        return self._places[name].dtype
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A tensor of fp32 numbers."""
+        return self._numbers(name, 0, math.prod(self.shape(name))).view(self.shape(name))
+
+    def rows(self, name: str, first: int, end: int) -> torch.Tensor:
+        """Some rows of a tensor of fp32 numbers."""
+        of_row = self.shape(name)[1:]
+        numbers = math.prod(of_row)
+        return self._numbers(name, first * numbers, end * numbers).view(end - first, *of_row)
+
+    def _numbers(self, name: str, first: int, end: int) -> torch.Tensor:
+        place = self._places[name]
+        if place.dtype != "F32":
+            raise UserError(f"{self.path}: {name!r} is stored as {place.dtype}, and weights are F32: {self._remedy}")
+        if first == end:
+            return torch.empty(0)
+        content = self._read(place.start + 4 * first, place.start + 4 * end)
+        return torch.frombuffer(content, dtype=torch.float32)
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether every number of a contiguous fp32 tensor is finite: only then are the sums of its parts in float64."""
+    # torch makes a copy in float64 of what it sums: of parts that is small.
+    parts = tensor.view(-1).split(_SUMMED_NUMBERS)
+    return all(bool(torch.isfinite(part.sum(dtype=torch.float64))) for part in parts)
+
+
+def _parse(size: int, read: Callable[[int, int], bytearray]) -> tuple[Mapping[str, str], Mapping[str, _Place]]:
+    """Metadata and places.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError, RecursionError: not of the format.
+    """
+    if size < _LENGTH_BYTES:
+        raise ValueError("it is too short")
+    length = int.from_bytes(read(0, _LENGTH_BYTES), "little")
+    begin = _LENGTH_BYTES + length
+    if length > _LARGEST_HEADER or begin > size:
+        raise ValueError("its header is longer than the file")
+    header = json.loads(bytes(read(_LENGTH_BYTES, begin)))
+    metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
+    places, before = {}, begin
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        shape = tuple(entry["shape"])
+        start, end = (begin + offset for offset in entry["data_offsets"])
+        if start != before or not start <= end <= size or any(type(n) is not int or n < 0 for n in shape):
+            raise ValueError(f"tensor {name!r} has no place of its own")
+        if entry["dtype"] == "F32" and end - start != 4 * math.prod(shape):
+            raise ValueError(f"tensor {name!r} has other numbers than its shape")
+        places[name] = _Place(entry["dtype"], shape, start, end)
+        before = end
+    if before != size:
+        raise ValueError("there is more than its tensors")
+    return metadata, places

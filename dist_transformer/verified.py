@@ -1,0 +1,183 @@
+"""Content that has its recorded SHA-256 when it is used, whatever happens to its file before, meanwhile or after.
+
+A file is not checked and then opened again: `read_verified` and `hold_verified` hash the bytes that they return, and
+`VerifiedFile` hashes again whatever it reads again.
+"""
+
+import hashlib
+import json
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from dist_transformer.errors import UserError
+from dist_transformer.files import open_regular
+
+Content = bytearray | mmap.mmap
+
+# Bytes that are hashed at a time. What is read again is read in whole blocks, so that small ones waste less.
+_BLOCK = 2**18
+# Bytes of the largest content that `hold_verified` keeps in memory.
+_MOST_IN_MEMORY = 2**30
+_NO_HASH = "0" * 64
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """The recorded SHA-256 of a file."""
+
+    sha256: str
+    where: str
+    """Name of the file that records it, for messages."""
+    remedy: str
+    """What the user can do about a damaged file."""
+
+    def require(self, path: Path, found: str) -> None:
+        """
+        Raises:
+            UserError: the hash of the file's content is another one.
+        """
+        if found != self.sha256:
+            raise UserError(f"{path} is damaged: its SHA-256 is not what {self.where} states: {self.remedy}")
+
+    def unreadable(self, path: Path, error: OSError) -> UserError:
+        return UserError(f"{path} cannot be read ({error.strerror or error}): {self.remedy}")
+
+
+def read_verified(path: Path, stated: Stated) -> bytearray:
+    """Read a whole file into memory.
+
+    Raises:
+        UserError: it cannot be read, or does not have the stated hash.
+    """
+    try:
+        with open_regular(path) as file:
+            content = _read_whole(file)
+    except OSError as error:
+        raise stated.unreadable(path, error) from None
+    stated.require(path, hashlib.sha256(content).hexdigest())
+    return content
+
+
+def hold_verified(path: Path, stated: Stated) -> Content:
+    """Make a copy of a file's content that nobody else can change.
+
+    The copy is in memory up to 1 GiB. A larger one is a file without a name in the folder for temporary files, mapped,
+    so that its pages can leave the memory.
+
+    Raises:
+        UserError: the file cannot be read, does not have the stated hash, or there is no room for the copy.
+    """
+    try:
+        with open_regular(path) as file:
+            is_small = os.fstat(file.fileno()).st_size <= _MOST_IN_MEMORY
+            content: Content
+            if is_small:
+                content = _read_whole(file)
+                sha256 = hashlib.sha256(content).hexdigest()
+            else:
+                content, sha256 = _copy_to_unnamed_file(file, path)
+    except OSError as error:
+        raise stated.unreadable(path, error) from None
+    stated.require(path, sha256)
+    return content
+
+
+class VerifiedFile:
+    """A file of any size, of which any part can be read again: every byte that is read has the stated hash.
+
+    The first pass keeps the state of the hash before each block, not the content. A block that is read later is hashed
+    from the state before it and must lead to the state after it.
+
+    Raises:
+        UserError: the file cannot be read, or does not have the stated hash.
+    """
+
+    def __init__(self, path: Path, stated: Stated) -> None:
+        self.path, self._stated = path, stated
+        self._states = [hashlib.sha256()]
+        self.size = 0
+        try:
+            with open_regular(path) as file:
+                while block := file.read(_BLOCK):
+                    self.size += len(block)
+                    self._states.append(self._states[-1].copy())
+                    self._states[-1].update(block)
+        except OSError as error:
+            raise stated.unreadable(path, error) from None
+        stated.require(path, self._states[-1].hexdigest())
+        # The parts that are asked for often share a block with the one before.
+        self._last: tuple[int, bytes] = (-1, b"")
+
+    def read(self, start: int, end: int) -> bytearray:
+        """Read the bytes from `start` to `end`, which lie in the file.
+
+        Raises:
+            UserError: the file cannot be read, or has changed since the first pass.
+        """
+        out = bytearray(end - start)
+        try:
+            with open_regular(self.path) as file:
+                for number in range(start // _BLOCK, -(-end // _BLOCK)):
+                    first = number * _BLOCK
+                    block = memoryview(self._block(file, number))[max(start - first, 0) : end - first]
+                    place = max(first - start, 0)
+                    out[place : place + len(block)] = block
+        except OSError as error:
+            raise self._stated.unreadable(self.path, error) from None
+        return out
+
+    def _block(self, file: Any, number: int) -> bytes:
+        if number != self._last[0]:
+            block = os.pread(file.fileno(), _BLOCK, number * _BLOCK)
+            state = self._states[number].copy()
+            state.update(block)
+            if state.digest() != self._states[number + 1].digest():
+                raise UserError(f"{self.path} changed while it was read: {self._stated.remedy}")
+            self._last = number, block
+        return self._last[1]
+
+
+def with_own_hash(values: Mapping[str, Any]) -> bytes:
+    """A JSON file that states its own SHA-256, which is that of the file with zeros in its place."""
+    content = (json.dumps({**values, "sha256": _NO_HASH}, indent=1, ensure_ascii=False) + "\n").encode()
+    return _replace_last(content, _NO_HASH, hashlib.sha256(content).hexdigest())
+
+
+def has_own_hash(content: bytes, stated: str) -> bool:
+    """Whether a file that states this SHA-256 of itself has it."""
+    return hashlib.sha256(_replace_last(content, stated, _NO_HASH)).hexdigest() == stated
+
+
+def _replace_last(content: bytes, old: str, new: str) -> bytes:
+    before, _, after = content.rpartition(old.encode())
+    return before + new.encode() + after
+
+
+def _read_whole(file: BinaryIO) -> bytearray:
+    """Read what a file has now; whether it is what it should be is seen by its hash."""
+    content = bytearray(os.fstat(file.fileno()).st_size)
+    view, filled = memoryview(content), 0
+    while filled < len(content) and (count := file.readinto(view[filled:])):  # type: ignore[attr-defined]
+        filled += count
+    return content
+
+
+def _copy_to_unnamed_file(file: BinaryIO, path: Path) -> tuple[mmap.mmap, str]:
+    digest = hashlib.sha256()
+    try:
+        with tempfile.TemporaryFile() as copy:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+                copy.write(block)
+            copy.flush()
+            return mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ), digest.hexdigest()
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be copied to {tempfile.gettempdir()} ({error.strerror or error}): set TMPDIR to a folder "
+            "with room for it"
+        ) from None
