@@ -213,7 +213,7 @@ REFUSING: dict[str, list[tuple[str, ...]]] = {
     "run/checkpoints/latest": [VERIFY],
     "run/weights/step-00000002.safetensors": [VERIFY, LAST],
     "run/weights/ema-00000002.safetensors": [VERIFY],
-    "run/weights/SHA256SUMS": [VERIFY],
+    "run/weights/SHA256SUMS": [VERIFY, LAST],
     "run/config.json": [GO_ON, VERIFY, REPORT, BEST, SWEEP, AGAINST],
     "run/tokenizer.json": [VERIFY, LAST],
     "run/metrics.jsonl": [VERIFY, BEST, AGAINST],
@@ -230,11 +230,10 @@ REFUSING: dict[str, list[tuple[str, ...]]] = {
 FORGIVING: dict[str, list[tuple[str, ...]]] = {
     "run/bleu.json": [REPORT],
     "run/metrics.jsonl": [REPORT],
-    "run/weights/SHA256SUMS": [LAST],
     f"{NEWEST}/state.json": [GO_ON],
     f"{NEWEST}/part-00000.safetensors": [GO_ON],
 }
-"""A report shows what can be read of a run; hashes that are not there prove nothing; there is an older checkpoint."""
+"""A report shows what can be read of a run; there is an older checkpoint."""
 
 
 def payload(place: str) -> Callable[[Bomb], bytes]:

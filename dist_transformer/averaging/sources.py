@@ -24,7 +24,7 @@ from dist_transformer.run import checkpoint
 from dist_transformer.run.layout import STATE_FILE
 from dist_transformer.run.tensors import parameter_shapes
 from dist_transformer.tensor_file import TensorFile
-from dist_transformer.verified import read_verified
+from dist_transformer.verified import Stated, read_verified
 
 # The prefix under which a checkpoint keeps weights beside moments.
 _CHECKPOINT_PREFIX = "weight/"
@@ -138,7 +138,7 @@ def _open(path: Path) -> WeightSource:
         return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, _names(file))
     if (path / STATE_FILE).exists():
         stated = checkpoint.stated_files(path)
-        state = json.loads(read_verified(path / STATE_FILE, stated[path / STATE_FILE]))
+        state = _read_state(path / STATE_FILE, stated[path / STATE_FILE])
         files: dict[str, TensorFile] = {}
         for part in sorted(file for file in stated if file.suffix == ".safetensors"):
             files.update(_names(TensorFile.on_disk(part, stated[part]), _CHECKPOINT_PREFIX))
@@ -149,6 +149,16 @@ def _open(path: Path) -> WeightSource:
         file = TensorFile.on_disk(path / WEIGHTS_FILE, stated_weights(path))
         return WeightSource(path, info, path / TOKENIZER_FILE, _names(file))
     raise UserError(f"{path} is neither a weight file nor a checkpoint nor a model folder: check the path")
+
+
+def _read_state(file: Path, stated: Stated) -> dict[str, Any]:
+    try:
+        state = json.loads(read_verified(file, stated))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} cannot be read as JSON ({error}): {stated.remedy}") from None
+    if not isinstance(state, dict):
+        raise UserError(f"{file} must hold a JSON object, not {type(state).__name__}: {stated.remedy}")
+    return state
 
 
 def _check_tensors(source: WeightSource) -> None:

@@ -1,6 +1,7 @@
 """What is opened, and what is refused with its name and reason."""
 
 import dataclasses
+import json
 import os
 import pickle
 import re
@@ -19,6 +20,8 @@ from dist_transformer.averaging.mean import average
 from dist_transformer.averaging.sources import WeightSource
 from dist_transformer.data.tokenizer import train_tokenizer
 from dist_transformer.errors import UserError
+from dist_transformer.files import sha256_of
+from dist_transformer.verified import with_own_hash
 from tests.averaging.conftest import MODEL, describe, random_weights, record_hash, save, save_both, save_model
 from tests.small_model import forge_weights
 
@@ -113,6 +116,16 @@ def damaged_checkpoint(run: Path) -> Path:
     return path
 
 
+def forged_state(run: Path, content: bytes = pickle.dumps({"step": 2})) -> Path:
+    """The manifest states its hash."""
+    _, path = save_both(run, 2)
+    (path / "state.json").write_bytes(content)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["state.json"] = {"bytes": len(content), "sha256": sha256_of(path / "state.json")}
+    (path / "manifest.json").write_bytes(with_own_hash(manifest))
+    return path
+
+
 def truncated_file(run: Path) -> Path:
     file = save(run, 2)
     file.write_bytes(file.read_bytes()[:-1])
@@ -187,6 +200,11 @@ def empty_folder(run: Path) -> Path:
         (step_that_is_no_number, "source_language must be str, not 5"),
         (other_tokenizer, "was trained with another tokenizer than .*average one run's weights"),
         (damaged_checkpoint, "is damaged: .*choose another checkpoint"),
+        (forged_state, "state.json cannot be read as JSON .*choose another checkpoint"),
+        (
+            lambda run: forged_state(run, b"[]"),
+            "state.json must hold a JSON object, not list: choose another checkpoint",
+        ),
         (truncated_file, "is damaged: its SHA-256 is not what SHA256SUMS states: leave it out, or restore it"),
         (truncated_before_it_was_hashed, "cannot be read as safetensors .*leave it out, or restore it"),
         (flipped_file, "is damaged: its SHA-256 is not what SHA256SUMS states: leave it out, or restore it"),
