@@ -2,10 +2,10 @@
 
 import http.client
 import json
-import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,19 +196,26 @@ def test_a_signal_ends_it_also_during_a_search(model_folder: Path, number: signa
     assert time.monotonic() - begun < 10
 
 
-def test_a_signal_ends_it_while_models_are_loaded(tmp_path: Path) -> None:
-    """A named pipe in place of config.json: reading it waits."""
-    os.mkfifo(tmp_path / "config.json")
-    (tmp_path / "model.safetensors").touch()
-    process = subprocess.Popen(
-        serve_command("--model", tmp_path, "--port", 0), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+def test_a_signal_ends_it_while_models_are_loaded(model_folder: Path, tmp_path: Path) -> None:
+    """A user's file makes loading last."""
+    (tmp_path / "slow.py").write_text(
+        "import time\n"
+        "from dist_transformer.cli import serve\n"
+        "\n"
+        "def load(*arguments, **options):\n"
+        "    print('loading', flush=True)\n"
+        "    time.sleep(60)\n"
+        "\n"
+        "serve.load_models = load\n"
     )
-    with process:
-        # Opened when the program opens it.
-        with (tmp_path / "config.json").open("wb"):
-            time.sleep(0.5)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=30) == 0
+    program = [sys.executable, "-m", "dist_transformer", "serve", "--import", tmp_path / "slow.py"]
+    with subprocess.Popen(
+        [*program, "--model", model_folder, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"loading\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
         assert process.communicate() == (b"", b"")
 
 
