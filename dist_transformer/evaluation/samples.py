@@ -11,7 +11,7 @@ import numpy as np
 
 from dist_transformer.config.plain import read_json
 from dist_transformer.errors import UserError
-from dist_transformer.files import write_file
+from dist_transformer.files import make_folders, write_file
 from dist_transformer.inference.attention_maps import cross_attention_maps
 from dist_transformer.inference.pieces import readable_pieces
 from dist_transformer.inference.translator import Translator
@@ -134,7 +134,7 @@ def write_sheet(run_dir: Path, *sheets: SampleSheet) -> Path:
     content = plain[0] if len(plain) == 1 else {"sheets": plain}
     text = json.dumps(content, ensure_ascii=False, allow_nan=False)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
         write_file(path, f"{text}\n")
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): free space or choose another folder") from None
