@@ -219,16 +219,20 @@ def _move_into_place(temporary: Path, path: Path) -> None:
     except OSError:
         move(aside, path)
         raise
-    shutil.rmtree(aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _put_back(path: Path) -> None:
-    """Undo what a writer left that was killed after the older model had stepped aside: it comes back whole."""
-    if not path.exists():
-        for aside in path.parent.glob(f".{glob.escape(path.name)}.*.old"):
+    """Undo what a writer left that was killed after the older model had stepped aside: it comes back whole.
+
+    Where the newer one is in place already, the rest of the older one goes.
+    """
+    for aside in path.parent.glob(f".{glob.escape(path.name)}.*.old"):
+        if path.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
             move(aside, path)
             shutil.rmtree(aside.with_suffix(""), ignore_errors=True)
-            return
 
 
 def _model_card(name: str, info: ModelInfo, parameters: int, notes: Sequence[str]) -> str:

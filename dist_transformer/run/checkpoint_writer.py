@@ -267,7 +267,7 @@ class CheckpointWriter:
         return act
 
     def _start_anew(self, temporary: Path) -> None:
-        self._remove_unfinished()
+        remove_unfinished_saves(self.run_dir)
         for folder in (self.run_dir / WEIGHTS, temporary.parent):
             make_folders(folder)
         sync(self.run_dir)
@@ -280,13 +280,7 @@ class CheckpointWriter:
         except (UserError, OSError):
             _remove(temporary)
         else:
-            self._remove_unfinished()
-
-    def _remove_unfinished(self) -> None:
-        """What a killed or failed save left; for rank 0, which alone may write this run."""
-        for folder in (CHECKPOINTS, WEIGHTS):
-            for left in (self.run_dir / folder).glob(".*.tmp"):
-                _remove(left)
+            remove_unfinished_saves(self.run_dir)
 
     def _write_share(self, temporary: Path, snapshot: _Snapshot) -> dict[str, Any]:
         """This rank's part, and on rank 0 the weight file; what the manifest says of each."""
@@ -344,6 +338,13 @@ class CheckpointWriter:
             file.unlink(missing_ok=True)
         if pruned:
             _write_hashes(folder, {}, fence=self._fence)
+
+
+def remove_unfinished_saves(run_dir: Path) -> None:
+    """Remove what a killed or failed save left; for rank 0, which alone may write this run."""
+    for folder in (CHECKPOINTS, WEIGHTS):
+        for left in (run_dir / folder).glob(".*.tmp"):
+            _remove(left)
 
 
 def move_pointer(checkpoint: Path, *, fence: Fence = unfenced) -> None:

@@ -15,7 +15,7 @@ from dist_transformer.errors import UserError
 from dist_transformer.files import make_folders, read_small, remove_unfinished, sha256_of, write_file
 from dist_transformer.model_folder import WEIGHTS_FILE
 from dist_transformer.run.checkpoint import CheckpointReader, newest_checkpoint
-from dist_transformer.run.checkpoint_writer import move_pointer
+from dist_transformer.run.checkpoint_writer import move_pointer, remove_unfinished_saves
 from dist_transformer.run.layout import (
     CHECKPOINTS,
     LEDGER_FILE,
@@ -126,6 +126,7 @@ def _begin(
     fence()
     for folder in (run_dir, run_dir / SAMPLES):
         remove_unfinished(folder)
+    remove_unfinished_saves(run_dir)
     write_settings(run_dir, described, tokenizer, fence=fence)
     last_step = reader.state["step"] if reader else 0
     for name in (METRICS_FILE, LEDGER_FILE):
