@@ -1,14 +1,18 @@
 """Losses of power: a share of the states that `make faults` looks at, and bugs that must be found."""
 
+import json
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from dist_transformer import files
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.run import checkpoint_writer
+from tests.conftest import ROOT, run_command
 from tests.disk_states import recording, states_after
 from tests.faults.power_loss import CAMPAIGN, SCENARIOS, Scenario
 
@@ -91,3 +95,14 @@ def test_what_is_flushed_is_there(tmp_path: Path) -> None:
     assert {state.tree["file"] for state in states} == {b"old", b"newer"}
     assert {state.tree["file"] for state in states if state.promises} == {b"newer"}
     assert {state.tree.get("other") for state in states} == {None, b"", b"x", b"\0"}
+
+
+@pytest.mark.slow
+def test_states_are_resumed_for_real(toy_data: DataFolder, tmp_path: Path) -> None:
+    """Trainings whose weights and ledger end as those of the run to which nothing happened."""
+    worker = ROOT / "tests" / "distributed" / "worker_power_loss.py"
+    output = run_command(sys.executable, worker, toy_data.path, tmp_path, 20)
+    found = json.loads(output.splitlines()[-1])
+    assert found["problems"] == []
+    assert len(found["resumed"]) == 20
+    assert len(set(found["resumed"])) >= 3, "states from which the training begins anew and resumes at two steps"
