@@ -16,7 +16,7 @@ import shutil
 import stat
 import uuid
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -100,7 +100,7 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def whole_path(path: Path, *, durable: bool = True) -> Iterator[Path]:
+def whole_path(path: Path, *, durable: bool = True, fence: Callable[[], object] | None = None) -> Iterator[Path]:
     """Give the name of a new file beside `path`; it becomes `path`, on disk, when the block is done.
 
     At any moment `path` holds its old content or the new one, whole, even when the power fails; when the block raises,
@@ -109,6 +109,7 @@ def whole_path(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
     Args:
         durable: False for what is worth nothing after a crash: it is whole all the same, but not flushed.
+        fence: called right before the new file takes the name; what it raises keeps the old one.
 
     Raises:
         UserError: a link would be passed, or something else than a file or a link is in the place.
@@ -133,6 +134,8 @@ def whole_path(path: Path, *, durable: bool = True) -> Iterator[Path]:
             beside.chmod(rights)
         if durable:
             sync(beside)
+        if fence is not None:
+            fence()
         beside.replace(path)
         if durable:
             sync(path.absolute().parent)
@@ -147,9 +150,11 @@ def _is_stream(path: Path) -> bool:
     return named and path.exists() and not path.is_file() and not path.is_dir()
 
 
-def write_file(path: Path, content: bytes | str, *, durable: bool = True) -> None:
+def write_file(
+    path: Path, content: bytes | str, *, durable: bool = True, fence: Callable[[], object] | None = None
+) -> None:
     """Write a file as `whole_path` does; text becomes UTF-8, its line ends as they are."""
-    with whole_path(path, durable=durable) as beside, beside.open("wb") as file:
+    with whole_path(path, durable=durable, fence=fence) as beside, beside.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
@@ -209,13 +214,17 @@ def remove_tree(path: Path, *, as_far_as_possible: bool = False) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those that it lies in, where they are missing.
+    """Make a folder, and those that it lies in, where they are missing; their names are on disk when this returns.
 
     Raises:
         UserError: it is a link, or a link would be passed.
     """
     refuse_link(path)
+    path = path.absolute()
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync(folder.parent)
 
 
 def append_to(path: Path) -> io.BufferedWriter:
@@ -391,3 +400,27 @@ def exclusive(path: Path, *, wait: bool = True) -> Iterator[TextIO]:
     with open(path, "a+", encoding="utf-8", opener=_open_no_link) as file:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield file
+
+
+@contextlib.contextmanager
+def exclusive_folder(path: Path) -> Iterator[int | None]:
+    """Hold a lock of a folder itself, which nobody can remove; it ends with its process.
+
+    Returns:
+        the folder's handle, or None where the file system locks files alone, as NFS.
+
+    Raises:
+        BlockingIOError: somebody else holds it.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        locked: int | None = handle
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            locked = None
+        yield locked
+    finally:
+        os.close(handle)

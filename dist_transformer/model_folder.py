@@ -64,7 +64,7 @@ class ModelInfo:
     steps: tuple[int, ...]
     """Training steps whose weights were averaged."""
     run: str | None = None
-    """Identity of the run (`training.run_folder.run_identity`), so that weights of two are not averaged."""
+    """Identity of the run (`run.folder.run_identity`), so that weights of two are not averaged."""
 
     def __post_init__(self) -> None:
         # JSON has lists only.

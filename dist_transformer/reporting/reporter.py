@@ -21,6 +21,7 @@ from dist_transformer.reporting.board import RARE, Board
 from dist_transformer.reporting.figures import attention_picture, learning_rate_picture, position_picture
 from dist_transformer.reporting.sinks import SINKS, MetricsFile, MetricSink, OptionalSink
 from dist_transformer.run.layout import TENSORBOARD
+from dist_transformer.run.lock import Fence, unfenced
 from dist_transformer.run.records import scan_records
 
 # Of a terminal whose width is not known.
@@ -49,6 +50,7 @@ class Reporter:
     Args:
         corpora: the names of all corpora.
         quiet: write records only, and nothing to the terminal.
+        fence: of the run folder; records are not written without it.
     """
 
     def __init__(
@@ -60,8 +62,9 @@ class Reporter:
         first_step: int,
         corpora: Sequence[str] = ("",),
         quiet: bool = False,
+        fence: Fence = unfenced,
     ) -> None:
-        self.is_main, self.quiet = is_main, quiet
+        self.is_main, self.quiet, self.fence = is_main, quiet, fence
         self.max_steps, self.first_step, self.corpora = max_steps, first_step, corpora
         if not is_main:
             return
@@ -87,6 +90,7 @@ class Reporter:
     def record(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Hand `values` of `step` to all sinks; `kind` is `train`, `valid`, `epoch`, `checkpoint` or `end`."""
         if self.is_main:
+            self.fence()
             for sink in self.sinks:
                 sink.record(kind, step, values)
 

@@ -37,7 +37,8 @@ from dist_transformer.run.layout import (
     step_name,
     step_of,
 )
-from dist_transformer.run.state import EMA, ParameterState
+from dist_transformer.run.lock import Fence, unfenced
+from dist_transformer.run.state import EMA, ParameterState, Tensors, copy_tensors
 from dist_transformer.runtime import distributed
 from dist_transformer.verified import with_own_hash
 
@@ -45,7 +46,6 @@ from dist_transformer.verified import with_own_hash
 _IDENTITY = ("step", "position", "tokenizer_sha256")
 
 T = TypeVar("T")
-Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +125,7 @@ class CheckpointWriter:
     Args:
         config: the run's settings, for the manifests.
         flushed: files of the run that the state refers to; they are on disk before the checkpoint is.
+        fence: of the run folder; for rank 0, which alone commits.
         timeout_minutes: for how long ranks wait for one another's writing.
     """
 
@@ -134,9 +135,10 @@ class CheckpointWriter:
         *,
         config: Mapping[str, Any] | None = None,
         flushed: tuple[Path, ...] = (),
+        fence: Fence = unfenced,
         timeout_minutes: float = 30.0,
     ) -> None:
-        self.run_dir, self.config, self.flushed = run_dir, config, flushed
+        self.run_dir, self.config, self.flushed, self._fence = run_dir, config, flushed, fence
         # The training loop's collectives go on at the same time: ours need a group of their own.
         self._group = distributed.new_cpu_group(timeout_minutes=timeout_minutes)
         # A rank that outlived the run's last start must not write into a folder of this one.
@@ -161,7 +163,7 @@ class CheckpointWriter:
         assert self._save is None, "wait for the save before"
         save = _Save(step=state["step"], started=time.monotonic())
         with save.stalling():
-            share, weights, averages = _copy(states)
+            share, weights, averages = copy_tensors(states)
         snapshot = _Snapshot(
             state=copy.deepcopy(state),
             share=share,
@@ -231,7 +233,7 @@ class CheckpointWriter:
         except UserError:
             # All ranks are here: nobody writes into the folder any more.
             if is_main:
-                self._remove_unfinished()
+                self._clean_up(temporary)
             # No rank reports the error, and ends, before the folder is clean.
             distributed.gather_objects(None, self._group)
             raise
@@ -241,7 +243,7 @@ class CheckpointWriter:
         """Run `action` on every rank; when one cannot write, all raise its error."""
         remedy = "free space or fix the folder; older checkpoints are intact"
         return distributed.on_all_ranks(
-            action,
+            self._behind_fence(action),
             errors=(UserError, OSError, SafetensorError, MemoryError),
             describe=lambda error: (
                 str(error)
@@ -251,18 +253,33 @@ class CheckpointWriter:
             group=self._group,
         )
 
+    def _behind_fence(self, action: Callable[[], T]) -> Callable[[], T]:
+        """A folder that was taken away makes other errors, too: its loss is told instead of them."""
+
+        def act() -> T:
+            self._fence()
+            try:
+                return action()
+            except OSError:
+                self._fence()
+                raise
+
+        return act
+
     def _start_anew(self, temporary: Path) -> None:
-        self._remove_unfinished()
+        remove_unfinished_saves(self.run_dir)
         make_folder(self.run_dir / WEIGHTS)
         make_folder(temporary.parent)
-        sync(self.run_dir)
         make_folder(temporary)
 
-    def _remove_unfinished(self) -> None:
-        """What a killed or failed save left; for rank 0, which alone may write this run."""
-        for folder in (CHECKPOINTS, WEIGHTS):
-            for left in (self.run_dir / folder).glob(".*.tmp"):
-                _remove(left)
+    def _clean_up(self, temporary: Path) -> None:
+        """After a save that failed: in a folder that is another training's by now, this save's own files alone."""
+        try:
+            self._fence()
+        except (UserError, OSError):
+            _remove(temporary)
+        else:
+            remove_unfinished_saves(self.run_dir)
 
     def _write_share(self, temporary: Path, snapshot: _Snapshot) -> dict[str, Any]:
         """This rank's part, and on rank 0 the weight file; what the manifest says of each."""
@@ -284,18 +301,23 @@ class CheckpointWriter:
         manifest = {**common, **identity, "config": self.config, "files": files}
         write_file(temporary / MANIFEST_FILE, with_own_hash(manifest))
         final = temporary.with_name(snapshot.name)
+        self._fence()
         # Of the same step there may be a damaged one, which this run was resumed past.
         replaced = _set_aside(final)
+        self._fence()
         move(temporary, final)
-        move_pointer(final)
+        move_pointer(final, fence=self._fence)
+        self._fence()
         _remove(replaced)
         self._prune(snapshot)
 
     def _name_weights(self, written: Path, files: dict[str, Any]) -> None:
         """Move the weight file to its place; wherever the process is killed, what is there has its hash beside it."""
         file = self.run_dir / WEIGHTS / written.name
+        self._fence()
         remove(file)
-        _write_hashes(file.parent, {file.name: files.pop(file.name)["sha256"]})
+        _write_hashes(file.parent, {file.name: files.pop(file.name)["sha256"]}, fence=self._fence)
+        self._fence()
         move(written, file)
 
     def _prune(self, snapshot: _Snapshot) -> None:
@@ -303,6 +325,7 @@ class CheckpointWriter:
         # Newer than the one just written are damaged ones that the run was resumed past: they do not count.
         older = [path for path in checkpoints_of(self.run_dir) if (step_of(path.name) or 0) <= newest]
         for path in older[retention.checkpoints :]:
+            self._fence()
             _remove(_set_aside(path))
         folder = self.run_dir / WEIGHTS
         best = {f"{step_name(step)}.safetensors" for step in retention.best_steps}
@@ -310,14 +333,22 @@ class CheckpointWriter:
         pruned = [file for file in files[retention.weights :] if file.name not in best]
         pruned += sorted(folder.glob(f"{EMA}-*.safetensors"), reverse=True)[retention.checkpoints :]
         for file in pruned:
+            self._fence()
             remove(file)
         if pruned:
-            _write_hashes(folder, {})
+            _write_hashes(folder, {}, fence=self._fence)
 
 
-def move_pointer(checkpoint: Path) -> None:
+def remove_unfinished_saves(run_dir: Path) -> None:
+    """Remove what a killed or failed save left; for rank 0, which alone may write this run."""
+    for folder in (CHECKPOINTS, WEIGHTS):
+        for left in (run_dir / folder).glob(".*.tmp"):
+            _remove(left)
+
+
+def move_pointer(checkpoint: Path, *, fence: Fence = unfenced) -> None:
     """Let `latest` name a checkpoint that is whole and has its name."""
-    write_file(checkpoint.with_name(POINTER), f"{checkpoint.name}\n")
+    write_file(checkpoint.with_name(POINTER), f"{checkpoint.name}\n", fence=fence)
 
 
 def _weight_files(snapshot: _Snapshot) -> dict[str, Tensors]:
@@ -325,26 +356,6 @@ def _weight_files(snapshot: _Snapshot) -> dict[str, Tensors]:
     name = f"{snapshot.name}.safetensors"
     files = {name: snapshot.weights, name.replace("step", EMA): snapshot.averages}
     return {name: tensors for name, tensors in files.items() if tensors}
-
-
-def _copy(states: Iterable[ParameterState]) -> tuple[Tensors, Tensors, Tensors]:
-    """This rank's share of the tensors, and on rank 0 all weights and averages: copies, which no update changes."""
-    share: Tensors = {}
-    weights: Tensors = {}
-    averages: Tensors = {}
-    is_main = distributed.rank() == 0
-    for number, state in enumerate(states):
-        is_own = number % distributed.world_size() == distributed.rank()
-        tensors = {"weight": state.weight, **state.moments}
-        for key, tensor in tensors.items():
-            into = {"weight": weights, EMA: averages}.get(key) if is_main else None
-            if is_own or into is not None:
-                copied = tensor.to("cpu", copy=True)
-                if is_own:
-                    share[f"{key}/{state.name}"] = copied
-                if into is not None:
-                    into[state.name] = copied
-    return share, weights, averages
 
 
 def _write_tensors(path: Path, tensors: Tensors, metadata: dict[str, str] | None = None) -> dict[str, Any]:
@@ -361,11 +372,11 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
     write_file(path, json.dumps(values, indent=1) + "\n")
 
 
-def _write_hashes(folder: Path, new: dict[str, str]) -> None:
+def _write_hashes(folder: Path, new: dict[str, str], *, fence: Fence) -> None:
     """Hashes of the weight files that are there, and of `new` ones."""
     hashes = {name: value for name, value in weight_hashes(folder).items() if (folder / name).exists()} | new
     text = "".join(f"{value}  {name}\n" for name, value in sorted(hashes.items()))
-    write_file(folder / WEIGHT_HASHES, text)
+    write_file(folder / WEIGHT_HASHES, text, fence=fence)
 
 
 def _set_aside(checkpoint: Path) -> Path:

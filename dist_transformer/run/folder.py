@@ -1,16 +1,11 @@
 """A run folder: one run at a time, its settings, and what a resumed run may not change."""
 
-import errno
 import hashlib
 import json
-import os
-import socket
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from dist_transformer.config.plain import from_plain, omitted_defaults, read_json, to_plain
 from dist_transformer.config.settings import RUN_IDENTITY, TrainConfig
@@ -18,7 +13,6 @@ from dist_transformer.data.folder.format import INDEX_FILE, TOKENIZER_FILE
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
 from dist_transformer.files import (
-    exclusive,
     guard,
     make_folder,
     read_small,
@@ -30,35 +24,34 @@ from dist_transformer.files import (
 )
 from dist_transformer.model_folder import WEIGHTS_FILE
 from dist_transformer.run.checkpoint import CheckpointReader, newest_checkpoint
-from dist_transformer.run.checkpoint_writer import move_pointer
+from dist_transformer.run.checkpoint_writer import move_pointer, remove_unfinished_saves
 from dist_transformer.run.layout import (
     CHECKPOINTS,
     LEDGER_FILE,
-    LOCK_FILE,
+    MANIFEST_FILE,
     METRICS_FILE,
     POINTER,
     SAMPLES,
     SETTINGS_FILE,
     WEIGHTS,
     WRITTEN_IN_PLACE,
+    step_of,
     weight_files,
 )
-from dist_transformer.run.ledger import truncate_jsonl
+from dist_transformer.run.ledger import GENESIS, follow_ledger, truncate_jsonl
+from dist_transformer.run.lock import Fence, sole_writer, unfenced
+from dist_transformer.run.records import scan_records
 from dist_transformer.run.warm_start import InitialWeights, read_initial_weights
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.launch import as_typed, own_command
 
-# A requeued job starts while the last ranks of its former start still end.
-_PATIENCE_SECONDS = 5.0
-# What file systems answer that know no locks, such as Lustre mounted without `flock`.
-_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 # Another value of one of these makes another run; everything else may change on resume and is reported.
 _FIXED = ("model", "batch", "seed", "data_sha256", "data_weights", "data_temperature", "init_from")
 
 
 def open_run(
     config: TrainConfig, described: dict[str, Any], data: DataFolder, held: ExitStack
-) -> tuple[CheckpointReader | InitialWeights | None, list[str]]:
+) -> tuple[CheckpointReader | InitialWeights | None, list[str], Fence]:
     """Take the run folder, choose where to begin, refuse settings that differ, and write the run's. A collective.
 
     Args:
@@ -67,12 +60,14 @@ def open_run(
         held: keeps the folder for this run until it is closed.
 
     Returns:
-        the state or the weights that training goes on from, and lines for the user.
+        the state or the weights that training goes on from, lines for the user, and the fence of the folder, which
+        lets everything pass on other ranks than 0.
 
     Raises:
-        UserError: on all ranks: the folder is in use or cannot be written, `--resume` forbids it, or settings differ.
+        UserError: on all ranks: the folder is in use or cannot be written, `--resume` forbids it, settings differ, or
+            settings, checkpoint and ledger are not of one run.
     """
-    run_dir, notes = config.run_dir, list[str]()
+    run_dir, notes, fence = config.run_dir, list[str](), unfenced
     guard(run_dir)
 
     def by_main(action: Callable[[], object]) -> None:
@@ -87,11 +82,12 @@ def open_run(
         )
 
     def take() -> None:
+        nonlocal fence
         _refuse_other_folder(run_dir)
         for name in WRITTEN_IN_PLACE:
             refuse_link(run_dir / name)
         if config.checkpoints.resume != "required" or run_dir.is_dir():
-            acquired.enter_context(sole_writer(run_dir, notes.append))
+            fence = acquired.enter_context(sole_writer(run_dir, notes.append))
 
     with ExitStack() as acquired:
         by_main(take)
@@ -107,8 +103,13 @@ def open_run(
             )
         if path is not None:
             reader = CheckpointReader(path)
-            described["init_from_sha256"] = read_json(run_dir / SETTINGS_FILE).get("init_from_sha256")
-            notes += [f"setting changed: {line}" for line in check_settings(run_dir, described)]
+            before, rebuilt = settings_before(run_dir, path)
+            described["init_from_sha256"] = before.get("init_from_sha256")
+            notes += rebuilt
+            notes += [f"setting changed: {line}" for line in check_settings(run_dir, described, before)]
+            require_own_checkpoint(run_dir, reader, described)
+            by_main(lambda: require_ledger(run_dir, reader))
+            notes += lost_records(run_dir, reader.state["step"]) if distributed.rank() == 0 else []
             notes += average_notes(reader.state, config.ema_decay)
             notes.append(f"resumed from {path}")
         elif config.checkpoints.init_from is not None:
@@ -119,9 +120,9 @@ def open_run(
             described["init_from_sha256"] = initial.sha256
             notes.append(f"begins with the weights of {source}" + (f": {initial.note}" if initial.note else ""))
         distributed.barrier()
-        by_main(lambda: _begin(run_dir, described, data.path / TOKENIZER_FILE, reader))
+        by_main(lambda: _begin(run_dir, described, data.path / TOKENIZER_FILE, reader, fence))
         held.push(acquired.pop_all())
-    return reader or initial, notes
+    return reader or initial, notes, fence
 
 
 def _refuse_other_folder(run_dir: Path) -> None:
@@ -136,77 +137,25 @@ def _refuse_other_folder(run_dir: Path) -> None:
             raise UserError(f"--run-dir {run_dir} is {kind} folder (it has {name}): choose another, new or of a run")
 
 
-def _begin(run_dir: Path, described: dict[str, Any], tokenizer: Path, reader: CheckpointReader | None) -> None:
+def _begin(
+    run_dir: Path, described: dict[str, Any], tokenizer: Path, reader: CheckpointReader | None, fence: Fence
+) -> None:
     """Write the settings, and take away what is newer than the checkpoint or was left half written; for rank 0."""
+    fence()
     for folder in (run_dir, run_dir / SAMPLES):
         remove_unfinished(folder)
-    write_settings(run_dir, described, tokenizer)
+    remove_unfinished_saves(run_dir)
+    write_settings(run_dir, described, tokenizer, fence=fence)
     last_step = reader.state["step"] if reader else 0
     for name in (METRICS_FILE, LEDGER_FILE):
-        truncate_jsonl(run_dir / name, last_step)
+        truncate_jsonl(run_dir / name, last_step, fence=fence)
     if reader is not None:
+        fence()
         # A folder without checkpoints may still hold the only weights of a run: those stay.
         remove_newer(run_dir, last_step)
         pointer = run_dir / CHECKPOINTS / POINTER
         if not pointer.is_file() or read_small(pointer) != f"{reader.path.name}\n".encode():
-            move_pointer(reader.path)
-
-
-@contextmanager
-def sole_writer(run_dir: Path, note: Callable[[str], None], *, patience: float = _PATIENCE_SECONDS) -> Iterator[None]:
-    """Be the only process that writes a run folder.
-
-    The lock is the kernel's: it ends with its process, however that ends, and nothing is ever left to remove. Between
-    nodes it holds on file systems whose locks do: NFS, GPFS, Lustre mounted with `flock`.
-
-    Args:
-        note: told when the file system knows no locks.
-        patience: seconds to wait for a process that is about to end.
-
-    Raises:
-        UserError: another process holds the folder; by host, process and time.
-    """
-    make_folder(run_dir)
-    path, deadline = run_dir / LOCK_FILE, time.monotonic() + patience
-    with ExitStack() as stack:
-        file: TextIO | None = None
-        while file is None:
-            try:
-                file = stack.enter_context(exclusive(path, wait=False))
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise UserError(_in_use(run_dir, path)) from None
-                time.sleep(0.1)
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-                note(f"{path} cannot be locked ({error}): make sure yourself that no other run writes to this folder")
-                yield
-                return
-        file.truncate(0)
-        file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": _now()}))
-        file.flush()
-        try:
-            yield
-        finally:
-            # Nobody's any more; and a run folder that is handed on should name no host.
-            file.truncate(0)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
-
-
-def _in_use(run_dir: Path, lock: Path) -> str:
-    try:
-        holder = json.loads(read_small(lock))
-        who = f"process {holder['pid']} on {holder['host']} since {holder['since']}"
-    except (OSError, ValueError, LookupError, TypeError):
-        who = "another process"
-    return (
-        f"{run_dir} is in use by {who}: wait until that run ends, or end it (ranks may outlive the launcher that "
-        "started them), or choose another --run-dir"
-    )
+            move_pointer(reader.path, fence=fence)
 
 
 def describe_run(config: TrainConfig, folders: Sequence[Path], ds_config: dict[str, Any]) -> dict[str, Any]:
@@ -239,8 +188,29 @@ def run_identity(described: dict[str, Any]) -> str:
     return hashlib.sha256(fixed.encode()).hexdigest()[:16]
 
 
-def check_settings(run_dir: Path, wanted: dict[str, Any]) -> list[str]:
+def settings_before(run_dir: Path, checkpoint: Path) -> tuple[dict[str, Any], list[str]]:
+    """Read the settings that a run was last started with; where `config.json` is lost, those of a sound checkpoint.
+
+    Returns:
+        the settings as `config.json` holds them, and lines for the user.
+
+    Raises:
+        UserError: `config.json` is lost, and the checkpoint does not repeat it.
+    """
+    try:
+        return read_json(run_dir / SETTINGS_FILE), []
+    except UserError as error:
+        repeated = read_json(checkpoint / MANIFEST_FILE).get("config")
+        if not isinstance(repeated, dict):
+            raise
+        return repeated, [f"{error}: it is rebuilt from {checkpoint / MANIFEST_FILE}"]
+
+
+def check_settings(run_dir: Path, wanted: dict[str, Any], before: dict[str, Any] | None = None) -> list[str]:
     """Compare with the settings that the run began with.
+
+    Args:
+        before: those, where they are known already.
 
     Returns:
         one line for each setting that changed and may.
@@ -249,7 +219,7 @@ def check_settings(run_dir: Path, wanted: dict[str, Any]) -> list[str]:
         UserError: a setting that must not change, by name.
     """
     unwritten = omitted_defaults(TrainConfig)
-    before = unwritten | _flatten(read_json(run_dir / SETTINGS_FILE))
+    before = unwritten | _flatten(read_json(run_dir / SETTINGS_FILE) if before is None else before)
     now = unwritten | _flatten(wanted)
     changed = []
     for name in sorted(before.keys() | now.keys()):
@@ -266,6 +236,69 @@ def check_settings(run_dir: Path, wanted: dict[str, Any]) -> list[str]:
     return changed
 
 
+def require_own_checkpoint(run_dir: Path, reader: CheckpointReader, described: dict[str, Any]) -> None:
+    """Refuse a checkpoint that another run wrote, or that lies under the name of another step.
+
+    Args:
+        described: the run's settings, as `describe_run` gives them, and the weights that it began with.
+
+    Raises:
+        UserError: it names the checkpoint, and what differs.
+    """
+    path, state = reader.path, reader.state
+    remedy = "move it out of the folder, and the run resumes from its own"
+    if state["step"] != step_of(path.name):
+        raise UserError(f"{path} is the checkpoint of step {state['step']:,}, under another name: {remedy}")
+    config = read_json(path / MANIFEST_FILE).get("config")
+    if isinstance(config, dict):
+        unwritten = omitted_defaults(TrainConfig)
+        theirs, own = (unwritten | _flatten(values) for values in (config, described))
+        names = sorted(
+            name for name in theirs.keys() | own.keys() if name.split(".")[0] in (*_FIXED, "init_from_sha256")
+        )
+        if differing := next((name for name in names if theirs.get(name) != own.get(name)), None):
+            raise UserError(
+                f"{path} is of another run than {run_dir}: it was trained with {differing} = "
+                f"{theirs.get(differing)!r}, not {own.get(differing)!r}: {remedy}"
+            )
+    elif state.get("run", run_identity(described)) != run_identity(described):
+        raise UserError(f"{path} is of another run than {run_dir}: {remedy}")
+
+
+def require_ledger(run_dir: Path, reader: CheckpointReader) -> None:
+    """Refuse to resume where the ledger does not lead to the checkpoint: the proof of what was trained on is lost.
+
+    Raises:
+        UserError: it names the ledger, and what is wrong with it.
+    """
+    file, step = run_dir / LEDGER_FILE, reader.state["step"]
+    remedy = (
+        f"restore {LEDGER_FILE} from a backup, move {reader.path} away to resume from an older checkpoint, or begin a "
+        "new run with --init-from a model of these weights"
+    )
+    known, chain = 0, GENESIS
+    for entry in follow_ledger(file):
+        if entry is None:
+            raise UserError(f"{file} is damaged after step {known:,}, before step {step:,} of {reader.path}: {remedy}")
+        known, chain = entry["step"], entry["chain"]
+        if known == step:
+            break
+    if known < step:
+        raise UserError(f"{file} ends at step {known:,}, before step {step:,} of {reader.path}: {remedy}")
+    if chain != reader.state["ledger_chain"]:
+        raise UserError(f"{file} and {reader.path} are of two runs, their chains differ at step {step:,}: {remedy}")
+
+
+def lost_records(run_dir: Path, step: int) -> list[str]:
+    """Say whether `metrics.jsonl` has lost what was logged until `step`: reports lack it, and training does not."""
+    file = run_dir / METRICS_FILE
+    records = scan_records(file)[0].get("train", []) if file.exists() else []
+    if any(record["step"] == step for record in records):
+        return []
+    last = max((record["step"] for record in records if record["step"] < step), default=0)
+    return [f"{file} has lost the records from step {last + 1:,} to {step:,}: reports lack them"]
+
+
 def _other_data(run_dir: Path, old: list[str], new: list[str]) -> str:
     given = " ".join(new)
     if old == new:
@@ -277,6 +310,16 @@ def _other_data(run_dir: Path, old: list[str], new: list[str]) -> str:
         f"{run_dir} was trained on other data ({' '.join(old)}) than --data {given}: give the same data, which may be "
         "elsewhere by now, or choose another --run-dir"
     )
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat.update(_flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
 def average_notes(state: dict[str, Any], ema_decay: float) -> list[str]:
@@ -293,20 +336,10 @@ def average_notes(state: dict[str, Any], ema_decay: float) -> list[str]:
     return []
 
 
-def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat.update(_flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def write_settings(run_dir: Path, described: dict[str, Any], tokenizer: Path) -> None:
+def write_settings(run_dir: Path, described: dict[str, Any], tokenizer: Path, *, fence: Fence = unfenced) -> None:
     make_folder(run_dir)
-    write_file(run_dir / SETTINGS_FILE, json.dumps(described, indent=1) + "\n")
-    write_file(run_dir / TOKENIZER_FILE, read_small(tokenizer))
+    write_file(run_dir / SETTINGS_FILE, json.dumps(described, indent=1) + "\n", fence=fence)
+    write_file(run_dir / TOKENIZER_FILE, read_small(tokenizer), fence=fence)
 
 
 def next_command(run_dir: Path) -> str:

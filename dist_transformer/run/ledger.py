@@ -8,7 +8,7 @@ plan was without from a step on, so that the plan can be made again from the dat
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from dist_transformer.data.loading.events import LeftOut
 from dist_transformer.errors import UserError
 from dist_transformer.files import append_to, read_log, write_file
 from dist_transformer.packed import PackedBatch, PackedTokens
+from dist_transformer.run.lock import Fence, unfenced
 
 # Odd 64-bit constants of splitmix64 (Steele et al. 2014), as signed numbers; torch's int64 products wrap around.
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64
@@ -48,10 +49,15 @@ def batch_hash(batch: PackedBatch) -> torch.Tensor:
 
 
 class Ledger:
-    """`ledger.jsonl`: per step its hash, its tokens and the chain over all steps so far. Written by rank 0."""
+    """`ledger.jsonl`: per step its hash, its tokens and the chain over all steps so far. Written by rank 0.
 
-    def __init__(self, path: Path, *, chain: str = GENESIS) -> None:
-        self.path, self.chain = path, chain
+    Args:
+        chain: of the steps that the file holds.
+        fence: of the run folder.
+    """
+
+    def __init__(self, path: Path, *, chain: str = GENESIS, fence: Fence = unfenced) -> None:
+        self.path, self.chain, self._fence = path, chain, fence
         self._pending: list[str] = []
 
     def add(self, step: int, *, pair_hash: int, target_tokens: int, left_out: Sequence[LeftOut] = ()) -> None:
@@ -63,6 +69,7 @@ class Ledger:
 
     def flush(self) -> None:
         if self._pending:
+            self._fence()
             with append_to(self.path) as file:
                 file.write("".join(line + "\n" for line in self._pending).encode())
             self._pending = []
@@ -89,7 +96,23 @@ def read_ledger(path: Path, *, in_progress: bool = False) -> list[dict[str, Any]
     Raises:
         UserError: a line that does not follow from the one before.
     """
-    entries, chain = [], GENESIS
+    entries = []
+    for number, entry in enumerate(follow_ledger(path, in_progress=in_progress), 1):
+        if entry is None:
+            raise UserError(f"{path}, line {number}: the chain is broken: the file was edited or damaged")
+        entries.append(entry)
+    return entries
+
+
+def follow_ledger(path: Path, *, in_progress: bool = False) -> Iterator[dict[str, Any] | None]:
+    """Read the entries of a ledger, each checked against the chain; None for a line that breaks it, which is the last.
+
+    A ledger that does not exist has none.
+
+    Args:
+        in_progress: leave out a last line that is being written.
+    """
+    chain = GENESIS
     # A byte that is no UTF-8 is damage too: its replacement breaks the chain on the line where it stands.
     text = read_log(path) if path.exists() else ""
     lines = (text[: text.rfind("\n") + 1] if in_progress else text).splitlines()
@@ -100,13 +123,12 @@ def read_ledger(path: Path, *, in_progress: bool = False) -> list[dict[str, Any]
             sound = entry["chain"] == chain and entry["step"] == number
         except (ValueError, KeyError, TypeError, RecursionError):
             sound = False
+        yield entry if sound else None
         if not sound:
-            raise UserError(f"{path}, line {number}: the chain is broken: the file was edited or damaged")
-        entries.append(entry)
-    return entries
+            return
 
 
-def truncate_jsonl(path: Path, last_step: int) -> None:
+def truncate_jsonl(path: Path, last_step: int, *, fence: Fence = unfenced) -> None:
     """Drop the lines after `last_step`, which a resumed run writes anew; a torn last line goes too."""
     if not path.exists():
         return
@@ -119,4 +141,4 @@ def truncate_jsonl(path: Path, last_step: int) -> None:
         except (ValueError, KeyError, TypeError, RecursionError):
             break
         kept.append(line + "\n")
-    write_file(path, "".join(kept))
+    write_file(path, "".join(kept), fence=fence)

@@ -1,5 +1,6 @@
 """The records of `metrics.jsonl`: read by reports, averaging and planning."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,18 @@ from dist_transformer.run.layout import METRICS_FILE
 
 
 def read_records(run_dir: Path, kind: str) -> list[dict[str, Any]]:
-    """The records of one kind in a run's `metrics.jsonl`, in order."""
-    lines = read_log(run_dir / METRICS_FILE).splitlines()
-    records = [json.loads(line) for line in lines]
-    return [record for record in records if record["kind"] == kind]
+    """The records of one kind in a run's `metrics.jsonl`, in order.
+
+    The last line may be torn, as after a loss of power; resuming the run removes it.
+
+    Raises:
+        ValueError: another line is no record.
+    """
+    *lines, last = read_log(run_dir / METRICS_FILE).split("\n")
+    with contextlib.suppress(ValueError):
+        json.loads(last)
+        lines.append(last)
+    return [record for line in lines if (record := json.loads(line))["kind"] == kind]
 
 
 def scan_records(path: Path) -> tuple[dict[str, list[dict[str, Any]]], tuple[int, ...]]:

@@ -1,8 +1,13 @@
-"""A parameter as a checkpoint keeps it."""
+"""A parameter as a checkpoint keeps it, and copies that no update changes."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+
+from dist_transformer.runtime import distributed
+
+Tensors = dict[str, torch.Tensor]
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 EMA = "ema"
@@ -17,3 +22,23 @@ class ParameterState:
     weight: torch.Tensor
     moments: dict[str, torch.Tensor]
     """Adam's, and under EMA the moving average of the weight, where the run keeps one."""
+
+
+def copy_tensors(states: Iterable[ParameterState]) -> tuple[Tensors, Tensors, Tensors]:
+    """This rank's share of the tensors, and on rank 0 all weights and averages: copies, which no update changes."""
+    share: Tensors = {}
+    weights: Tensors = {}
+    averages: Tensors = {}
+    is_main = distributed.rank() == 0
+    for number, state in enumerate(states):
+        is_own = number % distributed.world_size() == distributed.rank()
+        tensors = {"weight": state.weight, **state.moments}
+        for key, tensor in tensors.items():
+            into = {"weight": weights, EMA: averages}.get(key) if is_main else None
+            if is_own or into is not None:
+                copied = tensor.to("cpu", copy=True)
+                if is_own:
+                    share[f"{key}/{state.name}"] = copied
+                if into is not None:
+                    into[state.name] = copied
+    return share, weights, averages

@@ -18,7 +18,7 @@ from dist_transformer.run.checkpoint import CheckpointReader
 from dist_transformer.run.checkpoint_writer import CheckpointWriter
 from dist_transformer.run.environment import describe_environment, record_environment
 from dist_transformer.run.folder import describe_run, open_run, run_identity
-from dist_transformer.run.layout import LEDGER_FILE
+from dist_transformer.run.layout import LEDGER_FILE, METRICS_FILE
 from dist_transformer.run.ledger import Ledger
 from dist_transformer.run.progress import Progress
 from dist_transformer.run.warm_start import InitialWeights
@@ -69,14 +69,20 @@ def assemble(
     ds_config = load_ds_config(config.deepspeed_config)
     described = describe_run(config, [folder.path for folder in data.folders], ds_config)
     identity = run_identity(described)
-    origin, notes = open_run(config, described, data.first, held)
+    origin, notes, fence = open_run(config, described, data.first, held)
     watchdog.publish_in(config.run_dir)
     model = _make_model(config, origin).to(device)
     positions_PD = model.position_vectors(_PICTURED_POSITIONS).detach().float().cpu().numpy()
     engine = Engine(model, config, ds_config, world_size=world.size)
     progress = _restore(engine, data, origin)
-    ledger = Ledger(config.run_dir / LEDGER_FILE, chain=progress.ledger_chain)
-    writer = CheckpointWriter(config.run_dir, config=described, flushed=(ledger.path,), timeout_minutes=timeout)
+    ledger = Ledger(config.run_dir / LEDGER_FILE, chain=progress.ledger_chain, fence=fence)
+    writer = CheckpointWriter(
+        config.run_dir,
+        config=described,
+        flushed=(ledger.path, config.run_dir / METRICS_FILE),
+        fence=fence,
+        timeout_minutes=timeout,
+    )
     held.callback(writer.close)
     reporter = Reporter(
         config.run_dir,
@@ -85,6 +91,7 @@ def assemble(
         first_step=progress.step,
         corpora=[folder.index.corpus for folder in data.folders],
         quiet=quiet,
+        fence=fence,
     )
     parts: dict[str, Any] = {"engine": engine, "progress": progress, "reporter": reporter}
     logbook = Logbook(config=config, data=data, agreement=agreement, ledger=ledger, peak_flops=peak_flops, **parts)
@@ -186,6 +193,7 @@ def _record_setting(
     config: TrainConfig, world: World, engine: Engine, reporter: Reporter, positions_PD: np.ndarray
 ) -> None:
     """Record the machine, the schedule and the positions, for those who look at the run later."""
+    reporter.fence()
     environment = describe_environment(world_size=world.size, local_size=world.local_size)
     record_environment(config.run_dir, {**environment, "state_bytes": state_bytes(engine)}, step=reporter.first_step)
     peak = min(config.optimizer.warmup_steps, config.max_steps)

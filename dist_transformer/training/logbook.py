@@ -8,6 +8,7 @@ from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.plan import Step
 from dist_transformer.data.loading.shard_agreement import ShardAgreement
+from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import training_flops
 from dist_transformer.reporting.reporter import Reporter, perplexity
 from dist_transformer.run.ledger import Ledger
@@ -91,9 +92,11 @@ class Logbook:
 
         distributed.on_all_ranks(
             write,
-            errors=(OSError,),
+            errors=(OSError, UserError),
             describe=lambda error: (
-                f"cannot write in {self.config.run_dir}: {error}: free space or fix the folder; "
+                str(error)
+                if isinstance(error, UserError)
+                else f"cannot write in {self.config.run_dir}: {error}: free space or fix the folder; "
                 "the run goes on from its last checkpoint"
             ),
         )

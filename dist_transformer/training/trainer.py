@@ -171,6 +171,7 @@ class Trainer:
                 self.reporter.say(f"step {progress.step}: {validator.direction.name} {results[-1].text}")
         sheets = [result.sheet for result in results if result.sheet is not None]
         if sheets and self.world.is_main:
+            self.reporter.fence()
             write_sheet(self.config.run_dir, *sheets)
         for sheet in sheets:
             self.reporter.samples(sheet)

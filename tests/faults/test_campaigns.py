@@ -18,6 +18,7 @@ KINDS = {
     "lost_ranks": "raises",
     "elastic": "precision",
     "hostile": "names and pickles",
+    "power_loss": "run",
 }
 
 

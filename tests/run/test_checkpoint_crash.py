@@ -66,8 +66,10 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_no_rubbish(
 ) -> None:
     original = getattr(owner, name)
     counter = _FullDisk(original)
-    monkeypatch.setattr(owner, name, counter)
     save(tmp_path / "count", 10)
+    monkeypatch.setattr(owner, name, counter)
+    # Without pruning, which comes when the newer one stands.
+    save(tmp_path / "count", 20)
     assert counter.calls >= least
     left: dict[int, list[str]] = {}
     for call in range(1, counter.calls + 1):

@@ -33,9 +33,10 @@ from dist_transformer.run.folder import (
     open_run,
     remove_newer,
     run_identity,
-    sole_writer,
     write_settings,
 )
+from dist_transformer.run.ledger import Ledger
+from dist_transformer.run.lock import sole_writer
 from dist_transformer.run.state import MOMENTS, ParameterState
 from dist_transformer.runtime.launch import as_typed, own_command
 from tests.run.saving import save_checkpoint
@@ -247,7 +248,7 @@ def test_an_average_that_begins_or_ends_is_told(before: dict[str, Any], now: flo
 HOLDER = """
 import sys
 from pathlib import Path
-from dist_transformer.run.folder import sole_writer
+from dist_transformer.run.lock import sole_writer
 with sole_writer(Path(sys.argv[1]), print):
     print("held", flush=True)
     sys.stdin.read()
@@ -291,7 +292,7 @@ def test_a_file_system_without_locks_is_used_and_said(tmp_path: Path, monkeypatc
 def opened(config: TrainConfig, held: ExitStack) -> tuple[str | None, list[str]]:
     """Where the run goes on, and what is said."""
     folder = SimpleNamespace(path=Path(config.corpora.data[0]))
-    origin, notes = open_run(config, described(config), folder, held)  # type: ignore[arg-type]
+    origin, notes, _ = open_run(config, described(config), folder, held)  # type: ignore[arg-type]
     return origin.path.name if isinstance(origin, CheckpointReader) else None, notes
 
 
@@ -301,11 +302,15 @@ def test_a_run_takes_its_folder_and_moves_the_pointer_off_a_damaged_checkpoint(c
         assert opened(config, held) == (None, [])
         with pytest.raises(UserError, match="is in use by"), sole_writer(run_dir, pytest.fail, patience=0.0):
             pass
+        ledger = Ledger(run_dir / "ledger.jsonl")
         for step in (1, 2):
             weight = torch.zeros(3)
             state = ParameterState(name="w", weight=weight, moments=dict.fromkeys(MOMENTS, weight))
             retention = Retention(checkpoints=2, weights=2)
-            save_checkpoint(run_dir, [state], {"step": step}, retention=retention, weights_metadata={})
+            ledger.add(step, pair_hash=step, target_tokens=1)
+            ledger.flush()
+            saved = {"step": step, "ledger_chain": ledger.chain}
+            save_checkpoint(run_dir, [state], saved, retention=retention, weights_metadata={})
     (run_dir / "checkpoints" / "step-00000002" / "state.json").write_text("{}")
     with ExitStack() as held:
         name, notes = opened(config, held)

@@ -1,0 +1,128 @@
+"""A training that computes nothing: it starts, logs, saves and resumes by the code of a real one."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from dist_transformer.config.plain import to_plain
+from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.settings import ModelConfig, TrainConfig
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.reporting.reporter import Reporter
+from dist_transformer.run.checkpoint import CheckpointReader
+from dist_transformer.run.checkpoint_writer import CheckpointWriter, Retention
+from dist_transformer.run.environment import record_environment
+from dist_transformer.run.folder import describe_run, open_run, run_identity
+from dist_transformer.run.layout import LEDGER_FILE, METRICS_FILE
+from dist_transformer.run.ledger import Ledger
+from dist_transformer.run.lock import Fence
+from dist_transformer.run.progress import Progress
+from dist_transformer.run.state import MOMENTS, ParameterState
+
+MODEL = ModelConfig(
+    width=8, heads=2, ffn_width=8, encoder_layers=1, decoder_layers=1, max_positions=16, vocab_size=5, norm="pre"
+)
+TOKENIZER = b'{"pieces": []}'
+DS_CONFIG = {"zero_optimization": {"stage": 1}}
+
+
+def small_config(folder: Path, **changes: Any) -> TrainConfig:
+    """Settings of a run in `folder`/run over hand-written data, which is made."""
+    data = folder / "data"
+    data.mkdir(parents=True, exist_ok=True)
+    (data / "index.json").write_text('{"corpus": "hand-written"}')
+    (data / "tokenizer.json").write_bytes(TOKENIZER)
+    return PRESETS["tiny"].changed(**{"data": (str(data),), "run_dir": folder / "run", "model": MODEL, **changes})
+
+
+def small_states(step: int) -> Iterator[ParameterState]:
+    torch.manual_seed(step)
+    for name, parameter in Transformer(MODEL).named_parameters():
+        yield ParameterState(name=name, weight=parameter.data, moments=dict.fromkeys(MOMENTS, parameter.data * 0))
+
+
+class SmallRun:
+    """One start of the run of some settings; it holds the run folder until `held` is closed.
+
+    Args:
+        fenced: makes another fence of the folder's.
+        keep: of checkpoints and of weight files.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        held: ExitStack,
+        *,
+        fenced: Callable[[Fence], Fence] = lambda fence: fence,
+        keep: int = 2,
+    ) -> None:
+        (data,) = (Path(place) for place in config.corpora.data)
+        self.run_dir, self.keep = config.run_dir, keep
+        self.described = describe_run(config, [data], DS_CONFIG)
+        self.identity = run_identity(self.described)
+        folder: Any = SimpleNamespace(path=data)
+        origin, self.notes, fence = open_run(config, self.described, folder, held)
+        fence = fenced(fence)
+        is_resumed = isinstance(origin, CheckpointReader)
+        self.progress = Progress.from_json(origin.state) if isinstance(origin, CheckpointReader) else Progress()
+        self.resumed_at = self.progress.step if is_resumed else None
+        self.ledger = Ledger(self.run_dir / LEDGER_FILE, chain=self.progress.ledger_chain, fence=fence)
+        self.writer = CheckpointWriter(
+            self.run_dir,
+            config=self.described,
+            flushed=(self.ledger.path, self.run_dir / METRICS_FILE),
+            fence=fence,
+        )
+        self.reporter = Reporter(
+            self.run_dir, is_main=True, max_steps=99, first_step=self.progress.step, quiet=True, fence=fence
+        )
+        self.reporter.fence()
+        record_environment(self.run_dir, {}, step=self.progress.step)
+        held.callback(self.writer.close)
+
+    def train(self, steps: int) -> None:
+        """Count steps and log each."""
+        for _ in range(steps):
+            self.progress.step += 1
+            step = self.progress.step
+            self.ledger.add(step, pair_hash=7 * step, target_tokens=100 + step)
+            self.progress.target_tokens += 100 + step
+            self.ledger.flush()
+            self.progress.ledger_chain = self.ledger.chain
+            self.reporter.record("train", step, {"loss": 1 / step})
+
+    def save(self) -> Path:
+        """Save, and wait until it is done."""
+        described = {
+            "model": to_plain(MODEL),
+            "tokenizer_sha256": hashlib.sha256(TOKENIZER).hexdigest(),
+            "run": self.identity,
+            "ema_decay": 0.0,
+        }
+        self.writer.start(
+            small_states(self.progress.step),
+            {**self.progress.to_json(), **described, "updates": self.progress.step},
+            retention=Retention(checkpoints=self.keep, weights=self.keep),
+            weights_metadata={"step": str(self.progress.step)},
+        )
+        saved = self.writer.wait()
+        assert saved is not None
+        self.reporter.record("checkpoint", saved.step, {"seconds": saved.seconds})
+        return saved.path
+
+
+def train_and_save(config: TrainConfig, *steps: int, keep: int = 2) -> SmallRun:
+    """Start, train so many steps before each save, and end."""
+    with ExitStack() as held:
+        run = SmallRun(config, held, keep=keep)
+        for count in steps:
+            run.train(count)
+            run.save()
+        run.reporter.close()
+    return run

@@ -1,0 +1,21 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from dist_transformer.run.records import read_records
+
+LINES = [json.dumps({"kind": kind, "step": step}) for step in (1, 2) for kind in ("train", "valid")]
+
+
+@pytest.mark.parametrize("torn", ["", '{"kind": "train", "st', "\0" * 40, '{"kind": "train", "step": 3}'])
+def test_the_last_line_may_be_torn(torn: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*LINES, torn]))
+    steps = [record["step"] for record in read_records(tmp_path, "train")]
+    assert steps == ([1, 2, 3] if torn.endswith("}") else [1, 2])
+
+
+def test_another_line_may_not(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("\n".join([LINES[0], '{"kind": "tr', *LINES[1:]]) + "\n")
+    with pytest.raises(ValueError, match="Unterminated string"):
+        read_records(tmp_path, "train")
