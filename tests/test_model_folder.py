@@ -254,3 +254,17 @@ def test_a_wrong_config_is_refused(copy: Path, key: str, value: object, message:
     file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
     with pytest.raises(UserError, match=message):
         load_model(copy, CPU)
+
+
+@pytest.mark.parametrize("field", ["encoder_layers", "ffn_width", "max_positions", "heads"])
+def test_a_model_that_the_weights_are_too_small_for_gets_no_memory(
+    field: str, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = json.loads((copy / "config.json").read_text())
+    values["model"][field] = {"encoder_layers": 512, "ffn_width": 2**18, "max_positions": 2**20, "heads": 2**10}[field]
+    values["model"].update({"head_width": 2**14} if field == "heads" else {})
+    values["model"].update({"width": 2**10} if field == "max_positions" else {})
+    (copy / "config.json").write_text(json.dumps(values))
+    monkeypatch.setattr(module, "Transformer", None)
+    with pytest.raises(UserError, match=r"too few for the|above the .* numbers that positions may take"):
+        load_model(copy, CPU)

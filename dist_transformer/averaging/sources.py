@@ -168,7 +168,7 @@ def _metadata(opened: Any, path: Path) -> dict[str, Any]:
     header = {key: value for key, value in (opened.metadata() or {}).items() if key != "format"}
     try:
         described = {key: json.loads(value) for key, value in header.items()}
-    except ValueError:
+    except (ValueError, RecursionError):
         described = {}
     if "model" not in described:
         raise UserError(

@@ -71,10 +71,10 @@ def _replace_last(content: bytes, old: str, new: str) -> bytes:
 
 def _file_problem(folder: Path, name: str, stated: tuple[Any, Any]) -> str | None:
     file = folder / name
-    # A name with a slash would lead out of the folder.
-    if Path(name).name != name or file.is_symlink() or not file.is_file():
-        return f"{file} is missing or not a plain file"
     try:
+        # A name with a slash would lead out of the folder.
+        if Path(name).name != name or file.is_symlink() or not file.is_file():
+            return f"{file} is missing or not a plain file"
         if (file.stat().st_size, sha256_of(file)) != stated:
             return f"{file} is damaged: its size or SHA-256 is not what the manifest states"
         # Whoever wrote the file may have written the manifest too.
@@ -89,11 +89,14 @@ def _file_problem(folder: Path, name: str, stated: tuple[Any, Any]) -> str | Non
     return None
 
 
-def newest_checkpoint(run_dir: Path, warn: Callable[[str], None]) -> Path | None:
+def newest_checkpoint(
+    run_dir: Path, warn: Callable[[str], None], judge: Callable[[Path], str | None] = lambda path: None
+) -> Path | None:
     """The newest checkpoint that is whole, the same on all ranks, which share the hashing. A collective.
 
     Args:
         warn: told of every newer one that is not used, and which steps are computed again.
+        judge: asked on rank 0 what else is wrong with a checkpoint that is whole.
 
     Raises:
         UserError: there are checkpoints, and all are damaged; training does not silently start anew.
@@ -103,7 +106,7 @@ def newest_checkpoint(run_dir: Path, warn: Callable[[str], None]) -> Path | None
     if linked:
         raise UserError(f"{folder} is a link: put the real folder there, or give the --run-dir that it belongs to")
     for path in found:
-        problem = _agreed_problem(path)
+        problem = _agreed_problem(path, judge)
         if problem is None:
             if path != found[0]:
                 warn(f"falling back to {path}: every step after {step_of(path.name):,} is computed again")
@@ -115,15 +118,18 @@ def newest_checkpoint(run_dir: Path, warn: Callable[[str], None]) -> Path | None
     return None
 
 
-def _agreed_problem(path: Path) -> str | None:
-    """`checkpoint_problem`, for which each rank hashes a share of the files. A collective."""
+def _agreed_problem(path: Path, judge: Callable[[Path], str | None]) -> str | None:
+    """`checkpoint_problem`, for which each rank hashes a share of the files, then `judge`. A collective."""
     files, problem = distributed.broadcast_object(_stated_files(path) if distributed.rank() == 0 else ({}, None))
     if problem:
         return problem
     own = list(enumerate(files))[distributed.rank() :: distributed.world_size()]
     first = next(((at, p) for at, name in own if (p := _file_problem(path, name, files[name]))), None)
     problems = [found for found in distributed.gather_objects(first) if found is not None]
-    return min(problems)[1] if problems else None
+    if problems:
+        return min(problems)[1]
+    judged: str | None = distributed.broadcast_object(judge(path) if distributed.rank() == 0 else None)
+    return judged
 
 
 def weight_hashes(folder: Path) -> dict[str, str]:

@@ -8,10 +8,21 @@ from dist_transformer.run.layout import METRICS_FILE
 
 
 def read_records(run_dir: Path, kind: str) -> list[dict[str, Any]]:
-    """The records of one kind in a run's `metrics.jsonl`, in order."""
+    """The records of one kind in a run's `metrics.jsonl`, in order.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: a line is no record.
+    """
     lines = (run_dir / METRICS_FILE).read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines]
-    return [record for record in records if record["kind"] == kind]
+    try:
+        records = [json.loads(line) for line in lines]
+    except RecursionError:
+        raise ValueError("a line is nested too deeply") from None
+    for number, record in enumerate(records, 1):
+        if not isinstance(record, dict) or type(record.get("step")) is not int:
+            raise ValueError(f"line {number} is no record of a run")
+    return [record for record in records if record.get("kind") == kind]
 
 
 def scan_records(path: Path) -> tuple[dict[str, list[dict[str, Any]]], tuple[int, ...]]:
@@ -24,7 +35,7 @@ def scan_records(path: Path) -> tuple[dict[str, list[dict[str, Any]]], tuple[int
     for row, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if isinstance(record, dict) and isinstance(record.get("kind"), str) and type(record.get("step")) is int:
             records.setdefault(record["kind"], {})[record["step"]] = record
