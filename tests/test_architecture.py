@@ -29,6 +29,7 @@ LAYERS = [
     {"checks", "errors", "packed"},
     {"directions", "files"},
     {"config", "runtime"},
+    {"data.tokenizer_file"},
     {"data.tokenizer", "model"},
     {"data.text", "data.folder"},
     {"data.prepare", "data.loading"},

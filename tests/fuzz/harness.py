@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 import traceback
+import unicodedata
 from collections.abc import Callable
 
 from dist_transformer.errors import UserError
@@ -42,7 +43,8 @@ def outcome_of(read: Callable[[], object]) -> str:
 
 
 def _is_one_line(message: str) -> bool:
-    return message.isprintable() and len(message) < 5_000
+    ends_or_moves = any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in message)
+    return not ends_or_moves and len(message) < 5_000
 
 
 def _place(trace: object) -> str:

@@ -236,7 +236,10 @@ def write_shard(path: Path, source: TokenLists, target: TokenLists) -> ShardInfo
 def read_shard(path: Path, content: bytes | None = None) -> tuple[TokenLists, TokenLists]:
     """Source and target ids of a shard: of its `content` where that was read, otherwise of the memory-mapped file."""
     batch = read_batch(path, content)
-    return TokenLists.from_arrow(batch.column("src")), TokenLists.from_arrow(batch.column("tgt"))
+    try:
+        return TokenLists.from_arrow(batch.column("src")), TokenLists.from_arrow(batch.column("tgt"))
+    except pa.ArrowException as error:
+        raise UserError(f"{path} does not hold lists of ids ({error}): {REMEDY}") from None
 
 
 def write_split(folder: Path, shards: Sequence[ShardInfo]) -> SplitInfo:
