@@ -167,10 +167,10 @@ class _Verification:
         averaged = read_json(path / STATE_FILE).get("ema_decay", 0) > 0
         if problem := tensors_problem(parts, checkpoint_shapes(shapes, averaged=averaged)):
             raise UserError(f"{problem}: remove {path}, and training resumes from an older checkpoint")
-        if problem := content_problem(path):
-            raise UserError(f"{problem}: remove the folder, and training resumes from an older checkpoint")
         reader = CheckpointReader(path)
         self._require_state(path, reader.state)
+        if problem := content_problem(path):
+            raise UserError(f"{problem}: remove the folder, and training resumes from an older checkpoint")
         self._whole[_step_of(path.name)] = reader
         size = sum(file.stat().st_size for file in path.iterdir())
         return f"{len(parts)} part(s), {size:,} bytes as the manifest states, tensors and state sound"
