@@ -3,6 +3,7 @@
 import re
 import select
 import sys
+import unicodedata
 from collections.abc import Callable
 from typing import TextIO
 
@@ -10,9 +11,28 @@ from typing import TextIO
 # lines, what turns the direction of writing, and halves of surrogate pairs, which stand for bytes that are no UTF-8.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
+# More than any sentence of ours has; what is longer holds a value from a file.
+_LONGEST_MESSAGE = 4_000
+# Control characters, halves of surrogate pairs, and what else ends a line.
+_UNSHOWN = ("Cc", "Cs", "Zl", "Zp")
+
 
 class UserError(Exception):
-    """Bad input, settings or files. The message is one sentence for the user; no traceback is shown."""
+    """Bad input, settings or files. The message is one sentence for the user; no traceback is shown.
+
+    Names and values in it may come from hostile files: what would move a terminal's cursor or end the line is escaped.
+    """
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if len(text) > _LONGEST_MESSAGE:
+            text = f"{text[: _LONGEST_MESSAGE // 2]} … {text[-_LONGEST_MESSAGE // 4 :]}"
+        return text if text.isprintable() else "".join(map(_shown, text))
+
+
+def _shown(character: str) -> str:
+    # repr escapes exactly these, and a few kinds of spaces besides.
+    return repr(character)[1:-1] if unicodedata.category(character) in _UNSHOWN else character
 
 
 class TransientError(UserError):

@@ -45,6 +45,8 @@ FORMAT_VERSION = 2
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, CARD_FILE = "config.json", "model.safetensors", "tokenizer.json", "README.md"
 
 _REMEDY = "write the folder anew with dist-transformer average"
+# 2 GiB while they are computed: 262,144 positions of a model of width 1,024.
+_MOST_POSITION_NUMBERS = 2**28
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,6 +227,7 @@ def load_model(
             f"{path / CONFIG_FILE} states a vocab_size of {info.model.vocab_size} but the tokenizer has "
             f"{tokenizer.vocab_size} entries: {_REMEDY}"
         )
+    _require_memory(path / WEIGHTS_FILE, info.model)
     model = Transformer(info.model)
     file = path / WEIGHTS_FILE
     weights = TensorFile.in_memory(file, Stated(stated.sha256, CONFIG_FILE, _REMEDY))
@@ -236,6 +239,32 @@ def load_model(
 def for_decoding(model: Transformer, device: torch.device, dtype: torch.dtype) -> Transformer:
     """The model in evaluation mode on a device, its parameters in `dtype`."""
     return model.to(device).cast_parameters(dtype).eval()
+
+
+def _require_memory(file: Path, model: ModelConfig) -> None:
+    """Refuse a model that the file cannot hold, before it gets any memory.
+
+    Raises:
+        UserError: the file is too small for the sizes in config.json.
+    """
+    layers = model.encoder_layers + model.decoder_layers
+    # The matrices of each layer that every kind of model has. A position is not stored, but takes memory all the same.
+    inner = model.heads * model.attention_head_width
+    numbers = model.width * (model.vocab_size + layers * (2 * model.ffn_width + 4 * inner))
+    try:
+        size = file.stat().st_size
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror}): {_REMEDY}") from None
+    if size < 4 * numbers:
+        raise UserError(
+            f"{file} has {size:,} bytes, too few for the {numbers:,} weights and more that {CONFIG_FILE} states: "
+            f"{_REMEDY}"
+        )
+    if model.width * model.max_positions > _MOST_POSITION_NUMBERS:
+        raise UserError(
+            f"{file.parent / CONFIG_FILE} states {model.max_positions:,} positions of width {model.width:,}, above the "
+            f"{_MOST_POSITION_NUMBERS:,} numbers that positions may take: {_REMEDY}"
+        )
 
 
 @torch.no_grad()

@@ -30,6 +30,7 @@ LAYERS = [
     {"directions", "files"},
     {"verified"},
     {"config", "runtime", "tensor_file"},
+    {"data.tokenizer_file"},
     {"data.tokenizer", "model"},
     {"data.text", "data.folder"},
     {"data.prepare", "data.loading"},

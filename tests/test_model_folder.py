@@ -385,3 +385,17 @@ def test_the_bytes_that_are_used_are_those_that_were_hashed(copy: Path, monkeypa
     model, _, _ = load_model(copy, CPU)
     assert (copy / "model.safetensors").read_bytes() != whole
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("field", ["encoder_layers", "ffn_width", "max_positions", "heads"])
+def test_a_model_that_the_weights_are_too_small_for_gets_no_memory(
+    field: str, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = json.loads((copy / "config.json").read_text())
+    values["model"][field] = {"encoder_layers": 512, "ffn_width": 2**18, "max_positions": 2**20, "heads": 2**10}[field]
+    values["model"].update({"head_width": 2**14} if field == "heads" else {})
+    values["model"].update({"width": 2**10} if field == "max_positions" else {})
+    restate(copy, model=values["model"])
+    monkeypatch.setattr(module, "Transformer", None)
+    with pytest.raises(UserError, match=r"too few for the|above the .* numbers that positions may take"):
+        load_model(copy, CPU)

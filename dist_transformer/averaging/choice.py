@@ -118,6 +118,11 @@ def best_weights(run_dir: Path, count: int, by: Measure | None = None) -> Chosen
         by = read_json(run_dir / SETTINGS_FILE)["best_by"]
     # A loss that was not finite is written as null.
     values = {record["step"]: record[by] for record in records if record.get(by) is not None}
+    if wrong := [step for step, value in values.items() if type(value) not in (int, float)]:
+        raise UserError(
+            f"{run_dir / METRICS_FILE} states {by} {values[wrong[0]]!r:.60} at step {wrong[0]}, which is no number: "
+            "resume the run, which repairs it, or use --last"
+        )
     if not values:
         remedy = "use --by nll" if records else "use --last, or train with --validate-every above 0"
         raise UserError(f"{run_dir / METRICS_FILE} has no validation with {by}: {remedy}")
@@ -186,5 +191,5 @@ def _records(run_dir: Path, kind: str, remedy: str) -> list[dict[str, Any]]:
         return read_records(run_dir, kind)
     except FileNotFoundError:
         raise UserError(f"{file} does not exist: train first, or check --run-dir") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{file} cannot be read ({error}): resume the run, which repairs it, or {remedy}") from None

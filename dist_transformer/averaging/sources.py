@@ -183,7 +183,7 @@ def _described(metadata: Mapping[str, str] | None, path: Path) -> dict[str, Any]
     header = {key: value for key, value in (metadata or {}).items() if key != "format"}
     try:
         described = {key: json.loads(value) for key, value in header.items()}
-    except ValueError:
+    except (ValueError, RecursionError):
         described = {}
     if "model" not in described:
         raise UserError(

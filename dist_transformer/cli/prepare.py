@@ -85,6 +85,9 @@ def parse_arguments() -> argparse.Namespace:
     text.add_argument("--tgt-field", metavar="NAME", help="field of --jsonl and --parquet with the target text")
     text.add_argument("--dataset", metavar="NAME", help="hub dataset, or a local folder of Parquet or JSON files")
     text.add_argument("--dataset-config", metavar="C", help="its configuration, such as de-en (default: its own)")
+    text.add_argument(
+        "--dataset-revision", metavar="REV", help="its commit, tag or branch, which the index then records"
+    )
     text.add_argument("--dataset-split", default="train", metavar="S", help="its training split (default train)")
     text.add_argument("--dataset-valid-split", metavar="S", help="its validation split (default: pairs are held out)")
     text.add_argument("--streaming", action="store_true", help="read --dataset as it arrives, and store no copy of it")
@@ -237,6 +240,7 @@ def _dataset(arguments: argparse.Namespace, split: str) -> HubDataset:
     return HubDataset(
         dataset=arguments.dataset,
         config=arguments.dataset_config,
+        revision=arguments.dataset_revision,
         split=split,
         source_language=arguments.src_lang,
         target_language=arguments.tgt_lang,

@@ -38,7 +38,7 @@ from pathlib import Path
 import torch
 
 from dist_transformer.cli.parser import make_parser
-from dist_transformer.data.text.files import decode_lines, expand
+from dist_transformer.data.text.files import bounded_lines, decode_lines, expand
 from dist_transformer.errors import UserError
 from dist_transformer.inference.corpus import CorpusJob, translate_corpus
 from dist_transformer.inference.formats import FORMATS, OutputFormat
@@ -85,7 +85,7 @@ def translate_stream(arguments: argparse.Namespace, device: torch.device) -> Non
     translator, info = load_translator(arguments, device)
     at_terminal = sys.stdin.isatty()
     prompt = f"{info.direction.name}> " if at_terminal and sys.stderr.isatty() else ""
-    lines = decode_lines(typed_lines(prompt) if at_terminal else sys.stdin.buffer, "standard input")
+    lines = decode_lines(typed_lines(prompt) if at_terminal else bounded_lines(sys.stdin.buffer), "standard input")
     first, lines_at_once = 0, 1 if at_terminal else chunk_lines(arguments, device)
     while chunk := list(itertools.islice(lines, lines_at_once)):
         for number, translation in enumerate(translator.translate(chunk, first=first), first):

@@ -105,7 +105,9 @@ def from_plain(kind: type[T], values: dict[str, Any], where: str, *, remedy: str
     of_groups = {name: {field.name for field in dataclasses.fields(group)} for name, group in groups.items()}
     unknown = sorted(set(values).difference(hints.keys() - groups.keys(), *of_groups.values()))
     if unknown:
-        raise UserError(f"{where}: unknown setting {unknown[0]!r}: remove it, or use the version that wrote the file")
+        raise UserError(
+            f"{where}: unknown setting {unknown[0]!r:.60}: remove it, or use the version that wrote the file"
+        )
     own = {name: value for name, value in values.items() if name in hints}
     arguments = {name: _plain_value(hints[name], value, f"{where}: {name}", remedy) for name, value in own.items()}
     for name, group in groups.items():
@@ -140,6 +142,35 @@ def _plain_value(hint: Any, value: Any, where: str, remedy: str) -> Any:
     raise UserError(f"{where} must be {wanted}, not {value!r:.60}: {remedy}")
 
 
+def parse_json(content: bytes | str) -> Any:
+    """Read JSON that somebody else may have written.
+
+    Raises:
+        ValueError: it is no JSON in UTF-8, nested too deeply, has a name twice in one object, or half of a surrogate
+            pair, which no file and no terminal can take.
+    """
+    try:
+        text = content.decode("utf-8") if isinstance(content, bytes) else content
+        values = json.loads(text, object_pairs_hook=_object)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if "\\u" in text:
+        try:
+            json.dumps(values, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            raise ValueError("a text holds half of a surrogate pair (\\ud800 to \\udfff)") from None
+    return values
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has the name {twice!r:.60} twice")
+    return values
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
@@ -147,7 +178,7 @@ def read_json(path: Path) -> dict[str, Any]:
         UserError: the file is missing or is not a JSON object.
     """
     try:
-        values = json.loads(read_small(path))
+        values = parse_json(read_small(path))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: check the path") from None
     except (OSError, ValueError) as error:

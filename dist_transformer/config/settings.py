@@ -20,11 +20,13 @@ EMBEDDED_CORPUS = ("embedded corpus",)
 
 
 _YEAR_MINUTES = 365 * 24 * 60
+# What torch's generators take, and numpy's integers hold.
+_TOO_LARGE = 2**63
 
 
 def _require(condition: bool, field_name: str, value: object, remedy: str) -> None:
     if not condition:
-        raise UserError(f"{field_name} is {value!r}: {remedy}")
+        raise UserError(f"{field_name} is {value!r:.200}: {remedy}")
 
 
 def _require_fraction(config: object, *names: str) -> None:
@@ -37,17 +39,32 @@ def _require_not_negative(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         _require(0 <= value < math.inf, name, value, "give 0 or a number above 0")
+        _require(isinstance(value, float) or value < _TOO_LARGE, name, value, "give a smaller number")
 
 
 def _require_positive(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         _require(0 < value < math.inf, name, value, "give a number above 0")
+        _require(isinstance(value, float) or value < _TOO_LARGE, name, value, "give a smaller number")
 
 
 def _require_known(config: object, name: str, registry: Registry[Any]) -> None:
     value = getattr(config, name)
     _require(value in registry, name, value, registry.remedy)
+
+
+# Far above any translation model, and low enough that the model of a hostile file is described in seconds.
+_LARGEST_MODEL = {
+    "width": 2**16,
+    "encoder_layers": 512,
+    "decoder_layers": 512,
+    "heads": 2**10,
+    "head_width": 2**14,
+    "ffn_width": 2**18,
+    "max_positions": 2**20,
+    "vocab_size": 2**24,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +103,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _require_positive(self, "width", "encoder_layers", "decoder_layers", "heads", "ffn_width", "max_positions")
+        for name, most in _LARGEST_MODEL.items():
+            _require((getattr(self, name) or 0) <= most, name, getattr(self, name), f"give at most {most:,}")
         _require_fraction(self, "dropout", "attention_dropout", "ffn_dropout")
         if self.head_width is None:
             remedy = f"it must be a multiple of heads ({self.heads}), or give head_width"
@@ -310,8 +329,6 @@ class TrainConfig:
         _require_positive(self, "max_steps", "log_every", "max_skipped_steps")
         _require_fraction(self, "ema_decay")
         _require_not_negative(self, "seed")
-        # What torch's generators take.
-        _require(self.seed < 2**63, "seed", self.seed, "give a smaller number")
 
     @classmethod
     def of(cls, **settings: Any) -> "TrainConfig":

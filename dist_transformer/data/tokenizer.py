@@ -20,6 +20,7 @@ from typing import Any, Literal
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
+from dist_transformer.data.tokenizer_file import check_tokenizer_file
 from dist_transformer.directions import check_tags
 from dist_transformer.errors import UserError
 from dist_transformer.files import read_small, write_file
@@ -174,6 +175,7 @@ def _parse(file: bytes) -> Tokenizer:
     Raises:
         ValueError: it is none, or one of another kind; the message goes on after the file's name.
     """
+    check_tokenizer_file(file, (_WORD,))
     try:
         backend = Backend.from_str(file.decode("utf-8"))
     except Exception as error:  # the library raises bare Exception

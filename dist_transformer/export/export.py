@@ -114,7 +114,7 @@ def export(
     """
     require_library(LIBRARIES[settings.to])
     refuse_content(settings.out)
-    pairs = list(LineFiles(source=settings.source, target=settings.reference).pairs())
+    pairs = list(LineFiles(source=settings.source, target=settings.reference).whole_pairs())
     refuse_unfit = refuse_what_marian_lacks if settings.to == "hf" else refuse_what_ctranslate2_lacks
     refuse_unfit(read_model_info(settings.model).model)
     model, tokenizer, info = load_model(settings.model, device)

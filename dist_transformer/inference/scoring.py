@@ -156,7 +156,7 @@ def _check_files(model: Transformer, tokenizer: Tokenizer, files: LineFiles, tag
 
 
 def _chunks(files: LineFiles) -> Iterator[list[tuple[str, str]]]:
-    pairs = files.pairs()
+    pairs = files.whole_pairs()
     while chunk := list(itertools.islice(pairs, _LINES_AT_ONCE)):
         yield chunk
 

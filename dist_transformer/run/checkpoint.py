@@ -66,10 +66,13 @@ def stated_files(path: Path) -> dict[Path, Stated]:
 
 def _name_problem(folder: Path, name: str) -> str | None:
     file = folder / name
-    # A name with a slash would lead out of the folder.
-    if Path(name).name != name or file.is_symlink() or not file.is_file():
-        return f"{file} is missing or not a plain file"
-    return None
+    try:
+        # A name with a slash would lead out of the folder.
+        is_own = Path(name).name == name and not file.is_symlink() and file.is_file()
+    except (OSError, ValueError):
+        # It is too long for a name, or has a null in it.
+        is_own = False
+    return None if is_own else f"{file} is missing or not a plain file"
 
 
 def _file_problem(folder: Path, name: str, stated: tuple[Any, Any]) -> str | None:
@@ -91,11 +94,14 @@ def _file_problem(folder: Path, name: str, stated: tuple[Any, Any]) -> str | Non
     return None
 
 
-def newest_checkpoint(run_dir: Path, warn: Callable[[str], None]) -> Path | None:
+def newest_checkpoint(
+    run_dir: Path, warn: Callable[[str], None], judge: Callable[[Path], str | None] = lambda path: None
+) -> Path | None:
     """The newest checkpoint that is whole, the same on all ranks, which share the hashing. A collective.
 
     Args:
         warn: told of every newer one that is not used, and which steps are computed again.
+        judge: asked on rank 0 what else is wrong with a checkpoint that is whole.
 
     Raises:
         UserError: there are checkpoints, and all are damaged; training does not silently start anew.
@@ -105,7 +111,7 @@ def newest_checkpoint(run_dir: Path, warn: Callable[[str], None]) -> Path | None
     if linked:
         raise UserError(f"{folder} is a link: put the real folder there, or give the --run-dir that it belongs to")
     for path in found:
-        problem = _agreed_problem(path)
+        problem = _agreed_problem(path, judge)
         if problem is None:
             if path != found[0]:
                 warn(f"falling back to {path}: every step after {step_of(path.name):,} is computed again")
@@ -117,15 +123,18 @@ def newest_checkpoint(run_dir: Path, warn: Callable[[str], None]) -> Path | None
     return None
 
 
-def _agreed_problem(path: Path) -> str | None:
-    """`checkpoint_problem`, for which each rank hashes a share of the files. A collective."""
+def _agreed_problem(path: Path, judge: Callable[[Path], str | None]) -> str | None:
+    """`checkpoint_problem`, for which each rank hashes a share of the files, then `judge`. A collective."""
     files, problem = distributed.broadcast_object(_stated_files(path) if distributed.rank() == 0 else ({}, None))
     if problem:
         return problem
     own = list(enumerate(files))[distributed.rank() :: distributed.world_size()]
     first = next(((at, p) for at, name in own if (p := _file_problem(path, name, files[name]))), None)
     problems = [found for found in distributed.gather_objects(first) if found is not None]
-    return min(problems)[1] if problems else None
+    if problems:
+        return min(problems)[1]
+    judged: str | None = distributed.broadcast_object(judge(path) if distributed.rank() == 0 else None)
+    return judged
 
 
 def weight_hashes(folder: Path) -> dict[str, str]:

@@ -73,6 +73,6 @@ def read_environments(run_dir: Path) -> list[dict[str, Any]]:
     stop one."""
     try:
         entries = json.loads(read_small(run_dir / ENVIRONMENT_FILE))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return []
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []

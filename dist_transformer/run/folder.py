@@ -24,6 +24,7 @@ from dist_transformer.files import (
 )
 from dist_transformer.model_folder import WEIGHTS_FILE
 from dist_transformer.run.checkpoint import CheckpointReader, newest_checkpoint
+from dist_transformer.run.checkpoint_content import content_problem
 from dist_transformer.run.checkpoint_writer import move_pointer, remove_unfinished_saves
 from dist_transformer.run.layout import (
     CHECKPOINTS,
@@ -91,7 +92,7 @@ def open_run(
 
     with ExitStack() as acquired:
         by_main(take)
-        path = newest_checkpoint(run_dir, notes.append)
+        path = newest_checkpoint(run_dir, notes.append, content_problem)
         reader, initial = None, None
         if path is None and config.checkpoints.resume == "required":
             raise UserError(

@@ -15,13 +15,21 @@ def read_records(run_dir: Path, kind: str) -> list[dict[str, Any]]:
     The last line may be torn, as after a loss of power; resuming the run removes it.
 
     Raises:
+        OSError: there is no such file.
         ValueError: another line is no record.
     """
     *lines, last = read_log(run_dir / METRICS_FILE).split("\n")
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         json.loads(last)
         lines.append(last)
-    return [record for line in lines if (record := json.loads(line))["kind"] == kind]
+    try:
+        records = [json.loads(line) for line in lines]
+    except RecursionError:
+        raise ValueError("a line is nested too deeply") from None
+    for number, record in enumerate(records, 1):
+        if not isinstance(record, dict) or type(record.get("step")) is not int:
+            raise ValueError(f"line {number} is no record of a run")
+    return [record for record in records if record.get("kind") == kind]
 
 
 def scan_records(path: Path) -> tuple[dict[str, list[dict[str, Any]]], tuple[int, ...]]:
@@ -34,7 +42,7 @@ def scan_records(path: Path) -> tuple[dict[str, list[dict[str, Any]]], tuple[int
     for row, line in enumerate(read_log(path).splitlines(), start=1):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if isinstance(record, dict) and isinstance(record.get("kind"), str) and type(record.get("step")) is int:
             records.setdefault(record["kind"], {})[record["step"]] = record

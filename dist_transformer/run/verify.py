@@ -26,6 +26,7 @@ from dist_transformer.errors import UserError
 from dist_transformer.files import is_locked, is_pickle, read_small, regular, sha256_of
 from dist_transformer.model_folder import WEIGHTS_FILE
 from dist_transformer.run.checkpoint import CheckpointReader, checkpoint_problem, weight_hashes, weights_problem
+from dist_transformer.run.checkpoint_content import content_problem
 from dist_transformer.run.folder import settings_of
 from dist_transformer.run.layout import (
     CHECKPOINTS,
@@ -50,7 +51,7 @@ _STEP_NAME = re.compile(r"step-(\d{8,})")
 _WEIGHTS_NAME = re.compile(r"(step|ema)-(\d{8,})\.safetensors")
 _SHOWN_PROBLEMS = 5
 # What damaged or hostile content makes readers raise, besides errors in words.
-_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 def verify_run(
@@ -183,6 +184,8 @@ class _Verification:
             raise UserError(f"{problem}: remove {path}, and training resumes from an older checkpoint")
         reader = CheckpointReader(path)
         self._require_state(path, reader.state)
+        if problem := content_problem(path):
+            raise UserError(f"{problem}: remove the folder, and training resumes from an older checkpoint")
         self._whole[_step_of(path.name)] = reader
         size = sum(file.stat().st_size for file in path.iterdir())
         return f"{len(parts)} part(s), {size:,} bytes as the manifest states, tensors and state sound"

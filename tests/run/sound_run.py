@@ -35,9 +35,12 @@ PART, WEIGHTS = f"{NEWEST}/part-00000.safetensors", "weights/step-00000004.safet
 
 @pytest.fixture(scope="session")
 def sound_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five steps, saved after two and four of them; the third went without a shard."""
     data = tmp_path_factory.mktemp("data")
-    path = data.with_name("sound run")
+    return make_run(data.with_name("sound run"), data)
+
+
+def make_run(path: Path, data: Path) -> Path:
+    """Five steps, saved after two and four of them; the third went without a shard."""
     (data / "index.json").write_text("{}")
     (data / "tokenizer.json").write_text('{"pieces": []}')
     config = PRESETS["tiny"].changed(data=(str(data),), run_dir=path, model=MODEL)
@@ -67,6 +70,7 @@ def save(path: Path, progress: Progress, *, ema_decay: float = 0.0) -> None:
         "model": to_plain(MODEL),
         "tokenizer_sha256": hashlib.sha256(b'{"pieces": []}').hexdigest(),
         "ema_decay": ema_decay,
+        "updates": progress.step,
     }
     save_checkpoint(
         path,

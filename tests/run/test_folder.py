@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from dist_transformer import files
 from dist_transformer.config.plain import from_plain
@@ -24,7 +23,6 @@ from dist_transformer.config.registry import ATTENTIONS
 from dist_transformer.config.settings import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
 from dist_transformer.errors import UserError
 from dist_transformer.run.checkpoint import CheckpointReader
-from dist_transformer.run.checkpoint_writer import Retention
 from dist_transformer.run.folder import (
     average_notes,
     check_settings,
@@ -37,9 +35,9 @@ from dist_transformer.run.folder import (
 )
 from dist_transformer.run.ledger import Ledger
 from dist_transformer.run.lock import sole_writer
-from dist_transformer.run.state import MOMENTS, ParameterState
+from dist_transformer.run.progress import Progress
 from dist_transformer.runtime.launch import as_typed, own_command
-from tests.run.saving import save_checkpoint
+from tests.run.sound_run import save
 
 DS_CONFIG = {"zero_optimization": {"stage": 1, "overlap_comm": True}}
 
@@ -304,13 +302,9 @@ def test_a_run_takes_its_folder_and_moves_the_pointer_off_a_damaged_checkpoint(c
             pass
         ledger = Ledger(run_dir / "ledger.jsonl")
         for step in (1, 2):
-            weight = torch.zeros(3)
-            state = ParameterState(name="w", weight=weight, moments=dict.fromkeys(MOMENTS, weight))
-            retention = Retention(checkpoints=2, weights=2)
             ledger.add(step, pair_hash=step, target_tokens=1)
             ledger.flush()
-            saved = {"step": step, "ledger_chain": ledger.chain}
-            save_checkpoint(run_dir, [state], saved, retention=retention, weights_metadata={})
+            save(run_dir, Progress(step=step, ledger_chain=ledger.chain))
     (run_dir / "checkpoints" / "step-00000002" / "state.json").write_text("{}")
     with ExitStack() as held:
         name, notes = opened(config, held)

@@ -125,8 +125,12 @@ def copy_rows(
     out[number] = tokens
 
 
+# What sums of a million shards still hold in 64 bits.
+_LARGEST_COUNT = 2**43
+
+
 class _Counts:
-    """A record of the index: none of its numbers is negative."""
+    """A record of the index: none of its numbers is negative, or larger than a corpus can be."""
 
     __slots__ = ()
 
@@ -135,7 +139,9 @@ class _Counts:
             value = getattr(self, field.name)
             numbers = value.values() if isinstance(value, dict) else (value,)
             if any(isinstance(number, int) and number < 0 for number in numbers):
-                raise UserError(f"{field.name} is {value!r}, and cannot be below 0: {REMEDY}")
+                raise UserError(f"{field.name} is {value!r:.60}, and cannot be below 0: {REMEDY}")
+            if field.name != "seed" and any(isinstance(number, int) and number > _LARGEST_COUNT for number in numbers):
+                raise UserError(f"{field.name} is {value!r:.60}, and cannot be above {_LARGEST_COUNT:,}: {REMEDY}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,6 @@
 """A prepared data folder, opened: in a folder of this machine, or behind a URL with a cache on local disk."""
 
 import io
-import json
 import os
 import stat
 from collections import OrderedDict
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dist_transformer.config.plain import from_plain
+from dist_transformer.config.plain import from_plain, parse_json
 from dist_transformer.data.folder.format import (
     FORMAT_VERSION,
     INDEX_FILE,
@@ -312,14 +311,13 @@ def _read_lengths(path: Path, info: SplitInfo) -> np.ndarray:
     content = hold_verified(path, _stated(info.lengths_sha256))
     header = io.BytesIO(content[:_LARGEST_HEADER])
     try:
-        if np.lib.format.read_magic(header) != (1, 0):
-            raise ValueError("it is of another version of numpy's format")
+        version = np.lib.format.read_magic(header)
         shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(header)
-        if shape != (info.pairs, 2) or dtype not in (np.uint16, np.uint32) or is_fortran:
-            raise UserError(f"{path} holds {dtype} of shape {shape} where ({info.pairs}, 2) was stated: {REMEDY}")
-        lengths = np.frombuffer(content, dtype, count=2 * info.pairs, offset=header.tell()).reshape(shape)
-    except (ValueError, SyntaxError) as error:
+    except Exception as error:  # numpy gives its header to Python's own parser, which has errors of many types
         raise UserError(f"{path} cannot be read ({error}): {REMEDY}") from None
+    if version != (1, 0) or shape != (info.pairs, 2) or dtype not in (np.uint16, np.uint32) or is_fortran:
+        raise UserError(f"{path} holds {dtype} of shape {shape} where ({info.pairs}, 2) was stated: {REMEDY}")
+    lengths = np.frombuffer(content, dtype, count=2 * info.pairs, offset=header.tell()).reshape(shape)
     lengths.flags.writeable = False
     return lengths
 
@@ -347,6 +345,11 @@ def _check_small_files(path: Path, index: DataIndex) -> None:
         if (size := (valid / shard.file).stat().st_size) != shard.bytes:
             raise UserError(f"{valid / shard.file} has {size:,} bytes where the index states {shard.bytes:,}: {REMEDY}")
     check_file(_check_inside(path, TOKENIZER_FILE), sha256=index.tokenizer_sha256)
+    if (entries := Tokenizer.load(path / TOKENIZER_FILE).vocab_size) != index.vocab_size:
+        raise UserError(
+            f"the index of {path} states a vocab_size of {index.vocab_size:,}, and {TOKENIZER_FILE} has {entries:,} "
+            f"entries: {REMEDY}"
+        )
 
 
 def _inside(folder: Path, name: str) -> Path:
@@ -371,20 +374,20 @@ def _check_inside(folder: Path, name: str) -> Path:
 def _read_index(folder: Path) -> DataIndex:
     path = folder / INDEX_FILE
     try:
-        content = json.loads(read_small(path))
+        content = parse_json(read_small(path))
     except OSError as error:
         raise UserError(
             f"{folder} is not a data folder, for {path} cannot be read ({error.strerror}): "
             "give a folder made by dist-transformer prepare"
         ) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(f"{path} is not JSON ({error}): {REMEDY}") from None
     version = content.get("format_version") if isinstance(content, dict) else None
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise UserError(
-            f"{path} has format version {version} and this program reads {FORMAT_VERSION}: "
+            f"{path} has format version {version!r:.60} and this program reads {FORMAT_VERSION}: "
             "upgrade dist_transformer, or prepare the data again"
         )
     if version != FORMAT_VERSION:
-        raise UserError(f"{path}: format_version must be {FORMAT_VERSION}, not {version!r}: {REMEDY}")
+        raise UserError(f"{path}: format_version must be {FORMAT_VERSION}, not {version!r:.60}: {REMEDY}")
     return from_plain(DataIndex, content, str(path), remedy=REMEDY)

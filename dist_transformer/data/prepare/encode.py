@@ -1,5 +1,6 @@
 """The middle stages: the vocabulary is learned, then each chunk's text becomes ids, and unfit pairs are dropped."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,11 +20,13 @@ from dist_transformer.data.prepare.worker_pool import Progress
 from dist_transformer.data.text.files import Pair
 from dist_transformer.data.tokenizer import DEFAULT_NORMALIZATION, Tokenizer, train_tokenizer
 
-DROP_REASONS = ("empty", "too_long", "length_ratio", "in_validation")
+LONG_LINE = "long_line"
+"""Reason that is stated only where there are such pairs: a line of theirs is above `LONGEST_LINE`."""
+DROP_REASONS = ("empty", "too_long", "length_ratio", "in_validation", LONG_LINE)
 # Added to both lengths before their ratio is taken, so that "Yes." may become four words.
 _RATIO_ALLOWANCE = 5
 # The library's encodings take about 100 bytes a token: few texts at a time.
-_ENCODE_ROWS = 4_096
+_ENCODE_ROWS, _ENCODE_BYTES = 4_096, 2**24
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,9 +51,10 @@ class EncodeChunk:
         """Gives the number of pairs found for each reason, and the tokens of those kept."""
         tokenizer = Tokenizer.load(tokenizer_path(self.work))
         rows = np.setdiff1d(np.arange(self.chunk.pairs), np.array(self.rows, dtype=np.int64))
+        sizes = self.chunk.sizes(self.work)[rows]
         parts, empty_parts = [], []
-        for start in range(0, max(1, len(rows)), _ENCODE_ROWS):
-            texts = self.chunk.texts(self.work, rows[start : start + _ENCODE_ROWS])
+        for block in _blocks(sizes):
+            texts = self.chunk.texts(self.work, rows[block])
             parts.append([encode(tokenizer, side) for side in texts])
             empty_parts.append(np.fromiter(map(is_empty, *texts), dtype=bool, count=len(texts[0])))
             progress(len(texts[0]))
@@ -59,12 +63,13 @@ class EncodeChunk:
         progress(len(self.rows))
 
         shorter, longer = np.minimum(source.lengths, target.lengths), np.maximum(source.lengths, target.lengths)
-        empty = np.concatenate(empty_parts) | (shorter == 0)
+        long_line = sizes < 0
+        empty = (np.concatenate(empty_parts) | (shorter == 0)) & ~long_line
         too_long = ~empty & (np.maximum(longer, source.lengths + len(tags)) + 1 > self.max_tokens)
         unlike = (longer + _RATIO_ALLOWANCE) > self.max_length_ratio * (shorter + _RATIO_ALLOWANCE)
-        unlike &= ~empty & ~too_long
+        unlike &= ~empty & ~too_long & ~long_line
 
-        kept = np.flatnonzero(~(empty | too_long | unlike))
+        kept = np.flatnonzero(~(empty | too_long | unlike | long_line))
         keys = pair_keys(source.take(kept), target.take(kept))
         in_validation = np.isin(keys, read_validation_keys(self.work))
         if not self.keep_overlap:
@@ -75,7 +80,7 @@ class EncodeChunk:
         sides = {"src": source.take(kept[by_order]).prefixed(tags), "tgt": target.take(kept[by_order])}
         columns = {side: lists.to_arrow() for side, lists in sides.items()}
         shards.write_batch(self.chunk.ids(self.work), {"order": pa.array(order[by_order]), **columns})
-        masks = (empty, too_long, unlike, in_validation)
+        masks = (empty, too_long, unlike, in_validation, long_line)
         found = dict(zip(DROP_REASONS, (int(mask.sum()) for mask in masks), strict=True))
         return {**found, "tokens": sum(len(lists.values) for lists in sides.values())}
 
@@ -103,7 +108,17 @@ def encode_chunks(
 
     runner.run("encode", map(task, chunks), collect, sizes=[chunk.pairs for chunk in chunks])
     everywhere: Counter[str] = sum(runner.ranks.gather(total), Counter())
-    return Counter({reason: everywhere[reason] for reason in DROP_REASONS}), everywhere["tokens"]
+    stated = [reason for reason in DROP_REASONS if reason != LONG_LINE or everywhere[reason]]
+    return Counter({reason: everywhere[reason] for reason in stated}), everywhere["tokens"]
+
+
+def _blocks(sizes: np.ndarray) -> Iterator[slice]:
+    """Rows that are encoded together, by their sizes in bytes."""
+    group = np.cumsum(np.maximum(sizes, 0)) // _ENCODE_BYTES
+    rows = np.arange(len(sizes)) // _ENCODE_ROWS
+    starts = np.flatnonzero((np.diff(group) != 0) | (np.diff(rows) != 0)) + 1
+    for first, stop in itertools.pairwise([0, *starts.tolist(), len(sizes)]):
+        yield slice(first, stop)
 
 
 def make_tokenizer(

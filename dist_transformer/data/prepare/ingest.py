@@ -3,23 +3,27 @@
 import itertools
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
-from dist_transformer.data.text.files import PairSource
+from dist_transformer.data.text.files import Pair, PairSource
 from dist_transformer.data.tokenizer import first_folded
 
 Report = Callable[[str], None]
+
+# 4 bytes each at most, so that a column stays below the 2 GiB that Arrow's strings may take together.
+CHUNK_CHARACTERS = 2**26
 
 # What the hash of a pair's number decides; other values give other hashes.
 SHUFFLE, HOLD_OUT, VOCABULARY = 1, 2, 3
@@ -45,8 +49,16 @@ class Chunk:
         return work.folder / f"keys-{self.name}.arrow"
 
     def texts(self, work: Work, rows: np.ndarray) -> tuple[list[str], list[str]]:
+        """Source and target of the rows; both are empty where the pair was not read."""
         batch = shards.read_batch(self.text(work)).take(pa.array(rows))
-        return batch.column("src").to_pylist(), batch.column("tgt").to_pylist()
+        source, target = (pc.fill_null(batch.column(side), "").to_pylist() for side in ("src", "tgt"))
+        return source, target
+
+    def sizes(self, work: Work) -> np.ndarray:
+        """Bytes of text of each row; -1 where a line of the pair was above the limit, so that it was not read."""
+        batch = shards.read_batch(self.text(work))
+        source, target = (pc.binary_length(batch.column(side)) for side in ("src", "tgt"))
+        return pc.fill_null(pc.add(source, target), -1).to_numpy(zero_copy_only=False)
 
     def rows_of(self, numbers: np.ndarray) -> np.ndarray:
         """The rows of those of sorted pair numbers that it holds."""
@@ -71,13 +83,24 @@ class ReadSource:
         sizes = self._kept()
         progress(sum(sizes))
         pairs = itertools.islice(self.source.pairs(), sum(sizes), None)
-        while batch := list(itertools.islice(pairs, self.chunk_pairs)):
+        while batch := self._next_chunk(pairs):
             texts = dict(zip(("src", "tgt"), map(list, zip(*batch, strict=True)), strict=True))
             columns = {side: pa.array(column, pa.string()) for side, column in texts.items()}
             shards.write_batch(self._chunk(len(sizes)), columns)
             sizes.append(len(batch))
             progress(len(batch))
         return sizes
+
+    def _next_chunk(self, pairs: Iterator[Pair | None]) -> list[Pair | tuple[None, None]]:
+        """Up to `chunk_pairs` pairs, and not many more than `CHUNK_CHARACTERS`; a pair above the limit is null."""
+        batch: list[Pair | tuple[None, None]] = []
+        characters = 0
+        for pair in pairs:
+            batch.append(pair or (None, None))
+            characters += len(pair[0]) + len(pair[1]) if pair else 0
+            if len(batch) >= self.chunk_pairs or characters >= CHUNK_CHARACTERS:
+                break
+        return batch
 
     def _kept(self) -> list[int]:
         """The chunks that an interrupted preparation has written."""
@@ -105,8 +128,8 @@ class SurveyChunk:
         return f"survey-{self.chunk.name}"
 
     def run(self, progress: Progress) -> dict[str, Any]:
-        batch = shards.read_batch(self.chunk.text(self.work))
-        sources, targets = batch.column("src").to_pylist(), batch.column("tgt").to_pylist()
+        # A pair that was not read counts as empty here.
+        sources, targets = self.chunk.texts(self.work, np.arange(self.chunk.pairs))
         empty = np.fromiter(map(is_empty, sources, targets), dtype=bool, count=len(sources))
         numbers = self.chunk.first + np.flatnonzero(~empty)
         folded = Counter(filter(None, map(first_folded, targets))) if self.folding else Counter()

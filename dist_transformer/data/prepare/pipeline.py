@@ -25,6 +25,7 @@ from dist_transformer.data.folder.format import DataIndex, ShardInfo, SplitInfo,
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.prepare.duplicates import count_repeats
 from dist_transformer.data.prepare.encode import (
+    LONG_LINE,
     encode,
     encode_chunks,
     make_tokenizer,
@@ -46,7 +47,7 @@ from dist_transformer.data.prepare.shuffle import shard_path, write_shards
 from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.work_dir import Work, fingerprint, refuse_existing, work_folder
 from dist_transformer.data.prepare.worker_pool import WorkerPool
-from dist_transformer.data.text.files import Pair
+from dist_transformer.data.text.files import LONGEST_LINE, Pair
 from dist_transformer.data.tokenizer import DEFAULT_NORMALIZATION, Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.files import make_folder, move, whole_path, write_file
@@ -61,6 +62,8 @@ class _Validation:
     pairs: list[Pair]
     """With text on both sides."""
     empty: int
+    long_lines: int
+    """With a line above `LONGEST_LINE`."""
     held_out: np.ndarray
     """Numbers of the training pairs that these are; sorted."""
 
@@ -175,17 +178,21 @@ def _validation(
         rows = chunk.rows_of(held_out)
         if len(rows):
             pairs += zip(*chunk.texts(work, rows), strict=True)
-    return _Validation(pairs=pairs, empty=0, held_out=held_out)
+    return _Validation(pairs=pairs, empty=0, long_lines=0, held_out=held_out)
 
 
 def _given_validation(settings: PrepareSettings, report: Report) -> _Validation:
-    given = [pair for source in settings.validation for pair in source.pairs()]
+    read = [pair for source in settings.validation for pair in source.pairs()]
+    given = [pair for pair in read if pair is not None]
     pairs = [pair for pair in given if not is_empty(*pair)]
     names = ", ".join(source.name for source in settings.validation)
     if not pairs:
         raise UserError(f"the validation text ({names}) has no pair with text on both sides: give other files")
-    report(f"validation: {len(given):,} pairs from {names}, {len(given) - len(pairs):,} empty left out")
-    return _Validation(pairs=pairs, empty=len(given) - len(pairs), held_out=np.zeros(0, dtype=np.int64))
+    long_lines = len(read) - len(given)
+    also = f" and {long_lines:,} with a line above {LONGEST_LINE:,} bytes" if long_lines else ""
+    report(f"validation: {len(read):,} pairs from {names}, {len(given) - len(pairs):,} empty{also} left out")
+    nothing = np.zeros(0, dtype=np.int64)
+    return _Validation(pairs=pairs, empty=len(given) - len(pairs), long_lines=long_lines, held_out=nothing)
 
 
 def _require_pairs(kept: int, dropped: Counter[str], settings: PrepareSettings) -> None:
@@ -234,7 +241,11 @@ def _finish(
         overlap=overlap,
         repeats=repeats,
         valid_held_out=not settings.validation,
-        valid_dropped={"empty": validation.empty, "too_long": too_long},
+        valid_dropped={
+            "empty": validation.empty,
+            "too_long": too_long,
+            **({LONG_LINE: validation.long_lines} if validation.long_lines else {}),
+        },
         valid_text=valid_text,
         train=train,
         valid=valid,

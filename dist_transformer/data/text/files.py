@@ -5,6 +5,7 @@ one side of a pair only and would shift every later line of that side.
 """
 
 import bz2
+import functools
 import glob
 import gzip
 import itertools
@@ -15,15 +16,21 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, BinaryIO, ClassVar, Protocol
 
 from dist_transformer.errors import UserError
 
 Pair = tuple[str, str]
 
+LONGEST_LINE = 2**20
+"""Bytes of the longest line that is read. A compressed file of 458 KB may hold one of 3 GB."""
+
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 _DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# Bytes that show a line to be too long, whatever mark is before and whatever end is behind it.
+_BOUND = LONGEST_LINE + 8
+_ENDED = object()
 
 _LANGUAGE = re.compile(r"[a-z]{2,3}([-_][A-Za-z]{2,4})?")
 # Suffixes of two or three letters that are not a language.
@@ -47,8 +54,8 @@ class PairSource(Protocol):
     def files(self) -> list[Path]:
         """The local files that are read: when one of them changes, so may the pairs."""
 
-    def pairs(self) -> Iterator[Pair]:
-        """The pairs, the same ones in the same order at every call."""
+    def pairs(self) -> Iterator[Pair | None]:
+        """The pairs, the same ones in the same order at every call; None for one with a line above `LONGEST_LINE`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,14 +76,25 @@ class LineFiles:
     def files(self) -> list[Path]:
         return [self.source, self.target]
 
-    def pairs(self) -> Iterator[Pair]:
-        sources, targets = read_lines(self.source), read_lines(self.target)
-        for number, (source, target) in enumerate(itertools.zip_longest(sources, targets)):
-            if source is None or target is None:
+    def pairs(self) -> Iterator[Pair | None]:
+        sources, targets = read_short_lines(self.source), read_short_lines(self.target)
+        for number, (source, target) in enumerate(itertools.zip_longest(sources, targets, fillvalue=_ENDED)):
+            if source is _ENDED or target is _ENDED:
                 source_lines = number + _count(source, sources)
                 target_lines = number + _count(target, targets)
                 raise _unequal(self.source, source_lines, self.target, target_lines)
-            yield source, target
+            yield (source, target) if isinstance(source, str) and isinstance(target, str) else None
+
+    def whole_pairs(self) -> Iterator[Pair]:
+        """All pairs, where none may be left out.
+
+        Raises:
+            UserError: a line is above `LONGEST_LINE`; the file and its number are given.
+        """
+        for number, pair in enumerate(self.pairs(), 1):
+            if pair is None:
+                raise _too_long(f"{self.source} or {self.target},", number)
+            yield pair
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,9 +124,12 @@ class TsvFile:
     def files(self) -> list[Path]:
         return [self.path]
 
-    def pairs(self) -> Iterator[Pair]:
+    def pairs(self) -> Iterator[Pair | None]:
         needed = max(self.source_column, self.target_column) + 1
-        for number, line in enumerate(read_lines(self.path), 1):
+        for number, line in enumerate(read_short_lines(self.path), 1):
+            if line is None:
+                yield None
+                continue
             columns = line.split("\t")
             if len(columns) < needed:
                 raise UserError(
@@ -141,8 +162,11 @@ class FieldFile:
 class JsonlFile(FieldFile):
     """One JSON object a line; the two texts are string fields of it. Blank lines are passed over."""
 
-    def pairs(self) -> Iterator[Pair]:
-        for number, line in enumerate(read_lines(self.path), 1):
+    def pairs(self) -> Iterator[Pair | None]:
+        for number, line in enumerate(read_short_lines(self.path), 1):
+            if line is None:
+                yield None
+                continue
             if not line or line.isspace():
                 continue
             try:
@@ -201,12 +225,24 @@ def line_files(sources: Iterable[Path], targets: Iterable[Path]) -> list[LineFil
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 text file, plain or compressed, without their ends and without a byte order mark."""
+    """The lines of a UTF-8 text file, plain or compressed, without their ends and without a byte order mark.
+
+    Raises:
+        UserError: the file cannot be read, or a line is above `LONGEST_LINE` or is not UTF-8, by its number.
+    """
+    for number, line in enumerate(read_short_lines(path), 1):
+        if line is None:
+            raise _too_long(str(path), number)
+        yield line
+
+
+def read_short_lines(path: Path) -> Iterator[str | None]:
+    """The same, with None for each line above `LONGEST_LINE`."""
     opener = _OPENERS.get(path.suffix, open)
     lines = 0
     try:
         with opener(path, "rb") as file:
-            for line in decode_lines(file, str(path)):
+            for line in _decoded(bounded_lines(file), str(path)):
                 yield line
                 lines += 1
     except FileNotFoundError:
@@ -245,13 +281,40 @@ def _unequal(one: Path, one_lines: int, other: Path, other_lines: int) -> UserEr
 def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
     """The lines of a UTF-8 byte stream without their ends and without a byte order mark.
 
+    Args:
+        stream: lines; `bounded_lines` keeps those of a file from filling the memory.
+
     Raises:
-        UserError: a line is not UTF-8; `name` and its number are given.
+        UserError: a line is not UTF-8, or above `LONGEST_LINE`; `name` and its number are given.
     """
+    for number, line in enumerate(_decoded(stream, name), 1):
+        if line is None:
+            raise _too_long(name, number)
+        yield line
+
+
+def bounded_lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of an open file; of one above `LONGEST_LINE` no more than its first bytes are given or kept."""
+    for line in iter(functools.partial(file.readline, _BOUND), b""):
+        yield line
+        rest = line
+        while len(rest) == _BOUND and not rest.endswith(b"\n"):
+            rest = file.readline(_BOUND)
+
+
+def _too_long(name: str, number: int) -> UserError:
+    return UserError(f"{name} line {number} has more than {LONGEST_LINE:,} bytes: split it, or check that it is text")
+
+
+def _decoded(stream: Iterable[bytes], name: str) -> Iterator[str | None]:
     for number, raw in enumerate(stream, 1):
         line = raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw
+        line = line.removesuffix(b"\n").removesuffix(b"\r")
+        if len(line) > LONGEST_LINE:
+            yield None
+            continue
         try:
-            yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+            yield line.decode("utf-8")
         except UnicodeDecodeError as error:
             raise UserError(
                 f"{name} line {number} is not UTF-8 (byte 0x{error.object[error.start]:02x} at position "
@@ -272,6 +335,15 @@ def as_language(name: str) -> str | None:
     return name if _LANGUAGE.fullmatch(name) and not _NOT_A_LANGUAGE.fullmatch(name) else None
 
 
+def short_pair(source: str, target: str) -> Pair | None:
+    """The pair, or None when a side is above `LONGEST_LINE`."""
+    longest = max(len(source), len(target))
+    # No character takes more than four bytes.
+    if longest * 4 > LONGEST_LINE and max(len(side.encode("utf-8")) for side in (source, target)) > LONGEST_LINE:
+        return None
+    return source, target
+
+
 def one_line(text: str, where: str) -> str:
     """A text from JSON or a table may hold line breaks, which no line-based file can: they become spaces."""
     if not text.isascii():
@@ -282,8 +354,8 @@ def one_line(text: str, where: str) -> str:
     return _LINE_BREAK.sub(" ", text)
 
 
-def _count(line: str | None, rest: Iterator[str]) -> int:
-    return 0 if line is None else 1 + sum(1 for _ in rest)
+def _count(line: object, rest: Iterator[object]) -> int:
+    return 0 if line is _ENDED else 1 + sum(1 for _ in rest)
 
 
 def listed(names: Iterable[Any]) -> str:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dist_transformer.data.text.files import FieldFile, Pair, listed, one_line
+from dist_transformer.data.text.files import FieldFile, Pair, listed, one_line, short_pair
 from dist_transformer.errors import TransientError, UserError
 
 _BATCH_ROWS = 1_000
@@ -24,7 +24,7 @@ _NESTED = "translation"
 class ParquetFile(FieldFile):
     """One Parquet file; the two texts are string columns, or string fields of its column `translation`."""
 
-    def pairs(self) -> Iterator[Pair]:
+    def pairs(self) -> Iterator[Pair | None]:
         row = 0
         try:
             with pq.ParquetFile(self.path, buffer_size=_PARQUET_BUFFER, pre_buffer=False) as file:
@@ -35,10 +35,10 @@ class ParquetFile(FieldFile):
                     for source, target in zip(sources, targets, strict=True):
                         row += 1
                         where = f"{self.path} row {row}"
-                        yield one_line(source or "", where), one_line(target or "", where)
+                        yield short_pair(one_line(source or "", where), one_line(target or "", where))
         except FileNotFoundError:
             raise UserError(f"{self.path} does not exist: check the name") from None
-        except (pa.ArrowInvalid, UnicodeDecodeError, OSError) as error:
+        except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
             if isinstance(error, OSError) and error.strerror:
                 raise UserError(
                     f"{self.path} cannot be read ({error.strerror}): check the file and its rights"
@@ -82,13 +82,16 @@ class HubDataset:
     source_language: str
     target_language: str
     config: str | None = None
+    revision: str | None = None
+    """Commit, tag or branch of the hub's repository; its newest commit if not given, which is not recorded."""
     split: str = "train"
     streaming: bool = False
     """Rows are read as they arrive, and nothing is stored in the cache of `datasets`."""
 
     @property
     def name(self) -> str:
-        return "/".join([Path(self.dataset).name if Path(self.dataset).exists() else self.dataset, self.split])
+        dataset = Path(self.dataset).name if Path(self.dataset).exists() else self.dataset
+        return f"{dataset}{f'@{self.revision}' if self.revision else ''}/{self.split}"
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
@@ -99,7 +102,7 @@ class HubDataset:
         path = Path(self.dataset)
         return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
 
-    def pairs(self) -> Iterator[Pair]:
+    def pairs(self) -> Iterator[Pair | None]:
         where = f'dataset "{self.dataset}", split "{self.split}"'
         number = 0
         for batch in self._batches():
@@ -107,14 +110,16 @@ class HubDataset:
             for source, target in zip(sources, targets, strict=True):
                 number += 1
                 row = f"{where}, row {number}"
-                yield one_line(source or "", row), one_line(target or "", row)
+                yield short_pair(one_line(source or "", row), one_line(target or "", row))
 
     def _batches(self) -> Iterator[Mapping[str, list[Any]]]:
         import datasets
 
         rows = 0
         try:
-            dataset = datasets.load_dataset(self.dataset, self.config, split=self.split, streaming=self.streaming)
+            dataset = datasets.load_dataset(
+                self.dataset, self.config, split=self.split, streaming=self.streaming, revision=self.revision
+            )
             for batch in dataset.iter(batch_size=_BATCH_ROWS):
                 yield batch
                 rows += len(next(iter(batch.values())))
@@ -126,7 +131,8 @@ class HubDataset:
                 ) from error
             raise UserError(
                 f'dataset "{self.dataset}" (config {self.config or "default"}, split {self.split}) cannot be loaded '
-                f"({_first_line(error)}): check --dataset, --dataset-config and --dataset-split, and that the hub can "
+                f"({_first_line(error)}): check --dataset, --dataset-config, --dataset-revision "
+                "and --dataset-split, and that the hub can "
                 "be reached"
             ) from error
 

@@ -140,7 +140,7 @@ def _identify(run_dir: Path, settings: dict[str, Any]) -> Identity:
             with safe_open(regular(file), framework="numpy") as weights:
                 parameters = sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
                 described.append({key: json.loads(value) for key, value in (weights.metadata() or {}).items()})
-        except (SafetensorError, OSError, ValueError):
+        except (SafetensorError, OSError, ValueError, RecursionError):
             continue
     described += _read_objects([run_dir / "model" / CONFIG_FILE])
     places, hashes = settings.get("data"), settings.get("data_sha256")
@@ -170,7 +170,7 @@ def _read_objects(files: list[Path]) -> Iterator[dict[str, Any]]:
     for file in files:
         try:
             values = json.loads(read_small(file))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
         if isinstance(values, dict):
             yield values

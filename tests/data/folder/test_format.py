@@ -333,7 +333,7 @@ def test_a_shard_of_another_vocabulary_is_found_though_the_index_agrees(folder: 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"vocab_size": 20}, r"train-00000\.arrow holds id 20, but the vocabulary of the index has 20"),
+        ({"vocab_size": 20}, r"states a vocab_size of 20, and tokenizer\.json has 260 entries"),
         ({"source_tokens": 6}, r"train-00000\.arrow does not hold the tokens that the index states"),
         ({"target_tokens": 2}, r"train-00000\.arrow does not hold the tokens that the index states"),
         ({"max_target_tokens": 1}, r"train-00000\.arrow does not hold the tokens that the index states, or longer"),

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dist_transformer.data.prepare import encode, ingest
 from dist_transformer.data.prepare import pipeline as module
 from dist_transformer.data.prepare.ingest import pair_hash
-from dist_transformer.data.text.files import TsvFile, line_files
+from dist_transformer.data.text.files import LONGEST_LINE, TsvFile, line_files
 from dist_transformer.errors import UserError
-from tests.data.prepare.preparing import corpus, run, with_validation, write_pairs
+from tests.data.prepare.preparing import corpus, files_of, run, with_validation, write_pairs
 
 
 def test_pair_hash_is_splitmix64() -> None:
@@ -56,3 +57,49 @@ def test_too_little_text(tmp_path: Path, count: int) -> None:
         run(tmp_path, corpus(count))
     with pytest.raises(UserError, match=r"validation text \(valid\.en \+ valid\.de\) has no pair"):
         run(tmp_path, corpus(20), **with_validation(tmp_path, [("", "x")] * count))
+
+
+def test_chunks_end_by_their_text_too_and_do_not_show_in_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path, corpus(200), "one")
+    chunks: list[int] = []
+    monkeypatch.setattr(ingest, "CHUNK_CHARACTERS", 1_000)
+    write_batch = ingest.shards.write_batch
+    monkeypatch.setattr(
+        ingest.shards,
+        "write_batch",
+        lambda path, columns: (
+            chunks.append(len(next(iter(columns.values())))) if path.name.startswith("text-") else None,
+            write_batch(path, columns),
+        )[1],
+    )
+    run(tmp_path, corpus(200), "two")
+    assert sum(chunks) == 200
+    assert max(chunks) < 30
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+
+
+def test_pairs_with_a_long_line_are_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "a" * (LONGEST_LINE + 1)
+    pairs = [*corpus(30), (long, "x"), *corpus(40)[30:], ("y", long)]
+    one, report = run(tmp_path, pairs, "one", **with_validation(tmp_path, [("v", "w"), (long, "w")]))
+    assert one.pairs_read == 42
+    assert one.dropped == {"empty": 0, "too_long": 0, "length_ratio": 0, "in_validation": 0, "long_line": 2}
+    assert one.train.pairs == 40
+    assert one.valid_dropped == {"empty": 0, "too_long": 0, "long_line": 1}
+    assert "0 in_validation, 2 long_line" in "\n".join(report)
+    monkeypatch.setattr(module, "CHUNK_PAIRS", 7)
+    run(tmp_path, pairs, "two", **with_validation(tmp_path, [("v", "w"), (long, "w")]))
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+
+
+def test_texts_are_encoded_in_blocks_of_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode, "_ENCODE_ROWS", 3)
+    monkeypatch.setattr(encode, "_ENCODE_BYTES", 100)
+    blocks = [(block.start, block.stop) for block in encode._blocks(np.array([1, 1, 1, 1, 90, 90, -1, 500, 1]))]
+    assert blocks[0] == (0, 3)
+    assert [first for first, _ in blocks[1:]] == [stop for _, stop in blocks[:-1]]
+    assert blocks[-1][1] == 9
+    assert max(stop - first for first, stop in blocks) == 3
+    assert [(block.start, block.stop) for block in encode._blocks(np.array([], dtype=np.int64))] == [(0, 0)]

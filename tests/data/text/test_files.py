@@ -2,12 +2,14 @@ import bz2
 import gzip
 import json
 import lzma
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dist_transformer.data.text.files import (
+    LONGEST_LINE,
     JsonlFile,
     LineFiles,
     PairSource,
@@ -163,3 +165,39 @@ def test_patterns_stand_for_the_files_they_match(tmp_path: Path) -> None:
     assert found("odd[1].en", "none.en") == ["odd[1].en", "none.en"]
     with pytest.raises(UserError, match=r'--src ".*/q\*\.en" matches no file: check the pattern'):
         found("p1.en", "q*.en")
+
+
+LONG, LIMIT = "a" * (LONGEST_LINE + 1), "ü" * (LONGEST_LINE // 2)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
+def test_a_line_up_to_the_limit_is_read_and_a_longer_one_is_refused_by_its_number(tmp_path: Path, end: str) -> None:
+    assert list(read_lines(write(tmp_path / "a", f"x\n{LIMIT}{end}".encode()))) == ["x", LIMIT]
+    with pytest.raises(UserError, match=r"b line 2 has more than 1,048,576 bytes: split it"):
+        list(read_lines(write(tmp_path / "b", f"x\n{LONG}{end}".encode())))
+
+
+def test_pairs_with_a_long_line_are_none(tmp_path: Path) -> None:
+    source = write(tmp_path / "t.en", f"a\n{LONG}\nc\nd\n".encode())
+    target = write(tmp_path / "t.de", f"A\nB\n{LONG * 5}\nD\n".encode())
+    pairs = LineFiles(source=source, target=target)
+    assert list(pairs.pairs()) == [("a", "A"), None, None, ("d", "D")]
+    with pytest.raises(UserError, match=r"t\.de, line 2 has more than"):
+        list(pairs.whole_pairs())
+    tsv = TsvFile(path=write(tmp_path / "t.tsv", f"a\tb\n{LONG}\tx\nc\td\n".encode()))
+    assert list(tsv.pairs()) == [("a", "b"), None, ("c", "d")]
+    lines = "".join(json.dumps({"s": text, "t": "t"}) + "\n" for text in ("a", LONG, "c"))
+    jsonl = JsonlFile(path=write(tmp_path / "t.jsonl", lines.encode()), source_field="s", target_field="t")
+    assert list(jsonl.pairs()) == [("a", "t"), None, ("c", "t")]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2"])
+def test_a_bomb_takes_little_memory(tmp_path: Path, suffix: str) -> None:
+    pack = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}[suffix]
+    bomb = write(tmp_path / f"t{suffix}", pack(b"a" * 2**27))
+    tracemalloc.start()
+    pairs = list(LineFiles(source=bomb, target=write(tmp_path / "t", b"x\n")).pairs())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert pairs == [None]
+    assert peak < 2**24

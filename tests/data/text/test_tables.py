@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dist_transformer.data.text import tables
-from dist_transformer.data.text.files import PairSource
+from dist_transformer.data.text.files import LONGEST_LINE, PairSource
 from dist_transformer.data.text.tables import HubDataset, ParquetFile
 from dist_transformer.errors import TransientError, UserError
 
@@ -124,6 +124,32 @@ def test_hub_dataset_with_a_column_a_language(hub: Path, streaming: bool) -> Non
     assert 'the texts of "n" must be strings, not int' in refusal(
         hub_source(hub, streaming=streaming, target_language="n")
     )
+
+
+def test_a_revision_is_asked_for_and_recorded(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def load_dataset(*_: Any, revision: str | None, **__: Any) -> datasets.Dataset:
+        asked.append(revision)
+        return datasets.Dataset.from_list([{"en": "a", "de": "b"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    source = hub_source(hub, dataset="owner/set", revision="1f2e3d")
+    assert list(source.pairs()) == [("a", "b")]
+    assert source.name == "owner/set@1f2e3d/train"
+    assert hub_source(hub, dataset="owner/set").name == "owner/set/train"
+    assert asked == ["1f2e3d"]
+
+
+def test_texts_above_the_limit_make_a_pair_none(tmp_path: Path) -> None:
+    rows = [
+        {"en": "a", "de": "b"},
+        {"en": "ü" * (LONGEST_LINE // 2 + 1), "de": "b"},
+        {"en": "a" * LONGEST_LINE, "de": "b"},
+    ]
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "t.parquet")
+    source = ParquetFile(path=tmp_path / "t.parquet", source_field="en", target_field="de")
+    assert [pair and len(pair[0]) for pair in source.pairs()] == [1, None, LONGEST_LINE]
 
 
 def test_a_stream_that_breaks_off_can_be_tried_again(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,122 @@
+"""What a checkpoint must hold to be resumed from, besides the hashes of its manifest.
+
+Whoever wrote a file may have written the manifest too. Types and headers are looked at, no tensor is read.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from dist_transformer.config.plain import from_plain, read_json
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.errors import UserError
+from dist_transformer.files import regular
+from dist_transformer.run.layout import STATE_FILE, step_of
+from dist_transformer.run.tensors import Shapes, checkpoint_shapes, parameter_shapes
+
+_CHAIN = re.compile(r"[0-9a-f]{64}")
+# What numpy's and torch's integers hold.
+_LARGEST = 2**63 - 1
+
+Rule = Callable[[Any], bool]
+
+
+def content_problem(path: Path) -> str | None:
+    """What is wrong with the state or the tensors of a checkpoint whose hashes are right, or None."""
+    try:
+        state = read_json(path / STATE_FILE)
+        due = {name: fits for name, fits in _STATE.items() if name in state or name not in _NEWER}
+        if wrong := next((name for name, fits in due.items() if not fits(state.get(name))), None):
+            return f"{path / STATE_FILE} states {wrong} {state.get(wrong)!r:.60}, which no run writes"
+        if state["step"] != step_of(path.name):
+            return f"{path / STATE_FILE} states step {state['step']}, and is not of that step"
+        model = from_plain(ModelConfig, state["model"], f"{path / STATE_FILE}: model")
+    except UserError as error:
+        return str(error)
+    expected = checkpoint_shapes(parameter_shapes(model), averaged=state.get("ema_decay", 0) > 0)
+    return _tensors_problem(path, expected)
+
+
+def _tensors_problem(path: Path, expected: Shapes) -> str | None:
+    """Each tensor of a model's checkpoint is in one of the parts, in fp32."""
+    seen: set[str] = set()
+    for part in sorted(path.glob("part-*.safetensors")):
+        try:
+            with safe_open(regular(part), framework="pt") as stored:
+                for name in stored.keys():  # noqa: SIM118
+                    header = stored.get_slice(name)
+                    found = tuple(header.get_shape()), header.get_dtype()
+                    if name in seen or found != (expected.get(name), "F32"):
+                        return f"{part}: tensor {name!r:.60} is {found[1]} {found[0]}, which its model does not have"
+                    seen.add(name)
+        except (SafetensorError, OSError) as error:
+            return f"{part} cannot be read ({error})"
+    missing = min(expected.keys() - seen, default=None)
+    return f"{path} holds no tensor {missing!r}" if missing else None
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _LARGEST
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or (type(value) is int and abs(value) <= _LARGEST)
+
+
+def _is_amount(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= _LARGEST
+
+
+def _list_of(fits: Rule) -> Rule:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+def _pair_of(first: Rule, second: Rule) -> Rule:
+    return lambda value: isinstance(value, list) and len(value) == 2 and first(value[0]) and second(value[1])
+
+
+def _object(needed: Mapping[str, Rule], optional: Mapping[str, Rule] | None = None) -> Rule:
+    known = {**needed, **(optional or {})}
+
+    def fits(value: Any) -> bool:
+        return (
+            isinstance(value, dict)
+            and needed.keys() <= value.keys() <= known.keys()
+            and all(known[name](inner) for name, inner in value.items())
+        )
+
+    return fits
+
+
+def _is_position(value: Any) -> bool:
+    return _MIXTURE(value) if isinstance(value, dict) and "corpora" in value else _PLACE(value)
+
+
+_TOTALS = _object(dict.fromkeys(("packs", "pairs", "source_tokens", "target_tokens"), _is_count))
+_PLACE = _object(
+    {
+        **dict.fromkeys(("epoch", "window", "packs_consumed"), _is_count),
+        "carry_over": _list_of(_is_count),
+        "left_out": _list_of(_pair_of(_is_count, _is_count)),
+    },
+    {"rule": _is_count, "totals": lambda value: value is None or _TOTALS(value)},
+)
+_MIXTURE = _object({"corpora": _list_of(_PLACE), "target_tokens": _list_of(_is_count)})
+_LEFT_OUT = _object(dict.fromkeys(("step", "corpus", "shard", "epoch", "window", "packs"), _is_count))
+# Not in checkpoints of the first versions.
+_NEWER = ("validated_step", "ema_decay")
+_STATE: dict[str, Rule] = {
+    **dict.fromkeys(("step", "skipped_steps", "skipped_in_a_row", "validations_since_best"), _is_count),
+    **dict.fromkeys(("source_tokens", "target_tokens", "updates"), _is_count),
+    **dict.fromkeys(_NEWER, _is_amount),
+    "train_seconds": _is_amount,
+    "ledger_chain": lambda value: isinstance(value, str) and _CHAIN.fullmatch(value) is not None,
+    "best": _list_of(_pair_of(_is_count, _is_number)),
+    "left_out": _list_of(_LEFT_OUT),
+    "position": _is_position,
+    "model": lambda value: isinstance(value, dict),
+    "tokenizer_sha256": lambda value: isinstance(value, str),
+}

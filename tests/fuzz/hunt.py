@@ -1,0 +1,61 @@
+"""Many cases of one format, drawn by Hypothesis from a seed."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import hypothesis
+from hypothesis import HealthCheck, Phase
+
+from tests.fuzz.formats import Format, Lab
+from tests.fuzz.harness import READ, REFUSED, attempt
+
+SEED = 1
+_SHOWN = 5
+
+
+@dataclass(kw_only=True, slots=True)
+class Hunt:
+    """What came of the cases of one format."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    """Cases that were read, and cases that were refused."""
+    found: dict[str, bytes] = field(default_factory=dict)
+    """What is wrong, and the first content that shows it."""
+
+    @property
+    def cases(self) -> int:
+        return self.counts.total()
+
+    @property
+    def failed(self) -> int:
+        return self.cases - self.counts[READ] - self.counts[REFUSED]
+
+
+def hunt(kind: Format, lab: Lab, *, cases: int, seed: int = SEED) -> Hunt:
+    """Damage the file of a format again and again, and let its readers read it."""
+    file, result = lab.folder / kind.file, Hunt()
+    sound = file.read_bytes()
+    # What is loaded at its first use is loaded before children are made; a sound file is read.
+    kind.read(lab, sound)
+    lab.restore()
+
+    def examine(content: bytes) -> None:
+        file.write_bytes(content)
+        try:
+            outcome = attempt(lambda: kind.read(lab, content), isolated=kind.isolated)
+        finally:
+            file.write_bytes(sound)
+            lab.restore()
+        result.counts[outcome] += 1
+        if outcome not in (READ, REFUSED) and len(result.found) < _SHOWN:
+            result.found.setdefault(outcome, content)
+
+    settings = hypothesis.settings(
+        max_examples=cases,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    hypothesis.seed(seed)(settings(hypothesis.given(kind.damage(sound))(examine)))()
+    return result

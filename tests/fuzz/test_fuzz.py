@@ -1,0 +1,101 @@
+"""Damaged files of every format are read or refused, a few cases each; `python -m tests.fuzz` tries thousands."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_transformer.config import plain
+from dist_transformer.data import tokenizer
+from dist_transformer.errors import UserError
+from tests.fuzz import formats, harness
+from tests.fuzz.__main__ import make_model
+from tests.fuzz.formats import FORMATS, Format, Lab
+from tests.fuzz.harness import READ, REFUSED, attempt
+from tests.fuzz.hunt import hunt
+
+_CASES = 12
+KINDS = {kind.name: kind for kind in FORMATS}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    folder = tmp_path_factory.mktemp("fuzz")
+    return Lab(folder, make_model(folder / "sound model"))
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
+def test_damaged_files_are_read_or_refused_in_one_line(kind: Format, lab: Lab) -> None:
+    result = hunt(kind, lab, cases=_CASES)
+    assert result.found == {}
+    assert result.cases >= _CASES // 2
+    assert result.counts[REFUSED] > 0
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("name", "place", "error"),
+    [
+        ("index.json", (formats.DataFolder.open.__func__.__globals__, "parse_json", json.loads), "RecursionError"),
+        ("state.json", (vars(formats), "content_problem", lambda path: None), "Error"),
+        ("tokenizer.json", (vars(tokenizer), "check_tokenizer_file", lambda *_: None), ""),
+    ],
+    ids=["deep JSON", "types of a state", "parts of a tokenizer"],
+)
+def test_a_check_that_is_taken_away_is_missed(
+    name: str, place: tuple[dict[str, Any], str, Any], error: str, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(*place)
+    result = hunt(KINDS[name], lab, cases=60 if KINDS[name].isolated else 200)
+    assert result.failed > 0
+    assert any(error in problem for problem in result.found), result.found
+
+
+def refuse() -> None:
+    raise UserError("a\nb")
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def hoard() -> None:
+    _ = bytearray(harness.MEMORY + 2**28)
+
+
+def crash() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_a_case_has_one_of_few_outcomes(isolated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "CPU_SECONDS", 0.2)
+    assert attempt(lambda: None, isolated=isolated) == READ
+    assert attempt(refuse, isolated=isolated) == REFUSED
+    assert attempt(lambda: {}["x"], isolated=isolated).startswith("KeyError: 'x'")
+    began = time.monotonic()
+    assert attempt(spin, isolated=isolated) == "ended by SIGPROF" if isolated else "takes more than 0.2 s"
+    assert time.monotonic() - began < 10
+
+
+def test_a_child_may_crash_or_take_too_much_memory() -> None:
+    assert attempt(crash, isolated=True) == "ended by SIGSEGV"
+    assert attempt(hoard, isolated=True).startswith("MemoryError")
+
+
+def test_a_message_of_several_lines_is_no_good_refusal(tmp_path: Path) -> None:
+    class LoudError(UserError):
+        def __str__(self) -> str:
+            return "a\nb"
+
+    def shout() -> None:
+        raise LoudError
+
+    assert "not one line" in attempt(shout, isolated=False)
+    assert plain.parse_json("{}") == {}
