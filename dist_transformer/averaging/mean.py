@@ -15,7 +15,7 @@ from dist_transformer.averaging.sources import Piece, WeightSource, check_togeth
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.model_folder import ModelInfo, refuse_other_content, write_model_folder
-from dist_transformer.run.tensors import parameter_shapes
+from dist_transformer.run.checkpoint.tensors import parameter_shapes
 from dist_transformer.verified import Stated, read_verified
 
 # Numbers summed at a time: 4 MB in float64, which stay in the cache; twice as fast as 16 MB.

@@ -20,9 +20,9 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.errors import UserError
 from dist_transformer.files import is_pickle, regular
 from dist_transformer.model_folder import TOKENIZER_FILE, WEIGHTS_FILE, ModelInfo, read_model_info, stated_weights
-from dist_transformer.run import checkpoint
+from dist_transformer.run.checkpoint import reader
+from dist_transformer.run.checkpoint.tensors import parameter_shapes
 from dist_transformer.run.layout import STATE_FILE
-from dist_transformer.run.tensors import parameter_shapes
 from dist_transformer.tensor_file import TensorFile
 from dist_transformer.verified import Stated, read_verified
 
@@ -133,11 +133,11 @@ def _open(path: Path) -> WeightSource:
                 f"{path} is a pickle, which may run any code when it is loaded, and is not read: give .safetensors "
                 "files"
             )
-        file = TensorFile.on_disk(path, checkpoint.stated_weights(path))
+        file = TensorFile.on_disk(path, reader.stated_weights(path))
         info = _model_info(_described(file.metadata, path), path)
         return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, _names(file))
     if (path / STATE_FILE).exists():
-        stated = checkpoint.stated_files(path)
+        stated = reader.stated_files(path)
         state = _read_state(path / STATE_FILE, stated[path / STATE_FILE])
         files: dict[str, TensorFile] = {}
         for part in sorted(file for file in stated if file.suffix == ".safetensors"):

@@ -23,9 +23,9 @@ from dist_transformer.files import (
     write_file,
 )
 from dist_transformer.model_folder import WEIGHTS_FILE
-from dist_transformer.run.checkpoint import CheckpointReader, newest_checkpoint
-from dist_transformer.run.checkpoint_content import content_problem
-from dist_transformer.run.checkpoint_writer import move_pointer, remove_unfinished_saves
+from dist_transformer.run.checkpoint.content import content_problem
+from dist_transformer.run.checkpoint.reader import CheckpointReader, newest_checkpoint
+from dist_transformer.run.checkpoint.writer import move_pointer, remove_unfinished_saves
 from dist_transformer.run.layout import (
     CHECKPOINTS,
     LEDGER_FILE,
@@ -36,7 +36,6 @@ from dist_transformer.run.layout import (
     SETTINGS_FILE,
     WEIGHTS,
     WRITTEN_IN_PLACE,
-    step_of,
     weight_files,
 )
 from dist_transformer.run.ledger import GENESIS, follow_ledger, truncate_jsonl
@@ -110,7 +109,7 @@ def open_run(
             notes += [f"setting changed: {line}" for line in check_settings(run_dir, described, before)]
             require_own_checkpoint(run_dir, reader, described)
             by_main(lambda: require_ledger(run_dir, reader))
-            notes += lost_records(run_dir, reader.state["step"]) if distributed.rank() == 0 else []
+            by_main(lambda: notes.extend(lost_records(run_dir, reader.state["step"])))
             notes += average_notes(reader.state, config.ema_decay)
             notes.append(f"resumed from {path}")
         elif config.checkpoints.init_from is not None:
@@ -238,7 +237,7 @@ def check_settings(run_dir: Path, wanted: dict[str, Any], before: dict[str, Any]
 
 
 def require_own_checkpoint(run_dir: Path, reader: CheckpointReader, described: dict[str, Any]) -> None:
-    """Refuse a checkpoint that another run wrote, or that lies under the name of another step.
+    """Refuse a checkpoint that another run wrote.
 
     Args:
         described: the run's settings, as `describe_run` gives them, and the weights that it began with.
@@ -248,8 +247,6 @@ def require_own_checkpoint(run_dir: Path, reader: CheckpointReader, described: d
     """
     path, state = reader.path, reader.state
     remedy = "move it out of the folder, and the run resumes from its own"
-    if state["step"] != step_of(path.name):
-        raise UserError(f"{path} is the checkpoint of step {state['step']:,}, under another name: {remedy}")
     config = read_json(path / MANIFEST_FILE).get("config")
     if isinstance(config, dict):
         unwritten = omitted_defaults(TrainConfig)

@@ -100,7 +100,8 @@ def _acquire(run_dir: Path, path: Path, stack: ExitStack) -> IO[bytes] | None:
             file = attempt.enter_context(exclusive(path, wait=False)).buffer
         except (BlockingIOError, *_GONE):
             return None
-        for handle, place in ((folder, run_dir), (file.fileno(), path)):
+        # The folder may be reached through a link.
+        for handle, place in ((folder, run_dir.resolve()), (file.fileno(), path)):
             try:
                 if handle is not None and not os.path.samestat(os.fstat(handle), place.lstat()):
                     return None

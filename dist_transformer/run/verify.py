@@ -25,8 +25,14 @@ from dist_transformer.data.loading.mixture import position_from_json
 from dist_transformer.errors import UserError
 from dist_transformer.files import is_locked, is_pickle, read_small, regular, sha256_of
 from dist_transformer.model_folder import WEIGHTS_FILE
-from dist_transformer.run.checkpoint import CheckpointReader, checkpoint_problem, weight_hashes, weights_problem
-from dist_transformer.run.checkpoint_content import content_problem
+from dist_transformer.run.checkpoint.content import content_problem
+from dist_transformer.run.checkpoint.reader import CheckpointReader, checkpoint_problem, weight_hashes, weights_problem
+from dist_transformer.run.checkpoint.tensors import (
+    checkpoint_shapes,
+    differing_weight,
+    parameter_shapes,
+    tensors_problem,
+)
 from dist_transformer.run.folder import settings_of
 from dist_transformer.run.layout import (
     CHECKPOINTS,
@@ -40,12 +46,6 @@ from dist_transformer.run.layout import (
 )
 from dist_transformer.run.ledger import left_out_records, read_ledger
 from dist_transformer.run.replay import planned_steps
-from dist_transformer.run.tensors import (
-    checkpoint_shapes,
-    differing_weight,
-    parameter_shapes,
-    tensors_problem,
-)
 
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 _WEIGHTS_NAME = re.compile(r"(step|ema)-(\d{8,})\.safetensors")

@@ -14,8 +14,8 @@ from dist_transformer.data.loading.shard_agreement import ShardAgreement
 from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.reporting.reporter import Reporter
-from dist_transformer.run.checkpoint import CheckpointReader
-from dist_transformer.run.checkpoint_writer import CheckpointWriter
+from dist_transformer.run.checkpoint.reader import CheckpointReader
+from dist_transformer.run.checkpoint.writer import CheckpointWriter
 from dist_transformer.run.environment import describe_environment, record_environment
 from dist_transformer.run.folder import describe_run, open_run, run_identity
 from dist_transformer.run.layout import LEDGER_FILE, METRICS_FILE

@@ -29,7 +29,7 @@ from dist_transformer.errors import UserError, say
 from dist_transformer.files import remove_tree
 from dist_transformer.inference.beam import BeamSettings, beam_search
 from dist_transformer.packed import PackedBatch, PackedTokens, pack_side
-from dist_transformer.run.checkpoint import checkpoint_problem
+from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from dist_transformer.run.layout import CHECKPOINTS, LEDGER_FILE, WEIGHTS, step_name
 from dist_transformer.run.records import read_records
 from dist_transformer.run.warm_start import read_initial_weights

@@ -9,7 +9,7 @@ from dist_transformer.config.settings import CheckpointConfig, ModelConfig
 from dist_transformer.data.folder.format import DataIndex
 from dist_transformer.directions import Direction, worth_stating
 from dist_transformer.reporting.reporter import Reporter
-from dist_transformer.run.checkpoint_writer import CheckpointWriter, Retention, Saved
+from dist_transformer.run.checkpoint.writer import CheckpointWriter, Retention, Saved
 from dist_transformer.run.progress import Progress
 from dist_transformer.training.engine.engine import Engine
 from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog

@@ -14,10 +14,10 @@ from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
 from dist_transformer.files import sha256_of
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
-from dist_transformer.run.checkpoint import weight_hashes
-from dist_transformer.run.checkpoint_writer import Retention
+from dist_transformer.run.checkpoint.reader import weight_hashes
+from dist_transformer.run.checkpoint.state import MOMENTS, ParameterState
+from dist_transformer.run.checkpoint.writer import Retention
 from dist_transformer.run.layout import WEIGHT_HASHES, step_name
-from dist_transformer.run.state import MOMENTS, ParameterState
 from tests.run.saving import save_checkpoint
 
 TOKENIZER = train_tokenizer(["a b"], vocab_size=300)

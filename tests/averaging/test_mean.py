@@ -22,8 +22,8 @@ from dist_transformer.averaging.mean import average
 from dist_transformer.data.tokenizer import train_tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.model_folder import load_model, read_model_info
+from dist_transformer.run.checkpoint.tensors import parameter_shapes
 from dist_transformer.run.layout import step_name
-from dist_transformer.run.tensors import parameter_shapes
 from tests.averaging.conftest import (
     MODEL,
     TOKENIZER,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.run.checkpoint import checkpoint_problem
+from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow

@@ -14,14 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 from dist_transformer.errors import exit_on_user_error
-from dist_transformer.run import checkpoint_writer
+from dist_transformer.run.checkpoint import writer
 from dist_transformer.train import main
 from dist_transformer.training.saver import Saver
 from dist_transformer.training.trainer import Trainer
 
 RANK, NUMBER, WHAT = os.environ["FAULT"].split(":")
 
-train_step, save, save_file, fsync = Trainer._train_step, Saver.begin, checkpoint_writer.save_file, os.fsync
+train_step, save, save_file, fsync = Trainer._train_step, Saver.begin, writer.save_file, os.fsync
 is_faulty = os.environ.get("RANK") == RANK
 writes = itertools.count(1)
 
@@ -73,7 +73,7 @@ def failing(write: Callable[..., Any]) -> Callable[..., Any]:
 if __name__ == "__main__":
     Trainer._train_step, Saver.begin = suffer, save_in_a_storm  # type: ignore[method-assign]
     if is_faulty and WHAT == "slow":
-        checkpoint_writer.save_file = save_slowly  # type: ignore[attr-defined]
+        writer.save_file = save_slowly  # type: ignore[attr-defined]
     if is_faulty and WHAT == "EIO":
-        checkpoint_writer.save_file, os.fsync = failing(save_file), failing(fsync)  # type: ignore[attr-defined]
+        writer.save_file, os.fsync = failing(save_file), failing(fsync)  # type: ignore[attr-defined]
     exit_on_user_error(main)

@@ -17,11 +17,12 @@ import torch
 
 from dist_transformer.errors import UserError
 from dist_transformer.files import sha256_of
-from dist_transformer.run import checkpoint, checkpoint_writer
-from dist_transformer.run.checkpoint import CheckpointReader, newest_checkpoint
-from dist_transformer.run.checkpoint_writer import CheckpointWriter, Retention
+from dist_transformer.run.checkpoint import reader
+from dist_transformer.run.checkpoint import writer as writing
+from dist_transformer.run.checkpoint.reader import CheckpointReader, newest_checkpoint
+from dist_transformer.run.checkpoint.state import MOMENTS, ParameterState
+from dist_transformer.run.checkpoint.writer import CheckpointWriter, Retention
 from dist_transformer.run.layout import step_name
-from dist_transformer.run.state import MOMENTS, ParameterState
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
@@ -60,12 +61,12 @@ def slow_saves(writer: CheckpointWriter, world: World) -> list[int]:
         safetensors.torch.save_file(*arguments, **options)
         time.sleep(0.3 * world.rank)
 
-    checkpoint_writer.save_file = slow  # type: ignore[attr-defined]
+    writing.save_file = slow  # type: ignore[attr-defined]
     noticed = []
     for save_number in range(1, 5):
         start(writer, save_number)
         noticed.append(train_until(writer))
-    checkpoint_writer.save_file = safetensors.torch.save_file  # type: ignore[attr-defined]
+    writing.save_file = safetensors.torch.save_file  # type: ignore[attr-defined]
     return noticed
 
 
@@ -99,7 +100,7 @@ def too_large_for_one(writer: CheckpointWriter, world: World) -> dict[str, Any]:
 
 def fall_back(run: Path, world: World) -> dict[str, Any]:
     hashed: list[str] = []
-    checkpoint.sha256_of = lambda path: (hashed.append(path.name), sha256_of(path))[1]  # type: ignore[attr-defined]
+    reader.sha256_of = lambda path: (hashed.append(path.name), sha256_of(path))[1]  # type: ignore[attr-defined]
     newest = newest_checkpoint(run, lambda _: None)
     shares = distributed.gather_objects(sorted(hashed))
     distributed.barrier()

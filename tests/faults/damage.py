@@ -8,7 +8,7 @@ import random
 import shutil
 from pathlib import Path
 
-from dist_transformer.run.checkpoint import checkpoint_problem, newest_checkpoint
+from dist_transformer.run.checkpoint.reader import checkpoint_problem, newest_checkpoint
 from tests.faults.campaign import Campaign, Case, Found, Lab, failing, same_end
 
 _STEPS = 6

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dist_transformer.errors import UserError
-from dist_transformer.run.checkpoint import checkpoint_problem
+from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from dist_transformer.run.layout import checkpoints_of
 from tests.faults.campaign import Campaign, Case, Found, Lab, clear_errors, failing, same_end, unfinished
 from tests.jobs import PATIENCE, Job

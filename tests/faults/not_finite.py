@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dist_transformer.run.checkpoint import CheckpointReader
+from dist_transformer.run.checkpoint.reader import CheckpointReader
 from dist_transformer.run.layout import step_name
 from tests.faults.campaign import STAGES, Campaign, Case, Found, Lab, clear_errors, failing
 

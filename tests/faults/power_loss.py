@@ -27,7 +27,12 @@ from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, load_model, write_model_folder
 from dist_transformer.reporting.html.page import write_report
-from dist_transformer.run.checkpoint import CheckpointReader, checkpoint_problem, newest_checkpoint, weights_problem
+from dist_transformer.run.checkpoint.reader import (
+    CheckpointReader,
+    checkpoint_problem,
+    newest_checkpoint,
+    weights_problem,
+)
 from dist_transformer.run.layout import weight_files
 from dist_transformer.run.ledger import read_ledger
 from dist_transformer.run.records import read_records, scan_records

@@ -1,6 +1,6 @@
 """A rank that takes six seconds in each save, while another process reads what the pointer names."""
 
-from dist_transformer.run.checkpoint import checkpoint_problem
+from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from tests.faults.campaign import STAGES, Campaign, Case, Found, Lab, failing
 
 _SECONDS, _SAVES = 6, 3

@@ -11,7 +11,7 @@ import pytest
 
 from dist_transformer import files
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.run import checkpoint_writer
+from dist_transformer.run.checkpoint import writer
 from tests.conftest import ROOT, run_command
 from tests.disk_states import recording, states_after
 from tests.faults.power_loss import CAMPAIGN, SCENARIOS, Scenario
@@ -52,7 +52,7 @@ def no_flush_of_names(path: Path) -> None:
 def pointer_first(source: Path, target: Path) -> None:
     """The pointer moves before the checkpoint has its name."""
     if target.name.startswith("step-") and target.parent.name == "checkpoints":
-        checkpoint_writer.move_pointer(target)
+        writer.move_pointer(target)
     move(source, target)
 
 
@@ -66,7 +66,7 @@ def test_a_planted_bug_is_found(
     name: str, bug: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, name, bug)
-    monkeypatch.setattr(checkpoint_writer, name, bug)
+    monkeypatch.setattr(writer, name, bug)
     scenario = SCENARIOS["run"](tmp_path)
     monkeypatch.undo()
     assert next(problems_of(scenario, 1000), None) is not None

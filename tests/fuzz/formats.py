@@ -24,8 +24,8 @@ from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.model_folder import load_model
 from dist_transformer.reporting.html.run import load_run
-from dist_transformer.run.checkpoint import CheckpointReader, newest_checkpoint
-from dist_transformer.run.checkpoint_content import content_problem
+from dist_transformer.run.checkpoint.content import content_problem
+from dist_transformer.run.checkpoint.reader import CheckpointReader, newest_checkpoint
 from dist_transformer.run.folder import settings_of
 from dist_transformer.run.ledger import read_ledger, truncate_jsonl
 from dist_transformer.run.progress import Progress

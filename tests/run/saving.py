@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from dist_transformer.run.checkpoint_writer import CheckpointWriter, Retention
-from dist_transformer.run.state import EMA, MOMENTS, ParameterState
+from dist_transformer.run.checkpoint.state import EMA, MOMENTS, ParameterState
+from dist_transformer.run.checkpoint.writer import CheckpointWriter, Retention
 
 SHAPES = {"embedding": (7, 4), "encoder.norm.bias": (4,), "scale": ()}
 

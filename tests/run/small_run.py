@@ -14,15 +14,15 @@ from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig, TrainConfig
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.reporting.reporter import Reporter
-from dist_transformer.run.checkpoint import CheckpointReader
-from dist_transformer.run.checkpoint_writer import CheckpointWriter, Retention
+from dist_transformer.run.checkpoint.reader import CheckpointReader
+from dist_transformer.run.checkpoint.state import MOMENTS, ParameterState
+from dist_transformer.run.checkpoint.writer import CheckpointWriter, Retention
 from dist_transformer.run.environment import record_environment
 from dist_transformer.run.folder import describe_run, open_run, run_identity
 from dist_transformer.run.layout import LEDGER_FILE, METRICS_FILE
 from dist_transformer.run.ledger import Ledger
 from dist_transformer.run.lock import Fence
 from dist_transformer.run.progress import Progress
-from dist_transformer.run.state import MOMENTS, ParameterState
 
 MODEL = ModelConfig(
     width=8, heads=2, ffn_width=8, encoder_layers=1, decoder_layers=1, max_positions=16, vocab_size=5, norm="pre"

@@ -15,11 +15,11 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.loading.events import LeftOut
 from dist_transformer.files import sha256_of
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.run.checkpoint_writer import Retention
+from dist_transformer.run.checkpoint.state import EMA, MOMENTS, ParameterState
+from dist_transformer.run.checkpoint.writer import Retention
 from dist_transformer.run.folder import describe_run, write_settings
 from dist_transformer.run.ledger import Ledger, left_out_records, read_ledger
 from dist_transformer.run.progress import Progress
-from dist_transformer.run.state import EMA, MOMENTS, ParameterState
 from dist_transformer.run.verify import verify_run
 from dist_transformer.verified import with_own_hash
 from tests.run.saving import save_checkpoint

@@ -11,16 +11,16 @@ import pytest
 import safetensors.torch
 import torch
 
-from dist_transformer.run import checkpoint_writer as module
-from dist_transformer.run.checkpoint import (
+from dist_transformer.run.checkpoint import writer as module
+from dist_transformer.run.checkpoint.reader import (
     CheckpointReader,
     checkpoint_problem,
     newest_checkpoint,
     weight_hashes,
     weights_problem,
 )
-from dist_transformer.run.checkpoint_writer import CheckpointWriter, Retention
-from dist_transformer.run.state import EMA, MOMENTS
+from dist_transformer.run.checkpoint.state import EMA, MOMENTS
+from dist_transformer.run.checkpoint.writer import CheckpointWriter, Retention
 from tests.rights import wrong_rights
 from tests.run.saving import SHAPES, flip, names, pointer, save, save_averaged, states, weight_steps
 

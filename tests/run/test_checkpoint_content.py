@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dist_transformer.run.checkpoint import newest_checkpoint
-from dist_transformer.run.checkpoint_content import content_problem
+from dist_transformer.run.checkpoint.content import content_problem
+from dist_transformer.run.checkpoint.reader import newest_checkpoint
 from tests.run.sound_run import NEWEST, PART, edit_json, failures, seal
 
 PLACE = {"epoch": 0, "window": 0, "packs_consumed": 0, "carry_over": [], "left_out": []}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dist_transformer.errors import UserError
-from dist_transformer.run import checkpoint_writer as module
-from dist_transformer.run.checkpoint import (
+from dist_transformer.run.checkpoint import writer as module
+from dist_transformer.run.checkpoint.reader import (
     checkpoint_problem,
     newest_checkpoint,
 )

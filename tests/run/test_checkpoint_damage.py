@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dist_transformer.errors import UserError
-from dist_transformer.run.checkpoint import (
+from dist_transformer.run.checkpoint.reader import (
     FORMAT_VERSION,
     checkpoint_problem,
     newest_checkpoint,

@@ -22,7 +22,7 @@ from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.registry import ATTENTIONS
 from dist_transformer.config.settings import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
 from dist_transformer.errors import UserError
-from dist_transformer.run.checkpoint import CheckpointReader
+from dist_transformer.run.checkpoint.reader import CheckpointReader
 from dist_transformer.run.folder import (
     average_notes,
     check_settings,

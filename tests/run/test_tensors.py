@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dist_transformer.run.checkpoint.tensors import parameter_shapes
 from dist_transformer.run.ledger import left_out_records, read_ledger
 from dist_transformer.run.progress import Progress
-from dist_transformer.run.tensors import parameter_shapes
 from dist_transformer.run.verify import verify_run
 from tests.run.sound_run import MODEL, NEWEST, PART, WEIGHTS, failures, flip, save, seal
 

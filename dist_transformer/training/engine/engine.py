@@ -15,7 +15,7 @@ from dist_transformer.errors import UserError
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedBatch
-from dist_transformer.run.state import EMA, MOMENTS, ParameterState
+from dist_transformer.run.checkpoint.state import EMA, MOMENTS, ParameterState
 from dist_transformer.runtime import distributed
 from dist_transformer.training.engine import internals
 from dist_transformer.training.engine.ds_config import complete_ds_config

@@ -14,8 +14,8 @@ from dist_transformer.config.plain import from_plain, read_json
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.errors import UserError
 from dist_transformer.files import regular
+from dist_transformer.run.checkpoint.tensors import Shapes, checkpoint_shapes, parameter_shapes
 from dist_transformer.run.layout import STATE_FILE, step_of
-from dist_transformer.run.tensors import Shapes, checkpoint_shapes, parameter_shapes
 
 _CHAIN = re.compile(r"[0-9a-f]{64}")
 # What numpy's and torch's integers hold.

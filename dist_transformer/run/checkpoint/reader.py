@@ -1,6 +1,6 @@
 """Checkpoints as they lie on disk: one fp32 tensor a parameter, for any world and any ZeRO stage; choosing and reading.
 
-`layout` names their files; `checkpoint_writer` writes them.
+`layout` names their files; `writer` writes them.
 """
 
 import re
@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from dist_transformer.config.plain import read_json
 from dist_transformer.errors import UserError
 from dist_transformer.files import read_small, regular, sha256_of
+from dist_transformer.run.checkpoint.state import EMA, MOMENTS, ParameterState
 from dist_transformer.run.layout import CHECKPOINTS, MANIFEST_FILE, STATE_FILE, WEIGHT_HASHES, checkpoints_of, step_of
-from dist_transformer.run.state import EMA, MOMENTS, ParameterState
 from dist_transformer.runtime import distributed
 from dist_transformer.verified import Stated, has_own_hash
 

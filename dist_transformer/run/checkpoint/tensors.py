@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.files import regular
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.run.checkpoint import CheckpointReader
-from dist_transformer.run.state import EMA, MOMENTS
+from dist_transformer.run.checkpoint.reader import CheckpointReader
+from dist_transformer.run.checkpoint.state import EMA, MOMENTS
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -25,7 +25,8 @@ from safetensors.torch import save_file
 
 from dist_transformer.errors import UserError
 from dist_transformer.files import make_folder, move, remove, remove_tree, sha256_of, sync, whole_path, write_file
-from dist_transformer.run.checkpoint import FORMAT_VERSION, weight_hashes
+from dist_transformer.run.checkpoint.reader import FORMAT_VERSION, weight_hashes
+from dist_transformer.run.checkpoint.state import EMA, ParameterState, Tensors, copy_tensors
 from dist_transformer.run.layout import (
     CHECKPOINTS,
     MANIFEST_FILE,
@@ -38,7 +39,6 @@ from dist_transformer.run.layout import (
     step_of,
 )
 from dist_transformer.run.lock import Fence, unfenced
-from dist_transformer.run.state import EMA, ParameterState, Tensors, copy_tensors
 from dist_transformer.runtime import distributed
 from dist_transformer.verified import with_own_hash
 
