@@ -14,16 +14,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 _SERVER = """
-import json, os, runpy, sys, traceback
+import json, os, runpy, signal, sys, traceback
 import deepspeed, sacrebleu, tyro
 import dist_transformer.training.trainer, dist_transformer.training.dry_run, dist_transformer.averaging.sweep
 import dist_transformer.reporting.html.page, dist_transformer.preflight.preflight
 import dist_transformer.data.prepare.pipeline
 
+first, seconds = sys.argv[1:]
+exec(first)
+
 for line in sys.stdin:
     job = json.loads(line)
     child = os.fork()
     if child == 0:
+        signal.alarm(int(seconds))
         os.chdir(job["folder"])
         os.environ.update(job["environment"])
         output = os.open(job["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -62,13 +66,18 @@ class Ended:
 
 
 class Commands:
-    """Starts commands, one after the other; a context manager."""
+    """Starts commands, one after the other; a context manager.
 
-    def __init__(self, scratch: Path) -> None:
+    Args:
+        first: code that the process runs before any command.
+        seconds: after which a command is ended, by a signal.
+    """
+
+    def __init__(self, scratch: Path, *, first: str = "", seconds: int = 600) -> None:
         self.output = scratch / "output"
         environment = {**os.environ, "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self.server = subprocess.Popen(
-            [sys.executable, "-c", _SERVER],
+            [sys.executable, "-c", _SERVER, first, str(seconds)],
             cwd=ROOT,
             env=environment,
             text=True,

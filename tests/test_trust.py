@@ -17,6 +17,29 @@ import torch
 
 from dist_transformer.data.folder.reader import DataFolder
 from tests.commands import Commands
+from tests.lived import (
+    AGAINST,
+    AVERAGE_CHECKPOINT,
+    AVERAGE_MODEL,
+    BEGIN_WITH,
+    BEST,
+    DOCTOR,
+    EVALUATE,
+    FRESH,
+    GO_ON,
+    INSPECT,
+    LAST,
+    NEWEST,
+    PLAN,
+    PREPARE,
+    REPORT,
+    SMALL,
+    SWEEP,
+    TRANSLATE,
+    VERIFY,
+    VERIFY_DATA,
+    live,
+)
 from tests.run.sound_run import seal
 
 # One process after the other uses what one fixture made.
@@ -28,12 +51,6 @@ SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "canary-secret",
     "DB_PASSWORD": "canary-password",
 }
-_FLAGS = (
-    "--preset tiny --model.width 16 --model.heads 2 --model.ffn-width 16 --model.encoder-layers 1 "
-    "--model.decoder-layers 1 --batch.max-target-tokens 256 --validate-sentences 4"
-)
-SMALL = tuple(_FLAGS.split())
-TRAIN = ("train", *SMALL, "--data", "data", "--run-dir")
 
 
 @pytest.fixture(scope="module")
@@ -48,26 +65,7 @@ def lived(commands: Commands, toy_data: DataFolder, tmp_path_factory: pytest.Tem
 
     All were started among secrets.
     """
-    folder = tmp_path_factory.mktemp("lived")
-    shutil.copytree(toy_data.path, folder / "data")
-    text = "Our hungry guests sing.\n"
-    for name in ("in.en", "in.de"):
-        (folder / name).write_text(text, encoding="utf-8")
-    model = ("--model", "run/model")
-    printed = ""
-    for words in (
-        (*TRAIN, "run", "--max-steps", "2", "--save-every", "1", "--validate-every", "2", "--ema-decay", "0.9"),
-        ("average_checkpoints", "--run-dir", "run", "--last", "2", "--out", "run/model"),
-        ("evaluate_bleu", *model, "--src", "in.en", "--ref", "in.de", "--beam", "1", "--json", "run/bleu.json"),
-        ("report", "run"),
-        ("doctor", "--run-dir", "run", "--data", "data", "--run-gib", "0.01"),
-        ("verify_run", "run"),
-    ):
-        ended = commands.run(words, folder, **SECRETS)
-        assert ended.status == 0, ended.output
-        printed += ended.output
-    (folder / "output.txt").write_text(printed, encoding="utf-8")
-    return folder
+    return live(commands, toy_data.path, tmp_path_factory.mktemp("lived"), **SECRETS)
 
 
 class Asked(pickle.Unpickler):
@@ -183,22 +181,6 @@ def seal_around(folder: Path, file: Path, before: bytes) -> None:
         (file.parent / "config.json").write_text(json.dumps(settings))
 
 
-NEWEST = "run/checkpoints/step-00000002"
-FRESH, GO_ON = (*TRAIN, "fresh", "--max-steps", "1"), (*TRAIN, "run", "--max-steps", "3", "--ema-decay", "0.9")
-INSPECT, VERIFY, REPORT = ("inspect_shards", "data", "--verify"), ("verify_run", "run"), ("report", "run")
-VERIFY_DATA = ("verify_run", "run", "--data", "data")
-DOCTOR = ("doctor", "--data", "data", "--run-gib", "0.01", "--verify-data")
-PLAN = ("plan_run", "--preset", "tiny", "--data", "data", "--gpu", "h100")
-AGAINST = ("plan_run", "--against", "run")
-LAST = ("average_checkpoints", "--run-dir", "run", "--last", "1", "--out", "m")
-BEST = ("average_checkpoints", "--run-dir", "run", "--best", "1", "--out", "m")
-SWEEP = ("average_checkpoints", "--run-dir", "run", "--sweep", "1", "--out", "m")
-AVERAGE_CHECKPOINT = ("average_checkpoints", "--checkpoints", NEWEST, "--out", "m")
-AVERAGE_MODEL = ("average_checkpoints", "--checkpoints", "run/model", "--out", "m")
-TRANSLATE = ("translate", "--model", "run/model")
-EVALUATE = ("evaluate_bleu", "--model", "run/model", "--src", "in.en", "--ref", "in.de")
-BEGIN_WITH = (*TRAIN, "fresh", "--init-from", "run/model")
-PREPARE = ("prepare_data", "--src", "in.en", "--tgt", "in.de", "--tokenizer", "data/tokenizer.json", "--out", "more")
 REFUSING: dict[str, list[tuple[str, ...]]] = {
     "data/index.json": [INSPECT, FRESH, VERIFY_DATA, DOCTOR, PLAN, SWEEP],
     "data/tokenizer.json": [INSPECT, FRESH, GO_ON, PREPARE],

@@ -29,6 +29,8 @@ class Found:
     """What the table adds up over cases."""
     highest: Mapping[str, float] = field(default_factory=dict)
     """Of what the table keeps the highest."""
+    cells: Mapping[str, str] = field(default_factory=dict)
+    """What the table keeps as it is, by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -75,6 +75,7 @@ class Table:
             part["counts"][name] = part["counts"].get(name, 0) + number
         for name, value in found.highest.items():
             part["highest"][name] = max(part["highest"].get(name, value), value)
+        part["cells"].update(found.cells)
         if found.problems:
             part["failed"].append({"case": case.number, "problems": list(found.problems)})
 
@@ -102,4 +103,4 @@ class Table:
 
 
 def _empty() -> dict[str, Any]:
-    return {"full": 0, "faults": 0, "passed": 0, "cases": 0, "counts": {}, "highest": {}, "failed": []}
+    return {"full": 0, "faults": 0, "passed": 0, "cases": 0, "counts": {}, "highest": {}, "cells": {}, "failed": []}

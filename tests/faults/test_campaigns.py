@@ -19,6 +19,7 @@ KINDS = {
     "elastic": "precision",
     "hostile": "names and pickles",
     "power_loss": "run",
+    "tools": "translate",
 }
 
 

@@ -1,5 +1,6 @@
 """The formats that come from elsewhere, each with a sound file, ways to damage it, and the readers of a real use."""
 
+import contextlib
 import gzip
 import hashlib
 import json
@@ -33,6 +34,7 @@ from dist_transformer.run.records import scan_records
 from dist_transformer.run.verify import verify_run
 from tests.fuzz import damage
 from tests.run.sound_run import NEWEST, PART, edit_manifest, make_run, seal
+from tests.small_model import restate
 
 MANIFEST = f"{NEWEST}/manifest.json"
 _SUFFIXES = (".gz", ".xz", ".bz2")
@@ -67,7 +69,8 @@ class Lab:
         (folder / "lines").write_bytes(_LINES)
         # The first byte says how the rest is packed.
         (folder / "lines.packed").write_bytes(b"\0" + gzip.compress(_LINES))
-        self._sealing = {file: file.read_bytes() for file in (self.data / "index.json", self.run / MANIFEST)}
+        sealing = (self.data / "index.json", self.run / MANIFEST, self.model / "config.json")
+        self._sealing = {file: file.read_bytes() for file in sealing}
 
     def restore(self) -> None:
         """Put back what readers of a case seal."""
@@ -89,7 +92,15 @@ class Format:
     """Readers in C or Rust may end the process."""
 
 
-def read_model(lab: Lab, content: bytes) -> None:
+def read_sealed_config(lab: Lab, content: bytes) -> None:
+    """It states its own hash, where it is JSON at all."""
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        restate(lab.model)
+    load_model(lab.model, torch.device("cpu"))
+
+
+def read_sealed_weights(lab: Lab, content: bytes) -> None:
+    restate(lab.model, weights={"sha256": hashlib.sha256(content).hexdigest(), "dtype": "fp32", "finite": True})
     load_model(lab.model, torch.device("cpu"))
 
 
@@ -200,7 +211,7 @@ def _parquet(path: Path) -> PairSource:
 
 
 FORMATS = [
-    Format(name="config.json of a model", file="model/config.json", damage=damage.json_file, read=read_model),
+    Format(name="config.json of a model", file="model/config.json", damage=damage.json_file, read=read_sealed_config),
     Format(name="config.json of a run", file="run/config.json", damage=damage.json_file, read=read_run),
     Format(name="index.json", file="data/index.json", damage=damage.json_file, read=read_data),
     Format(name="state.json", file=f"run/{NEWEST}/state.json", damage=damage.json_file, read=read_sealed_checkpoint),
@@ -218,7 +229,7 @@ FORMATS = [
         name="weights of a model",
         file="model/model.safetensors",
         damage=damage.safetensors_file,
-        read=read_model,
+        read=read_sealed_weights,
         isolated=True,
     ),
     Format(

@@ -317,7 +317,9 @@ def _read_lengths(path: Path, info: SplitInfo) -> np.ndarray:
         raise UserError(f"{path} cannot be read ({error}): {REMEDY}") from None
     if version != (1, 0) or shape != (info.pairs, 2) or dtype not in (np.uint16, np.uint32) or is_fortran:
         raise UserError(f"{path} holds {dtype} of shape {shape} where ({info.pairs}, 2) was stated: {REMEDY}")
-    lengths = np.frombuffer(content, dtype, count=2 * info.pairs, offset=header.tell()).reshape(shape)
+    if len(content) != header.tell() + 2 * info.pairs * dtype.itemsize:
+        raise UserError(f"{path} has {len(content):,} bytes, which {info.pairs:,} pairs do not have: {REMEDY}")
+    lengths = np.frombuffer(content, dtype, offset=header.tell()).reshape(shape)
     lengths.flags.writeable = False
     return lengths
 

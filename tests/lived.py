@@ -1,0 +1,56 @@
+"""A folder in which every command has been: `data/`, a `run/` with its model, scores and report, and what was said."""
+
+import shutil
+from pathlib import Path
+
+from tests.commands import Commands
+
+_FLAGS = (
+    "--preset tiny --model.width 16 --model.heads 2 --model.ffn-width 16 --model.encoder-layers 1 "
+    "--model.decoder-layers 1 --batch.max-target-tokens 256 --validate-sentences 4"
+)
+SMALL = tuple(_FLAGS.split())
+TRAIN = ("train", *SMALL, "--data", "data", "--run-dir")
+NEWEST = "run/checkpoints/step-00000002"
+
+FRESH, GO_ON = (*TRAIN, "fresh", "--max-steps", "1"), (*TRAIN, "run", "--max-steps", "3", "--ema-decay", "0.9")
+INSPECT, VERIFY, REPORT = ("inspect_shards", "data", "--verify"), ("verify_run", "run"), ("report", "run")
+VERIFY_DATA = ("verify_run", "run", "--data", "data")
+DOCTOR = ("doctor", "--data", "data", "--run-gib", "0.01", "--verify-data")
+PLAN = ("plan_run", "--preset", "tiny", "--data", "data", "--gpu", "h100")
+AGAINST = ("plan_run", "--against", "run")
+LAST = ("average_checkpoints", "--run-dir", "run", "--last", "1", "--out", "m")
+BEST = ("average_checkpoints", "--run-dir", "run", "--best", "1", "--out", "m")
+SWEEP = ("average_checkpoints", "--run-dir", "run", "--sweep", "1", "--out", "m")
+AVERAGE_CHECKPOINT = ("average_checkpoints", "--checkpoints", NEWEST, "--out", "m")
+AVERAGE_MODEL = ("average_checkpoints", "--checkpoints", "run/model", "--out", "m")
+TRANSLATE = ("translate", "--model", "run/model")
+EVALUATE = ("evaluate_bleu", "--model", "run/model", "--src", "in.en", "--ref", "in.de")
+SCORE = ("score", "--model", "run/model", "--src", "in.en", "--tgt", "in.de")
+BEGIN_WITH = (*TRAIN, "fresh", "--init-from", "run/model")
+PREPARE = ("prepare_data", "--src", "in.en", "--tgt", "in.de", "--tokenizer", "data/tokenizer.json", "--out", "more")
+
+
+def live(commands: Commands, data: Path, folder: Path, **environment: str) -> Path:
+    """Fill `folder`; `output.txt` has what the commands printed.
+
+    Raises:
+        AssertionError: a command does not end well.
+    """
+    shutil.copytree(data, folder / "data")
+    for name in ("in.en", "in.de"):
+        (folder / name).write_text("Our hungry guests sing.\n", encoding="utf-8")
+    printed = ""
+    for words in (
+        (*TRAIN, "run", "--max-steps", "2", "--save-every", "1", "--validate-every", "2", "--ema-decay", "0.9"),
+        ("average_checkpoints", "--run-dir", "run", "--last", "2", "--out", "run/model"),
+        (*EVALUATE, "--beam", "1", "--json", "run/bleu.json"),
+        REPORT,
+        ("doctor", "--run-dir", "run", "--data", "data", "--run-gib", "0.01"),
+        VERIFY,
+    ):
+        ended = commands.run(words, folder, **environment)
+        assert ended.status == 0, ended.output
+        printed += ended.output
+    (folder / "output.txt").write_text(printed, encoding="utf-8")
+    return folder
