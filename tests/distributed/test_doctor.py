@@ -163,11 +163,21 @@ def test_a_rank_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_is_stuck_is_named_with_its_check(tmp_path: Path) -> None:
-    """A pipe that nobody writes to is like a file on a disk that does not answer."""
+    """On a disk that does not answer."""
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
         (folder / "data").mkdir(parents=True)
-    os.mkfifo(folders[1] / "data" / "index.json")
+    # Python imports it at its start.
+    (folders[1] / "sitecustomize.py").write_text(
+        "import os, time\n"
+        "open_now = os.open\n"
+        "\n"
+        "def open_late(path, *arguments, **options):\n"
+        "    time.sleep(600 if str(path).endswith('index.json') else 0)\n"
+        "    return open_now(path, *arguments, **options)\n"
+        "\n"
+        "os.open = open_late\n"
+    )
     found = start_ranks(folders, "--data", "data", "--timeout", 8)
     assert [status for status, *_ in found] == [1, 1]
     assert 'error: "facts of all ranks" did not end within 8 s (rank 1 on ' in found[0][2]
