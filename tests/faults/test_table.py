@@ -52,6 +52,7 @@ def test_campaigns_go_on_where_they_were_stopped(tmp_path: Path, lab: Lab) -> No
         "cases": 3,
         "counts": {"saves": 9},
         "highest": {"steps_lost": 2.0},
+        "cells": {},
         "failed": [],
     }
     (line,) = make_lines(file, result)
