@@ -37,7 +37,7 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     if out.is_dir():
         raise UserError(f"{out} is a folder: give --out the name of a file")
     try:
-        # A sentence may hold halves of surrogate pairs, which no encoding has.
+        # A record may hold halves of surrogate pairs, which no encoding has.
         write_file(out, page.encode("utf-8", errors="replace"))
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): choose another place with --out") from None
