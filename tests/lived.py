@@ -27,7 +27,7 @@ AVERAGE_MODEL = ("average_checkpoints", "--checkpoints", "run/model", "--out", "
 TRANSLATE = ("translate", "--model", "run/model")
 EVALUATE = ("evaluate_bleu", "--model", "run/model", "--src", "in.en", "--ref", "in.de")
 SCORE = ("score", "--model", "run/model", "--src", "in.en", "--tgt", "in.de")
-BEGIN_WITH = (*TRAIN, "fresh", "--init-from", "run/model")
+BEGIN_WITH = (*TRAIN, "fresh", "--max-steps", "1", "--init-from", "run/model")
 PREPARE = ("prepare_data", "--src", "in.en", "--tgt", "in.de", "--tokenizer", "data/tokenizer.json", "--out", "more")
 
 
@@ -39,7 +39,8 @@ def live(commands: Commands, data: Path, folder: Path, **environment: str) -> Pa
     """
     shutil.copytree(data, folder / "data")
     for name in ("in.en", "in.de"):
-        (folder / name).write_text("Our hungry guests sing.\n", encoding="utf-8")
+        text = "".join(f"Our {number} hungry guests sing.\n" for number in range(4))
+        (folder / name).write_text(text, encoding="utf-8")
     printed = ""
     for words in (
         (*TRAIN, "run", "--max-steps", "2", "--save-every", "1", "--validate-every", "2", "--ema-decay", "0.9"),

@@ -19,13 +19,39 @@ from pathlib import Path
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError, exit_on_user_error
 from tests.conftest import ROOT
-from tests.faults import damage, disks, elastic, hostile, kills, lost_ranks, not_finite, power_loss, slow_saves, tools
+from tests.faults import (
+    damage,
+    disks,
+    elastic,
+    formats,
+    histories,
+    hostile,
+    kills,
+    lost_ranks,
+    not_finite,
+    power_loss,
+    slow_saves,
+    tools,
+)
 from tests.faults.campaign import Campaign, Case, Found, Lab
 from tests.faults.table import Table
 
 CAMPAIGNS: list[Campaign] = [
     module.CAMPAIGN
-    for module in (kills, slow_saves, damage, disks, not_finite, lost_ranks, elastic, hostile, power_loss, tools)
+    for module in (
+        kills,
+        slow_saves,
+        damage,
+        disks,
+        not_finite,
+        lost_ranks,
+        elastic,
+        hostile,
+        power_loss,
+        histories,
+        formats,
+        tools,
+    )
 ]
 
 

@@ -19,6 +19,8 @@ KINDS = {
     "elastic": "precision",
     "hostile": "names and pickles",
     "power_loss": "run",
+    "histories": "file",
+    "formats": "state.json",
     "tools": "translate",
 }
 

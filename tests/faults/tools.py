@@ -173,12 +173,13 @@ class Workshop:
 
     Args:
         plant: code that the process runs first: a bug that must be found.
+        seconds: that a command may take.
     """
 
-    def __init__(self, scratch: Path, data: Path, plant: str = "") -> None:
+    def __init__(self, scratch: Path, data: Path, plant: str = "", *, seconds: int = _SECONDS) -> None:
         self.scratch = scratch
         scratch.mkdir(parents=True, exist_ok=True)
-        self.commands = Commands(scratch, first=_OPENED + plant, seconds=_SECONDS)
+        self.commands = Commands(scratch, first=_OPENED + plant, seconds=seconds)
         self.sound = scratch / "sound"
         if not self.sound.exists():
             lived.live(self.commands, data, self.sound)

@@ -1,4 +1,4 @@
-"""Damaged files of every format are read or refused, a few cases each; `python -m tests.fuzz` tries thousands."""
+"""Damaged files of every format are read or refused, a few cases each; `make faults` tries thousands."""
 
 import json
 import os
@@ -13,10 +13,9 @@ from dist_transformer.config import plain
 from dist_transformer.data import tokenizer
 from dist_transformer.errors import UserError
 from tests.fuzz import formats, harness
-from tests.fuzz.__main__ import make_model
 from tests.fuzz.formats import FORMATS, Format, Lab
 from tests.fuzz.harness import READ, REFUSED, attempt
-from tests.fuzz.hunt import hunt
+from tests.fuzz.hunt import hunt, make_model
 
 _CASES = 12
 KINDS = {kind.name: kind for kind in FORMATS}

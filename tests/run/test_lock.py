@@ -2,9 +2,7 @@
 
 import contextlib
 import os
-import random
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -15,7 +13,7 @@ import pytest
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.errors import UserError
 from dist_transformer.run import folder, lock
-from dist_transformer.run.lock import Fence, sole_writer
+from dist_transformer.run.lock import sole_writer
 from dist_transformer.run.verify import verify_run
 from tests.run.small_run import SmallRun, small_config, train_and_save
 
@@ -123,115 +121,3 @@ def test_the_fence_stands_right_before_the_rename(config: TrainConfig, monkeypat
         with pytest.raises(UserError, match=LOST):
             run.save()
     assert (config.run_dir / "checkpoints/latest").read_text() == "step-00000001\n"
-
-
-class _Starter(threading.Thread):
-    """Starts a training, again when it is refused, and stops before each commit until it is let on."""
-
-    def __init__(
-        self, config: TrainConfig, number: int, passed: list[tuple[int, int]], generator: random.Random
-    ) -> None:
-        super().__init__(daemon=True)
-        self.config, self.number, self.passed, self.generator = config, number, passed, generator
-        self.start_number = 0
-        self.errors: list[str] = []
-        self.is_ended = False
-        self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
-
-    def go_on(self) -> None:
-        """Let it run until its next commit."""
-        self._go.release()
-        assert self._stopped.acquire(timeout=60)
-
-    def _pause(self) -> None:
-        self._stopped.release()
-        self._go.acquire()
-
-    def _paused_before(self, fence: Fence) -> Fence:
-        start = self.start_number
-
-        def fenced() -> None:
-            self._pause()
-            fence()
-            self.passed.append((self.number, start))
-
-        return fenced
-
-    def run(self) -> None:
-        self._go.acquire()
-        while not self.is_ended:
-            self.start_number += 1
-            try:
-                with ExitStack() as held:
-                    run = SmallRun(self.config, held, fenced=self._paused_before, keep=1)
-                    for _ in range(self.generator.randint(1, 3)):
-                        run.train(1)
-                        run.save()
-            except UserError as error:
-                self.errors.append(str(error))
-            except BaseException as error:
-                self.errors.append(f"TRACEBACK {type(error).__name__}: {error}")
-            self._pause()
-        self._stopped.release()
-
-
-def _history(config: TrainConfig, seed: int) -> tuple[list[tuple[int, int]], list[str]]:
-    """Who passed the fence, by starter and number of its start, and the errors that were told."""
-    generator = random.Random(seed)
-    passed: list[tuple[int, int]] = []
-    starters = [
-        _Starter(config, number, passed, random.Random(f"{seed} {number}"))
-        for number in range(generator.choice((2, 3)))
-    ]
-    for starter in starters:
-        starter.start()
-    for _ in range(generator.randint(30, 120)):
-        what = generator.random()
-        if what < 0.03:
-            (config.run_dir / "lock").unlink(missing_ok=True)
-        elif what < 0.05:
-            shutil.rmtree(config.run_dir, ignore_errors=True)
-        elif what < 0.06 and config.run_dir.exists():
-            config.run_dir.rename(config.run_dir.with_name(f"aside-{len(passed)}-{generator.random()}"))
-        else:
-            # One at a time runs for a while; the others are suspended.
-            starter = generator.choice(starters)
-            for _ in range(generator.randint(1, 12)):
-                starter.go_on()
-    for starter in starters:
-        starter.is_ended = True
-        while starter.is_alive():
-            starter.go_on()
-            starter.join(0.001)
-    return passed, [error for starter in starters for error in starter.errors]
-
-
-@pytest.mark.parametrize("locks", ["folder and file", "file", "none"])
-def test_at_any_time_one_process_commits(
-    locks: str, config: TrainConfig, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    """Random histories of starts, pauses before commits, removed locks, and removed and replaced folders."""
-    if locks != "folder and file":
-        request.getfixturevalue("no_folder_locks")
-    if locks == "none":
-
-        def unknown(*_: object, **__: object) -> None:
-            raise OSError(38, "Function not implemented")
-
-        monkeypatch.setattr("fcntl.flock", unknown)
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-    lost = took_over = 0
-    for seed in range(4):
-        passed, errors = _history(config, seed)
-        turns = [one for number, one in enumerate(passed) if number == 0 or passed[number - 1] != one]
-        assert len(turns) == len(set(turns)), f"seed {seed}: two commit in turns: {turns}"
-        for error in errors:
-            assert LOST in error or "is in use by" in error, f"seed {seed}: {error}"
-        lost += sum(LOST in error for error in errors)
-        took_over += len(turns) - 1
-        if (config.run_dir / "checkpoints").exists():
-            run = train_and_save(config, 1, keep=1)
-            assert [check.found for check in verify_run(config.run_dir) if not check.passed] == [], run.notes
-        shutil.rmtree(config.run_dir, ignore_errors=True)
-    assert lost > 2
-    assert took_over > 2
