@@ -196,7 +196,7 @@ REFUSING: dict[str, list[tuple[str, ...]]] = {
     "run/weights/step-00000002.safetensors": [VERIFY, LAST],
     "run/weights/ema-00000002.safetensors": [VERIFY],
     "run/weights/SHA256SUMS": [VERIFY, LAST],
-    "run/config.json": [GO_ON, VERIFY, REPORT, BEST, SWEEP, AGAINST],
+    "run/config.json": [VERIFY, REPORT, BEST, SWEEP, AGAINST],
     "run/tokenizer.json": [VERIFY, LAST],
     "run/metrics.jsonl": [VERIFY, BEST, AGAINST],
     "run/ledger.jsonl": [VERIFY],
@@ -212,10 +212,11 @@ REFUSING: dict[str, list[tuple[str, ...]]] = {
 FORGIVING: dict[str, list[tuple[str, ...]]] = {
     "run/bleu.json": [REPORT],
     "run/metrics.jsonl": [REPORT],
+    "run/config.json": [GO_ON],
     f"{NEWEST}/state.json": [GO_ON],
     f"{NEWEST}/part-00000.safetensors": [GO_ON],
 }
-"""A report shows what can be read of a run; there is an older checkpoint."""
+"""A report shows what can be read of a run; there is an older checkpoint, and the newest repeats the settings."""
 
 
 def payload(place: str) -> Callable[[Bomb], bytes]:

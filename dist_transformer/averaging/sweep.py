@@ -218,9 +218,14 @@ def validation_text(run_dir: Path, direction: str | None = None) -> tuple[Path, 
 
 
 def _validated_on(run_dir: Path, place: str, sha256: str) -> DataFolder:
-    if is_url(place) or not (Path(place) / INDEX_FILE).exists():
+    index = Path(place) / INDEX_FILE
+    if is_url(place) or not index.exists():
         raise UserError(f"{run_dir} was validated on text of {place}, which is not at hand: give --src and --ref")
-    if sha256_of(Path(place) / INDEX_FILE) != sha256:
+    try:
+        found = sha256_of(index)
+    except OSError as error:
+        raise UserError(f"{index} cannot be read ({error.strerror or error}): give --src and --ref") from None
+    if found != sha256:
         raise UserError(f"the data folder {place} is not the one that {run_dir} was trained on: give --src and --ref")
     return DataFolder.open(place)
 

@@ -33,8 +33,11 @@ class Table:
         known = read_json(self.path) if self.path is not None and self.path.exists() else {}
         self._seconds = known.get("wall_seconds", self._seconds)
         before = known.get("figures", {}).get("campaigns", self.parts)
+        where = f"{known.get('date')}, {known.get('machine')}"
         for campaign in self.campaigns:
             kinds = before.get(campaign.name, {}).get("kinds", {})
+            for part in kinds.values():
+                part.setdefault("where", where)
             self.parts[campaign.name] = {
                 "must_hold": campaign.must_hold,
                 "kinds": {
@@ -60,7 +63,10 @@ class Table:
     def add(self, case: Case, found: Found) -> None:
         with exclusive(self.path.with_name(f".{self.path.name}.lock")) if self.path is not None else nullcontext():
             self._read()
-            self._count(self.parts[case.campaign]["kinds"][case.kind], case, found)
+            part = self.parts[case.campaign]["kinds"][case.kind]
+            self._count(part, case, found)
+            known = self.result()
+            part["where"] = f"{known['date']}, {known['machine']}"
             now = time.monotonic()
             self._seconds, self._since = self._seconds + now - self._since, now
             if self.path is not None:
@@ -103,4 +109,6 @@ class Table:
 
 
 def _empty() -> dict[str, Any]:
-    return {"full": 0, "faults": 0, "passed": 0, "cases": 0, "counts": {}, "highest": {}, "cells": {}, "failed": []}
+    counts: dict[str, Any] = {"full": 0, "faults": 0, "passed": 0, "cases": 0, "counts": {}, "highest": {}, "cells": {}}
+    # The date and the machine of the last case.
+    return {"where": "", **counts, "failed": []}

@@ -46,6 +46,7 @@ def test_campaigns_go_on_where_they_were_stopped(tmp_path: Path, lab: Lab) -> No
     assert fill(Table(file, [made], lab.data.index), made, lab) == []
     result = read_result(file)
     assert result["figures"]["campaigns"]["kills"]["kinds"]["a"] == {
+        "where": f"{result['date']}, {result['machine']}",
         "full": 5,
         "faults": 6,
         "passed": 6,
