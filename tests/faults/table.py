@@ -102,7 +102,7 @@ class Table:
                     "what": "faults on purpose: kills; slow, lost, stuck ranks; damaged, hostile files; failing disks",
                     "steps": "—",
                     "result": "{figures[passed]:,} of {figures[faults]:,} faults came out as they must "
-                    "({figures[full]:,} are planned: `make faults`)",
+                    "({figures[full]:,} are planned: `make faults`; the file says where and when each part was done)",
                 }
             ],
         )
