@@ -207,7 +207,10 @@ def validation_text(run_dir: Path, direction: str | None = None) -> tuple[Path, 
         UserError: the data folder is not at hand, or has changed, or there is none of that direction.
     """
     settings = read_json(run_dir / SETTINGS_FILE)
-    for place, sha256 in zip(settings["data"], settings["data_sha256"], strict=True):
+    places, hashes = settings.get("data"), settings.get("data_sha256")
+    if not (isinstance(places, list) and isinstance(hashes, list) and len(places) == len(hashes)):
+        raise UserError(f"{run_dir / SETTINGS_FILE} does not say what it was trained on: give --src and --ref")
+    for place, sha256 in zip(map(str, places), hashes, strict=True):
         folder = _validated_on(run_dir, place, sha256)
         if direction in (None, folder.index.direction.name):
             # It is as it was when the data was prepared.

@@ -206,11 +206,11 @@ def settings_before(run_dir: Path, checkpoint: Path) -> tuple[dict[str, Any], li
         return repeated, [f"{error}: it is rebuilt from {checkpoint / MANIFEST_FILE}"]
 
 
-def check_settings(run_dir: Path, wanted: dict[str, Any], before: dict[str, Any] | None = None) -> list[str]:
+def check_settings(run_dir: Path, wanted: dict[str, Any], before: dict[str, Any]) -> list[str]:
     """Compare with the settings that the run began with.
 
     Args:
-        before: those, where they are known already.
+        before: those, as `settings_before` gives them.
 
     Returns:
         one line for each setting that changed and may.
@@ -219,7 +219,7 @@ def check_settings(run_dir: Path, wanted: dict[str, Any], before: dict[str, Any]
         UserError: a setting that must not change, by name.
     """
     unwritten = omitted_defaults(TrainConfig)
-    before = unwritten | _flatten(read_json(run_dir / SETTINGS_FILE) if before is None else before)
+    before = unwritten | _flatten(before)
     now = unwritten | _flatten(wanted)
     changed = []
     for name in sorted(before.keys() | now.keys()):

@@ -1,6 +1,7 @@
 """The parts of a sweep; the whole of it is in test_average_tool.py."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,19 @@ def test_the_dev_set_is_the_validation_text_of_the_run(toy_data: DataFolder, tmp
         settings.write_text(json.dumps({"data": [place], "data_sha256": [sha256]}))
         with pytest.raises(UserError, match=f"validated on text of {place}, which is not at hand: give --src and"):
             validation_text(tmp_path)
+
+
+def test_settings_and_data_that_cannot_be_read(tmp_path: Path) -> None:
+    settings = tmp_path / "config.json"
+    for lost in ({}, {"data": ["x"]}, {"data": ["x"], "data_sha256": []}, {"data": "x", "data_sha256": "y"}):
+        settings.write_text(json.dumps(lost))
+        with pytest.raises(UserError, match=r"config\.json does not say what it was trained on: give --src and --ref"):
+            validation_text(tmp_path)
+    (tmp_path / "data").mkdir()
+    os.mkfifo(tmp_path / "data" / "index.json")
+    settings.write_text(json.dumps({"data": [str(tmp_path / "data")], "data_sha256": [""]}))
+    with pytest.raises(UserError, match=r"index\.json cannot be read \(it is a pipe or .*: give --src and --ref"):
+        validation_text(tmp_path)
 
 
 def test_steps_in_words() -> None:
