@@ -4,6 +4,8 @@ tools/benchmark.py data --data data/mine --json results/data.json
 tools/benchmark.py train --data data/mine --preset tiny --json results/bench-cpu-tiny.json
 tools/benchmark.py decode --model runs/mine/model --src test.en --ref test.de
 tools/benchmark.py ranks --data data/mine --preset multi30k --ranks 2
+tools/benchmark.py step --data data/mine --preset big -- --compile
+tools/benchmark.py kernels --preset big
 tools/benchmark.py stages --data data/mine --preset multi30k --json results/stages.json
 deepspeed --num_gpus 2 tools/benchmark.py train --data data/mine --peers stock plain
 
@@ -22,6 +24,7 @@ from benchmarks.data import DataBenchmark, data_table, run_data_benchmark
 from benchmarks.decoding import LABELS as DECODE_LABELS
 from benchmarks.decoding import DecodeBenchmark, decode_table, run_decoding_benchmark
 from benchmarks.flags import Measure, parse_arguments
+from benchmarks.kernels import KernelBenchmark, kernel_table, run_kernel_benchmark
 from benchmarks.measure import ROOT, result_of, write_result
 from benchmarks.training.cost_curve import cost_table, curve_of, run_cost_curve
 from benchmarks.training.field import (
@@ -33,6 +36,7 @@ from benchmarks.training.field import (
 from benchmarks.training.learning import learn
 from benchmarks.training.ranks import RanksBenchmark, ranks_table, run_ranks_benchmark
 from benchmarks.training.stages import StagesBenchmark, run_stages_benchmark, stages_table
+from benchmarks.training.step import StepBenchmark, run_step_benchmark, step_table
 from dist_transformer.config.flags import parse_training
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
@@ -221,6 +225,38 @@ def measure_stages(arguments: argparse.Namespace) -> Measured:
     )
 
 
+def measure_step(arguments: argparse.Namespace) -> Measured:
+    config = config_of(arguments)
+    settings = StepBenchmark(config=config, steps=arguments.steps, rounds=arguments.rounds)
+    with process_group(World(), single=True) as device:
+        figures = {"preset": arguments.preset, **run_step_benchmark(settings, device, say)}
+    return Measured(
+        what="a training step taken apart: kinds of kernels, launches, waits, memory",
+        figures=figures,
+        given=[
+            *DATA,
+            *("--preset", arguments.preset),
+            *(f"--{name}={getattr(settings, name)}" for name in ("steps", "rounds")),
+        ],
+        table=step_table(figures),
+        text=DataFolder.open(arguments.data).index,
+        seeds=[config.seed],
+    )
+
+
+def measure_kernels(arguments: argparse.Namespace) -> Measured:
+    settings = KernelBenchmark(preset=arguments.preset, vocab_size=arguments.vocab_size, tokens=arguments.tokens)
+    with process_group(World(), single=True) as device:
+        figures = {"preset": arguments.preset, **run_kernel_benchmark(settings, device, say)}
+    return Measured(
+        what="the kernels of a training step, each alone, forwards and backwards; medians",
+        figures=figures,
+        given=["--preset", arguments.preset, "--vocab-size", settings.vocab_size, "--tokens", settings.tokens],
+        table=kernel_table(figures),
+        seeds=[1],
+    )
+
+
 def measure_decoding(arguments: argparse.Namespace) -> Measured:
     sources, references = (list(read_lines(file)) for file in (arguments.src, arguments.ref))
     settings = DecodeBenchmark(
@@ -294,8 +330,10 @@ MEASURES: dict[str, Measure] = {
     "cost": measure_costs,
     "data": measure_data,
     "decode": measure_decoding,
+    "kernels": measure_kernels,
     "learn": measure_learning,
     "ranks": measure_ranks,
     "stages": measure_stages,
+    "step": measure_step,
     "train": measure_training,
 }

@@ -52,6 +52,8 @@ def parse_arguments(description: str | None, measures: Mapping[str, Measure]) ->
     add_decode_parser(parts, measures)
     add_learn_parser(parts, measures)
     add_cost_parser(parts, measures)
+    add_step_parser(parts, measures)
+    add_kernels_parser(parts, measures)
     return parser.parse_args()
 
 
@@ -151,6 +153,35 @@ def add_cost_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
         "of its own; and what 16 nodes of 8 GPUs would reach, which is a model and no measurement.",
     )
     cost.add_argument("--repeats", type=int, default=5, metavar="N", help="measures of each point (default: 5)")
+
+
+def add_step_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
+    step = add_part(
+        parts,
+        "step",
+        measures["step"],
+        trains=True,
+        help="a training step on a GPU taken apart: kernels, launches, waits, memory",
+        description="Training steps under DeepSpeed on a GPU, and the same under the "
+        "profiler: time by kinds of kernels, launches, waits for the device, memory beside the planner's.",
+    )
+    step.add_argument("--steps", type=int, default=5, metavar="N", help="optimizer steps in each round")
+    step.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds; medians are reported")
+
+
+def add_kernels_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
+    kernels = add_part(
+        parts,
+        "kernels",
+        measures["kernels"],
+        trains=False,
+        help="the kernels of a training step on a GPU, each alone",
+        description="Products, attention at 13 and 29 tokens a sentence, residual connections and the loss, forwards "
+        "and backwards: milliseconds, operations and bytes a second.",
+    )
+    kernels.add_argument("--preset", default="big", help="model (default: %(default)s)")
+    kernels.add_argument("--vocab-size", type=int, default=37_000, metavar="V", help="words (default: %(default)s)")
+    kernels.add_argument("--tokens", type=int, default=25_088, metavar="N", help="at a time (default: %(default)s)")
 
 
 def add_decode_parser(parts: Any, measures: Mapping[str, Measure]) -> None:

@@ -1,14 +1,20 @@
 """Everything that needs a GPU, in parts of at most 8 minutes, into results/gpu-check-DEVICE.json.
 
+    data     the data folder that the others read
     tests    the tests that are marked gpu
-    train    training of big and base beside peers, in bf16
-    decode   beam search beside peers
-    bleu     base, trained for 5 minutes, and its BLEU on newstest2014 and on Multi30k's test_2016_flickr
+    kernels  products, attention, residuals and the loss of big, each alone
+    step     one step of big at 25k tokens taken apart: packs at a time, compiled or not
+    train    training of big and base
+    decode   beam search
+    bleu     base, trained for 4 minutes, and its BLEU on newstest2014 and on Multi30k's test_2016_flickr
+    peers    training and beam search once more, beside other toolkits
 
-Parts that are measured again replace their figures in the file. It downloads and installs nothing: packages that are
-missing are named, and what needs them is left out. The text is that of the folder of corpora that DIST_TRANSFORMER_DATA
-or --data names, as in tools/bench.py. Without a GPU it says so and exits 0. tools/results_table.py brings the
-tables of README.md and docs/ up to date.
+A part that fails is named, and the others go on; the exit status is then 1. Each figure is in the file as soon as it
+is measured; parts that are measured again replace theirs. It downloads and installs nothing: packages that are missing
+are named, and what needs them is left out. The text is that of the folder of corpora that DIST_TRANSFORMER_DATA or
+--data names, as in tools/bench.py. What --work holds is used again, so that a machine with little time can be given
+the data folder that `--part data` makes elsewhere. Without a GPU all other parts are left out, and it exits 0.
+tools/results_table.py brings the tables of README.md and docs/ up to date.
 """
 
 import argparse
@@ -16,19 +22,20 @@ import importlib.util
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dist_transformer.errors import UserError
 
 # The library is imported late: a machine that lacks a package is told so in a sentence.
-PARTS = ("tests", "train", "decode", "bleu")
+PARTS = ("data", "tests", "kernels", "step", "train", "decode", "bleu", "peers")
 Results = Iterator[tuple[str, dict[str, Any]]]
 _NEEDED = ("torch", "numpy", "pyarrow", "tokenizers", "safetensors", "sacrebleu", "tqdm", "matplotlib")
 _USEFUL = ("deepspeed", "transformers", "accelerate", "datasets", "ctranslate2", "pytest", "hypothesis", "tyro")
 _PART_SECONDS = 8 * 60
 _VOCAB_SIZE = 37_000
+_MINUTES = 4
 
 
 def main() -> None:
@@ -38,29 +45,49 @@ def main() -> None:
         raise UserError(f"{sys.executable} lacks {', '.join(missing)}: install them, or name another by PYTHON=")
     import torch
 
+    parts = arguments.part or PARTS
     if not torch.cuda.is_available():
         say("there is no GPU here: nothing is checked")
-        return
+        parts = [part for part in parts if part == "data"]
     if absent := [name for name in _USEFUL if importlib.util.find_spec(name) is None]:
         say(f"not installed, so what needs them is left out: {', '.join(absent)}")
+    failed = [part for part in parts if not passes(part, arguments)]
+    if failed:
+        raise UserError(f"failed: {', '.join(failed)}: the output above says why")
+
+
+def passes(part: str, arguments: argparse.Namespace) -> bool:
+    """Whether a part could be measured; what it found is in the file."""
     from benchmarks.suite import CORPORA, Suite, device_name, find_corpora, merge
 
     file = arguments.out / f"gpu-check-{device_name()}.json"
-    for part in arguments.part or PARTS:
-        deadline = time.monotonic() + _PART_SECONDS
-        if part == "tests":
-            results = run_tests(_PART_SECONDS)
-        else:
-            corpora = find_corpora(arguments.data)
-            if corpora is None:
-                raise UserError(f"part {part} needs text: name the folder of corpora by {CORPORA} or --data")
-            suite = Suite(corpora=corpora, work=arguments.work, vocab_size=_VOCAB_SIZE, deadline=deadline)
+    deadline = time.monotonic() + _PART_SECONDS
+    measure = {
+        "tests": lambda _: run_tests(_PART_SECONDS),
+        "kernels": measure_kernels,
+        "step": measure_step,
+        "train": measure_training,
+        "decode": measure_decoding,
+        "bleu": measure_bleu,
+        "peers": measure_peers,
+    }
+    try:
+        corpora = find_corpora(arguments.data)
+        if corpora is None and part not in ("tests", "kernels"):
+            raise UserError(f"part {part} needs text: name the folder of corpora by {CORPORA} or --data")
+        suite = Suite(corpora=corpora or Path(), work=arguments.work, vocab_size=_VOCAB_SIZE, deadline=deadline)
+        if part not in ("tests", "kernels"):
             suite.prepare()
-            results = {"train": measure_training, "decode": measure_decoding, "bleu": measure_bleu}[part](suite)
+        if part == "data":
+            return True
         # Each at once: what was measured stays when time runs out.
-        for name, result in results:
+        for name, result in measure[part](suite):
             merge(file, {name: result}, what="`make gpu-check`: what needs a GPU, beside peers in the same run")
             say(f"{name}: done, in {file}")
+    except (UserError, subprocess.SubprocessError) as error:
+        say(f"{part}: {error}")
+        return False
+    return True
 
 
 def say(line: str) -> None:
@@ -75,7 +102,7 @@ def run_tests(seconds: float) -> Results:
     """
     from benchmarks.measure import result_of
 
-    places = ["tests/model", "tests/inference"]
+    places = ["tests/model", "tests/inference", "tests/training"]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *places]
     started = time.monotonic()
     if importlib.util.find_spec("pytest") is None or importlib.util.find_spec("hypothesis") is None:
@@ -97,31 +124,59 @@ def run_tests(seconds: float) -> Results:
     yield "tests", result
 
 
+def measure_kernels(suite: Any) -> Results:
+    yield "kernels", suite.measure("kernels", "kernels", "--preset", "big")
+
+
+def measure_step(suite: Any) -> Results:
+    """All packs of a step at once and one by one, compiled and not."""
+    for packs in (8, 1):
+        for compiled in (True, False):
+            name = f"step-{packs}{'-compiled' if compiled else ''}"
+            flags = ["--batch.packs-per-micro-batch", packs, *(["--compile"] if compiled else [])]
+            yield name, suite.measure(name, "step", "--preset", "big", "--data", suite.data, "--", *flags)
+
+
 def measure_training(suite: Any) -> Results:
-    flags = ["--data", suite.data, "--steps", 10, "--rounds", 4]
+    yield from _training(suite, peers=["plain"])
+
+
+def _training(suite: Any, *, peers: Sequence[str]) -> Results:
     for preset in ("big", "base"):
-        yield f"train-{preset}", suite.measure(f"train-{preset}", "train", "--preset", preset, *flags)
-        name = f"train-{preset}-compiled"
-        yield name, suite.measure(name, "train", "--preset", preset, "--peers", "plain", *flags, "--", "--compile")
+        name = "-".join(["train", preset, *([] if "plain" in peers else ["peers"])])
+        flags = ["--preset", preset, "--data", suite.data, "--steps", 10, "--rounds", 4]
+        whole = ["--batch.packs-per-micro-batch", 8]
+        yield name, suite.measure(name, "train", *flags, "--peers", *peers, "--", *whole, "--compile")
 
 
 def measure_decoding(suite: Any) -> Results:
-    from benchmarks.suite import brief_schedule
+    yield from _decoding(suite, "decode", peers=[])
 
-    model = suite.model("base", minutes=2, flags=brief_schedule())
+
+def _decoding(suite: Any, name: str, *, peers: Sequence[str]) -> Results:
+    model = suite.model("base", minutes=_MINUTES, flags=_brief())
     # Many, for a few leave slots idle; `generate` may take a minute for them.
     flags = ["--model", model, *suite.test_set("newstest2014"), "--sentences", 2000, "--rounds", 2]
-    yield "decode", suite.measure("decode", "decode", *flags)
+    yield name, suite.measure(name, "decode", *flags, "--peers", *peers)
+
+
+def measure_peers(suite: Any) -> Results:
+    yield from _training(suite, peers=["torch", "trainer", "compiled"])
+    yield from _decoding(suite, "decode-peers", peers=["generate", "ctranslate2"])
+
+
+def _brief() -> list[object]:
+    from benchmarks.suite import brief_schedule
+
+    return [*brief_schedule(), "--batch.packs-per-micro-batch", 8]
 
 
 def measure_bleu(suite: Any) -> Results:
     """A score of so short a training on so little text shows that all parts learn, and no more."""
-    from benchmarks.suite import brief_schedule
     from dist_transformer.config.plain import read_json
 
-    minutes = 5
-    model = suite.model("base", minutes=minutes, flags=brief_schedule())
-    yield "learning", read_json(suite.work / f"learn-base-{minutes}.json")
+    model = suite.model("base", minutes=_MINUTES, flags=_brief())
+    yield "learning", read_json(suite.work / f"learn-base-{_MINUTES}.json")
     for name in ("newstest2014", "test_2016_flickr"):
         command = ["decode", "--model", model, *suite.test_set(name), "--peers", "--rounds", 1]
         result = suite.measure(f"bleu-{name}", *command)

@@ -3,6 +3,7 @@
 import ast
 import functools
 import graphlib
+import importlib.util
 import json
 import os
 import re
@@ -433,10 +434,12 @@ def test_importing_does_nothing_else(tmp_path: Path) -> None:
         "pyarrow",
         "numpy",
     ]
+    # The kernels are imported where Triton is, which comes with torch for CUDA.
+    modules = [name for name in MODULES if importlib.util.find_spec("triton") or not name.endswith(".short_kernels")]
     # This process has imported the package: what that may have set must not be there already.
     inherited = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH", "LANG") if name in os.environ}
     done = subprocess.run(
-        [sys.executable, "-c", IMPORT_ALL, ",".join(libraries), ",".join(MODULES)],
+        [sys.executable, "-c", IMPORT_ALL, ",".join(libraries), ",".join(modules)],
         cwd=tmp_path,
         env=inherited,
         capture_output=True,

@@ -2,9 +2,9 @@
 
     Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V
 
-Only attention knows where sentences begin and end. On CUDA in half precision `torch.nn.attention.varlen` reads the
-offsets; elsewhere the sentences are split into groups of similar length, each padded and computed with plain matrix
-products. Both give the same numbers to rounding.
+Only attention knows where sentences begin and end. On CUDA in half precision kernels read the offsets: our own for
+sentences that are short, else FlashAttention as `torch.nn.attention.varlen`. Elsewhere the sentences are split into
+groups of similar length, each padded and computed with plain matrix products. All give the same numbers to rounding.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from dist_transformer.config.registry import ATTENTIONS
 from dist_transformer.config.settings import ModelConfig
+from dist_transformer.model import short_attention
 from dist_transformer.model.dropout import dropout
 from dist_transformer.packed import PackedTokens
 
@@ -27,6 +28,8 @@ from dist_transformer.packed import PackedTokens
 _GROUP_FILL = 0.5
 # Keys of a group are padded to a multiple of this: softmax on a CPU takes 10 times as long on rows of fewer than 16.
 _KEY_MULTIPLE = 16
+# Tokens of the longest sentence for which our own kernel is the faster one.
+_SHORT = 512
 
 
 class _MoveRows(torch.autograd.Function):
@@ -75,15 +78,31 @@ class _Group:
     """Additive: 0 where a query may look, -inf where not."""
 
 
+Kernel = Literal["short", "varlen", "groups"]
+"""What computes attention: see above. The first two read offsets, so their work has one shape whatever is packed."""
+
+
+def kernel_for(head_width: int, *, longest: int) -> Kernel:
+    """Choose on a GPU in half precision, for plain scores without dropout.
+
+    Args:
+        longest: no sentence has more tokens.
+    """
+    if longest <= _SHORT and short_attention.takes(head_width):
+        return "short"
+    # What FlashAttention 2 takes.
+    return "varlen" if head_width <= 256 and head_width % 8 == 0 else "groups"
+
+
 class AttentionLayout:
     """Which query token sees which key tokens; computed once per micro-batch and shared by all layers."""
 
-    def __init__(self, queries: PackedTokens, keys: PackedTokens, *, causal: bool, use_varlen: bool) -> None:
+    def __init__(self, queries: PackedTokens, keys: PackedTokens, *, causal: bool, kernel: Kernel) -> None:
         self.causal = causal
-        self.use_varlen = use_varlen
+        self.kernel = kernel
         self.query_offsets, self.key_offsets = queries.offsets_N, keys.offsets_N
         self.max_queries, self.max_keys = queries.max_length, keys.max_length
-        if not use_varlen:
+        if kernel == "groups":
             self._make_groups(queries, keys)
 
     def _make_groups(self, queries: PackedTokens, keys: PackedTokens) -> None:
@@ -200,12 +219,16 @@ class MultiHeadAttention(nn.Module):
             shape (T, D); rows of dummy sentences are finite and mean nothing.
         """
         if memory_SD is None:
-            q_T1HK, kv_S2HK = self._heads(functional.linear(x_TD, self.qkv_weight, self._bias())).split([1, 2], dim=-3)
+            qkv_T3HK = self._heads(functional.linear(x_TD, self.qkv_weight, self._bias()))
+            if layout.kernel == "short":
+                mixed_THK = short_attention.self_attention(qkv_T3HK, layout.query_offsets, causal=layout.causal)
+                return self.output(mixed_THK.flatten(-2))
+            q_T1HK, kv_S2HK = qkv_T3HK.split([1, 2], dim=-3)
             q_THK = q_T1HK.squeeze(-3)
         else:
             q_THK, kv_S2HK = self.project_query(x_TD), self._project_key_value(memory_SD)
-        attend = self._attend_varlen if layout.use_varlen else self._attend_groups
-        return self.output(attend(q_THK, kv_S2HK, layout).flatten(-2))
+        attend = {"short": self._attend_short, "varlen": self._attend_varlen, "groups": self._attend_groups}
+        return self.output(attend[layout.kernel](q_THK, kv_S2HK, layout).flatten(-2))
 
     def _bias(self) -> torch.Tensor:
         """`qkv_bias`, of which the keys' third gets no gradient.
@@ -229,6 +252,9 @@ class MultiHeadAttention(nn.Module):
         inner = self.heads * self.head_width
         return self._heads(functional.linear(memory, self.qkv_weight[inner:], self._bias()[inner:]))
 
+    def _attend_short(self, q_THK: torch.Tensor, kv_S2HK: torch.Tensor, layout: AttentionLayout) -> torch.Tensor:
+        return short_attention.cross_attention(q_THK, kv_S2HK, layout.query_offsets, layout.key_offsets)
+
     def _attend_varlen(self, q_THK: torch.Tensor, kv_S2HK: torch.Tensor, layout: AttentionLayout) -> torch.Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
@@ -247,14 +273,32 @@ class MultiHeadAttention(nn.Module):
         for group, q, kv in zip(layout.groups, queries, memories, strict=True):
             q_BHQK = q.unflatten(0, (group.sentences, group.queries)).transpose(1, 2)
             k_BHSK, v_BHSK = kv.unflatten(0, (group.sentences, group.keys)).transpose(1, 3).unbind(2)
-            scores_BHQS = q_BHQK @ k_BHSK.transpose(2, 3)
-            if not self.is_plain:
-                scores_BHQS = self.adjust_scores(scores_BHQS.float(), *_places(group.queries, group.keys, q.device))
-            # The mask is fp32, and so is the softmax.
-            weights_BHQS = torch.softmax(scores_BHQS + group.mask_B1QK, dim=-1).to(q.dtype)
-            weights_BHQS = dropout(weights_BHQS, self.dropout, self.training)
-            mixed.append((weights_BHQS @ v_BHSK).transpose(1, 2).flatten(0, 1))
+            attend = self._attend_fused if self.is_plain and q.device.type == "cuda" else self._attend_padded
+            mixed.append(attend(q_BHQK, k_BHSK, v_BHSK, group).transpose(1, 2).flatten(0, 1))
         return layout.query_side.unpad(torch.cat(mixed))
+
+    def _attend_padded(
+        self, q_BHQK: torch.Tensor, k_BHSK: torch.Tensor, v_BHSK: torch.Tensor, group: _Group
+    ) -> torch.Tensor:
+        scores_BHQS = q_BHQK @ k_BHSK.transpose(2, 3)
+        if not self.is_plain:
+            scores_BHQS = self.adjust_scores(scores_BHQS.float(), *_places(group.queries, group.keys, q_BHQK.device))
+        # The mask is fp32, and so is the softmax.
+        weights_BHQS = torch.softmax(scores_BHQS + group.mask_B1QK, dim=-1).to(q_BHQK.dtype)
+        return dropout(weights_BHQS, self.dropout, self.training) @ v_BHSK
+
+    def _attend_fused(
+        self, q_BHQK: torch.Tensor, k_BHSK: torch.Tensor, v_BHSK: torch.Tensor, group: _Group
+    ) -> torch.Tensor:
+        """The same on a GPU in one kernel, which takes fp32 and dropout as well; queries are scaled already."""
+        return functional.scaled_dot_product_attention(
+            q_BHQK,
+            k_BHSK,
+            v_BHSK,
+            group.mask_B1QK.to(q_BHQK.dtype),
+            dropout_p=self.dropout if self.training else 0.0,
+            scale=1.0,
+        )
 
     def project_memory(self, memory_BSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of padded sentences, for decoding. Shapes: (B, S, D) to two of (B, H, S, K)."""

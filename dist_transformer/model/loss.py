@@ -18,12 +18,14 @@ import torch
 
 from dist_transformer.packed import IGNORED
 
-# Elements of a block of logits, at least. CPU: 16 MB of bf16; a GPU wants large products.
-_BLOCK_ELEMENTS = {"cpu": 2**23, "cuda": 2**29}
+# Elements of a block of logits, at least. CPU: 16 MB of bf16; on a GPU 2 GiB, so that 25k tokens are one block.
+_BLOCK_ELEMENTS = {"cpu": 2**23, "cuda": 2**30}
 # Rows of a block ÷ width, at least: each block reads and writes the projection's gradient, (V, D), once.
 _ROWS_PER_WIDTH = 2
 # Elements that pass through the softmax at a time, in two buffers of fp32. CPU: 1 MB each, a core's cache in all.
 _SOFTMAX_ELEMENTS = {"cpu": 2**18, "cuda": 2**27}
+# Rows of logits begin at multiples of so many elements: a GPU's kernels read 16 bytes at a time where they can.
+_ROW_MULTIPLE = {"cpu": 1, "cuda": 64}
 
 
 class LossSums(NamedTuple):
@@ -64,8 +66,9 @@ class _SmoothedLoss(torch.autograd.Function):
             every_word_D = hidden_TD.sum(0, dtype=torch.float32) * (-smoothing / vocabulary)
             grad_weight_VD = every_word_D.expand(vocabulary, width).contiguous()
             product_VD = torch.empty_like(weight_VD)
-        block_rows, part_rows = logit_rows(len(hidden_TD), vocabulary, width, device.type)
-        logits_CV = hidden_TD.new_empty(block_rows, vocabulary)
+        block_rows, part_rows = logit_rows(len(hidden_TD), vocabulary, width, device.type, compiled=compiled)
+        row_size = -(-vocabulary // _ROW_MULTIPLE[device.type]) * _ROW_MULTIPLE[device.type]
+        logits_CV = hidden_TD.new_empty(block_rows, row_size)[:, :vocabulary]
         for rows in _slices(len(hidden_TD), block_rows):
             hidden_CD, picks_C1 = hidden_TD[rows], picks_T1[rows]
             block_CV = torch.mm(hidden_CD, weight_VD.t(), out=logits_CV[: len(hidden_CD)])
@@ -101,17 +104,27 @@ class _SmoothedLoss(torch.autograd.Function):
         )
 
 
-def logit_rows(rows: int, vocabulary: int, width: int, device_type: str) -> tuple[int, int]:
+def logit_rows(rows: int, vocabulary: int, width: int, device_type: str, *, compiled: bool = False) -> tuple[int, int]:
     """Size the blocks of logits, which bound the memory of the loss.
 
     Args:
         rows: target tokens of a micro-batch.
+        compiled: whether the softmax is, which needs no copy in fp32 and wants all blocks of one size.
 
     Returns:
-        rows of a block in the training precision, and those of it that are in fp32 at a time.
+        rows of a block in the training precision, and those of it that pass through the softmax at a time.
     """
     block = min(rows, max(1, _BLOCK_ELEMENTS[device_type] // vocabulary, _ROWS_PER_WIDTH * width))
+    if compiled:
+        block = _divisor(rows, at_most=block)
+        return block, block
     return block, min(block, max(1, _SOFTMAX_ELEMENTS[device_type] // vocabulary))
+
+
+def _divisor(count: int, *, at_most: int) -> int:
+    """The largest that is at least half of what is allowed, else what is allowed."""
+    parts = range(-(-count // at_most), 2 * -(-count // at_most) + 1)
+    return next((count // n for n in parts if count % n == 0), at_most)
 
 
 def _slices(count: int, size: int) -> list[slice]:
@@ -136,10 +149,23 @@ def _softmax_rows(
     return log_total_R1, picked_R1
 
 
+def _softmax_rows_without_scatter(
+    logits_RV: torch.Tensor, picks_R1: torch.Tensor, smoothing: float, needs_grad: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same in a form that torch compiles into one kernel: a scatter would need all probabilities in memory."""
+    x_RV = logits_RV.float()
+    picked_R1 = x_RV.gather(1, picks_R1)
+    log_total_R1 = x_RV.logsumexp(1, keepdim=True)
+    if needs_grad:
+        is_label_RV = torch.arange(x_RV.shape[1], device=x_RV.device) == picks_R1
+        logits_RV.copy_((x_RV - log_total_R1).exp() - torch.where(is_label_RV, 1.0 - smoothing, 0.0))
+    return log_total_R1, picked_R1
+
+
 @functools.cache
 def _compiled_softmax_rows() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """Several passes over the logits become a few."""
-    return torch.compile(_softmax_rows, dynamic=False)
+    """Several passes over the logits become two."""
+    return torch.compile(_softmax_rows_without_scatter, dynamic=False)
 
 
 def smoothed_cross_entropy(

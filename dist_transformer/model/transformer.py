@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.errors import UserError
-from dist_transformer.model.attention import AttentionLayout, MultiHeadAttention
+from dist_transformer.model.attention import AttentionLayout, Kernel, MultiHeadAttention, kernel_for
 from dist_transformer.model.decoding import DecoderState
 from dist_transformer.model.dropout import dropout
 from dist_transformer.model.layers import DecoderLayer, EncoderLayer, FeedForward
@@ -76,9 +76,9 @@ class Transformer(nn.Module):
 
     @property
     def has_fixed_shapes(self) -> bool:
-        """Whether all micro-batches of a stream have one shape in training: with the fused kernel, for it makes no
-        groups of sentences."""
-        return not self.config.attention_dropout and self._uses_varlen()
+        """Whether all micro-batches of a stream have one shape in training: with kernels that make no groups of
+        sentences."""
+        return not self.config.attention_dropout and self._kernel(1) != "groups"
 
     def embedding_weights(self) -> dict[str, torch.Tensor]:
         """The distinct matrices of shape (V, D): one when tied, three when not."""
@@ -103,7 +103,7 @@ class Transformer(nn.Module):
 
     def encode(self, source: PackedTokens) -> torch.Tensor:
         """Source tokens to memory, shape (S, D)."""
-        layout = AttentionLayout(source, source, causal=False, use_varlen=self._uses_varlen())
+        layout = AttentionLayout(source, source, causal=False, kernel=self._kernel(source.max_length))
         x_SD = self._embed(self.embedding, source.tokens_T, source.positions_T)
         for layer in self.encoder:
             x_SD = self._run(layer, x_SD, layout)
@@ -111,9 +111,9 @@ class Transformer(nn.Module):
 
     def decode(self, target: PackedTokens, memory_SD: torch.Tensor, source: PackedTokens) -> torch.Tensor:
         """Target tokens and memory to hidden states before the output projection, shape (T, D)."""
-        use_varlen = self._uses_varlen()
-        self_layout = AttentionLayout(target, target, causal=True, use_varlen=use_varlen)
-        cross_layout = AttentionLayout(target, source, causal=False, use_varlen=use_varlen)
+        kernel = self._kernel(max(source.max_length, target.max_length))
+        self_layout = AttentionLayout(target, target, causal=True, kernel=kernel)
+        cross_layout = AttentionLayout(target, source, causal=False, kernel=kernel)
         x_TD = self._embed(self._target_embedding(), target.tokens_T, target.positions_T)
         for layer in self.decoder:
             x_TD = self._run(layer, x_TD, memory_SD, self_layout, cross_layout)
@@ -181,17 +181,19 @@ class Transformer(nn.Module):
     def _output_weight(self) -> torch.Tensor:
         return self.embedding if self.config.tie_embeddings else self.output_projection
 
-    def _uses_varlen(self) -> bool:
-        """The fused kernel: CUDA (compute capability 8 and later), half precision, plain scores, no dropout on them."""
+    def _kernel(self, longest: int) -> Kernel:
+        """What attends, on sentences of so many tokens at most. Kernels that read offsets need CUDA (compute
+        capability 8 and later), half precision, plain scores and no dropout on them."""
         weight = self.embedding
         if (
             weight.device.type != "cuda"
             or weight.dtype == torch.float32
             or not self._has_plain_attention
             or (self.training and self.config.attention_dropout)
+            or torch.cuda.get_device_capability(weight.device)[0] < 8
         ):
-            return False
-        return torch.cuda.get_device_capability(weight.device)[0] >= 8
+            return "groups"
+        return kernel_for(self.config.attention_head_width, longest=longest)
 
 
 def _run_layer(layer: nn.Module, *inputs: torch.Tensor | AttentionLayout) -> torch.Tensor:

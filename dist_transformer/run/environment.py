@@ -30,9 +30,7 @@ def describe_environment(*, world_size: int = 1, local_size: int = 1) -> dict[st
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
-        "dist_transformer": __version__,
-        **{name: _version(name) for name in _PACKAGES},
-        "python": platform.python_version(),
+        **versions(),
         "cuda": torch.version.cuda if gpus else None,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": _processor(Path("/proc/cpuinfo")),
@@ -41,6 +39,15 @@ def describe_environment(*, world_size: int = 1, local_size: int = 1) -> dict[st
         "gpus": [f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus],
         "hosts": -(-world_size // local_size),
         "world_size": world_size,
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Our own is not asked of the package's metadata, which a clone on PYTHONPATH has none of."""
+    return {
+        "dist_transformer": __version__,
+        **{name: _version(name) for name in _PACKAGES},
+        "python": platform.python_version(),
     }
 
 

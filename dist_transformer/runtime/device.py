@@ -28,7 +28,17 @@ def find_device(name: str | None = None, world: World | None = None) -> torch.de
         raise UserError(f"--device {name} cannot be used ({str(error).splitlines()[0]}): give cpu or cuda:0") from None
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"--device {name} is not supported: give cpu or cuda:0")
+    if device.type == "cuda":
+        _choose_kernels()
     return device
+
+
+def _choose_kernels() -> None:
+    """What torch may compute with on a GPU, whatever its defaults become."""
+    # fp32 means fp32: TF32 keeps 10 bits of a factor, and bf16 is there for speed.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    # cuDNN's attention plans anew for each shape, which decoding has many of.
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def _gpu_of(world: World) -> int:

@@ -30,7 +30,10 @@ def make_batch(device: torch.device) -> PackedBatch:
 @pytest.mark.parametrize(
     ("dtype", "change", "kernel"),
     [
-        (torch.bfloat16, {}, "varlen"),
+        (torch.bfloat16, {}, "short"),
+        (torch.bfloat16, {"head_width": 8}, "varlen"),
+        (torch.bfloat16, {"head_width": 12}, "groups"),
+        (torch.bfloat16, {"head_width": 264}, "groups"),
         (torch.bfloat16, {"attention_dropout": 0.1}, "groups"),
         (torch.bfloat16, {"attention": "distant"}, "groups"),
         (torch.float32, {}, "groups"),
@@ -41,14 +44,15 @@ def test_the_training_loss(
     dtype: torch.dtype, change: dict[str, Any], kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[str] = []
-    for name in ("varlen", "groups"):
-        real = getattr(attention.MultiHeadAttention, f"_attend_{name}")
+    # Fake tensors need no Triton, but our kernels are chosen where it is.
+    monkeypatch.setattr(attention.short_attention, "_has_triton", lambda: True)
+    forward = attention.MultiHeadAttention.forward
 
-        def noted(self, *inputs, name=name, real=real):  # type: ignore[no-untyped-def]
-            used.append(name)
-            return real(self, *inputs)
+    def noted(self, x_TD, memory_SD, layout):  # type: ignore[no-untyped-def]
+        used.append(layout.kernel)
+        return forward(self, x_TD, memory_SD, layout)
 
-        monkeypatch.setattr(attention.MultiHeadAttention, f"_attend_{name}", noted)
+    monkeypatch.setattr(attention.MultiHeadAttention, "forward", noted)
     config = ModelConfig(
         width=128, heads=2, ffn_width=32, encoder_layers=2, decoder_layers=2, vocab_size=8000, **change
     )

@@ -7,7 +7,6 @@ hash of the weight file → rename → the pointer `latest` moves → older ones
 
 import copy
 import json
-import platform
 import threading
 import time
 import uuid
@@ -15,7 +14,6 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +25,7 @@ from dist_transformer.errors import UserError
 from dist_transformer.files import make_folder, move, remove, remove_tree, sha256_of, sync, whole_path, write_file
 from dist_transformer.run.checkpoint.reader import FORMAT_VERSION, weight_hashes
 from dist_transformer.run.checkpoint.state import EMA, ParameterState, Tensors, copy_tensors
+from dist_transformer.run.environment import versions
 from dist_transformer.run.layout import (
     CHECKPOINTS,
     MANIFEST_FILE,
@@ -109,11 +108,6 @@ class _Save:
         started = time.monotonic()
         yield
         self.stall += time.monotonic() - started
-
-
-def versions() -> dict[str, str]:
-    packages = ("dist_transformer", "torch", "deepspeed")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
 class CheckpointWriter:

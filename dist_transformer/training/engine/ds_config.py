@@ -125,8 +125,13 @@ def complete_ds_config(user: dict[str, Any], config: TrainConfig, world_size: in
     stage = user.get("zero_optimization", {}).get("stage", 0)
     # At stage 0 bf16 and clipping are `PlainAdam`'s: DeepSpeed sees a plain fp32 optimizer.
     bf16 = config.precision == "bf16" and stage > 0
+    zero = dict(user.get("zero_optimization", {}))
+    if world_size == 1:
+        # There is nothing to overlap with, and DeepSpeed waits for the device at each reduction.
+        zero["overlap_comm"] = False
     return {
         **user,
+        "zero_optimization": zero,
         "train_batch_size": world_size * accumulation,
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": accumulation,
@@ -139,4 +144,6 @@ def complete_ds_config(user: dict[str, Any], config: TrainConfig, world_size: in
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
         "steps_per_print": None,
+        # DeepSpeed's clock of throughput waits for the device twice per micro-batch.
+        "timers": {"throughput": {"enabled": False}},
     }

@@ -1,0 +1,175 @@
+"""The kernels of a training step on a GPU, each alone: milliseconds, and what that is in operations or bytes.
+
+Sizes are those of a preset on 25k tokens in sentences of two mean lengths. Inputs are drawn anew and rotate among
+several sets, so that caches do not hold them.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.measure import Measure
+from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.errors import UserError
+from dist_transformer.model.loss import smoothed_cross_entropy
+
+_SETS = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class KernelBenchmark:
+    preset: str
+    vocab_size: int
+    tokens: int = 25_088
+    mean_lengths: tuple[int, ...] = (13, 29)
+    repeats: int = 10
+
+
+def run_kernel_benchmark(
+    settings: KernelBenchmark, device: torch.device, report: Callable[[str], None]
+) -> dict[str, Any]:
+    if device.type != "cuda":
+        raise UserError("kernels are measured on a GPU, and there is none here")
+    torch.manual_seed(1)
+    config = dataclasses.replace(PRESETS[settings.preset].model, vocab_size=settings.vocab_size)
+    found: dict[str, dict[str, Any]] = {}
+    for name, make in _works(config, settings, device).items():
+        found[name] = _time(make, settings.repeats)
+        report(f"{name}: {found[name]['milliseconds']['median']:.3f} ms")
+        torch.cuda.empty_cache()
+    return {"unit": "milliseconds", "tokens": settings.tokens, "width": config.width, "kernels": found}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Work:
+    run: Callable[[], object]
+    operations: float = 0.0
+    bytes_moved: float = 0.0
+    """At the least: each input read once, each output written once."""
+
+
+def _works(config: ModelConfig, settings: KernelBenchmark, device: torch.device) -> dict[str, Callable[[], Work]]:
+    tokens, width, ffn, vocabulary = settings.tokens, config.width, config.ffn_width, config.vocab_size
+    works: dict[str, Callable[[], Work]] = {
+        "copy of 1 GiB": lambda: _copy(device),
+        "products of qkv": lambda: _product(tokens, width, 3 * width, device),
+        "products of output": lambda: _product(tokens, width, width, device),
+        "products of feed-forward, inner": lambda: _product(tokens, width, ffn, device),
+        "products of feed-forward, outer": lambda: _product(tokens, ffn, width, device),
+        "product of logits": lambda: _product(tokens, width, vocabulary, device),
+        "loss, eager": lambda: _loss(config, tokens, device, compiled=False),
+        "loss, compiled": lambda: _loss(config, tokens, device, compiled=True),
+    }
+    for mean in settings.mean_lengths:
+        for kernel in ("short", "varlen"):
+            works[f"attention ({kernel}), {mean} tokens a sentence"] = functools.partial(
+                _attention, config, tokens, mean, device, kernel=kernel
+            )
+    return works
+
+
+def _time(make: Callable[[], Work], repeats: int) -> dict[str, Any]:
+    """Forward and backward, where there is one; median over turns through the sets of inputs."""
+    works = [make() for _ in range(_SETS)]
+    for work in works:
+        work.run()
+    times = []
+    for work in itertools.islice(itertools.cycle(works), repeats):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        start.record()
+        for _ in range(5):
+            work.run()
+        stop.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(stop) / 5)
+    found: dict[str, Any] = {"milliseconds": Measure(tuple(times)).to_json()}
+    seconds = found["milliseconds"]["median"] / 1e3
+    if works[0].operations:
+        found["tera_operations_per_second"] = works[0].operations / seconds / 1e12
+    if works[0].bytes_moved:
+        found["terabytes_per_second"] = works[0].bytes_moved / seconds / 1e12
+    return found
+
+
+def _normal(*shape: int, device: torch.device) -> torch.Tensor:
+    return torch.randn(*shape, device=device, dtype=torch.bfloat16)
+
+
+def _copy(device: torch.device) -> Work:
+    source = torch.empty(2**30, dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+    return Work(lambda: target.copy_(source), bytes_moved=2 * 2**30)
+
+
+def _product(rows: int, inner: int, columns: int, device: torch.device) -> Work:
+    """x W^T, and the two of its backward pass."""
+    x, w, g = (_normal(*shape, device=device) for shape in ((rows, inner), (columns, inner), (rows, columns)))
+    return Work(lambda: (x @ w.t(), g @ w, g.t() @ x), operations=6.0 * rows * inner * columns)
+
+
+def _loss(config: ModelConfig, tokens: int, device: torch.device, *, compiled: bool) -> Work:
+    hidden, weight = (_normal(rows, config.width, device=device) for rows in (tokens, config.vocab_size))
+    labels = torch.randint(config.vocab_size, (tokens,), device=device)
+    hidden.requires_grad_()
+    weight = (0.02 * weight).requires_grad_()
+
+    def run() -> None:
+        torch.autograd.grad(
+            smoothed_cross_entropy(hidden, weight, labels, 0.1, compiled=compiled).loss, (hidden, weight)
+        )
+
+    return Work(run, operations=6.0 * tokens * config.width * config.vocab_size)
+
+
+def _attention(config: ModelConfig, tokens: int, mean: int, device: torch.device, *, kernel: str) -> Work:
+    """Of a decoder to itself, as a model calls it: its projection's output and that one's gradient."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    from dist_transformer.model.short_attention import self_attention
+
+    lengths = sentence_lengths(tokens, mean)
+    offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
+    heads, width, longest = config.heads, config.attention_head_width, int(max(lengths))
+    qkv = _normal(tokens, 3, heads, width, device=device).requires_grad_()
+    gradient = _normal(tokens, heads, width, device=device)
+
+    def run() -> None:
+        if kernel == "short":
+            mixed = self_attention(qkv, offsets, causal=True)
+        else:
+            mixed = varlen_attn(*qkv.unbind(1), offsets, offsets, longest, longest, window_size=(-1, 0))
+        torch.autograd.grad(mixed, qkv, gradient)
+
+    squares = 0.5 * float(sum(length**2 for length in lengths))
+    # Two products forwards, five backwards; four tensors forwards, eight backwards.
+    return Work(run, operations=14.0 * squares * heads * width, bytes_moved=24.0 * tokens * heads * width)
+
+
+def sentence_lengths(tokens: int, mean: int) -> Sequence[int]:
+    """Of sentences that fill so many tokens; spread as those of text are, log-normally."""
+    random = np.random.default_rng(1)
+    drawn = np.clip(np.exp(random.normal(np.log(mean) - 0.18, 0.6, size=2 * tokens // mean)), 1, 256).astype(int)
+    ends = np.cumsum(drawn)
+    count = int(np.searchsorted(ends, tokens))
+    kept = drawn[:count].tolist()
+    return [*kept, tokens - sum(kept)] if sum(kept) < tokens else kept
+
+
+def kernel_table(figures: dict[str, Any]) -> str:
+    """What was measured, in at most 80 characters a line."""
+    lines = [f"{'':38} {'ms':>8} {'TFLOP/s':>8} {'TB/s':>6}"]
+    for name, kernel in figures["kernels"].items():
+        operations = kernel.get("tera_operations_per_second")
+        moved = kernel.get("terabytes_per_second")
+        lines.append(
+            f"{name:38} {kernel['milliseconds']['median']:8.3f} {f'{operations:.0f}' if operations else '':>8} "
+            f"{f'{moved:.2f}' if moved else '':>6}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,156 @@
+"""A training step on a GPU taken apart: its time by kinds of kernels, launches, waits for the device, memory.
+
+Unit: real target tokens a second of wall time.
+"""
+
+import collections
+import dataclasses
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.measure import Measure, check_counts
+from benchmarks.training.contenders import Contender
+from benchmarks.training.field import Field, graphs_compiled, open_field, product_rate
+from dist_transformer.config.settings import TrainConfig
+from dist_transformer.errors import UserError
+from dist_transformer.model.transformer import training_flops
+from dist_transformer.planning.memory import MicroBatch, ZeroSettings, predict_memory
+from dist_transformer.runtime.world import World
+from dist_transformer.training.engine.ds_config import DEFAULT_ZERO
+
+KINDS = {
+    "attention": r"flash|fmha|attention|varlen",
+    "matrix products": r"gemm|nvjet|cutlass|cublas|splitK|wgmma",
+    "optimizer": r"multi_tensor_apply|adam|foreach",
+    "copies": r"memcpy|memset|copy_device_to_device|direct_copy",
+    "compiled": r"^triton",
+    "softmax": r"softmax|SoftMax|logsumexp",
+    "normalisation": r"layer_norm|LayerNorm|GammaBeta",
+    "dropout": r"dropout|bernoulli",
+    "embedding": r"embedding|index|gather|scatter|radix|sort",
+    "sums": r"reduce",
+    "elementwise": r"elementwise|fill|vectorized|unrolled",
+}
+"""Kinds of kernels by parts of their names; the first that matches."""
+_WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepBenchmark:
+    config: TrainConfig
+    """Model, batch, optimizer and precision; `data` names the data folder."""
+    steps: int
+    rounds: int
+    profiled: int = 2
+    """Steps under the profiler."""
+    warm_up: int = 3
+
+    def __post_init__(self) -> None:
+        check_counts(self, steps=1, rounds=1)
+
+
+def run_step_benchmark(settings: StepBenchmark, device: torch.device, report: Callable[[str], None]) -> dict[str, Any]:
+    if device.type != "cuda":
+        raise UserError("a step is taken apart on a GPU, and there is none here")
+    rate, config = product_rate(device), settings.config
+    torch.cuda.reset_peak_memory_stats()
+    field = open_field(config, World(), device)
+    contender = field.factories["ours"]()
+    started = time.monotonic()
+    contender.train(settings.warm_up)
+    warm, graphs = time.monotonic() - started, graphs_compiled()
+    report(f"warm after {warm:.0f} s")
+    timings = [contender.train(settings.steps) for _ in range(settings.rounds)]
+    peak = torch.cuda.max_memory_allocated()
+    profile = _profile(contender, settings.profiled)
+    source, target = (sum(getattr(t, f"{side}_tokens") for t in timings) for side in ("source", "target"))
+    seconds = sum(t.seconds["wall"] for t in timings)
+    flops = training_flops(field.config.model, source_tokens=source, target_tokens=target)
+    return {
+        "unit": "real target tokens a second",
+        "precision": config.precision,
+        "compiled": config.compile,
+        "packs_per_micro_batch": config.batch.packs_per_micro_batch,
+        "product_flops_per_second": rate,
+        "rates": Measure(tuple(t.target_tokens / t.seconds["wall"] for t in timings)).to_json(),
+        "tokens_per_step": target / sum(t.steps for t in timings),
+        "milliseconds": 1e3 * seconds / sum(t.steps for t in timings),
+        "share_of_product_rate": flops / seconds / rate,
+        "data_share": sum(t.seconds["data"] for t in timings) / seconds,
+        "warm_up_seconds": warm,
+        "graphs": graphs,
+        "graphs_afterwards": graphs_compiled() - graphs,
+        "peak_gib": peak / 2**30,
+        "planned_gib": _planned(field) / 2**30,
+        **profile,
+    }
+
+
+def _planned(field: Field) -> int:
+    batch, config = field.config.batch, field.config
+    micro = MicroBatch(
+        source_tokens=batch.packs_per_micro_batch * (batch.max_source_tokens or batch.max_target_tokens),
+        target_tokens=batch.packs_per_micro_batch * batch.max_target_tokens,
+    )
+    memory = predict_memory(
+        config.model,
+        ZeroSettings.from_ds_config({"zero_optimization": DEFAULT_ZERO}),
+        world_size=1,
+        precision=config.precision,
+        accumulation=batch.accumulation_steps(1),
+        micro=micro,
+    )
+    return memory.peak
+
+
+def _profile(contender: Contender, steps: int) -> dict[str, Any]:
+    """Of each step: milliseconds of its kernels by kind, its slowest kernels, launches and waits."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
+        contender.train(steps)
+    on_device = [e for e in recorded.events() or () if e.device_type == torch.autograd.DeviceType.CUDA]
+    calls = collections.Counter(e.name for e in recorded.events() or ())
+    kernels: dict[str, list[float]] = collections.defaultdict(list)
+    for event in on_device:
+        if not event.is_user_annotation:
+            kernels[event.name].append(event.time_range.elapsed_us())
+    total = {name: sum(times) / 1e3 / steps for name, times in kernels.items()}
+    kinds: dict[str, float] = collections.defaultdict(float)
+    for name, milliseconds in total.items():
+        kinds[kind_of(name)] += milliseconds
+    slowest = sorted(total, key=total.__getitem__, reverse=True)[:25]
+    return {
+        "kernel_milliseconds": sum(total.values()),
+        "kinds": dict(sorted(kinds.items(), key=lambda item: -item[1])),
+        "slowest": [
+            {"name": name[:120], "milliseconds": total[name], "times": len(kernels[name]) / steps} for name in slowest
+        ],
+        "launches": sum(map(len, kernels.values())) / steps,
+        "calls": {name: count / steps for name, count in calls.items() if name.startswith(("cuda", "cu"))},
+        # The clock of the benchmark waits twice.
+        "waits": {name: calls[name] / steps for name in _WAITS if calls[name]},
+    }
+
+
+def kind_of(kernel: str) -> str:
+    return next((kind for kind, pattern in KINDS.items() if re.search(pattern, kernel, re.IGNORECASE)), "other")
+
+
+def step_table(figures: dict[str, Any]) -> str:
+    """What was measured, in at most 80 characters a line."""
+    kinds = "".join(f"\n    {kind:18} {ms:7.1f}" for kind, ms in figures["kinds"].items() if ms >= 0.05)
+    return (
+        f"{figures['rates']['median']:,.0f} target tokens/s, {figures['milliseconds']:.1f} ms a step of "
+        f"{figures['tokens_per_step']:,.0f}\n"
+        f"{figures['share_of_product_rate']:.1%} of a product's {figures['product_flops_per_second'] / 1e12:.0f} "
+        f"TFLOP/s; data {figures['data_share']:.1%}\n"
+        f"peak {figures['peak_gib']:.1f} GiB (planned {figures['planned_gib']:.1f}); {figures['graphs']} graphs, "
+        f"{figures['graphs_afterwards']} more after {figures['warm_up_seconds']:.0f} s of warm-up\n"
+        f"each step: {figures['launches']:,.0f} launches; waits for the device: {figures['waits'] or 'none'}\n"
+        f"kernels, ms: {figures['kernel_milliseconds']:.1f}{kinds}"
+    )
