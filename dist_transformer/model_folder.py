@@ -26,7 +26,6 @@ from dist_transformer.directions import Direction, choose_direction, worth_stati
 from dist_transformer.errors import UserError, printable
 from dist_transformer.files import (
     folder_beside,
-    is_locked,
     make_folder,
     move,
     read_small,
@@ -35,6 +34,7 @@ from dist_transformer.files import (
     whole_path,
     write_file,
 )
+from dist_transformer.locks import is_locked
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.launch import as_typed, own_command
 from dist_transformer.tensor_file import TensorFile, is_finite

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dist_transformer.errors import UserError
-from dist_transformer.files import exclusive
+from dist_transformer.locks import exclusive
 from dist_transformer.run.ledger import GENESIS, Ledger, chain_link
 from dist_transformer.run.verify import verify_run
 from tests.run.sound_run import LEFT_OUT, NEWEST, PART, edit_json, edit_manifest, failures, flip, seal

@@ -34,7 +34,9 @@ from dist_transformer.data.folder.storage import (
 from dist_transformer.data.folder.urls import is_url, refuse_secrets
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
-from dist_transformer.files import exclusive, guard, make_folder, move, read_small, sha256_of
+from dist_transformer.files import make_folder, move, read_small, sha256_of
+from dist_transformer.links import guard
+from dist_transformer.locks import exclusive
 from dist_transformer.verified import Stated, hold_verified, read_verified
 
 # Shards in memory, besides those that a plan holds; 100,000 pairs of 30 tokens a side take 13 MB.
