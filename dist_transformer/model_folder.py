@@ -19,7 +19,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from dist_transformer.config.plain import OMIT_DEFAULT, from_plain, to_plain
+from dist_transformer.config.plain import OMIT_DEFAULT, from_plain, read_json, to_plain
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.directions import Direction, choose_direction, worth_stating
@@ -198,6 +198,15 @@ def _read_config(path: Path) -> tuple[ModelInfo, WeightsInfo]:
     if weights != WeightsInfo(sha256=weights.sha256):
         raise UserError(f"{file} states weights that are not fp32, or not finite: {_REMEDY}")
     return from_plain(ModelInfo, values, str(file), remedy=_REMEDY), weights
+
+
+def is_of_transformers(path: Path) -> bool:
+    """Whether a folder has the config.json of a model for transformers, such as an export, in place of ours."""
+    try:
+        values = read_json(path / CONFIG_FILE)
+    except UserError:
+        return False
+    return "model_type" in values and "format_version" not in values
 
 
 def _way_to_a_model(path: Path) -> str:
