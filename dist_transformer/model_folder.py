@@ -37,7 +37,7 @@ from dist_transformer.files import (
 from dist_transformer.locks import is_locked
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.launch import as_typed, own_command
-from dist_transformer.tensor_file import TensorFile, is_finite
+from dist_transformer.tensor_file import LARGEST_HEADER, TensorFile, is_finite
 from dist_transformer.verified import Stated, has_own_hash, with_own_hash
 
 FORMAT_VERSION = 2
@@ -239,7 +239,8 @@ def load_model(
     _require_memory(path / WEIGHTS_FILE, info.model)
     model = Transformer(info.model)
     file = path / WEIGHTS_FILE
-    weights = TensorFile.in_memory(file, Stated(stated.sha256, CONFIG_FILE, _REMEDY))
+    most = LARGEST_HEADER + 4 * sum(tensor.numel() for tensor in model.state_dict().values())
+    weights = TensorFile.in_memory(file, Stated(stated.sha256, CONFIG_FILE, _REMEDY, most_bytes=most))
     _fill(model, weights)
     del weights
     return for_decoding(model, device, dtype), tokenizer, info
