@@ -6,7 +6,6 @@ Nothing below a guarded folder is written or removed through a link, and only re
 
 import contextlib
 import errno
-import fcntl
 import glob
 import hashlib
 import io
@@ -18,9 +17,10 @@ import uuid
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
 
 from dist_transformer.errors import UserError
+from dist_transformer.links import open_no_link, refuse_link, refuse_linked_parent
+from dist_transformer.locks import exclusive_folder, is_locked
 
 _UNFINISHED = ".tmp"
 # Bytes of the largest file that is read at once without need: a tokenizer of 256,000 words has about 20 MB.
@@ -32,62 +32,6 @@ _PICKLE_SUFFIXES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 _PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in (2, 3, 4, 5))
 # What follows the name in those of `folder_beside`, and of what stepped aside for them.
 _HIDDEN = re.compile(r"(\.[0-9a-f]{32})(\.old)?")
-# Folders below which this process writes and removes nothing through a link.
-_GUARDED: set[Path] = set()
-
-
-def guard(folder: Path) -> None:
-    """Write and remove nothing below `folder` through a link, from now on and in this whole process.
-
-    The folder itself may be reached through links.
-    """
-    _GUARDED.add(folder.absolute())
-
-
-def refuse_link(path: Path) -> None:
-    """Refuse to write to `path` when it is a link, or lies behind one, below a guarded folder.
-
-    Raises:
-        UserError: it names the link.
-    """
-    _refuse_links(path.absolute())
-
-
-def _refuse_links(place: Path) -> None:
-    below: list[Path] = []
-    for folder in (place, *place.parents):
-        if folder in _GUARDED:
-            break
-        below.append(folder)
-    else:
-        return
-    for each in below:
-        if each.is_symlink():
-            raise UserError(
-                f"{each} is a link, through which nothing is written or removed: put a real file or folder there, or "
-                "remove the link"
-            )
-
-
-def _refuse_linked_parent(path: Path) -> None:
-    place = path.absolute()
-    if place not in _GUARDED:
-        _refuse_links(place.parent)
-
-
-def _open_no_link(path: str, flags: int) -> int:
-    """Open a file to write, as long as it is no link, no pipe (opening one waits for its reader) and no device."""
-    handle = None
-    try:
-        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise
-    if handle is not None:
-        if stat.S_ISREG(os.fstat(handle).st_mode):
-            return handle
-        os.close(handle)
-    raise UserError(f"{path} is a link, a folder, a pipe or a device, and is not written to: remove it")
 
 
 def sync(path: Path) -> None:
@@ -117,7 +61,7 @@ def whole_path(path: Path, *, durable: bool = True, fence: Callable[[], object] 
     if _is_stream(path):
         yield path
         return
-    _refuse_linked_parent(path)
+    refuse_linked_parent(path)
     if os.path.lexists(path) and not path.is_symlink() and not path.is_file():
         raise UserError(
             f"{path} is a folder, a pipe or a device, and is not replaced: remove it or choose another place"
@@ -176,8 +120,8 @@ def write_new(path: Path, content: str) -> None:
         FileExistsError: there is one.
         UserError: a link would be passed.
     """
-    _refuse_linked_parent(path)
-    with open(path, "xb", opener=_open_no_link) as file:
+    refuse_linked_parent(path)
+    with open(path, "xb", opener=open_no_link) as file:
         file.write(content.encode())
 
 
@@ -193,7 +137,7 @@ def remove(path: Path) -> None:
     Raises:
         UserError: a link would be passed.
     """
-    _refuse_linked_parent(path)
+    refuse_linked_parent(path)
     path.unlink(missing_ok=True)
 
 
@@ -209,7 +153,7 @@ def remove_tree(path: Path, *, as_far_as_possible: bool = False) -> None:
     if path.is_symlink() or not path.is_dir():
         remove(path)
         return
-    _refuse_linked_parent(path)
+    refuse_linked_parent(path)
     shutil.rmtree(path, ignore_errors=as_far_as_possible)
 
 
@@ -233,8 +177,8 @@ def append_to(path: Path) -> io.BufferedWriter:
     Raises:
         UserError: it is a link, a pipe or a device, or a link would be passed.
     """
-    _refuse_linked_parent(path)
-    return open(path, "ab", opener=_open_no_link)
+    refuse_linked_parent(path)
+    return open(path, "ab", opener=open_no_link)
 
 
 def move(source: Path, target: Path) -> None:
@@ -244,7 +188,7 @@ def move(source: Path, target: Path) -> None:
         UserError: a link would be passed.
     """
     for path in (source, target):
-        _refuse_linked_parent(path)
+        refuse_linked_parent(path)
     source.rename(target)
     for folder in {source.absolute().parent, target.absolute().parent}:
         sync(folder)
@@ -313,54 +257,26 @@ def folder_beside(path: Path) -> Iterator[Path]:
     Raises:
         UserError: a link would be passed.
     """
-    _refuse_linked_parent(path)
+    refuse_linked_parent(path)
     for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
         own = _HIDDEN.fullmatch(left.name.removeprefix(f".{path.name}"))
         # What stepped aside may be all that there is.
         if own and is_locked(path.with_name(f".{path.name}{own[1]}")) is False and (own[2] is None or path.exists()):
             remove_tree(left, as_far_as_possible=True)
-    handle = None
-    while handle is None:
+    while True:
         folder = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         folder.mkdir()
-        # Another process may have taken it for one that was left, until it was locked.
-        with contextlib.suppress(FileNotFoundError):
-            handle = _lock_folder(folder)
-    try:
-        yield folder
-    finally:
-        remove_tree(folder, as_far_as_possible=True)
-        os.close(handle)
-
-
-def _lock_folder(folder: Path) -> int | None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    with contextlib.suppress(OSError):
-        # Not every file system knows locks of folders.
-        fcntl.flock(handle, fcntl.LOCK_EX)
-    if folder.exists():
-        return handle
-    os.close(handle)
-    return None
-
-
-def is_locked(path: Path) -> bool | None:
-    """Whether a process holds the lock of a file or a folder; None where that cannot be found out, as of a link."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return None
-    finally:
-        os.close(handle)
-    return False
+        with contextlib.ExitStack() as held:
+            # Another process may have taken it for one that was left, until it was locked.
+            with contextlib.suppress(FileNotFoundError):
+                held.enter_context(exclusive_folder(folder))
+            if not folder.exists():
+                continue
+            try:
+                yield folder
+            finally:
+                remove_tree(folder, as_far_as_possible=True)
+            return
 
 
 def sha256_of(path: Path) -> str:
@@ -383,44 +299,3 @@ def is_pickle(path: Path) -> bool:
         return False
     with zipfile.ZipFile(path) as archive:
         return any(name.endswith(".pkl") for name in archive.namelist())
-
-
-@contextlib.contextmanager
-def exclusive(path: Path, *, wait: bool = True) -> Iterator[TextIO]:
-    """Hold the lock file `path`, among processes and threads of this machine; it ends with its process.
-
-    Returns:
-        the file, open for the holder's own notes.
-
-    Raises:
-        BlockingIOError: somebody else holds it, and `wait` is False.
-        UserError: as `append_to`.
-    """
-    _refuse_linked_parent(path)
-    with open(path, "a+", encoding="utf-8", opener=_open_no_link) as file:
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield file
-
-
-@contextlib.contextmanager
-def exclusive_folder(path: Path) -> Iterator[int | None]:
-    """Hold a lock of a folder itself, which nobody can remove; it ends with its process.
-
-    Returns:
-        the folder's handle, or None where the file system locks files alone, as NFS.
-
-    Raises:
-        BlockingIOError: somebody else holds it.
-    """
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        locked: int | None = handle
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise
-        except OSError:
-            locked = None
-        yield locked
-    finally:
-        os.close(handle)

@@ -19,14 +19,13 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from dist_transformer.config.plain import OMIT_DEFAULT, from_plain, to_plain
+from dist_transformer.config.plain import OMIT_DEFAULT, from_plain, read_json, to_plain
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.directions import Direction, choose_direction, worth_stating
 from dist_transformer.errors import UserError, printable
 from dist_transformer.files import (
     folder_beside,
-    is_locked,
     make_folder,
     move,
     read_small,
@@ -35,9 +34,10 @@ from dist_transformer.files import (
     whole_path,
     write_file,
 )
+from dist_transformer.locks import is_locked
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.launch import as_typed, own_command
-from dist_transformer.tensor_file import TensorFile, is_finite
+from dist_transformer.tensor_file import LARGEST_HEADER, TensorFile, is_finite
 from dist_transformer.verified import Stated, has_own_hash, with_own_hash
 
 FORMAT_VERSION = 2
@@ -200,6 +200,15 @@ def _read_config(path: Path) -> tuple[ModelInfo, WeightsInfo]:
     return from_plain(ModelInfo, values, str(file), remedy=_REMEDY), weights
 
 
+def is_of_transformers(path: Path) -> bool:
+    """Whether a folder has the config.json of a model for transformers, such as an export, in place of ours."""
+    try:
+        values = read_json(path / CONFIG_FILE)
+    except UserError:
+        return False
+    return "model_type" in values and "format_version" not in values
+
+
 def _way_to_a_model(path: Path) -> str:
     inner = path / "model"
     if all((inner / name).exists() for name in (CONFIG_FILE, WEIGHTS_FILE)):
@@ -230,7 +239,8 @@ def load_model(
     _require_memory(path / WEIGHTS_FILE, info.model)
     model = Transformer(info.model)
     file = path / WEIGHTS_FILE
-    weights = TensorFile.in_memory(file, Stated(stated.sha256, CONFIG_FILE, _REMEDY))
+    most = LARGEST_HEADER + 4 * sum(tensor.numel() for tensor in model.state_dict().values())
+    weights = TensorFile.in_memory(file, Stated(stated.sha256, CONFIG_FILE, _REMEDY, most_bytes=most))
     _fill(model, weights)
     del weights
     return for_decoding(model, device, dtype), tokenizer, info

@@ -17,7 +17,7 @@ from dist_transformer.verified import Stated, VerifiedFile, read_verified
 
 _LENGTH_BYTES = 8
 # As the library limits it.
-_LARGEST_HEADER = 100_000_000
+LARGEST_HEADER = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def _parse(size: int, read: Callable[[int, int], bytearray]) -> tuple[Mapping[st
         raise ValueError("it is too short")
     length = int.from_bytes(read(0, _LENGTH_BYTES), "little")
     begin = _LENGTH_BYTES + length
-    if length > _LARGEST_HEADER or begin > size:
+    if length > LARGEST_HEADER or begin > size:
         raise ValueError("its header is longer than the file")
     header = json.loads(bytes(read(_LENGTH_BYTES, begin)))
     metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}

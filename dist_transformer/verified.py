@@ -4,6 +4,7 @@ A file is not checked and then opened again: `read_verified` and `hold_verified`
 `VerifiedFile` hashes again whatever it reads again.
 """
 
+import errno
 import hashlib
 import json
 import mmap
@@ -35,6 +36,8 @@ class Stated:
     """Name of the file that records it, for messages."""
     remedy: str
     """What the user can do about a damaged file."""
+    most_bytes: int = 2**28
+    """Bytes of the largest file that is read into memory, or copied."""
 
     def require(self, path: Path, found: str) -> None:
         """
@@ -56,7 +59,7 @@ def read_verified(path: Path, stated: Stated) -> bytearray:
     """
     try:
         with open_regular(path) as file:
-            content = _read_whole(file)
+            content = _read_whole(file, _size_of(file, stated))
     except OSError as error:
         raise stated.unreadable(path, error) from None
     stated.require(path, hashlib.sha256(content).hexdigest())
@@ -74,10 +77,10 @@ def hold_verified(path: Path, stated: Stated) -> Content:
     """
     try:
         with open_regular(path) as file:
-            is_small = os.fstat(file.fileno()).st_size <= _MOST_IN_MEMORY
+            size = _size_of(file, stated)
             content: Content
-            if is_small:
-                content = _read_whole(file)
+            if size <= _MOST_IN_MEMORY:
+                content = _read_whole(file, size)
                 sha256 = hashlib.sha256(content).hexdigest()
             else:
                 content, sha256 = _copy_to_unnamed_file(file, path)
@@ -158,9 +161,16 @@ def _replace_last(content: bytes, old: str, new: str) -> bytes:
     return before + new.encode() + after
 
 
-def _read_whole(file: BinaryIO) -> bytearray:
+def _size_of(file: BinaryIO, stated: Stated) -> int:
+    size = os.fstat(file.fileno()).st_size
+    if size > stated.most_bytes:
+        raise OSError(errno.EFBIG, f"it has {size:,} bytes, and no more than {stated.most_bytes:,} are expected")
+    return size
+
+
+def _read_whole(file: BinaryIO, size: int) -> bytearray:
     """Read what a file has now; whether it is what it should be is seen by its hash."""
-    content = bytearray(os.fstat(file.fileno()).st_size)
+    content = bytearray(size)
     view, filled = memoryview(content), 0
     while filled < len(content) and (count := file.readinto(view[filled:])):  # type: ignore[attr-defined]
         filled += count

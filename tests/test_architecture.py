@@ -28,7 +28,9 @@ BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 # listed belongs to its parent. `model_folder` is the format between training and inference.
 LAYERS = [
     {"checks", "errors", "packed"},
-    {"directions", "files"},
+    {"directions", "links"},
+    {"locks"},
+    {"files"},
     {"verified"},
     {"config", "runtime", "tensor_file"},
     {"data.tokenizer_file"},
@@ -222,7 +224,7 @@ def test_nothing_is_pickled(path: Path) -> None:
 
 
 # They try what a folder lets them do, open /dev/null, or make links for processes in a folder of their own.
-WRITERS = {"files", "preflight.probes", "runtime.processes", "runtime.streams", "cli.prepare"}
+WRITERS = {"files", "links", "locks", "preflight.probes", "runtime.processes", "runtime.streams", "cli.prepare"}
 # Methods and functions that write, and the place of the argument that is the file; -1 is what stands before the dot.
 WRITES = {
     "write_text": -1,
@@ -322,6 +324,8 @@ READERS = {
     "cli.prepare",
     "data.text.files",
     "files",
+    "links",
+    "locks",
     "preflight.facts",
     "preflight.probes",
     "run.environment",

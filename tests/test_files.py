@@ -11,9 +11,7 @@ from dist_transformer import files
 from dist_transformer.errors import UserError
 from dist_transformer.files import (
     append_to,
-    exclusive,
     folder_beside,
-    guard,
     is_pickle,
     make_folder,
     move,
@@ -28,6 +26,8 @@ from dist_transformer.files import (
     write_file,
     write_new,
 )
+from dist_transformer.links import guard
+from dist_transformer.locks import exclusive
 
 
 def test_content_is_flushed_before_its_name_and_the_name_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

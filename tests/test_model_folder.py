@@ -1,6 +1,7 @@
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,7 @@ from dist_transformer.model.attention import MultiHeadAttention
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, load_model, read_model_info, write_model_folder
 from dist_transformer.verified import Stated
+from tests.hub_cache import as_hub_cache
 from tests.small_model import forge_weights, restate
 
 CPU = torch.device("cpu")
@@ -51,6 +53,27 @@ def test_what_is_written_comes_back(
         "tokenizer.json",
     ]
     assert json.loads((model_folder / "config.json").read_text())["format_version"] == 2
+
+
+def test_files_may_be_links_to_files(model_folder: Path, random_model: Transformer, tmp_path: Path) -> None:
+    model, _, _ = load_model(as_hub_cache(model_folder, tmp_path), CPU)
+    for name, tensor in random_model.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize("target", ["pipe", "/dev/zero", "nothing", "folder", "model.safetensors of any size"])
+def test_links_to_what_is_no_such_file(name: str, target: str, copy: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    # A file with holes: nothing is on the disk.
+    (tmp_path / "model.safetensors of any size").touch()
+    os.truncate(tmp_path / "model.safetensors of any size", 2**40)
+    (copy / name).unlink()
+    (copy / name).symlink_to(tmp_path / target)
+    with pytest.raises(UserError, match=rf"{re.escape(name)}.*: ") as refused:
+        load_model(copy, CPU)
+    assert "\n" not in str(refused.value)
 
 
 def test_directions_come_back_and_are_chosen(

@@ -203,9 +203,9 @@ REFUSING: dict[str, list[tuple[str, ...]]] = {
     "run/environment.json": [VERIFY, AGAINST],
     "run/samples/step-00000002.json": [VERIFY, REPORT],
     "run/bleu.json": [VERIFY],
-    "run/model/config.json": [TRANSLATE, EVALUATE, BEGIN_WITH, AVERAGE_MODEL],
-    "run/model/model.safetensors": [TRANSLATE, EVALUATE, BEGIN_WITH, AVERAGE_MODEL],
-    "run/model/tokenizer.json": [TRANSLATE, EVALUATE, BEGIN_WITH, AVERAGE_MODEL],
+    "run/model/config.json": [VERIFY, TRANSLATE, EVALUATE, BEGIN_WITH, AVERAGE_MODEL],
+    "run/model/model.safetensors": [VERIFY, TRANSLATE, EVALUATE, BEGIN_WITH, AVERAGE_MODEL],
+    "run/model/tokenizer.json": [VERIFY, TRANSLATE, EVALUATE, BEGIN_WITH, AVERAGE_MODEL],
 }
 """Commands that read a file, and refuse a pickle in its place."""
 

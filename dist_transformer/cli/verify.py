@@ -1,4 +1,5 @@
-"""Check a run folder: every hash of every checkpoint, the pointer, the weights, the chain of the sample ledger.
+"""Check a run folder: every hash of every checkpoint, the pointer, the weights, the chain of the sample ledger, and the
+trained models that were written into it.
 
 dist-transformer verify runs/mine
 dist-transformer verify runs/mine --data data/mine

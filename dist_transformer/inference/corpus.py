@@ -29,7 +29,6 @@ from dist_transformer.config.plain import read_json
 from dist_transformer.data.text.files import read_lines
 from dist_transformer.errors import UserError
 from dist_transformer.files import (
-    exclusive,
     make_folder,
     move,
     open_regular,
@@ -41,6 +40,7 @@ from dist_transformer.files import (
     write_file,
 )
 from dist_transformer.inference.translator import Translation
+from dist_transformer.locks import exclusive
 from dist_transformer.model_folder import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE
 from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks, rank, world_size
 

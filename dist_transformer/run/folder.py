@@ -12,16 +12,8 @@ from dist_transformer.config.settings import RUN_IDENTITY, TrainConfig
 from dist_transformer.data.folder.format import INDEX_FILE, TOKENIZER_FILE
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
-from dist_transformer.files import (
-    guard,
-    make_folder,
-    read_small,
-    refuse_link,
-    remove,
-    remove_unfinished,
-    sha256_of,
-    write_file,
-)
+from dist_transformer.files import make_folder, read_small, remove, remove_unfinished, sha256_of, write_file
+from dist_transformer.links import guard, refuse_link
 from dist_transformer.model_folder import WEIGHTS_FILE
 from dist_transformer.run.checkpoint.content import content_problem
 from dist_transformer.run.checkpoint.reader import CheckpointReader, newest_checkpoint

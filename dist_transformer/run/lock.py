@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import IO
 
 from dist_transformer.errors import UserError
-from dist_transformer.files import append_to, exclusive, exclusive_folder, make_folder, read_small
+from dist_transformer.files import append_to, make_folder, read_small
+from dist_transformer.locks import exclusive, exclusive_folder
 from dist_transformer.run.layout import LOCK_FILE
 
 Fence = Callable[[], None]
@@ -96,7 +97,7 @@ def _acquire(run_dir: Path, path: Path, stack: ExitStack) -> IO[bytes] | None:
     """Lock the folder and its lock file; None while another process holds one, or has just replaced one."""
     with ExitStack() as attempt:
         try:
-            folder = attempt.enter_context(exclusive_folder(run_dir))
+            folder = attempt.enter_context(exclusive_folder(run_dir.resolve(), wait=False))
             file = attempt.enter_context(exclusive(path, wait=False)).buffer
         except (BlockingIOError, *_GONE):
             return None

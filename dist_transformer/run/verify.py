@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 
 from dist_transformer.checks import Check
@@ -23,8 +24,9 @@ from dist_transformer.data.loading.events import LeftOut
 from dist_transformer.data.loading.loader import open_folders
 from dist_transformer.data.loading.mixture import position_from_json
 from dist_transformer.errors import UserError
-from dist_transformer.files import is_locked, is_pickle, read_small, regular, sha256_of
-from dist_transformer.model_folder import WEIGHTS_FILE
+from dist_transformer.files import is_pickle, read_small, regular, sha256_of
+from dist_transformer.locks import is_locked
+from dist_transformer.model_folder import CONFIG_FILE, WEIGHTS_FILE, is_of_transformers, load_model
 from dist_transformer.run.checkpoint.content import content_problem
 from dist_transformer.run.checkpoint.reader import CheckpointReader, checkpoint_problem, weight_hashes, weights_problem
 from dist_transformer.run.checkpoint.tensors import (
@@ -36,6 +38,7 @@ from dist_transformer.run.checkpoint.tensors import (
 from dist_transformer.run.folder import settings_of
 from dist_transformer.run.layout import (
     CHECKPOINTS,
+    FOLDERS,
     LEDGER_FILE,
     LOCK_FILE,
     POINTER,
@@ -91,6 +94,8 @@ def verify_run(
             verification.checks.pop()
     verification.check("latest", verification.pointer)
     verification.check("weights", verification.weights)
+    for path in verification.model_folders():
+        verification.check(f"{path.relative_to(run_dir)}/", partial(verification.model, path))
     if data:
         verification.check("data", lambda: verification.data(data, cache_dir))
         verification.check("sentences", lambda: verification.sentences(on_step))
@@ -264,6 +269,26 @@ class _Verification:
             raise UserError(f"{file} is not in {WEIGHT_HASHES}, so no save of this run wrote it: {remedy}")
         if problem := weights_problem(file):
             raise UserError(f"{problem}: {remedy}")
+
+    def model_folders(self) -> list[Path]:
+        """Trained models that were written into the run. A hidden folder is one that is being written."""
+        found = []
+        for parent, folders, files in os.walk(self.run_dir):
+            path = Path(parent)
+            own = FOLDERS if path == self.run_dir else ()
+            folders[:] = sorted(name for name in folders if name not in own and not name.startswith("."))
+            if path != self.run_dir and WEIGHTS_FILE in files and not is_of_transformers(path):
+                found.append(path)
+        return found
+
+    def model(self, path: Path) -> str:
+        for name in (CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE):
+            _plain_file(path / name)
+        # What every command does that uses the model.
+        model, _, info = load_model(path, torch.device("cpu"))
+        parameters = sum(parameter.numel() for parameter in model.state_dict().values())
+        steps = f"step{'s' * (len(info.steps) > 1)} {', '.join(f'{step:,}' for step in info.steps)}"
+        return f"model of {steps}: {parameters:,} parameters, all finite, hashes as {CONFIG_FILE} states"
 
     def data(self, places: Sequence[str], cache_dir: Path | None) -> str:
         known = self._known_config()

@@ -1,6 +1,7 @@
 """The process group of a launch, and the device of this rank."""
 
 import os
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,10 +10,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from dist_transformer.errors import UserError
 from dist_transformer.runtime.allocator import keep_freed_memory
 from dist_transformer.runtime.device import find_device
-from dist_transformer.runtime.launch import RANK_VARIABLES, free_port
-from dist_transformer.runtime.rendezvous import meet
+from dist_transformer.runtime.launch import RANK_VARIABLES
+from dist_transformer.runtime.rendezvous import LOOPBACK_IS_DOWN, loopback_is_down, meet
 from dist_transformer.runtime.world import World
 
 _SETTLE_SECONDS = 0.3
@@ -36,7 +38,8 @@ def process_group(
         single: make a group for a world of one too; DeepSpeed asks for it.
 
     Raises:
-        UserError: some ranks do not join, which it names; the port of the group is taken; or there is no such device.
+        UserError: some ranks do not join, which it names; the port of the group is taken; nothing answers at rank 0's
+            address; or there is no such device.
     """
     device = _claim_device(world, device_name)
     with _restored(RANK_VARIABLES):
@@ -74,16 +77,23 @@ def _join(world: World, device: torch.device, patience: timedelta, timeout: time
         LOCAL_RANK=str(world.local_rank),
         LOCAL_WORLD_SIZE=str(world.local_size),
     )
-    if world.size == 1:
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-        os.environ.setdefault("MASTER_PORT", str(free_port()))
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=meet(world, patience),
-        rank=world.rank,
-        world_size=world.size,
-        timeout=timeout,
-    )
+    store = meet(world, patience)
+    try:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            store=store,
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timeout,
+        )
+    except RuntimeError:
+        # gloo wants an interface, even for one process.
+        if not loopback_is_down():
+            raise
+        raise UserError(
+            f"rank {world.rank} on {socket.gethostname()} finds no network interface for its process group: "
+            f"{LOOPBACK_IS_DOWN}"
+        ) from None
 
 
 def _claim_device(world: World, name: str | None) -> torch.device:

@@ -1,5 +1,6 @@
 """All ranks of one launch meet at the store of rank 0, and none of another launch among them."""
 
+import ipaddress
 import json
 import os
 import socket
@@ -18,17 +19,25 @@ _RANK_0_FIRST_SECONDS = 10.0
 # What rank 0 found reaches the others so much later.
 _GRACE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
+LOOPBACK_IS_DOWN = "the loopback interface of this machine is down: bring it up by `ip link set lo up`"
+# A machine that is there refuses a port that nobody serves: then rank 0 has not begun, and is waited for. Where nothing
+# answers for so long, the address is wrong or a firewall is between.
+_UNANSWERED_SECONDS = 30.0
 
 
 def meet(world: World, patience: timedelta) -> dist.Store:
     """Give the store of rank 0, once all ranks have come to it. Collective: every rank must call it.
 
     Raises:
-        UserError: the port is taken, or some ranks do not come within `patience`; it names them.
+        UserError: the port is taken, nothing answers at rank 0's address, or some ranks do not come within `patience`;
+            it names them.
     """
+    if world.size == 1:
+        # Nobody to meet: no port that could be taken, and no network that could be down.
+        return dist.HashStore()
     began = time.monotonic()
     store = connect(world, patience)
-    if world.size > 1 and not _has_agents() and _is_of_another_launch(store, world):
+    if not _has_agents() and _is_of_another_launch(store, world):
         time.sleep(_RANK_0_FIRST_SECONDS)
         raise UserError(f"port {_address()[1]} of {_address()[0]} is taken by another training: {port_remedy()}")
     store.set(_joined(world.rank), socket.gethostname())
@@ -52,15 +61,17 @@ def connect(world: World, patience: timedelta, *, serve: bool = True) -> dist.St
         serve: rank 0 begins to serve; False for one more connection.
 
     Raises:
-        UserError: rank 0 cannot serve, or cannot be reached within `patience`.
+        UserError: rank 0 cannot serve, or cannot be reached: within `patience`, or at all.
     """
     host, port = _address()
     serves = serve and world.is_main and not _has_agents()
     began, where = time.monotonic(), f"rank {world.rank} on {socket.gethostname()}"
     try:
-        if not serves:
-            _wait_for_server(host, port, patience)
+        _reach(host, port, patience, awaits_server=not serves)
         store = dist.TCPStore(host, port, world.size, serves, timeout=patience, wait_for_workers=False)
+    except _UnreachableError as error:
+        does = "serve" if serves else "reach rank 0"
+        raise UserError(f"{where} cannot {does} at {host}:{port}: {error}") from None
     except (OSError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0]
         if serves and "EADDRINUSE" in reason:
@@ -111,17 +122,61 @@ def _joined(rank: int) -> str:
     return f"joined/{rank}"
 
 
-def _wait_for_server(host: str, port: int, patience: timedelta) -> None:
-    """Wait until the port answers; torch, which would wait too, prints a page when it gives up."""
-    deadline = time.monotonic() + patience.total_seconds()
+class _UnreachableError(Exception):
+    """Nothing answers at an address; the reason and the remedy."""
+
+
+def _reach(host: str, port: int, patience: timedelta, *, awaits_server: bool) -> None:
+    """Wait until the address answers: torch, which would wait too, prints a page at each attempt.
+
+    Args:
+        awaits_server: the port must be open; otherwise a machine that refuses it is an answer as well.
+
+    Raises:
+        _UnreachableError: the address does not answer at all.
+        OSError: rank 0 does not serve within `patience`.
+    """
+    now = time.monotonic()
+    deadline, answered = now + patience.total_seconds(), now
     while True:
+        unanswered_until = min(deadline, answered + _UNANSWERED_SECONDS)
         try:
-            with socket.create_connection((host, port), timeout=max(_PAUSE_SECONDS, deadline - time.monotonic())):
+            with socket.create_connection((host, port), timeout=max(_PAUSE_SECONDS, unanswered_until - now)):
                 return
-        except OSError:
-            if time.monotonic() > deadline:
+        except ConnectionRefusedError:
+            if not awaits_server:
+                return
+            now = answered = time.monotonic()
+            if now > deadline:
                 raise
-            time.sleep(_PAUSE_SECONDS)
+        except OSError as error:
+            now = time.monotonic()
+            if not isinstance(error, socket.gaierror) and _is_loopback(host) and loopback_is_down():
+                raise _UnreachableError(
+                    f"{LOOPBACK_IS_DOWN}, or set MASTER_ADDR to another address of rank 0"
+                ) from None
+            if now > unanswered_until:
+                raise _UnreachableError(
+                    f"nothing answered for {now - answered:.0f} s ({error.strerror or error}): set MASTER_ADDR to "
+                    "an address of rank 0 to which this machine has a route, and see whether a firewall is between"
+                ) from None
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _is_loopback(host: str) -> bool:
+    """Decide whether a name or an address leads to this machine alone."""
+    return all(ipaddress.ip_address(entry[4][0]).is_loopback for entry in socket.getaddrinfo(host, None))
+
+
+def loopback_is_down() -> bool:
+    """Decide whether this machine cannot even reach itself, as in a network namespace that nobody has set up."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Looks for a route; nothing is sent.
+            probe.connect(("127.0.0.1", 9))
+        except OSError:
+            return True
+    return False
 
 
 def _find_missing(store: dist.Store, world: World, patience: timedelta, began: float) -> str:

@@ -45,7 +45,7 @@ def file_system(locks: str) -> Iterator[None]:
     """One that locks so much, and flushes at once; nobody waits for a process that is about to end."""
 
     @contextlib.contextmanager
-    def no_folder_lock(_: Path) -> Iterator[None]:
+    def no_folder_lock(_: Path, *, wait: bool) -> Iterator[None]:
         yield None
 
     def unknown(*_: Any, **__: Any) -> None:

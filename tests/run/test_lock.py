@@ -32,7 +32,7 @@ def no_folder_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system that locks files alone."""
 
     @contextlib.contextmanager
-    def unknown(_: Path) -> Iterator[None]:
+    def unknown(_: Path, *, wait: bool) -> Iterator[None]:
         yield None
 
     monkeypatch.setattr(lock, "exclusive_folder", unknown)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from dist_transformer.errors import UserError
-from dist_transformer.files import exclusive
+from dist_transformer.locks import exclusive
 from dist_transformer.run.ledger import GENESIS, Ledger, chain_link
 from dist_transformer.run.verify import verify_run
 from tests.run.sound_run import LEFT_OUT, NEWEST, PART, edit_json, edit_manifest, failures, flip, seal
@@ -35,6 +36,48 @@ def test_a_sound_run(run: Path) -> None:
     assert details["weights"].startswith("2 file(s)")
     assert details["weights"].endswith("; 2 equal to a checkpoint's")
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.fixture
+def model(run: Path, model_folder: Path) -> Path:
+    """A trained model inside the run."""
+    return Path(shutil.copytree(model_folder, run / "model"))
+
+
+def test_a_sound_model_inside_the_run(run: Path, model: Path) -> None:
+    shutil.copytree(model, run / "models" / "best")
+    shutil.copytree(model, run / ".model.0123")
+    checks = verify_run(run)
+    assert [check.name for check in checks[7:]] == ["model/", "models/best/"]
+    assert failures(run) == {}
+    assert checks[7].found == ("model of steps 100, 200: 24,768 parameters, all finite, hashes as config.json states")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_flipped_bit_of_a_model(run: Path, model: Path, name: str) -> None:
+    file = model / name
+    flip(file, at=file.stat().st_size // 2)
+    found = failures(run)
+    assert found.keys() == {"model/"}
+    assert str(file) in found["model/"]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
+def test_a_model_without_a_file(run: Path, model: Path, name: str) -> None:
+    (model / name).unlink()
+    assert f"{model / name} is missing" in failures(run)["model/"]
+
+
+def test_a_model_file_that_is_a_link(run: Path, model: Path) -> None:
+    (model / "model.safetensors").rename(run.parent / "elsewhere")
+    (model / "model.safetensors").symlink_to(run.parent / "elsewhere")
+    assert "model.safetensors is a link" in failures(run)["model/"]
+
+
+def test_an_export_for_transformers_is_no_model_of_ours(run: Path, model: Path) -> None:
+    (model / "config.json").write_text('{"model_type": "marian"}')
+    assert failures(run) == {}
+    assert len(verify_run(run)) == 7
 
 
 def test_what_is_no_run_folder(tmp_path: Path, run: Path) -> None:

@@ -1,10 +1,10 @@
 """A prepared data folder, opened: in a folder of this machine, or behind a URL with a cache on local disk."""
 
 import io
-import os
 import stat
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +34,9 @@ from dist_transformer.data.folder.storage import (
 from dist_transformer.data.folder.urls import is_url, refuse_secrets
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.errors import UserError
-from dist_transformer.files import exclusive, guard, make_folder, move, read_small, sha256_of
+from dist_transformer.files import make_folder, move, read_small, sha256_of
+from dist_transformer.links import guard
+from dist_transformer.locks import exclusive
 from dist_transformer.verified import Stated, hold_verified, read_verified
 
 # Shards in memory, besides those that a plan holds; 100,000 pairs of 30 tokens a side take 13 MB.
@@ -215,7 +217,7 @@ class DataFolder:
         path = Path(place)
         index = _read_index(path)
         for shard in index.train.shards:
-            if shards_may_be_bad and not os.path.lexists(_inside(path, shard.file)):
+            if shards_may_be_bad and not _inside(path, shard.file).exists():
                 continue
             file = _check_inside(path, shard.file)
             if (size := file.stat().st_size) != shard.bytes and not shards_may_be_bad:
@@ -308,7 +310,8 @@ def _stated(sha256: str) -> Stated:
 
 
 def _read_lengths(path: Path, info: SplitInfo) -> np.ndarray:
-    content = hold_verified(path, _stated(info.lengths_sha256))
+    most = _LARGEST_HEADER + 2 * info.pairs * np.dtype(np.uint32).itemsize
+    content = hold_verified(path, replace(_stated(info.lengths_sha256), most_bytes=most))
     header = io.BytesIO(content[:_LARGEST_HEADER])
     try:
         version = np.lib.format.read_magic(header)
@@ -362,14 +365,14 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def _check_inside(folder: Path, name: str) -> Path:
-    """A regular file of the folder."""
+    """A regular file of the folder, or a link to one: in a cache of the hub all files are links."""
     path = _inside(folder, name)
     try:
-        mode = path.lstat().st_mode
+        mode = path.stat().st_mode
     except OSError as error:
         raise UserError(f"{path} is missing or unreadable ({error.strerror}): {REMEDY}") from None
     if not stat.S_ISREG(mode):
-        raise UserError(f"{path} is not a regular file (a link or a folder): {REMEDY}")
+        raise UserError(f"{path} is not a regular file (it is or leads to a folder, a pipe or a device): {REMEDY}")
     return path
 
 

@@ -18,7 +18,8 @@ from typing import Protocol
 from dist_transformer.data.folder.format import REMEDY, ShardInfo, TokenLists, read_shard
 from dist_transformer.data.folder.urls import without_secrets
 from dist_transformer.errors import UserError
-from dist_transformer.files import exclusive, open_regular, remove, remove_unfinished, sha256_of, whole_path
+from dist_transformer.files import open_regular, remove, remove_unfinished, sha256_of, whole_path
+from dist_transformer.locks import exclusive
 
 Columns = tuple[TokenLists, TokenLists]
 

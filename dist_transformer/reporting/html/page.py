@@ -5,7 +5,8 @@ from pathlib import Path
 
 from dist_transformer import __version__
 from dist_transformer.errors import UserError
-from dist_transformer.files import guard, write_file
+from dist_transformer.files import write_file
+from dist_transformer.links import guard
 from dist_transformer.reporting.html.markup import Html, element, join
 from dist_transformer.reporting.html.overview import checkpoints, curves, headline, key_figures
 from dist_transformer.reporting.html.run import Run, load_run

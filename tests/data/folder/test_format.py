@@ -298,12 +298,15 @@ def test_a_shard_that_went_bad_after_opening_is_found_at_its_first_use(folder: P
 
 @pytest.mark.parametrize("kind", ["flipped", "cut short", "missing"])
 def test_a_bad_shard_may_be_left_to_its_first_use(folder: Path, kind: str) -> None:
-    """For a run that goes on without it; a name or a link that leads elsewhere is refused all the same."""
+    """For a run that goes on without it; a name that leads elsewhere, or what is no file, is refused all the same."""
     damage(folder / "train-00001.arrow", kind)
     train = DataFolder.open(folder, shards_may_be_bad=True).train
     assert train.hold([0, 1]).keys() == {1}
     (folder / "train-00001.arrow").unlink(missing_ok=True)
-    (folder / "train-00001.arrow").symlink_to(folder / "train-00000.arrow")
+    (folder / "train-00001.arrow").symlink_to(folder / "nothing")
+    assert DataFolder.open(folder, shards_may_be_bad=True).train.hold([0, 1]).keys() == {1}
+    (folder / "train-00001.arrow").unlink()
+    os.mkfifo(folder / "train-00001.arrow")
     with pytest.raises(UserError, match=r"train-00001\.arrow is not a regular file"):
         DataFolder.open(folder, shards_may_be_bad=True)
     reindex(folder, 1, file="../train-00001.arrow")
@@ -378,13 +381,12 @@ def test_shard_that_is_not_the_one_indexed_is_found_when_used(folder: Path) -> N
         Split(folder, swapped).tokens(np.array([0]))
 
 
-@pytest.mark.parametrize("name", ["../train-00000.arrow", "/etc/hostname", "..", "", "sub/x.arrow", "link.arrow"])
+@pytest.mark.parametrize("name", ["../train-00000.arrow", "/etc/hostname", "..", "", "sub/x.arrow"])
 def test_names_that_lead_out_of_the_folder_are_refused(folder: Path, name: str) -> None:
-    (folder / "link.arrow").symlink_to(folder / "train-00000.arrow")
     train = json.loads((folder / "index.json").read_text())["train"]
     train["shards"][0]["file"] = name
     edit_index(folder, train=train)
-    with pytest.raises(UserError, match=r"is not a plain file name|is not a regular file"):
+    with pytest.raises(UserError, match="is not a plain file name"):
         DataFolder.open(folder)
 
 

@@ -1,0 +1,65 @@
+"""Links that a stranger may have put into a folder: nothing is written or removed through them."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from dist_transformer.errors import UserError
+
+# Folders below which this process writes and removes nothing through a link.
+_GUARDED: set[Path] = set()
+
+
+def guard(folder: Path) -> None:
+    """Write and remove nothing below `folder` through a link, from now on and in this whole process.
+
+    The folder itself may be reached through links.
+    """
+    _GUARDED.add(folder.absolute())
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse to write to `path` when it is a link, or lies behind one, below a guarded folder.
+
+    Raises:
+        UserError: it names the link.
+    """
+    _refuse_links(path.absolute())
+
+
+def _refuse_links(place: Path) -> None:
+    below: list[Path] = []
+    for folder in (place, *place.parents):
+        if folder in _GUARDED:
+            break
+        below.append(folder)
+    else:
+        return
+    for each in below:
+        if each.is_symlink():
+            raise UserError(
+                f"{each} is a link, through which nothing is written or removed: put a real file or folder there, or "
+                "remove the link"
+            )
+
+
+def refuse_linked_parent(path: Path) -> None:
+    place = path.absolute()
+    if place not in _GUARDED:
+        _refuse_links(place.parent)
+
+
+def open_no_link(path: str, flags: int) -> int:
+    """Open a file to write, as long as it is no link, no pipe (opening one waits for its reader) and no device."""
+    handle = None
+    try:
+        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise
+    if handle is not None:
+        if stat.S_ISREG(os.fstat(handle).st_mode):
+            return handle
+        os.close(handle)
+    raise UserError(f"{path} is a link, a folder, a pipe or a device, and is not written to: remove it")
