@@ -144,7 +144,8 @@ def _attention(config: ModelConfig, tokens: int, mean: int, device: torch.device
         if kernel == "short":
             mixed = self_attention(qkv, offsets, causal=True)
         else:
-            mixed = varlen_attn(*qkv.unbind(1), offsets, offsets, longest, longest, window_size=(-1, 0))
+            q, k, v = qkv.unbind(1)
+            mixed = cast(torch.Tensor, varlen_attn(q, k, v, offsets, offsets, longest, longest, window_size=(-1, 0)))
         torch.autograd.grad(mixed, qkv, gradient)
 
     squares = 0.5 * float(sum(length**2 for length in lengths))
