@@ -31,7 +31,7 @@ from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer, training_flops
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
-from dist_transformer.training.engine.ds_config import DEFAULT_ZERO
+from dist_transformer.training.engine.ds_config import load_ds_config
 
 LABELS = {
     "ours": "ours: packs, DeepSpeed ZeRO-1",
@@ -53,10 +53,6 @@ NEEDS = {
     "compiled": ("transformers",),
 }
 """Packages, besides those that all need."""
-_DS_CONFIGS: dict[str, dict[str, Any]] = {
-    "ours": {"zero_optimization": DEFAULT_ZERO},
-    "stock": {"zero_optimization": {"stage": 1}},
-}
 _SAMPLE_PAIRS = 20_000
 _VALID_PAIRS = 100
 # Losses of the same model on the same text, from the same weights, must lie so near each other.
@@ -108,7 +104,8 @@ def open_field(config: TrainConfig, world: World, device: torch.device) -> Field
     longest = min(config.model.max_positions, *data.budgets.tokens.tolist())
     sample = TextSample(split, pairs=_SAMPLE_PAIRS, longest=longest, seed=config.seed)
     valid = TextSample(data.first.valid, pairs=_VALID_PAIRS, longest=longest, seed=config.seed)
-    factories = own_contenders(model, data, config, _DS_CONFIGS, world) | peer_contenders(model, sample, config)
+    ds_configs = {"ours": load_ds_config(config.deepspeed_config), "stock": {"zero_optimization": {"stage": 1}}}
+    factories = own_contenders(model, data, config, ds_configs, world) | peer_contenders(model, sample, config)
     return Field(factories, config, sample, valid, device)
 
 

@@ -20,7 +20,7 @@ from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import training_flops
 from dist_transformer.planning.memory import MicroBatch, ZeroSettings, predict_memory
 from dist_transformer.runtime.world import World
-from dist_transformer.training.engine.ds_config import DEFAULT_ZERO
+from dist_transformer.training.engine.ds_config import load_ds_config
 
 KINDS = {
     "attention": r"flash|fmha|attention|varlen",
@@ -98,7 +98,7 @@ def _planned(field: Field) -> int:
     )
     memory = predict_memory(
         config.model,
-        ZeroSettings.from_ds_config({"zero_optimization": DEFAULT_ZERO}),
+        ZeroSettings.from_ds_config(load_ds_config(config.deepspeed_config)),
         world_size=1,
         precision=config.precision,
         accumulation=batch.accumulation_steps(1),
