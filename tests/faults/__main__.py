@@ -30,6 +30,7 @@ from tests.faults import (
     lost_ranks,
     not_finite,
     power_loss,
+    power_loss_disks,
     slow_saves,
     tools,
 )
@@ -48,6 +49,7 @@ CAMPAIGNS: list[Campaign] = [
         elastic,
         hostile,
         power_loss,
+        power_loss_disks,
         histories,
         formats,
         tools,
