@@ -185,7 +185,7 @@ def _read_config(path: Path) -> tuple[ModelInfo, WeightsInfo]:
         content = read_small(file)
         values = json.loads(content)
         version, sha256 = values.pop("format_version", None), values.pop("sha256", None)
-    except (OSError, ValueError, RecursionError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError, AttributeError, TypeError) as error:
         raise UserError(f"{file} cannot be read as a JSON object ({error}): {_REMEDY}") from None
     if version != FORMAT_VERSION:
         remedy = "update dist_transformer"

@@ -247,6 +247,13 @@ def test_a_missing_or_damaged_file_is_named(copy: Path, name: str) -> None:
         load_model(copy, CPU)
 
 
+@pytest.mark.parametrize("content", ["[1, 2, 3]", "[]", "null", "7", '"text"'])
+def test_a_config_that_is_no_object_is_refused(copy: Path, content: str) -> None:
+    (copy / "config.json").write_text(content)
+    with pytest.raises(UserError, match="cannot be read as a JSON object"):
+        load_model(copy, CPU)
+
+
 def test_weights_that_do_not_fit_are_named(copy: Path) -> None:
     file = copy / "model.safetensors"
     weights = safetensors.torch.load_file(file)

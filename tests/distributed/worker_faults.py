@@ -1,8 +1,9 @@
 """A rank of a training that does something to itself: FAULT=RANK:NUMBER:WHAT, and then the usual arguments.
 
 `raise`: an error at that step; `nan`: from that step on its losses are not numbers; a signal's name: sends it to
-itself, and once more, with SIGTERM, while it saves; `slow`: takes that many seconds in each save; `EIO`: that write of
-its saves fails as on a broken disk, injected where the program asks for the write.
+itself, and once more, with SIGTERM, while it saves; `slow`: takes that many seconds in each save; `pace`: takes so many
+milliseconds more in each step; `EIO`: that write of its saves fails as on a broken disk, injected where the program
+asks for the write.
 """
 
 import errno
@@ -34,6 +35,8 @@ def suffer(self: Trainer, *arguments: Any) -> None:
             poison(self)
         if WHAT.startswith("SIG"):
             signal.raise_signal(signal.Signals[WHAT])
+    if WHAT == "pace" and is_faulty:
+        time.sleep(int(NUMBER) / 1000)
     train_step(self, *arguments)
 
 

@@ -1,11 +1,15 @@
 """Does harm to trainings on purpose, again and again, and keeps the table of what came of it.
 
     python -m tests.faults --json results/faults.json [--only kills damage] [--kinds zero0 zero1] [--minutes 60]
+    python -m tests.faults --json results/faults.json --planted [--only kills damage]
 
 Each case is a function of its campaign, kind and number. What the table holds already is not done again, so the
 campaigns may be stopped (Ctrl-C) and go on on another day, and several processes may do some each (--only, --kinds);
-kinds that had fewer cases come first. Trainings are tiny, on CPU, on the embedded synthetic corpus. Disks need root,
-which mounts them.
+kinds that had fewer cases come first. Trainings are tiny, on CPU, on the embedded synthetic corpus. Kinds for
+which this machine lacks something are left out: disks need root, which mounts them.
+
+With --planted, each campaign that starts trainings must find three bugs that are planted in the code, one after the
+other (planted.py), and the same cases must pass without them.
 """
 
 import argparse
@@ -14,7 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError, exit_on_user_error
@@ -30,10 +36,13 @@ from tests.faults import (
     lost_ranks,
     not_finite,
     power_loss,
+    power_loss_disks,
     slow_saves,
     tools,
 )
-from tests.faults.campaign import Campaign, Case, Found, Lab
+from tests.faults.campaign import Campaign, Lab, UnavailableError
+from tests.faults.planted import BUGS
+from tests.faults.planting import examine, prove
 from tests.faults.table import Table
 
 CAMPAIGNS: list[Campaign] = [
@@ -48,6 +57,7 @@ CAMPAIGNS: list[Campaign] = [
         elastic,
         hostile,
         power_loss,
+        power_loss_disks,
         histories,
         formats,
         tools,
@@ -66,32 +76,64 @@ def main() -> None:
     }
     if arguments.kinds and not any(open_kinds.values()):
         raise UserError(f"--only {' '.join(open_kinds)} has no kind {', '.join(arguments.kinds)}: see --help for both")
+    with tempfile.TemporaryDirectory(prefix="dist_transformer-faults-", ignore_cleanup_errors=True) as scratch:
+        data = make_data(Path(scratch) / "data")
+        table = Table(arguments.json, CAMPAIGNS, data.index)
+        if arguments.planted:
+            find_bugs([campaigns[name] for name in open_kinds], Path(scratch), data, table)
+        else:
+            do_harm(campaigns, open_kinds, Lab(Path(scratch), data), table, arguments)
+
+
+def do_harm(
+    campaigns: Mapping[str, Campaign],
+    open_kinds: Mapping[str, list[str]],
+    lab: Lab,
+    table: Table,
+    arguments: argparse.Namespace,
+) -> None:
+    """Run cases until there is no more to do, or the time is over."""
     deadline = time.monotonic() + 60 * arguments.minutes
     failed = 0
-    with tempfile.TemporaryDirectory(prefix="dist_transformer-faults-", ignore_cleanup_errors=True) as scratch:
-        lab = Lab(Path(scratch), make_data(Path(scratch) / "data"))
-        table = Table(arguments.json, CAMPAIGNS, lab.data.index)
-        try:
-            while time.monotonic() < deadline and (case := table.next_case(open_kinds, count=arguments.count)):
-                lab.clear()
-                found = examine(campaigns[case.campaign], case, lab)
-                table.add(case, found)
-                failed += bool(found.problems)
-                verdict = "\n  ".join(("FAILED", *found.problems)) if found.problems else "passed"
-                print(f"{case.campaign}, {case.kind}, case {case.number}: {verdict}", flush=True)
-        finally:
+    try:
+        while time.monotonic() < deadline and (case := table.next_case(open_kinds, count=arguments.count)):
             lab.clear()
+            try:
+                found = examine(campaigns[case.campaign], case, lab)
+            except UnavailableError as reason:
+                print(f"{case.campaign}, {case.kind}: left out: {reason}", flush=True)
+                open_kinds[case.campaign].remove(case.kind)
+                continue
+            table.add(case, found)
+            failed += bool(found.problems)
+            verdict = "\n  ".join(("FAILED", *found.problems)) if found.problems else "passed"
+            print(f"{case.campaign}, {case.kind}, case {case.number}: {verdict}", flush=True)
+    finally:
+        lab.clear()
     if failed:
         raise UserError(f"{failed} cases failed: what did not hold is above, and under `failed` in the table")
 
 
-def examine(campaign: Campaign, case: Case, lab: Lab) -> Found:
-    try:
-        return campaign.run(case, lab)
-    except UserError:
-        raise
-    except Exception as error:
-        return Found(problems=(f"{type(error).__name__}: {error}",))
+def find_bugs(campaigns: Iterable[Campaign], scratch: Path, data: DataFolder, table: Table) -> None:
+    """Let each campaign look for the bugs that are planted for it."""
+    missed = 0
+    for campaign in campaigns:
+        bugs, outcomes = [bug for bug in BUGS if bug.campaign == campaign.name], list[dict[str, Any]]()
+        try:
+            for outcome in prove(campaign, bugs, scratch, data):
+                outcomes.append(outcome)
+                passes = not outcome["without_the_bug"]
+                missed += not (outcome["found"] and passes)
+                verdict = "found" if outcome["found"] else "MISSED"
+                verdict += "" if passes else f", but FAILED without it: {outcome['without_the_bug']}"
+                print(f"{campaign.name}, {outcome['bug']}: {verdict}\n  {outcome['said']}", flush=True)
+        except UnavailableError as reason:
+            print(f"{campaign.name}: left out: {reason}", flush=True)
+            continue
+        if outcomes:
+            table.add_planted(campaign.name, outcomes)
+    if missed:
+        raise UserError(f"{missed} planted bugs were missed, or their cases fail without them: see above")
 
 
 def make_data(path: Path) -> DataFolder:
@@ -110,6 +152,7 @@ def parse_arguments() -> argparse.Namespace:
     kinds = sorted({kind for campaign in CAMPAIGNS for kind in campaign.full})
     parser.add_argument("--kinds", nargs="+", choices=kinds, metavar="KIND", help=f"some of: {'; '.join(kinds)}")
     parser.add_argument("--count", type=int, help="of faults of each kind (default: the full number of each)")
+    parser.add_argument("--planted", action="store_true", help="find bugs that are planted in the code")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no case after so long")
     return parser.parse_args()
 

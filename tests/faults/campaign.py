@@ -9,12 +9,17 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.errors import UserError
 from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from dist_transformer.run.layout import checkpoints_of
 from tests.conftest import ROOT
 from tests.jobs import Job
 
 STAGES = ("zero0", "zero1", "zero2", "zero3")
+
+
+class UnavailableError(UserError):
+    """This machine lacks what a kind of fault needs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,10 +10,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dist_transformer.errors import UserError
 from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from dist_transformer.run.layout import checkpoints_of
-from tests.faults.campaign import Campaign, Case, Found, Lab, clear_errors, failing, same_end, unfinished
+from tests.faults.campaign import (
+    Campaign,
+    Case,
+    Found,
+    Lab,
+    UnavailableError,
+    clear_errors,
+    failing,
+    same_end,
+    unfinished,
+)
 from tests.jobs import PATIENCE, Job
 
 _STEPS = 20
@@ -118,7 +127,7 @@ def mounted(*arguments: object) -> Iterator[None]:
 def mount(*arguments: object) -> None:
     done = subprocess.run(["mount", *map(str, arguments)], check=False, capture_output=True, text=True)
     if done.returncode != 0:
-        raise UserError(f"nothing can be mounted here ({done.stderr.strip()}): run as root, or leave it out by --only")
+        raise UnavailableError(f"nothing can be mounted here ({done.stderr.strip()}): run as root")
 
 
 CAMPAIGN = Campaign(

@@ -23,6 +23,8 @@ _LAST_BREATH_SECONDS = 60
 # A save of this model takes about so long.
 _SAVE_SECONDS = 0.05
 _STARTING_SECONDS = 12
+# Ranks that lose their launcher leave within seconds, in which they would come to the end: they are slowed down.
+_PACE_MS, _LEAVING_SECONDS = 500, 15
 
 
 def run(case: Case, lab: Lab) -> Found:
@@ -34,15 +36,20 @@ def run(case: Case, lab: Lab) -> Found:
     most_lost, expected, killed = 0, None, 0
     for number in range(_KILLS):
         before = set(unfinished(run_dir))
-        job = lab.job(run_dir, *_FLAGS, stage=case.kind).start_deepspeed()
-        wait_for_the_moment(job, generator, in_save=number % 2 == 0)
         victim = generator.choice(("rank", "launcher", "everything"))
+        pace = f"0:{_PACE_MS}:pace" if victim == "launcher" else ""
+        job = lab.job(run_dir, *_FLAGS, stage=case.kind, fault=pace).start_deepspeed()
+        wait_for_the_moment(job, generator, in_save=number % 2 == 0)
         if job.processes[0].poll() is not None:
             problems += failing({f"ended by itself: {job.output[-1000:]}": job.processes[0].returncode == 0})
             break
         in_save = not before.issuperset(unfinished(run_dir))
+        reached = last_step(run_dir)
         kill(job, victim, generator)
         problems += survivors(job, victim)
+        is_far = _STEPS - reached > 1000 * _LEAVING_SECONDS / _PACE_MS
+        went_on = victim == "launcher" and is_far and last_step(run_dir) == _STEPS
+        problems += failing({f"trained from step {reached} to the end without a launcher": not went_on})
         killed, counts[victim] = killed + 1, counts[victim] + 1
         counts["inside_a_save"] += in_save
         problems += resumed_elsewhere(job.output, expected)

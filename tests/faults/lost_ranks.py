@@ -32,13 +32,14 @@ def run(case: Case, lab: Lab) -> Found:
     if fault == "raise":
         return judged(job, f"rank {rank} failed: ValueError: boom", since=began)
     others = [process for number, process in enumerate(job.processes) if number != rank]
-    found = judged(job, f"process {job.processes[rank].pid}) gives no sign of life", since=began, waited_for=others)
+    silent = "process {}) gives no sign of life"
+    found = judged(job, silent.format(job.processes[rank].pid), since=began, waited_for=others)
+    named = [silent.format(process.pid) in job.output for process in job.processes]
     time.sleep(max(0.0, began + _STOPPED_SECONDS - time.monotonic()))
     job.processes[rank].send_signal(signal.SIGCONT)
     status = job.processes[rank].wait(PATIENCE)
-    return Found(
-        problems=(*found.problems, *failing({f"it ended with status {status}": status != 0})), highest=found.highest
-    )
+    checks = {f"it ended with status {status}": status != 0, "every rank is said to be silent": not all(named)}
+    return Found(problems=(*found.problems, *failing(checks)), highest=found.highest)
 
 
 def when_it_happened(job: Job, rank: int) -> float:

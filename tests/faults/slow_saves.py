@@ -10,7 +10,8 @@ def run(case: Case, lab: Lab) -> Found:
     """The kind is the ZeRO stage."""
     rank = case.number % 2
     run_dir, named, problems, looks = lab.folder / "run", set[str](), set[str](), 0
-    flags = ("--max-steps", 2 * _SAVES, "--save-every", 2)
+    # Each save removes the checkpoint before it.
+    flags = ("--max-steps", 2 * _SAVES, "--save-every", 2, "--keep-checkpoints", 1)
     job = lab.job(run_dir, *flags, stage=case.kind, fault=f"{rank}:{_SECONDS}:slow").start_ranks()
     pointer = run_dir / "checkpoints" / "latest"
     while job.processes[0].poll() is None:
@@ -18,7 +19,9 @@ def run(case: Case, lab: Lab) -> Found:
             name = pointer.read_text().strip()
             problem, looks = checkpoint_problem(pointer.parent / name), looks + 1
             named.add(name)
-            problems |= {problem} if problem else set()
+            # The pointer may have moved during the look, and the checkpoint that it named may then be gone.
+            if problem and pointer.read_text().strip() == name:
+                problems.add(problem)
     statuses = job.statuses()
     wanted = {f"step-{2 * save:08d}" for save in range(1, _SAVES + 1)}
     checks = failing(

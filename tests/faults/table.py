@@ -1,8 +1,8 @@
 """The table of results of all campaigns: one JSON file, to which each case adds."""
 
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class Table:
                 "kinds": {
                     kind: {**_empty(), **kinds.get(kind, {}), "full": full} for kind, full in campaign.full.items()
                 },
+                "planted": before.get(campaign.name, {}).get("planted", {"command": "", "where": "", "bugs": []}),
             }
 
     def next_case(self, kinds: Mapping[str, Iterable[str]], *, count: int | None = None) -> Case | None:
@@ -61,12 +62,25 @@ class Table:
         return min(open_parts, key=lambda pair: pair[0])[1] if open_parts else None
 
     def add(self, case: Case, found: Found) -> None:
-        with exclusive(self.path.with_name(f".{self.path.name}.lock")) if self.path is not None else nullcontext():
-            self._read()
+        """Count a case."""
+        with self._changing() as where:
             part = self.parts[case.campaign]["kinds"][case.kind]
             self._count(part, case, found)
+            part["where"] = where
+
+    def add_planted(self, campaign: str, bugs: list[dict[str, Any]]) -> None:
+        """Keep which bugs that were planted in the code a campaign has found, in place of what is known."""
+        with self._changing() as where:
+            command = f"{_COMMAND} --planted --only {campaign}"
+            self.parts[campaign]["planted"] = {"command": command, "where": where, "bugs": bugs}
+
+    @contextmanager
+    def _changing(self) -> Iterator[str]:
+        """Read what other processes have added, let it be changed, and write it; gives today's date and the machine."""
+        with exclusive(self.path.with_name(f".{self.path.name}.lock")) if self.path is not None else nullcontext():
+            self._read()
             known = self.result()
-            part["where"] = f"{known['date']}, {known['machine']}"
+            yield f"{known['date']}, {known['machine']}"
             now = time.monotonic()
             self._seconds, self._since = self._seconds + now - self._since, now
             if self.path is not None:
@@ -89,6 +103,8 @@ class Table:
         """In the layout of tools/results_table.py."""
         kinds = [kind for part in self.parts.values() for kind in part["kinds"].values()]
         totals = {name: sum(kind[name] for kind in kinds) for name in ("faults", "passed", "full")}
+        bugs = [bug for part in self.parts.values() for bug in part["planted"]["bugs"]]
+        totals |= {"planted": len(bugs), "planted_found": sum(bug["found"] for bug in bugs)}
         return result_of(
             self.index,
             what="faults done to real trainings on purpose: how many of each kind there were, how many are planned, "
@@ -102,7 +118,8 @@ class Table:
                     "what": "faults on purpose: kills; slow, lost, stuck ranks; damaged, hostile files; failing disks",
                     "steps": "—",
                     "result": "{figures[passed]:,} of {figures[faults]:,} faults came out as they must "
-                    "({figures[full]:,} are planned: `make faults`; the file says where and when each part was done)",
+                    "({figures[full]:,} are planned: `make faults`; the file says where and when each part was done); "
+                    "{figures[planted_found]} of {figures[planted]} bugs planted in the code were found",
                 }
             ],
         )

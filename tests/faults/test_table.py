@@ -1,13 +1,15 @@
 """The table that campaigns add to: what is done is not done again, and what failed stays visible."""
 
+import argparse
 from pathlib import Path
 
 import pytest
 
 from benchmarks.results_table import make_lines, read_result
 from dist_transformer.data.folder.reader import DataFolder
-from tests.faults.__main__ import CAMPAIGNS, examine
-from tests.faults.campaign import Campaign, Case, Found, Lab
+from tests.faults.__main__ import CAMPAIGNS, do_harm
+from tests.faults.campaign import Campaign, Case, Found, Lab, UnavailableError
+from tests.faults.planting import examine
 from tests.faults.table import Table
 
 
@@ -97,4 +99,32 @@ def test_every_fault_has_a_campaign_of_its_own_name() -> None:
     modules = {path.stem for path in Path(__file__).parent.glob("*.py")}
     assert len(set(names)) == len(names)
     programs = {name for name in modules if not name.startswith("test_")}
-    assert programs == {*names, "__main__", "campaign", "table"}
+    assert programs == {*names, "__main__", "campaign", "planted", "planting", "table"}
+
+
+def test_bugs_that_were_found_stay_in_the_table(tmp_path: Path, lab: Lab) -> None:
+    file, made = tmp_path / "faults.json", campaign()
+    Table(file, [made], lab.data.index).add_planted(
+        "kills", [{"bug": "x", "found": True}, {"bug": "y", "found": False}]
+    )
+    fill(Table(file, [made], lab.data.index), made, lab, cases=1)
+    result = read_result(file)
+    part = result["figures"]["campaigns"]["kills"]["planted"]
+    assert part["bugs"] == [{"bug": "x", "found": True}, {"bug": "y", "found": False}]
+    assert part["command"].endswith("--planted --only kills")
+    assert part["where"] == f"{result['date']}, {result['machine']}"
+    assert "1 of 2 bugs planted" in make_lines(file, result)[0]
+
+
+def test_what_cannot_be_done_here_is_left_out(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    def some(case: Case, lab: Lab) -> Found:
+        if case.kind == "a":
+            raise UnavailableError("mkfs is not installed")
+        return whole(case, lab)
+
+    made = campaign(some)
+    table = Table(None, [made], lab.data.index)
+    arguments = argparse.Namespace(minutes=1, count=None)
+    do_harm({"kills": made}, {"kills": ["a", "b"]}, lab, table, arguments)
+    assert capsys.readouterr().out == "kills, a: left out: mkfs is not installed\nkills, b, case 0: passed\n"
+    assert [table.parts["kills"]["kinds"][kind]["cases"] for kind in "ab"] == [0, 1]

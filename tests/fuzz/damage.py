@@ -156,7 +156,7 @@ def start_of(count: int) -> Damage:
 
 
 def end_of(count: int) -> Damage:
-    return lambda sound: raw_bytes(sound, (len(sound) - count, len(sound)))
+    return lambda sound: raw_bytes(sound, (max(0, len(sound) - count), len(sound)))
 
 
 def compressed_text(sound: bytes) -> st.SearchStrategy[bytes]:

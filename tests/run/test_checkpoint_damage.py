@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from dist_transformer.errors import UserError
+from dist_transformer.run.checkpoint import reader
 from dist_transformer.run.checkpoint.reader import (
     FORMAT_VERSION,
+    CheckpointReader,
     checkpoint_problem,
     newest_checkpoint,
 )
@@ -203,3 +205,18 @@ def test_a_link_in_place_of_all_checkpoints_is_refused(run: Path) -> None:
     (run / "checkpoints").symlink_to("elsewhere")
     with pytest.raises(UserError, match=r"checkpoints is a link: put the real folder there"):
         newest_checkpoint(run, pytest.fail)
+
+
+def test_a_checkpoint_that_is_pruned_while_it_is_read_is_told_in_words(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The safetensors library opens a file, and torch opens it once more by its name."""
+    path = save(run, 2)
+
+    def late(file: Path, **_: str) -> Any:
+        raise RuntimeError(f"unable to open file <{file}> in read-only mode: No such file or directory (2)")
+
+    monkeypatch.setattr(reader, "safe_open", late)
+    assert "cannot be read (unable to open file" in str(checkpoint_problem(path))
+    with pytest.raises(UserError, match="cannot be read"):
+        CheckpointReader(path)

@@ -52,7 +52,7 @@ def _tensors_problem(path: Path, expected: Shapes) -> str | None:
                     if name in seen or found != (expected.get(name), "F32"):
                         return f"{part}: tensor {name!r:.60} is {found[1]} {found[0]}, which its model does not have"
                     seen.add(name)
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, RuntimeError) as error:
             return f"{part} cannot be read ({error})"
     missing = min(expected.keys() - seen, default=None)
     return f"{path} holds no tensor {missing!r}" if missing else None

@@ -89,7 +89,8 @@ def _file_problem(folder: Path, name: str, stated: tuple[Any, Any]) -> str | Non
             safe_open(regular(file), framework="pt")
     except UserError as error:
         return str(error)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:
+        # A RuntimeError is torch's, which opens the file once more: it may be pruned in between.
         return f"{file} cannot be read ({error})"
     return None
 
@@ -182,7 +183,7 @@ class CheckpointReader:
         for part in sorted(path.glob("part-*.safetensors")):
             try:
                 opened = safe_open(regular(part), framework="pt")
-            except (SafetensorError, OSError) as error:
+            except (SafetensorError, OSError, RuntimeError) as error:
                 # As its manifest states, and still no such file: it was not written by training.
                 raise UserError(f"{part} cannot be read ({error}): restore {path} from a backup") from None
             self._files.update(dict.fromkeys(opened.keys(), opened))

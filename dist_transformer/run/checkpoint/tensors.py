@@ -42,7 +42,7 @@ def tensors_problem(files: Sequence[Path], expected: Shapes) -> str | None:
                     place[name] = file
                     if problem := _tensor_problem(stored.get_tensor(name), expected.get(name)):
                         return f"{file}: tensor {name!r} {problem}"
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, RuntimeError) as error:
             return f"{file} cannot be read as safetensors ({error})"
     if missing := sorted(expected.keys() - place.keys()):
         return f"tensor {missing[0]!r}{_and_more(len(missing))} is in none of the files of {files[0].parent}"
