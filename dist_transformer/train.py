@@ -5,12 +5,13 @@ if __name__ == "__main__":
 
     check_interpreter()
 
+import functools
 import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dist_transformer.config.flags import parse_training
 from dist_transformer.config.settings import TrainConfig
@@ -77,7 +78,14 @@ def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
     )
     with group as device, _failing(watchdog, world):
         watchdog.enter(Phase.SET_UP)
-        trainer = assemble(config, world, device, watchdog, peak_flops=_peak_flops(device, config.precision, world))
+        trainer = assemble(
+            config,
+            world,
+            device,
+            watchdog,
+            peak_flops=_peak_flops(device, config.precision, world),
+            choose_packs=functools.partial(_choose_packs, device),
+        )
         left = seconds_left(config.timeouts.walltime_minutes, age=watchdog.age) if world.is_main else None
         if left is not None:
             trainer.preemption.stop_within(left)
@@ -96,6 +104,26 @@ def _peak_flops(device: "torch.device", precision: str, world: World) -> float |
         return None
     peak = peak_flops(describe_environment()["gpus"][device.index], precision)
     return None if peak is None else peak * world.size
+
+
+def _choose_packs(
+    device: "torch.device", config: TrainConfig, ds_config: dict[str, Any], source_budget: int, world_size: int
+) -> int:
+    """As many at once as fill a GPU; on a CPU one, which its caches hold."""
+    if device.type != "cuda":
+        return 1
+    import torch
+
+    from dist_transformer.planning.memory import ZeroSettings
+    from dist_transformer.planning.micro_batches import packs_that_fit
+
+    return packs_that_fit(
+        config,
+        ZeroSettings.from_ds_config(ds_config),
+        world_size=world_size,
+        source_budget=source_budget,
+        memory_bytes=torch.cuda.get_device_properties(device).total_memory,
+    )
 
 
 @contextmanager

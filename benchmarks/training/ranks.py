@@ -36,7 +36,7 @@ class RanksBenchmark:
     def __post_init__(self) -> None:
         check_counts(self, ranks=2, steps=1, rounds=1)
         packs = self.config.batch.packs_per_step
-        if packs % (self.ranks * self.config.batch.packs_per_micro_batch):
+        if packs % (self.ranks * self.config.batch.packs_at_once):
             raise UserError(
                 f"--batch.packs-per-step is {packs}, which {self.ranks} ranks cannot share evenly: give a multiple"
             )

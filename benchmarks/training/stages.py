@@ -123,7 +123,7 @@ def _train(request: dict[str, Any]) -> dict[str, Any]:
         torch.manual_seed(config.seed)
         model, found = Transformer(config.model), {}
         for micro_batches in request["micro_batches"]:
-            packs = micro_batches * world.size * config.batch.packs_per_micro_batch
+            packs = micro_batches * world.size * config.batch.packs_at_once
             batch = dataclasses.replace(config.batch, packs_per_step=packs)
             for stage in STAGES:
                 ds_config = load_ds_config(Path(request["ds_configs"]) / f"zero{stage}.json")

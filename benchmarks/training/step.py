@@ -74,7 +74,7 @@ def run_step_benchmark(settings: StepBenchmark, device: torch.device, report: Ca
         "unit": "real target tokens a second",
         "precision": config.precision,
         "compiled": config.compile,
-        "packs_per_micro_batch": config.batch.packs_per_micro_batch,
+        "packs_per_micro_batch": config.batch.packs_at_once,
         "product_flops_per_second": rate,
         "rates": Measure(tuple(t.target_tokens / t.seconds["wall"] for t in timings)).to_json(),
         "tokens_per_step": target / sum(t.steps for t in timings),
@@ -93,8 +93,8 @@ def run_step_benchmark(settings: StepBenchmark, device: torch.device, report: Ca
 def _planned(field: Field) -> int:
     batch, config = field.config.batch, field.config
     micro = MicroBatch(
-        source_tokens=batch.packs_per_micro_batch * (batch.max_source_tokens or batch.max_target_tokens),
-        target_tokens=batch.packs_per_micro_batch * batch.max_target_tokens,
+        source_tokens=batch.packs_at_once * (batch.max_source_tokens or batch.max_target_tokens),
+        target_tokens=batch.packs_at_once * batch.max_target_tokens,
     )
     memory = predict_memory(
         config.model,

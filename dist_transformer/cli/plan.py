@@ -117,7 +117,7 @@ def describe(plan: RunPlan) -> Iterator[str]:
     )
     yield (
         f"          {plan.target_tokens_per_step:,.0f} target tokens; a rank computes {plan.accumulation} x "
-        f"{batch.packs_per_micro_batch} pack(s)"
+        f"{batch.packs_at_once} pack(s)"
     )
     yield f"text      vocabulary, source budget and fill {known}"
 

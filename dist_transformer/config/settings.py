@@ -132,23 +132,29 @@ class BatchConfig:
     max_sentences: int | None = None
     """Sentence pairs that fit a pack; an eighth of max_target_tokens when not given."""
     packs_per_step: int = 8
-    packs_per_micro_batch: int = 1
-    """Packs that a rank computes at once; changing it changes dropout masks, nothing else."""
+    packs_per_micro_batch: int | None = None
+    """Packs that a rank computes at once; when not given, 1 on a CPU, and on a GPU its whole share of a step, or an
+    equal part of it that fits. Another number draws other dropout masks and changes nothing else."""
     window_shards: int = 8
     """Shards that are shuffled together; more mixes better, and a process holds up to three times as many in memory."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "max_target_tokens", "packs_per_step", "packs_per_micro_batch", "window_shards")
-        for name in ("max_source_tokens", "max_sentences"):
+        _require_positive(self, "max_target_tokens", "packs_per_step", "window_shards")
+        for name in ("max_source_tokens", "max_sentences", "packs_per_micro_batch"):
             if getattr(self, name) is not None:
                 _require_positive(self, name)
         remedy = f"it cannot be above packs_per_step ({self.packs_per_step})"
         _require(
-            self.packs_per_micro_batch <= self.packs_per_step,
+            self.packs_at_once <= self.packs_per_step,
             "packs_per_micro_batch",
             self.packs_per_micro_batch,
             remedy,
         )
+
+    @property
+    def packs_at_once(self) -> int:
+        """`packs_per_micro_batch`, or 1 where that was not chosen yet."""
+        return self.packs_per_micro_batch or 1
 
     def accumulation_steps(self, world_size: int) -> int:
         """Micro-batches that each rank computes for one optimizer step."""
@@ -157,7 +163,7 @@ class BatchConfig:
                 f"packs_per_step is {self.packs_per_step} but {world_size} processes were started: "
                 "raise --batch.packs-per-step (and lower --batch.max-target-tokens to keep the batch), or start fewer"
             )
-        per_round = world_size * self.packs_per_micro_batch
+        per_round = world_size * self.packs_at_once
         return -(-self.packs_per_step // per_round)
 
 

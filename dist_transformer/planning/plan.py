@@ -21,6 +21,7 @@ from dist_transformer.planning.memory import (
     model_sizes,
     predict_memory,
 )
+from dist_transformer.planning.micro_batches import packs_that_fit
 from dist_transformer.planning.speed import MFU, StepTime, predict_step
 from dist_transformer.training.engine.ds_config import DEFAULT_ZERO
 
@@ -195,12 +196,21 @@ def plan_run(config: TrainConfig, cluster: Cluster, ds_config: dict[str, Any], w
     config = _with_vocabulary(config, work)
     config.batch.accumulation_steps(cluster.world_size)
     own = ZeroSettings.from_ds_config(ds_config)
+    if config.batch.packs_per_micro_batch is None and gpu is not None:
+        packs = packs_that_fit(
+            config,
+            own,
+            world_size=cluster.world_size,
+            source_budget=work.source_budget,
+            memory_bytes=int(gpu.memory_gib * 2**30),
+        )
+        config = dataclasses.replace(config, batch=dataclasses.replace(config.batch, packs_per_micro_batch=packs))
     stages = tuple(_plan_stage(config, cluster, gpu, zero, work) for zero in _stages(ds_config))
     chosen = next(stage for stage in stages if stage.zero == own)
     sizes = model_sizes(config.model, own)
     step_time = None
     if gpu is not None and not own.offload_optimizer:
-        packs = config.batch.accumulation_steps(cluster.world_size) * config.batch.packs_per_micro_batch
+        packs = config.batch.accumulation_steps(cluster.world_size) * config.batch.packs_at_once
         step_time = predict_step(
             config.model,
             own,
@@ -252,8 +262,8 @@ def _plan_stage(
         precision=config.precision,
         accumulation=batch.accumulation_steps(cluster.world_size),
         micro=MicroBatch(
-            source_tokens=batch.packs_per_micro_batch * work.source_budget,
-            target_tokens=batch.packs_per_micro_batch * batch.max_target_tokens,
+            source_tokens=batch.packs_at_once * work.source_budget,
+            target_tokens=batch.packs_at_once * batch.max_target_tokens,
             sentence_tokens=work.sentence_tokens,
         ),
         keeps_average=config.ema_decay > 0,
@@ -278,7 +288,7 @@ def what_would_fit(plan: RunPlan) -> str | None:
         if fitting:
             batch = config.batch
             flags = (
-                f"--batch.packs-per-micro-batch {batch.packs_per_micro_batch} --batch.max-target-tokens "
+                f"--batch.packs-per-micro-batch {batch.packs_at_once} --batch.max-target-tokens "
                 f"{batch.max_target_tokens} --batch.packs-per-step {batch.packs_per_step}"
             )
             own = next(stage for stage in stages if stage.zero == plan.chosen.zero)
@@ -293,8 +303,8 @@ def _file_of(zero: ZeroSettings) -> str:
 def _smaller_batches(config: TrainConfig) -> Iterator[TrainConfig]:
     """The same tokens a step in smaller pieces."""
     batch = config.batch
-    while batch.packs_per_micro_batch > 1:
-        batch = dataclasses.replace(batch, packs_per_micro_batch=batch.packs_per_micro_batch // 2)
+    while batch.packs_at_once > 1:
+        batch = dataclasses.replace(batch, packs_per_micro_batch=batch.packs_at_once // 2)
         yield dataclasses.replace(config, batch=batch)
     while batch.max_target_tokens >= 2 * _SMALLEST_PACK:
         source = batch.max_source_tokens

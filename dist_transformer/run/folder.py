@@ -39,6 +39,8 @@ from dist_transformer.runtime.launch import as_typed, own_command
 
 # Another value of one of these makes another run; everything else may change on resume and is reported.
 _FIXED = ("model", "batch", "seed", "data_sha256", "data_weights", "data_temperature", "init_from")
+# Of these, what may: it decides which dropout masks are drawn, and each start on other hardware may choose anew.
+_FREE = "batch.packs_per_micro_batch"
 
 
 def open_run(
@@ -176,7 +178,9 @@ def settings_of(described: dict[str, Any], file: Path) -> TrainConfig:
 
 def run_identity(described: dict[str, Any]) -> str:
     """Equal for two runs whose settings would let one resume the other: 16 hexadecimal digits."""
-    fixed = json.dumps({name: described[name] for name in _FIXED}, sort_keys=True)
+    settings = _flatten({name: described[name] for name in _FIXED})
+    settings.pop(_FREE, None)
+    fixed = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(fixed.encode()).hexdigest()[:16]
 
 
@@ -220,7 +224,7 @@ def check_settings(run_dir: Path, wanted: dict[str, Any], before: dict[str, Any]
             continue
         if name == "data_sha256":
             raise UserError(_other_data(run_dir, before["data"], now["data"]))
-        if name.split(".")[0] in _FIXED:
+        if name.split(".")[0] in _FIXED and name != _FREE:
             raise UserError(
                 f"{run_dir} was trained with {name} = {old!r}, not {new!r}: use the old value, or another --run-dir"
             )

@@ -1,7 +1,7 @@
 """Builds a run's parts, in the order in which they need each other. The loop is in `trainer`."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,6 +22,7 @@ from dist_transformer.run.layout import LEDGER_FILE, METRICS_FILE
 from dist_transformer.run.ledger import Ledger
 from dist_transformer.run.progress import Progress
 from dist_transformer.run.warm_start import InitialWeights
+from dist_transformer.runtime import distributed
 from dist_transformer.runtime.world import World
 from dist_transformer.training.cautions import cautions, planned_epochs
 from dist_transformer.training.engine.ds_config import load_ds_config
@@ -35,6 +36,8 @@ from dist_transformer.training.saver import Saver
 from dist_transformer.training.trainer import Trainer
 from dist_transformer.training.validation import Validator
 
+ChoosePacks = Callable[[TrainConfig, dict[str, Any], int, int], int]
+"""Of settings, DeepSpeed config, source tokens of a pack and ranks."""
 # More positions than this are a blur.
 _PICTURED_POSITIONS = 128
 
@@ -46,12 +49,14 @@ def assemble(
     watchdog: Watchdog | None = None,
     *,
     peak_flops: float | None = None,
+    choose_packs: ChoosePacks = lambda *_: 1,
     quiet: bool = False,
 ) -> Trainer:
     """Open data and run folder, build the engine, and restore the run. Collective: every rank must call it.
 
     Args:
         peak_flops: operations per second that all devices together can do at most; None where that is not known.
+        choose_packs: that this rank computes at once, where the settings leave it open; the ranks agree on the fewest.
         quiet: report to the run folder only.
 
     Raises:
@@ -64,11 +69,16 @@ def assemble(
     data = open_training_data(config.corpora, config.batch, seed=config.seed, admit=agreement.admit)
     index = data.first.index
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=index.vocab_size))
-    validators = _make_validators(config, data)
-    _check_lengths(config, data, validators)
     ds_config = load_ds_config(config.deepspeed_config)
+    # As it was given: each start chooses what was left open.
     described = describe_run(config, [folder.path for folder in data.folders], ds_config)
     identity = run_identity(described)
+    if config.batch.packs_per_micro_batch is None:
+        packs = choose_packs(config, ds_config, data.budgets.max_source_tokens, world.size)
+        batch = dataclasses.replace(config.batch, packs_per_micro_batch=min(distributed.gather_objects(packs)))
+        config, data = dataclasses.replace(config, batch=batch), data.at_once(batch.packs_at_once)
+    validators = _make_validators(config, data)
+    _check_lengths(config, data, validators)
     origin, notes, fence = open_run(config, described, data.first, held)
     watchdog.publish_in(config.run_dir)
     model = _make_model(config, origin).to(device)
@@ -181,7 +191,7 @@ def _introduce(
         f"{config.max_steps:,} steps, about {epochs:,.{1 if epochs < 100 else 0}f} epochs of {target_tokens:,} "
         "target tokens\n"
         f"{world.size} rank(s) on {engine.device.type}, ZeRO-{engine.stage}, {config.precision}, "
-        f"accumulation {config.batch.accumulation_steps(world.size)}"
+        f"accumulation {config.batch.accumulation_steps(world.size)} of {config.batch.packs_at_once} pack(s)"
     )
     for note in notes:
         reporter.say(note)

@@ -117,7 +117,7 @@ def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
         max_source_tokens=budgets.max_source_tokens,
         max_sentences=budgets.max_sentences,
         packs_per_step=_PACKS,
-        packs_per_micro_batch=min(_PACKS, config.batch.packs_per_micro_batch),
+        packs_per_micro_batch=min(_PACKS, config.batch.packs_at_once),
     )
     return config.changed(
         data=(str(scratch / "data"),),
@@ -281,7 +281,7 @@ def _print_measures(config: TrainConfig, records: dict[str, Sequence[Any]], devi
     hours = tokens * config.max_steps / speed / 3600
     rows = (
         ("device", f"{torch.cuda.get_device_name(device) if device.type == 'cuda' else 'CPU'}, {config.precision}"),
-        ("peak memory", f"{records['peak']}, {batch.packs_per_micro_batch} pack(s) at a time"),
+        ("peak memory", f"{records['peak']}, {batch.packs_at_once} pack(s) at a time"),
         ("speed", f"{speed:,.0f} target tokens/s"),
         ("effective batch", f"{batch.packs_per_step} packs, at most {tokens:,} target tokens a step"),
         ("accumulation", f"{batch.accumulation_steps(1)} on 1 process, {_accumulations(config)}"),

@@ -93,7 +93,7 @@ class Validator:
         # As training holds its own: a file that changes between two validations changes neither.
         for problem in split.hold(range(len(split.info.shards))).values():
             raise UserError(f"validation set of {folder.path}: {problem}")
-        self.collator = Collator(split, budgets, packs_per_micro_batch=batch.packs_per_micro_batch)
+        self.collator = Collator(split, budgets, packs_per_micro_batch=batch.packs_at_once)
         self.direction, self.named = folder.index.direction, named
         self.tokenizer = folder.tokenizer()
         self.tokenizer.tag_ids(self.direction.tags)

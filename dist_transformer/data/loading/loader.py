@@ -1,5 +1,6 @@
 """What a run's `--data` comes to: opened folders, the plan over them, the collator that builds its micro-batches."""
 
+import dataclasses
 import hashlib
 import itertools
 import os
@@ -42,6 +43,11 @@ class TrainingData:
     budgets: Budgets
     plan: Planner
     collator: Collator
+
+    def at_once(self, packs: int) -> "TrainingData":
+        """With so many packs in a micro-batch."""
+        collator = Collator(self.collator.pairs, self.budgets, packs_per_micro_batch=packs)
+        return dataclasses.replace(self, collator=collator)
 
     @property
     def first(self) -> DataFolder:
@@ -146,7 +152,7 @@ def open_training_data(
         folders=folders,
         budgets=budgets,
         plan=Mixture(plans, shares) if several else plans[0],
-        collator=Collator(pairs if several else splits[0], budgets, packs_per_micro_batch=batch.packs_per_micro_batch),
+        collator=Collator(pairs if several else splits[0], budgets, packs_per_micro_batch=batch.packs_at_once),
     )
 
 

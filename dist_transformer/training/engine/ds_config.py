@@ -38,6 +38,7 @@ _OURS = {
     "data_types": "--precision",
     "communication_data_type": "the trainer, which sums gradients in fp32",
     "steps_per_print": "--log-every",
+    "timers": "the trainer, which tells the speed itself",
     "tensorboard": "the run folder's tensorboard/, which is always written",
 }
 _ALLOWED = {

@@ -22,11 +22,34 @@ def prepare_deepspeed() -> None:
     # On CPU DeepSpeed would compile an all-reduce that only its inference calls, and leave 69 MB a rank in /dev/shm.
     # By name: `deepspeed.comm.torch` as an attribute is PyTorch itself.
     import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
-    # Stage 1 in bf16 prints the machine's memory six times while it is built.
-    import_module("deepspeed.runtime.bf16_optimizer").see_memory_usage = lambda *_, **__: None  # type: ignore[attr-defined]
+    stage_1: Any = import_module("deepspeed.runtime.bf16_optimizer")
+    # It prints the machine's memory six times while it is built.
+    stage_1.see_memory_usage = lambda *_, **__: None
+    # A kernel for each tensor, and two waits for the device.
+    stage_1.get_global_norm_of_tensors = _norm_of_all
+    # A copy of each gradient in fp32, which is then added.
+    stage_1.BF16_Optimizer._update_hp_grad = _add_to_sum
     logger.setLevel(logging.WARNING)
     # The wheel imports names of torch.distributed that newer torch renames.
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated.*")
+
+
+def _norm_of_all(input_tensors: list[torch.Tensor], norm_type: float = 2.0, mpu: None = None) -> torch.Tensor:
+    """The norm of stage 1's gradients in bf16, each of which every rank holds whole; not finite where one is not."""
+    return nn.utils.get_total_norm(input_tensors, norm_type)
+
+
+@torch.no_grad()
+def _add_to_sum(zero_optimizer: Any, lp: torch.Tensor, group_idx: int, param_idx: int, clear_lp_grads: bool) -> None:
+    """Add a parameter's gradient in bf16 to its fp32 sum, in one kernel; the rest is DeepSpeed's bookkeeping."""
+    if lp.grad is None:
+        return
+    hp_grad = zero_optimizer.fp32_groups_gradients[group_idx][param_idx]
+    hp_grad.add_(lp.grad.view(hp_grad.shape))
+    lp._hp_grad = hp_grad  # type: ignore[attr-defined]
+    zero_optimizer.fp32_groups_has_gradients[group_idx][param_idx] = True
+    if clear_lp_grads:
+        lp.grad.zero_()
 
 
 def look_at_the_norm_alone(zero_optimizer: Any) -> None:

@@ -32,6 +32,7 @@ OURS = {
     "data_types": ({"grad_accum_dtype": "fp32"}, "--precision"),
     "communication_data_type": ("bf16", "the trainer"),
     "steps_per_print": (10, "--log-every"),
+    "timers": ({"throughput": {"enabled": True}}, "the trainer"),
     "tensorboard": ({"enabled": True}, "the run folder's tensorboard/"),
 }
 
@@ -162,6 +163,7 @@ def test_our_keys_are_added_by_hand() -> None:
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
         "steps_per_print": None,
+        "timers": {"throughput": {"enabled": False}},
     }
     assert user == {"zero_optimization": {"stage": 2}, "wall_clock_breakdown": True}
 
@@ -171,6 +173,14 @@ def test_zero_without_a_norm_or_a_sum_is_refused(name: str, value: object, file:
     """Without the norm, a step that is not finite would be taken."""
     with pytest.raises(UserError, match=rf"ds.json: zero_optimization\.{name} .*: remove it"):
         load(file, {"zero_optimization": {"stage": 1, name: value}})
+
+
+@pytest.mark.parametrize(("ranks", "overlaps"), [(1, False), (2, True)])
+def test_one_rank_has_nothing_to_overlap_with(ranks: int, overlaps: bool) -> None:
+    assert complete_ds_config(load_ds_config(None), PRESETS["base"], ranks)["zero_optimization"] == {
+        **DEFAULT_ZERO,
+        "overlap_comm": overlaps,
+    }
 
 
 def test_stage_3_averages_for_it_does_not_sum() -> None:
@@ -200,7 +210,8 @@ def test_precision_is_written() -> None:
 
 def test_every_key_of_ours_is_refused_in_a_users_file(file: Path) -> None:
     """What `complete_ds_config` writes would otherwise overwrite a user's value in silence."""
-    written = set(complete_ds_config({}, PRESETS["tiny"], 1))
+    # The user's ZeRO options are completed, not replaced.
+    written = set(complete_ds_config({}, PRESETS["tiny"], 1)) - {"zero_optimization"}
     assert written <= set(OURS)
 
 
