@@ -80,6 +80,13 @@ DECODE_ROW = {
     "steps": "—",
     "result": "{figures[contenders][ours][sentences_per_second][median]:,.1f}, which is",
 }
+STEP_ROW = {
+    "what": "a training step of `{figures[preset]}` under DeepSpeed, {figures[precision]}, "
+    "{figures[packs_per_micro_batch]} pack(s) at a time, {figures[way]}; {figures[unit]}",
+    "steps": "—",
+    "result": "{figures[rates][median]:,.0f}: {figures[milliseconds]:.1f} ms a step of "
+    "{figures[tokens_per_step]:,.0f} tokens, {figures[peak_gib]:.1f} GiB, {figures[launches]:,.0f} launches",
+}
 COST_ROW = {
     "what": "one training step of width {figures[base][width]} on {figures[base][tokens]:,} tokens, under plain torch",
     "steps": "—",
@@ -239,6 +246,7 @@ def measure_step(arguments: argparse.Namespace) -> Measured:
             *(f"--{name}={getattr(settings, name)}" for name in ("steps", "rounds")),
         ],
         table=step_table(figures),
+        row=STEP_ROW,
         text=DataFolder.open(arguments.data).index,
         seeds=[config.seed],
     )

@@ -51,6 +51,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 }
 _COLUMNS = ("what", "steps", "result")
 _PROCESSOR = re.compile(r"\bcores? of (?:an? )?(?P<name>[^,;]+)")
+_GPU = re.compile(r"\bGPUs: (?!none\b)(?P<name>[^,;]+)")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 # Digits inside a name are no figure: test_2016_flickr, 13a, bf16, ZeRO-1, Multi30k.
 _NUMBER = re.compile(r"(?<![\w-])[0-9][0-9.,]*(?![\w-])")
@@ -137,7 +138,9 @@ def make_lines(file: Path, result: dict[str, Any]) -> list[str]:
 
 
 def processor_of(result: dict[str, Any]) -> str:
-    """Name the processor of a result's machine."""
+    """Name the processor of a result's machine, or its GPU."""
+    if gpu := _GPU.search(result["machine"]):
+        return gpu["name"]
     match = _PROCESSOR.search(result["machine"])
     assert match is not None
     return match["name"]

@@ -18,6 +18,7 @@ from dist_transformer.config.settings import TrainConfig
 from dist_transformer.errors import UserError, exit_on_user_error, say
 from dist_transformer.planning.hardware import peak_flops
 from dist_transformer.run.environment import describe_environment
+from dist_transformer.runtime.device import require_precision
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.streams import outlive_streams
 from dist_transformer.runtime.world import World, read_world
@@ -47,6 +48,7 @@ def main() -> None:
         from dist_transformer.training.dry_run import run_dry_run
 
         with process_group(world, single=True) as device, _failing(Watchdog(world, {}), world):
+            require_precision(device, config.precision)
             run_dry_run(config, world, device)
     elif not train(config, world, launchers):
         raise SystemExit(INTERRUPTED)
@@ -78,6 +80,7 @@ def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
     )
     with group as device, _failing(watchdog, world):
         watchdog.enter(Phase.SET_UP)
+        require_precision(device, config.precision)
         trainer = assemble(
             config,
             world,

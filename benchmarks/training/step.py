@@ -73,7 +73,7 @@ def run_step_benchmark(settings: StepBenchmark, device: torch.device, report: Ca
     return {
         "unit": "real target tokens a second",
         "precision": config.precision,
-        "compiled": config.compile,
+        "way": "compiled" if config.compile else "not compiled",
         "packs_per_micro_batch": config.batch.packs_at_once,
         "product_flops_per_second": rate,
         "rates": Measure(tuple(t.target_tokens / t.seconds["wall"] for t in timings)).to_json(),

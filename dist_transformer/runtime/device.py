@@ -33,6 +33,16 @@ def find_device(name: str | None = None, world: World | None = None) -> torch.de
     return device
 
 
+def require_precision(device: torch.device, precision: str) -> None:
+    """
+    Raises:
+        UserError: training in bf16 on a GPU that has no arithmetic for it.
+    """
+    if device.type == "cuda" and precision == "bf16" and torch.cuda.get_device_capability(device)[0] < 8:
+        name = torch.cuda.get_device_name(device)
+        raise UserError(f"{name} computes no bf16: give --precision fp32, or a GPU of compute capability 8 or more")
+
+
 def _choose_kernels() -> None:
     """What torch may compute with on a GPU, whatever its defaults become."""
     # fp32 means fp32: TF32 keeps 10 bits of a factor, and bf16 is there for speed.

@@ -156,7 +156,7 @@ def test_parts_are_commands_that_exist(tmp_path: Path, monkeypatch: pytest.Monke
             assert arguments.json == tmp_path / f"{part}.json"
             if part.startswith("train"):
                 batch = benchmark.config_of(arguments).batch
-                assert not on_cpu or batch.packs_per_step == batch.packs_per_micro_batch
+                assert not on_cpu or batch.packs_per_step == batch.packs_at_once
     for learning in (arguments for arguments in parsed if arguments.part == "learn"):
         assert benchmark.config_of(learning).model.width == (512 if learning.preset == "base" else 128)
     for measure in (gpu_check.measure_training, gpu_check.measure_decoding):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dist_transformer.errors import UserError
-from dist_transformer.runtime.device import find_device
+from dist_transformer.runtime.device import find_device, require_precision
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
 
@@ -64,3 +64,21 @@ def test_a_process_group_is_of_the_named_device(monkeypatch: pytest.MonkeyPatch)
         process_group(World(), device_name="meta"),
     ):
         pass
+
+
+@pytest.mark.parametrize(("capability", "precision"), [((8, 0), "bf16"), ((7, 0), "fp32")])
+def test_a_gpu_that_has_the_arithmetic(
+    capability: tuple[int, int], precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    require_precision(torch.device("cuda", 0), precision)
+
+
+def test_a_gpu_without_bf16_is_refused_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    with pytest.raises(
+        UserError, match=r"^Tesla T4 computes no bf16: give --precision fp32, or a GPU of .* 8 or more$"
+    ):
+        require_precision(torch.device("cuda", 0), "bf16")
+    require_precision(torch.device("cpu"), "bf16")

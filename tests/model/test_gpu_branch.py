@@ -1,0 +1,139 @@
+"""The way that a GPU computes a model, on a CPU: kernels that read offsets, fixed shapes, compiled layers.
+
+Only the kernels themselves are replaced: by plain products, sentence by sentence, that know offsets alone. The formulas
+of their gradients are written out, so that autograd does not work them out for both sides.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.model import attention, short_attention, transformer
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.packed import IGNORED, PackedBatch, pack_side
+
+CAP = 12
+
+
+def spans(query_offsets: torch.Tensor, key_offsets: torch.Tensor) -> Iterator[tuple[slice, slice]]:
+    assert query_offsets.dtype == key_offsets.dtype == torch.int32
+    assert len(query_offsets) == len(key_offsets)
+    starts = zip(query_offsets[:-1].tolist(), query_offsets[1:].tolist(), strict=True)
+    keys = zip(key_offsets[:-1].tolist(), key_offsets[1:].tolist(), strict=True)
+    return ((slice(*query), slice(*key)) for query, key in zip(starts, keys, strict=True))
+
+
+def weights_of(q: torch.Tensor, k: torch.Tensor, causal: bool) -> torch.Tensor:
+    scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(len(q), len(k), dtype=torch.bool).triu(1), -torch.inf)
+    return scores.softmax(-1).nan_to_num()
+
+
+def forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, query_offsets: Any, key_offsets: Any, *, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    # Rows that no sentence covers would be NaN.
+    out = torch.full(q.shape, torch.nan)
+    for rows, keys in spans(query_offsets, key_offsets):
+        out[rows] = torch.einsum("hqk,khd->qhd", weights_of(q[rows], k[keys], causal), v[keys])
+    return out, torch.zeros(q.shape[1], len(q))
+
+
+def backward(
+    gradient: torch.Tensor,
+    inputs: Any,
+    out: Any,
+    sums: Any,
+    results: Any,
+    query_offsets: Any,
+    key_offsets: Any,
+    *,
+    causal: bool,
+) -> None:
+    (q, k, v), (dq, dk, dv) = inputs, results
+    for result in results:
+        result.fill_(torch.nan)
+    for rows, keys in spans(query_offsets, key_offsets):
+        p, g = weights_of(q[rows], k[keys], causal), gradient[rows]
+        dp = torch.einsum("qhd,khd->hqk", g, v[keys])
+        ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+        dv[keys] = torch.einsum("hqk,qhd->khd", p, g)
+        dq[rows] = torch.einsum("hqk,khd->qhd", ds, k[keys])
+        dk[keys] = torch.einsum("hqk,qhd->khd", ds, q[rows])
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short_attention, "_forward", forward)
+    monkeypatch.setattr(short_attention, "_backward", backward)
+
+
+def make_batch(seed: int) -> PackedBatch:
+    """As the collator makes them: two tails of different lengths, whose dummies pair with nothing."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, CAP + 1, (2, 6))
+    sizes = {"offset_count": 16, "max_length": CAP}
+    labels = np.full(90, IGNORED)
+    total = int(lengths[1].sum())
+    labels[:total] = rng.integers(4, 60, total)
+    source, target = (
+        pack_side(rng.integers(4, 60, int(row.sum())), row, size=size, **sizes)
+        for row, size in zip(lengths, (80, 90), strict=True)
+    )
+    return PackedBatch(source=source, target=target, labels_T=torch.from_numpy(labels))
+
+
+def make_model(norm: str) -> Transformer:
+    torch.manual_seed(3)
+    config = ModelConfig(
+        width=32, heads=2, ffn_width=48, encoder_layers=2, decoder_layers=2, vocab_size=60, dropout=0.0, norm=norm
+    )
+    return Transformer(config)
+
+
+def loss_and_gradients(model: Transformer, batch: PackedBatch) -> tuple[float, dict[str, torch.Tensor]]:
+    model.zero_grad()
+    loss = model(batch, 0.1).loss
+    loss.backward()
+    return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.usefixtures("kernels")
+def test_loss_and_gradients_are_those_of_groups(norm: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(norm)
+    batches = [make_batch(seed) for seed in range(4)]
+    expected = [loss_and_gradients(model, batch) for batch in batches]
+    used: list[str] = []
+    make_layout = transformer.AttentionLayout
+
+    def noted(*sides: Any, kernel: attention.Kernel, **options: Any) -> attention.AttentionLayout:
+        used.append(kernel)
+        return make_layout(*sides, kernel=kernel, **options)
+
+    monkeypatch.setattr(transformer, "AttentionLayout", noted)
+    monkeypatch.setattr(Transformer, "_kernel", lambda *_: "short")
+    assert model.has_fixed_shapes
+    if compiled:
+        model.compile_layers(backend="aot_eager")
+        torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    found = [loss_and_gradients(model, batch) for batch in batches]
+    assert used == ["short"] * 3 * len(batches)
+    for (loss, gradients), (wanted_loss, wanted) in zip(found, expected, strict=True):
+        assert loss == pytest.approx(wanted_loss, rel=1e-6)
+        assert gradients.keys() == wanted.keys()
+        for name, gradient in gradients.items():
+            assert (gradient - wanted[name]).norm() <= 1e-5 * wanted[name].norm() + 1e-7, name
+    if compiled:
+        counters = torch._dynamo.utils.counters
+        # One of the encoder's layers, and one of the decoder's; the loss has its own.
+        assert counters["stats"]["unique_graphs"] == 3
+        assert not counters["graph_break"]
