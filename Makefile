@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test compat-test slurm-test faults check bench release gpu-check clean
+.PHONY: demo test compat-test slurm-test faults check bench release gpu-check null-gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -42,6 +42,10 @@ bench: $(STAMP)
 GIVEN := $(filter command environment,$(origin PYTHON))
 gpu-check: $(if $(GIVEN),,$(STAMP))
 	PYTHONPATH=$(CURDIR) $(if $(GIVEN),$(PYTHON),$(BIN)/python) tools/gpu_check.py --part $(PART)
+
+# The host's side of the GPU path on a stub of CUDA; torch's build for CUDA (5 GB) goes to .nullgpu/ once.
+null-gpu: $(STAMP)
+	$(BIN)/python -m tests.nullgpu
 
 $(STAMP): pyproject.toml constraints.txt tools/check_machine.sh
 	sh tools/check_machine.sh $(PYTHON)

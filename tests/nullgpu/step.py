@@ -4,11 +4,9 @@ python step.py '{"preset": "big", "packs": 8, "packs_per_micro_batch": 8, "compi
 """
 
 import collections
-import ctypes
 import dataclasses
 import json
 import sys
-import tempfile
 import traceback
 import warnings
 from pathlib import Path
@@ -25,6 +23,7 @@ from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
 from dist_transformer.training.engine import ds_config
 from dist_transformer.training.engine.engine import Engine
+from tests.nullgpu.counts import Counts
 
 _VOCABULARY = 37_000
 _LONGEST = 100
@@ -46,10 +45,10 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
         for _ in range(2):
             _step(engine, work)
         torch.cuda.reset_peak_memory_stats()
-        null = _Null()
-        null.reset()
+        counts = Counts()
+        counts.reset()
         _step(engine, work)
-        calls = null.calls()
+        calls = counts.read()
         kernels = {name.removeprefix("kernel:"): n for name, n in calls.items() if name.startswith("kernel:")}
         graphs = _graphs()
         found = {
@@ -139,22 +138,6 @@ def _waits(work: Any) -> dict[str, int]:
         torch.cuda.set_sync_debug_mode("default")
         torch.cuda.synchronize, warnings.showwarning = real
     return dict(seen)
-
-
-class _Null:
-    """The stub's counts."""
-
-    def __init__(self) -> None:
-        self.library = ctypes.CDLL("libcuda.so.1")
-
-    def reset(self) -> None:
-        self.library.null_reset()
-
-    def calls(self) -> dict[str, int]:
-        with tempfile.NamedTemporaryFile() as file:
-            self.library.null_dump(file.name.encode())
-            rows = [line.split("\t") for line in Path(file.name).read_text().splitlines()]
-        return {name: int(count) for count, name in rows}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,248 @@
+"""The host's side of the GPU path, run on a stub of CUDA: `make null-gpu`.
+
+torch's build for CUDA, DeepSpeed, Inductor, Triton and stream capture really run; kernels are counted and compute
+nothing. It counts launches and waits of a step, compares peak memory with the plan, records beam search as a graph, and
+trains, saves and resumes under ZeRO 0 to 3 on one GPU and on two. What was counted goes to results/null-gpu.json, with
+the lines that name CUDA and that nothing ran; exits 1 when a bound is exceeded.
+
+The environment (5 GB) is made in .nullgpu/ at first use. --before CLONE counts the same steps of another clone.
+"""
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import result_of, write_result
+from dist_transformer.config.plain import read_json
+from dist_transformer.config.presets import PRESETS
+from dist_transformer.errors import UserError, exit_on_user_error
+from dist_transformer.planning.memory import MicroBatch, ZeroSettings, predict_memory
+from tests.nullgpu.home import ROOT, Home
+
+_HERE = Path(__file__).parent
+_RESULT = ROOT / "results" / "null-gpu.json"
+# Of a step of `big` on 25k tokens at once, compiled: kernels started, and waits for the device (the gradient's norm).
+_MOST_LAUNCHES, _MOST_WAITS = 1_000, 1
+# How far the measured peak may be from the planned one.
+_PEAK_TOLERANCE = 0.1
+_MOST_BYTES_A_LOGIT = 4.1
+_STEPS: dict[str, dict[str, Any]] = {
+    "at once, compiled": {"packs_per_micro_batch": 8, "compile": True, "stage": 1, "more_packs": 20},
+    "at once": {"packs_per_micro_batch": 8, "compile": False, "stage": 1},
+    "in eight, compiled": {"packs_per_micro_batch": 1, "compile": True, "stage": 1},
+    "at once, compiled, stage 0": {"packs_per_micro_batch": 8, "compile": True, "stage": 0},
+}
+
+
+class Checks:
+    """Runs programs on the null GPU, and collects what they say and where they exceed a bound."""
+
+    def __init__(self, home: Home, scratch: Path) -> None:
+        self.home, self.scratch = home, scratch
+        self.figures: dict[str, Any] = {}
+        self.seconds: dict[str, float] = {}
+        self.problems: list[str] = []
+
+    def require(self, holds: bool, problem: str) -> None:
+        if not holds:
+            self.problems.append(problem)
+            say(f"EXCEEDED: {problem}")
+
+    def run(
+        self, name: str, *words: object, devices: int = 1, source: Path = ROOT, covered: bool = True, status: int = 0
+    ) -> str:
+        """What a Python program prints to its standard output.
+
+        Args:
+            words: a script and its arguments, or -m and a module.
+            source: the clone whose package it imports.
+            covered: note which lines it runs.
+        """
+        started = time.monotonic()
+        settings = ["--parallel-mode", f"--data-file={self.scratch}/.coverage", "--source=dist_transformer"]
+        program = ["-m", "coverage", "run", *settings, *words] if covered else [*words]
+        command = [self.home.python, *program]
+        if devices > 1:
+            launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={devices}", "--no-python"]
+            command = [self.home.python, *launcher, *command]
+        done = subprocess.run(
+            list(map(str, command)),
+            env={**self.home.environment(devices=devices), "PYTHONPATH": str(self._path(source))},
+            cwd=self.scratch,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+        self.seconds[name] = round(time.monotonic() - started, 1)
+        say(f"{name}: {self.seconds[name]:.0f} s")
+        if done.returncode != status:
+            raise UserError(f"{name} exits {done.returncode}:\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}")
+        return done.stdout
+
+    def _path(self, source: Path) -> Path:
+        """A folder with the package of that clone and the tests of this one."""
+        if source == ROOT:
+            return ROOT
+        folder = self.scratch / "before"
+        if not folder.exists():
+            folder.mkdir()
+            (folder / "dist_transformer").symlink_to(source.absolute() / "dist_transformer")
+            (folder / "tests").symlink_to(ROOT / "tests")
+        return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--home", type=Path, default=ROOT / ".nullgpu", help="of the environment (default: .nullgpu)")
+    parser.add_argument("--before", type=Path, metavar="CLONE", help="count the steps of this clone, and nothing else")
+    arguments = parser.parse_args()
+    home = Home(arguments.home.absolute())
+    home.prepare()
+    started = time.monotonic()
+    kept = read_json(_RESULT)["figures"].get("before", {}) if _RESULT.exists() else {}
+    with tempfile.TemporaryDirectory() as scratch:
+        checks = Checks(home, Path(scratch))
+        if arguments.before is not None:
+            before = {**count_steps(checks, arguments.before), "softmax": count_softmax(checks, arguments.before)}
+            _write({**(read_json(_RESULT)["figures"] if _RESULT.exists() else {}), "before": before}, started)
+            return
+        for check in (check_steps, check_softmax, check_decoding, check_runs, check_benchmarks):
+            check(checks)
+        checks.figures["lines_not_run"] = list(lines_not_run(checks))
+    _write({**checks.figures, "seconds": checks.seconds, "before": kept}, started)
+    if checks.problems:
+        raise UserError(f"on the null GPU: {'; '.join(checks.problems)}")
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _write(figures: dict[str, Any], started: float) -> None:
+    result = result_of(
+        None,
+        what="`make null-gpu`: the host's side of the GPU path on a stub of CUDA; counts, no timings",
+        command="make null-gpu",
+        seeds=[0],
+        wall_seconds=round(time.monotonic() - started, 1),
+        figures=figures,
+        rows=[],
+    )
+    write_result(_RESULT, result)
+
+
+def count_steps(checks: Checks, source: Path) -> dict[str, Any]:
+    found = {}
+    for name, way in _STEPS.items():
+        request = json.dumps({"preset": "big", "packs": 8, **way})
+        # Lines that a compiler follows are slow to note, and are the same.
+        output = checks.run(f"step {name}", _HERE / "step.py", request, source=source, covered=not way["compile"])
+        found[name] = json.loads(output.splitlines()[-1])
+    return found
+
+
+def check_steps(checks: Checks) -> None:
+    found = checks.figures["steps"] = count_steps(checks, ROOT)
+    for name, step in found.items():
+        checks.require(step["breaks"] == 0, f"step {name}: {step['breaks']} graph breaks")
+        checks.require(step["graphs_later"] == 0, f"step {name}: {step['graphs_later']} graphs compiled anew")
+        step["planned_bytes"] = _planned(step)
+        apart = step["peak_bytes"] / step["planned_bytes"] - 1
+        checks.require(abs(apart) <= _PEAK_TOLERANCE, f"step {name}: {apart:+.0%} of the planned memory")
+        waits = sum(step["waits"].values())
+        checks.require(waits <= _MOST_WAITS, f"step {name}: {waits} waits for the device")
+    launches = found["at once, compiled"]["launches"]
+    checks.require(launches <= _MOST_LAUNCHES, f"{launches:,} launches in a step of 25k tokens")
+
+
+def _planned(step: dict[str, Any]) -> int:
+    tokens = PRESETS["big"].batch.max_target_tokens * step["packs_per_micro_batch"]
+    return predict_memory(
+        dataclasses.replace(PRESETS["big"].model, vocab_size=37_000),
+        ZeroSettings(stage=step["stage"]),
+        world_size=1,
+        precision="bf16",
+        accumulation=step["packs"] // step["packs_per_micro_batch"],
+        micro=MicroBatch(source_tokens=tokens, target_tokens=tokens),
+    ).peak
+
+
+def count_softmax(checks: Checks, source: Path) -> dict[str, Any]:
+    return json.loads(checks.run("softmax", _HERE / "softmax.py", source=source, covered=False).splitlines()[-1])
+
+
+def check_softmax(checks: Checks) -> None:
+    found = checks.figures["softmax"] = count_softmax(checks, ROOT)
+    moved = found["bytes_a_logit"]
+    checks.require(moved <= _MOST_BYTES_A_LOGIT, f"the softmax moves {moved:.1f} bytes a logit")
+
+
+def check_decoding(checks: Checks) -> None:
+    found = checks.figures["decoding"] = json.loads(checks.run("decoding", _HERE / "decode.py").splitlines()[-1])
+    for search in found:
+        name = f"search in {search['slots']} slots"
+        checks.require(not search["refused"], f"{name}: CUDA refuses {search['refused']} in a graph")
+        checks.require(search["nodes"] > 0, f"{name}: the graph is empty")
+        checks.require(search["waits_of_a_step"] == 0, f"{name}: a step waits for the device")
+        checks.require(search["cudnn_kernels"] == 0, f"{name}: attention by cuDNN")
+
+
+def check_runs(checks: Checks) -> None:
+    """Whole trainings, with validation, checkpoints and a second start."""
+    data = checks.scratch / "data"
+    prepare = ["prepare", "--toy", 200, "--vocab-size", 400, "--out", data]
+    checks.run("prepare", "-m", "dist_transformer", *prepare)
+    common = ["--preset", "tiny", "--data", data, "--log-every", 1, "--save-every", 2, "--validate-every", 2]
+    for devices in (1, 2):
+        for stage in range(4):
+            name = f"training, ZeRO-{stage}, {devices} GPU(s)"
+            run_dir = checks.scratch / f"run-{stage}-{devices}"
+            flags = [*common, "--run-dir", run_dir, "--deepspeed-config", f"zero{stage}"]
+            _train(checks, name, *flags, "--max-steps", 4, devices=devices)
+            if (stage, devices) in ((0, 2), (1, 1)):
+                again = ["--max-steps", 6, "--resume", "required"]
+                _train(checks, f"{name}, resumed", *flags, *again, devices=devices)
+    # Values are not real, so that its checks of learning fail: only that it comes to its table is looked at.
+    tried = checks.run("--test-mode", _HERE / "train.py", *common[:4], "--test-mode", status=1)
+    checks.require("checkpoint" in tried, "--test-mode has no table of checks")
+
+
+def _train(checks: Checks, name: str, *flags: object, devices: int) -> None:
+    output = checks.run(name, _HERE / "train.py", *flags, devices=devices)
+    checks.require("finished at step" in output, f"{name} does not finish")
+
+
+def check_benchmarks(checks: Checks) -> None:
+    """What `make gpu-check` measures, for its flags and tables."""
+    small = ["--preset", "tiny", "--vocab-size", 400, "--tokens", 2_048]
+    checks.run("kernels", ROOT / "tools/benchmark.py", "kernels", *small)
+    step = ["--preset", "tiny", "--data", checks.scratch / "data", "--steps", 1, "--rounds", 1]
+    checks.run("step", ROOT / "tools/benchmark.py", "step", *step)
+
+
+def lines_not_run(checks: Checks) -> Iterator[str]:
+    """Of the package, those that name CUDA and that no program ran: `file:line: text`."""
+    tool: Callable[..., Any] = subprocess.run
+    base = [str(checks.home.python), "-m", "coverage"]
+    file = f"--data-file={checks.scratch}/.coverage"
+    tool([*base, "combine", "--quiet", file], cwd=checks.scratch, check=True)
+    report = checks.scratch / "coverage.json"
+    tool([*base, "json", "--quiet", file, "-o", str(report)], cwd=checks.scratch, check=True)
+    for name, found in sorted(read_json(report)["files"].items()):
+        path = Path(name) if Path(name).is_absolute() else checks.scratch / name
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for number in found["missing_lines"]:
+            if "cuda" in (text := lines[number - 1].strip()).lower():
+                yield f"{path.relative_to(ROOT)}:{number}: {text}"
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)
