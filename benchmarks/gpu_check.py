@@ -36,6 +36,8 @@ _USEFUL = ("deepspeed", "transformers", "accelerate", "datasets", "ctranslate2",
 _PART_SECONDS = 8 * 60
 _VOCAB_SIZE = 37_000
 _MINUTES = 4
+# What compiling must gain to be worth its wait at the start.
+_PAYS = 1.05
 
 
 def main() -> None:
@@ -53,6 +55,8 @@ def main() -> None:
     if absent := [name for name in _USEFUL if importlib.util.find_spec(name) is None]:
         say(f"not installed, so what needs them is left out: {', '.join(absent)}")
     failed = [part for part in parts if not passes(part, arguments)]
+    for line in advice(arguments.out):
+        say(line)
     if failed:
         raise UserError(f"failed: {', '.join(failed)}: the output above says why")
 
@@ -89,6 +93,34 @@ def passes(part: str, arguments: argparse.Namespace) -> bool:
         say(f"{part}: {error}")
         return False
     return True
+
+
+def advice(out: Path) -> Iterator[str]:
+    """Lines of the code that what was measured speaks for: whether steps are compiled, and the planner's share of a
+    GPU's peak."""
+    from benchmarks.suite import device_name
+    from dist_transformer.config.plain import read_json
+    from dist_transformer.planning.hardware import GPUS
+
+    file = out / f"gpu-check-{device_name()}.json"
+    steps = read_json(file)["figures"] if file.exists() else {}
+    for packs in (8, 1):
+        names = (f"step-{packs}-compiled", f"step-{packs}")
+        if steps.keys() >= set(names):
+            compiled, plain = (steps[name]["rates"]["median"] for name in names)
+            yield (
+                f"{packs} pack(s) at a time: compiled {compiled:,.0f}, not compiled {plain:,.0f}: "
+                f"config/settings.py: compile: bool = {compiled > _PAYS * plain}"
+            )
+    best = max((step for name, step in steps.items() if name.startswith("step-")), key=_share, default=None)
+    kind = GPUS.get(device_name())
+    if best is not None and kind is not None and kind.bf16_tflops is not None:
+        share = _share(best) * best["product_flops_per_second"] / (kind.bf16_tflops * 1e12)
+        yield f"planning/speed.py: MFU = {share:.2f}"
+
+
+def _share(step: dict[str, Any]) -> float:
+    return float(step["share_of_product_rate"])
 
 
 def say(line: str) -> None:

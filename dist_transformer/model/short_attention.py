@@ -11,6 +11,8 @@ from typing import Any, cast
 
 import torch
 
+from dist_transformer.errors import say
+
 # Rows and columns of a tile, and warps that compute it. Milliseconds forwards and backwards of 25k tokens, causal, in
 # 16 heads of 64 at 13, 29, 60 and 128 tokens a sentence (H100, 2026-11-23): 0.72, 0.70, 0.74, 0.83; tiles of 64 by
 # 4 warps: 1.02, 0.73, 0.66; of 16 by one warp: 0.61, 0.91, 1.06, 1.28; FlashAttention 2: 5.46, 3.66, 2.83, 2.80.
@@ -19,13 +21,28 @@ _WIDTHS = (16, 32, 64, 128)
 
 
 def takes(head_width: int) -> bool:
-    """Whether the kernels compute heads of this width, and Triton is there."""
-    return head_width in _WIDTHS and _has_triton()
+    """Whether the kernels compute heads of this width, and can be compiled here."""
+    return head_width in _WIDTHS and _compiles(head_width)
 
 
 @functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+def _compiles(head_width: int) -> bool:
+    """Tried once: Triton needs a C compiler and Python's headers at run time."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    offsets = torch.tensor([0, 1], dtype=torch.int32, device="cuda")
+    q, k, v = torch.zeros(3, 1, 1, head_width, dtype=torch.bfloat16, device="cuda")
+    try:
+        _forward(q, k, v, offsets, offsets, causal=False)
+    # What Triton raises where it cannot compile is not documented.
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        say(
+            f"note: kernels for short sentences cannot be compiled ({reason:.120}), so attention is slower: install a "
+            "C compiler and Python's headers (Debian and Ubuntu: apt-get install gcc python3-dev)"
+        )
+        return False
+    return True
 
 
 def self_attention(qkv_T3HK: torch.Tensor, offsets_N: torch.Tensor, *, causal: bool) -> torch.Tensor:

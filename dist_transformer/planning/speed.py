@@ -13,7 +13,8 @@ from dist_transformer.planning.memory import BYTES, ZeroSettings
 
 MFU = 0.33
 """Share of the peak that the model's operations reach, when nothing is said: what NVIDIA's DeepLearningExamples reach
-with `big` on one A100 (its MLPerf v0.7 submission: 0.41). Small models reach less."""
+with `big` on one A100 (its MLPerf v0.7 submission: 0.41). Ours reached 0.32 on one H100, compiled 0.38 (2026-11-23,
+`results/gpu-check-h100.json`). Small models reach less."""
 
 # Adam reads gradient, weight and both moments and writes the last three, in fp32, and the low-precision weight.
 _UPDATE_BYTES = 4 * 4 + 3 * 4 + 2

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import bench, gpu_check
+from benchmarks import bench, gpu_check, suite
 from benchmarks import command as benchmark
 from benchmarks.charts import bar_groups
 from benchmarks.measure import who_can_run
@@ -178,3 +178,23 @@ def test_a_model_learns_for_a_moment(toy_data: Any, tmp_path: Path) -> None:
     assert figures["nll_after"] < figures["nll_before"]
     assert read_model_info(out).steps == (figures["steps"],)
     assert f"{figures['steps']:,} steps in" in said
+
+
+def test_gpu_check_says_what_its_steps_speak_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: 300 is 1.2 · 250 and pays, 59 against 68 does not; 0.5 · 600 of the 989 TFLOP/s of an H100 is 0.30."""
+
+    def step(rate: float, share: float) -> dict[str, Any]:
+        return {"rates": {"median": rate}, "share_of_product_rate": share, "product_flops_per_second": 6e14}
+
+    steps = {"step-8-compiled": step(300, 0.5), "step-8": step(250, 0.4), "step-1-compiled": step(59, 0.1)}
+    file = tmp_path / "gpu-check-h100.json"
+    file.write_text(json.dumps({"figures": {**steps, "step-1": step(68, 0.2)}}))
+    monkeypatch.setattr(suite, "device_name", lambda: "h100")
+    assert list(gpu_check.advice(tmp_path)) == [
+        "8 pack(s) at a time: compiled 300, not compiled 250: config/settings.py: compile: bool = True",
+        "1 pack(s) at a time: compiled 59, not compiled 68: config/settings.py: compile: bool = False",
+        "planning/speed.py: MFU = 0.30",
+    ]
+    file.write_text(json.dumps({"figures": {"step-8": step(250, 0.4)}}))
+    assert list(gpu_check.advice(tmp_path)) == ["planning/speed.py: MFU = 0.24"]
+    assert list(gpu_check.advice(tmp_path / "missing")) == []

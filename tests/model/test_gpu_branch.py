@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import varlen
 
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model import attention, short_attention, transformer
@@ -67,10 +68,36 @@ def backward(
         dk[keys] = torch.einsum("hqk,qhd->khd", ds, q[rows])
 
 
+class Varlen(torch.autograd.Function):
+    """`torch.nn.attention.varlen.varlen_attn`."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any, query_offsets: Any, key_offsets: Any, causal: bool) -> torch.Tensor:
+        ctx.save_for_backward(q, k, v, query_offsets, key_offsets)
+        ctx.causal = causal
+        return forward(q, k, v, query_offsets, key_offsets, causal=causal)[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        *inputs, query_offsets, key_offsets = ctx.saved_tensors
+        results = [torch.empty_like(x) for x in inputs]
+        backward(gradient, inputs, None, None, results, query_offsets, key_offsets, causal=ctx.causal)
+        return *results, None, None, None
+
+
+def varlen_attn(
+    q: Any, k: Any, v: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int, *, window_size: tuple[int, int]
+) -> torch.Tensor:
+    assert (cu_seq_q.diff() <= max_q).all()
+    assert (cu_seq_k.diff() <= max_k).all()
+    return Varlen.apply(q, k, v, cu_seq_q, cu_seq_k, window_size == (-1, 0))
+
+
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(short_attention, "_forward", forward)
     monkeypatch.setattr(short_attention, "_backward", backward)
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
 
 
 def make_batch(seed: int) -> PackedBatch:
@@ -104,10 +131,12 @@ def loss_and_gradients(model: Transformer, batch: PackedBatch) -> tuple[float, d
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("kernel", "compiled"), [("short", False), ("short", True), ("varlen", False)])
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.usefixtures("kernels")
-def test_loss_and_gradients_are_those_of_groups(norm: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_and_gradients_are_those_of_groups(
+    norm: str, kernel: attention.Kernel, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = make_model(norm)
     batches = [make_batch(seed) for seed in range(4)]
     expected = [loss_and_gradients(model, batch) for batch in batches]
@@ -119,14 +148,14 @@ def test_loss_and_gradients_are_those_of_groups(norm: str, compiled: bool, monke
         return make_layout(*sides, kernel=kernel, **options)
 
     monkeypatch.setattr(transformer, "AttentionLayout", noted)
-    monkeypatch.setattr(Transformer, "_kernel", lambda *_: "short")
+    monkeypatch.setattr(Transformer, "_kernel", lambda *_: kernel)
     assert model.has_fixed_shapes
     if compiled:
         model.compile_layers(backend="aot_eager")
         torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     found = [loss_and_gradients(model, batch) for batch in batches]
-    assert used == ["short"] * 3 * len(batches)
+    assert used == [kernel] * 3 * len(batches)
     for (loss, gradients), (wanted_loss, wanted) in zip(found, expected, strict=True):
         assert loss == pytest.approx(wanted_loss, rel=1e-6)
         assert gradients.keys() == wanted.keys()
@@ -137,3 +166,25 @@ def test_loss_and_gradients_are_those_of_groups(norm: str, compiled: bool, monke
         # One of the encoder's layers, and one of the decoder's; the loss has its own.
         assert counters["stats"]["unique_graphs"] == 3
         assert not counters["graph_break"]
+
+
+def test_without_a_compiler_it_is_said_once_and_flash_attention_takes_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = torch.zeros
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Failed to find C compiler.\nmore")
+
+    monkeypatch.setattr(short_attention.importlib.util, "find_spec", lambda _: True)
+    monkeypatch.setattr(short_attention, "_forward", fails)
+    on_cpu = {"device": "cpu"}
+    monkeypatch.setattr(torch, "zeros", lambda *shape, **options: real(*shape, **{**options, **on_cpu}))
+    monkeypatch.setattr(torch, "tensor", lambda values, **_: real(len(values)))
+    short_attention._compiles.cache_clear()
+    try:
+        assert [attention.kernel_for(64, longest=100) for _ in range(2)] == ["varlen"] * 2
+    finally:
+        short_attention._compiles.cache_clear()
+    said = "".join(capsys.readouterr())
+    assert said.count("cannot be compiled (Failed to find C compiler.), so attention is slower: install a ") == 1
