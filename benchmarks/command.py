@@ -27,6 +27,7 @@ from benchmarks.flags import Measure, parse_arguments
 from benchmarks.kernels import KernelBenchmark, kernel_table, run_kernel_benchmark
 from benchmarks.measure import ROOT, result_of, write_result
 from benchmarks.training.cost_curve import cost_table, curve_of, run_cost_curve
+from benchmarks.training.cost_model import cost_model_table, run_cost_model
 from benchmarks.training.field import (
     LABELS,
     TrainBenchmark,
@@ -300,6 +301,14 @@ def measure_decoding(arguments: argparse.Namespace) -> Measured:
 
 
 def measure_costs(arguments: argparse.Namespace) -> Measured:
+    if arguments.device is not None:
+        modelled = run_cost_model(arguments.device)
+        return Measured(
+            what="what steps of `base` and `big` would take: a model, not a measurement",
+            figures=modelled,
+            given=["--device", arguments.device],
+            table=cost_model_table(modelled),
+        )
     with process_group(World()) as device:
         figures = run_cost_curve(curve_of(device, repeats=arguments.repeats), device, say)
     return Measured(

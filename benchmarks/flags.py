@@ -152,6 +152,7 @@ def add_cost_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
         description="Steps of models of several sizes on random sentences, under plain torch, each point in a process "
         "of its own; and what 16 nodes of 8 GPUs would reach, which is a model and no measurement.",
     )
+    cost.add_argument("--device", metavar="GPU", help="h100, h200, …: model steps on it instead, by counted launches")
     cost.add_argument("--repeats", type=int, default=5, metavar="N", help="measures of each point (default: 5)")
 
 
