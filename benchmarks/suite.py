@@ -3,8 +3,10 @@
 A part is a command of `tools/`, run in a process of its own, whose result file becomes a part of the suite's.
 """
 
+import json
 import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -125,7 +127,9 @@ def merge(file: Path, parts: dict[str, dict[str, Any]], *, what: str, load: str 
     """Put results into the parts of `file`, and draw its rates beside it; what it had of the same machine stays.
 
     The figures of a file are those of each part, by the part's name; the layout is that of tools/results_table.py.
+    FILE-history.jsonl gets a line for each part: what later commits are compared with.
     """
+    _remember(file.with_name(f"{file.stem}-history.jsonl"), parts, load)
     machine = next(iter(parts.values()))["machine"]
     before = read_json(file)["figures"] if file.exists() else {}
     figures = {name: part for name, part in before.items() if part["machine"] == machine}
@@ -152,6 +156,30 @@ def merge(file: Path, parts: dict[str, dict[str, Any]], *, what: str, load: str 
         scaling = [(row["devices"], row["target_tokens_per_second"]) for row in part["modelled_scaling"]["rows"]]
         picture = cost_picture(curves(part), scaling, unit=part["unit"], note=result["machine"])
         file.with_name(f"{file.stem}-cost.png").write_bytes(as_png(picture))
+
+
+def _remember(file: Path, parts: dict[str, dict[str, Any]], load: str | None) -> None:
+    """Add the medians of each part's rates, with the commit that they are of; one that was changed ends in `+`."""
+    commit = _git("rev-parse", "--short", "HEAD") + (
+        "+" if _git("status", "--porcelain", "--untracked-files=no") else ""
+    )
+    with file.open("a", encoding="utf-8") as history:
+        for name, part in parts.items():
+            if rates := median_rates(part["figures"]):
+                entry = {"commit": commit, "date": part["date"], "machine": part["machine"], "load": load}
+                history.write(json.dumps({**entry, "part": name, "rates": rates}, ensure_ascii=False) + "\n")
+
+
+def median_rates(figures: dict[str, Any]) -> dict[str, float]:
+    """Of each contender, or of the part itself as `ours`: what its unit says, a second."""
+    found = {"ours": figures, **figures.get("contenders", {})}
+    rates = {name: each.get("rates", each.get("sentences_per_second")) for name, each in found.items()}
+    return {name: rate["median"] for name, rate in rates.items() if isinstance(rate, dict) and "median" in rate}
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, check=False, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def _as_part(name: str, result: dict[str, Any], load: str | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ projections write them; offsets as in `PackedTokens`. The numbers are those of `
 
 import functools
 import importlib.util
+import sys
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -39,7 +40,8 @@ def _compiles(head_width: int) -> bool:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         say(
             f"note: kernels for short sentences cannot be compiled ({reason:.120}), so attention is slower: install a "
-            "C compiler and Python's headers (Debian and Ubuntu: apt-get install gcc python3-dev)"
+            "C compiler and Python's headers (Debian and Ubuntu: apt-get install gcc python3-dev)",
+            file=sys.stderr,
         )
         return False
     return True

@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from benchmarks.suite import (
     merge,
 )
 from dist_transformer.errors import UserError
-from tests.conftest import run_command
+from tests.conftest import ROOT, run_command
 
 
 def rate(*values: float) -> dict[str, Any]:
@@ -68,7 +69,19 @@ def test_parts_are_merged_into_one_file(tmp_path: Path) -> None:
     width, height = struct.unpack(">II", file.with_suffix(".png").read_bytes()[16:24])
     assert width > 500
     assert height > 200
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bench-cpu.json", "bench-cpu.png"]
+    names = ["bench-cpu-history.jsonl", "bench-cpu.json", "bench-cpu.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    # What was replaced stays in the history, by commit.
+    history = [json.loads(line) for line in (tmp_path / names[0]).read_text().splitlines()]
+    assert [(line["part"], line["rates"]["ours"]) for line in history] == [
+        ("train-tiny", 1000),
+        ("train-big", 50),
+        ("train-tiny", 1200),
+    ]
+    head = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(head, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    assert {line["commit"].rstrip("+") for line in history} == {commit}
+    assert [line["load"] for line in history] == [None, "shared with other work", None]
 
 
 def test_another_machine_begins_anew(tmp_path: Path) -> None:

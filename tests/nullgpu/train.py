@@ -9,24 +9,31 @@ from dist_transformer.errors import exit_on_user_error
 
 
 def stand_in() -> None:
-    """For norms, for what ranks compare, for the end of a search and for what it found."""
+    """For norms, for sums over ranks and what ranks compare, for the end of a search and for what it found."""
     from deepspeed.runtime.zero import partitioned_param_coordinator
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
     from dist_transformer.data.tokenizer import Tokenizer
     from dist_transformer.inference import beam
+    from dist_transformer.runtime import distributed
     from dist_transformer.training.engine import internals
 
     def one(*_: Any, **__: Any) -> torch.Tensor:
         return torch.tensor(1.0)
 
+    reduce, collect = distributed.all_reduce_sum, beam._Search._collect
+
+    def reduced_to_ones(sums: torch.Tensor) -> torch.Tensor:
+        summed = reduce(sums)
+        return torch.ones(summed.shape, dtype=summed.dtype) if summed.is_cuda else summed
+
     DeepSpeedZeroOptimizer.scaled_global_norm = one
     DeepSpeedZeroOptimizer_Stage3.scaled_global_norm = one
     internals._norm_of_all = one
     torch.nn.utils.get_total_norm = one
+    distributed.all_reduce_sum = reduced_to_ones
     partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda *_: None
-    collect = beam._Search._collect
 
     def collect_two_tokens(search: Any, slots: np.ndarray) -> None:
         sentences = search.sentence_of_slot[slots].copy()
