@@ -124,7 +124,10 @@ def _forward(
     sums = torch.empty(heads, tokens, dtype=torch.float32, device=q.device)
     tensors = (q, k, v, out, sums, query_offsets, key_offsets)
     strides = (x.stride(0) for x in (q, k, out))
-    attend[len(query_offsets) - 1, heads](*tensors, width**-0.5, tokens, *strides, CAUSAL=causal, D=width, **_TILES)
+    grid = (len(query_offsets) - 1, heads)
+    # Triton launches on the current device.
+    with torch.cuda.device_of(q):
+        attend[grid](*tensors, width**-0.5, tokens, *strides, CAUSAL=causal, D=width, **_TILES)
     return out, sums
 
 
@@ -145,7 +148,8 @@ def _backward(
     tensors = (*inputs, out, sums, gradient.contiguous(), *results, query_offsets, key_offsets)
     strides = (x.stride(0) for x in (*inputs[:2], out, *results[:2]))
     grid = (len(query_offsets) - 1, heads)
-    return_gradients[grid](*tensors, width**-0.5, tokens, *strides, CAUSAL=causal, D=width, **_TILES)
+    with torch.cuda.device_of(out):
+        return_gradients[grid](*tensors, width**-0.5, tokens, *strides, CAUSAL=causal, D=width, **_TILES)
 
 
 @_self_attention.register_fake

@@ -1,9 +1,10 @@
 """The host's side of the GPU path, run on a stub of CUDA: `make null-gpu`.
 
 torch's build for CUDA, DeepSpeed, Inductor, Triton and stream capture really run; kernels are counted and compute
-nothing. It counts launches and waits of a step, compares peak memory with the plan, records beam search as a graph, and
-trains, saves and resumes under ZeRO 0 to 3 on one GPU and on two. What was counted goes to results/null-gpu.json, with
-the lines that name CUDA and that nothing ran; exits 1 when a bound is exceeded.
+nothing, but for our own, whose numbers Triton's interpreter tells. It counts launches and waits of a step, compares peak
+memory with the plan, records beam search as a graph, and trains, saves and resumes under ZeRO 0 to 3 on one GPU and on
+two. What was counted goes to results/null-gpu.json, with the lines that name CUDA and that nothing ran; exits 1 when a
+bound is exceeded.
 
 The environment (5 GB) is made in .nullgpu/ at first use. --before CLONE counts the same steps of another clone.
 """
@@ -33,6 +34,8 @@ _MOST_LAUNCHES, _MOST_WAITS = 1_000, 1
 # How far the measured peak may be from the planned one.
 _PEAK_TOLERANCE = 0.1
 _MOST_BYTES_A_LOGIT = 4.1
+# Of our kernels in fp16, whose rounding is 5e-4.
+_KERNEL_ERROR = 1e-3
 _STEPS: dict[str, dict[str, Any]] = {
     "at once, compiled": {"packs_per_micro_batch": 8, "compile": True, "stage": 1, "more_packs": 20},
     "at once": {"packs_per_micro_batch": 8, "compile": False, "stage": 1},
@@ -114,7 +117,7 @@ def main() -> None:
             before = {**count_steps(checks, arguments.before), "softmax": count_softmax(checks, arguments.before)}
             _write({**(read_json(_RESULT)["figures"] if _RESULT.exists() else {}), "before": before}, started)
             return
-        for check in (check_steps, check_softmax, check_decoding, check_runs, check_benchmarks):
+        for check in (check_kernels, check_steps, check_softmax, check_decoding, check_runs, check_benchmarks):
             check(checks)
         checks.figures["lines_not_run"] = list(lines_not_run(checks))
     _write({**checks.figures, "seconds": checks.seconds, "before": kept}, started)
@@ -137,6 +140,12 @@ def _write(figures: dict[str, Any], started: float) -> None:
         rows=[],
     )
     write_result(_RESULT, result)
+
+
+def check_kernels(checks: Checks) -> None:
+    found = checks.figures["kernel_errors"] = json.loads(checks.run("kernels, interpreted", _HERE / "interpret.py"))
+    for name, error in found.items():
+        checks.require(error <= _KERNEL_ERROR, f"{name}: off by {error:.1e}")
 
 
 def count_steps(checks: Checks, source: Path) -> dict[str, Any]:
