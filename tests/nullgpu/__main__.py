@@ -1,10 +1,10 @@
 """The host's side of the GPU path, run on a stub of CUDA: `make null-gpu`.
 
 torch's build for CUDA, DeepSpeed, Inductor, Triton and stream capture really run; kernels are counted and compute
-nothing, but for our own, whose numbers Triton's interpreter tells. It counts launches and waits of a step, compares peak
-memory with the plan, records beam search as a graph, and trains, saves and resumes under ZeRO 0 to 3 on one GPU and on
-two. What was counted goes to results/null-gpu.json, with the lines that name CUDA and that nothing ran; exits 1 when a
-bound is exceeded.
+nothing, but for our own, whose numbers Triton's interpreter tells. It counts launches and waits of a step, compares
+peak memory with the plan, records beam search as a graph, and trains, saves and resumes under ZeRO 0 to 3 on one GPU
+and on two. What was counted goes to results/null-gpu.json, with the lines that name CUDA and that nothing ran; exits 1
+when a bound is exceeded.
 
 The environment (5 GB) is made in .nullgpu/ at first use. --before CLONE counts the same steps of another clone.
 """
