@@ -145,10 +145,12 @@ def predict_memory(
     accumulation: int,
     micro: MicroBatch,
     keeps_average: bool = False,
+    compiled: bool = False,
 ) -> Memory:
     """Memory of one rank on a GPU.
 
     Args:
+        compiled: layers and loss, which then has no copy of logits in fp32.
         keeps_average: a moving average of the weights, counted with the moments.
     """
     sizes = model_sizes(config, zero)
@@ -191,7 +193,7 @@ def predict_memory(
         gradients=gradients,
         buffers=buffers,
         activations=activation_bytes(config, micro, precision),
-        loss=_loss_bytes(config, micro, precision),
+        loss=_loss_bytes(config, micro, precision, compiled),
         update=update,
         resident=states + sizes.constants + resident_extra,
         host=host,
@@ -226,11 +228,11 @@ def activation_bytes(config: ModelConfig, micro: MicroBatch, precision: str) -> 
     return per_source * micro.source_tokens + (decoder + embedding) * micro.target_tokens
 
 
-def _loss_bytes(config: ModelConfig, micro: MicroBatch, precision: str) -> int:
+def _loss_bytes(config: ModelConfig, micro: MicroBatch, precision: str, compiled: bool) -> int:
     """Hidden states and their gradient (2bTD); that of the projection in fp32, a block's share of it and the cast
-    (VD · (4 + b)); one block of logits in the training precision, a part of it twice in fp32."""
+    (VD · (4 + b)); one block of logits in the training precision, a part of it twice in fp32 unless compiled."""
     element = BYTES[precision]
-    block, part = logit_rows(micro.target_tokens, config.vocab_size, config.width, "cuda")
-    logits = config.vocab_size * (block * element + part * 8)
+    block, part = logit_rows(micro.target_tokens, config.vocab_size, config.width, "cuda", compiled=compiled)
+    logits = config.vocab_size * (block * element + (0 if compiled else part * 8))
     projection = config.vocab_size * config.width * (4 + element)
     return 2 * element * micro.target_tokens * config.width + projection + logits

@@ -267,6 +267,7 @@ def _plan_stage(
             sentence_tokens=work.sentence_tokens,
         ),
         keeps_average=config.ema_decay > 0,
+        compiled=config.compile,
     )
     return StagePlan(zero=zero, memory=memory, fits=memory.needed <= gpu.memory_gib * 2**30 if gpu else None)
 

@@ -181,6 +181,7 @@ def _planned(step: dict[str, Any]) -> int:
         precision="bf16",
         accumulation=step["packs"] // step["packs_per_micro_batch"],
         micro=MicroBatch(source_tokens=tokens, target_tokens=tokens),
+        compiled=step["compile"],
     ).peak
 
 

@@ -103,6 +103,10 @@ def test_the_loss_holds_one_block_of_logits() -> None:
     """2 bytes and twice 4 for each logit of 3,136 tokens; the projection's gradient in fp32 and bf16; hidden states."""
     memory = predict_memory(BIG, ZeroSettings(stage=1), world_size=1, precision="bf16", accumulation=1, micro=MICRO)
     assert memory.loss == 3136 * 37_000 * 10 + 37_000 * 1024 * 6 + 2 * 3136 * 1024 * 2
+    compiled = predict_memory(
+        BIG, ZeroSettings(stage=1), world_size=1, precision="bf16", accumulation=1, micro=MICRO, compiled=True
+    )
+    assert compiled.loss == 3136 * 37_000 * 2 + 37_000 * 1024 * 6 + 2 * 3136 * 1024 * 2
     # 2^30 elements are a block: 29,020 rows; 2^27 of them are in fp32 at a time.
     many = predict_memory(
         BIG,
