@@ -53,8 +53,8 @@ from dist_transformer.run.replay import planned_steps
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 _WEIGHTS_NAME = re.compile(r"(step|ema)-(\d{8,})\.safetensors")
 _SHOWN_PROBLEMS = 5
-# What damaged or hostile content makes readers raise, besides errors in words.
-_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+# What damaged or hostile content makes readers raise, besides errors in words, and torch for a file that vanished.
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
 
 
 def verify_run(

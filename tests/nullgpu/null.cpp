@@ -89,18 +89,6 @@ API void null_dump(const char* path) {
   for (auto& p : counts()) fprintf(f, "%ld\t%s\n", p.second, p.first.c_str());
   fclose(f);
 }
-API long null_count(const char* what) {
-  Lock l(mu());
-  auto it = counts().find(what);
-  return it == counts().end() ? 0 : it->second;
-}
-API long null_launches() {
-  Lock l(mu());
-  long n = 0;
-  for (auto& p : counts())
-    if (p.first.rfind("kernel:", 0) == 0) n += p.second;
-  return n;
-}
 
 // ---- registration
 API void** __cudaRegisterFatBinary(void*) {

@@ -12,6 +12,7 @@ import pytest
 
 from dist_transformer.errors import UserError
 from dist_transformer.locks import exclusive
+from dist_transformer.run import verify
 from dist_transformer.run.ledger import GENESIS, Ledger, chain_link
 from dist_transformer.run.verify import verify_run
 from tests.run.sound_run import LEFT_OUT, NEWEST, PART, edit_json, edit_manifest, failures, flip, seal
@@ -78,6 +79,17 @@ def test_an_export_for_transformers_is_no_model_of_ours(run: Path, model: Path) 
     (model / "config.json").write_text('{"model_type": "marian"}')
     assert failures(run) == {}
     assert len(verify_run(run)) == 7
+
+
+def test_a_weight_file_that_vanishes_while_it_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """safetensors hands torch the name, which then finds nothing."""
+
+    def gone(*_: Any, **__: Any) -> None:
+        raise RuntimeError("unable to open file")
+
+    monkeypatch.setattr(verify, "safe_open", gone)
+    found = [check.found for check in verify_run(run) if not check.passed]
+    assert any("cannot be read (RuntimeError: unable to open file): restore it from a backup" in line for line in found)
 
 
 def test_what_is_no_run_folder(tmp_path: Path, run: Path) -> None:
