@@ -42,14 +42,16 @@ submit_all() {
 # train_row FLAGS: the row of this job's number, to its last step.
 train_row() {
     local rows row flags
-    read -ra rows < <("${PYTHON[@]}" -c 'from dist_transformer.config.table3 import VARIANTS; print(*VARIANTS)')
+    write_step "$state/rows" "${PYTHON[@]}" -c 'from dist_transformer.config.table3 import VARIANTS; print(*VARIANTS)'
+    read -ra rows <"$state/rows"
     ((SLURM_ARRAY_TASK_ID < ${#rows[@]})) || fail "--array goes to $SLURM_ARRAY_TASK_ID: the rows are 0 to $((${#rows[@]} - 1))"
     row=${rows[SLURM_ARRAY_TASK_ID]}
     RUN_DIR=$out/$row
     count_start
-    "${PYTHON[@]}" tools/table3.py "${settings[@]}" --flags-of "$row" "$@" >"$state/flags" ||
-        fail "tools/table3.py refuses its flags, see the message above"
+    remedy="tools/table3.py refuses its flags, see the message above" \
+        write_step "$state/flags" "${PYTHON[@]}" tools/table3.py "${settings[@]}" --flags-of "$row" "$@"
     mapfile -t flags <"$state/flags"
+    doctor
     run_step none "$SLURM_JOB_NUM_NODES" "$(tasks_per_node)" "${PYTHON[@]}" -m dist_transformer.train "${flags[@]}"
     : >"$RUN_DIR/trained"
 }
@@ -59,7 +61,7 @@ make_table() {
     local trained=("$out"/*/trained)
     trained=("${trained[@]%/trained}")
     [[ -e $out/base/trained ]] || fail "row base is not trained in $out: the others are compared with it"
-    "${PYTHON[@]}" tools/table3.py "${settings[@]}" --rows "${trained[@]##*/}" --ranks "$(tasks_per_node)" "$@"
+    run_step none 1 1 "${PYTHON[@]}" tools/table3.py "${settings[@]}" --rows "${trained[@]##*/}" --ranks "$(tasks_per_node)" "$@"
 }
 
 if [[ -z ${SLURM_JOB_ID:-} ]]; then

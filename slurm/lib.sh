@@ -33,8 +33,6 @@ set +u # `module` does not survive it
 # shellcheck source=slurm/cluster.env
 source slurm/cluster.env || fail "slurm/cluster.env cannot be used, see the message above: correct it"
 set -u
-"${PYTHON[@]}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-    fail "PYTHON in slurm/cluster.env (${PYTHON[*]}) does not run Python 3.11 or newer: correct it, or install as docs/cluster.md says"
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 
 # need NAME...: these settings must not be empty.
@@ -47,9 +45,10 @@ need() {
 
 # Tasks on each node: one a GPU.
 tasks_per_node() {
-    local gpus=${SLURM_GPUS_ON_NODE:-0}
-    if ((gpus > 0)); then echo "$gpus"; else echo "${SLURM_NTASKS_PER_NODE:-1}"; fi
+    if has_gpus; then echo "$SLURM_GPUS_ON_NODE"; else echo "${SLURM_NTASKS_PER_NODE:-1}"; fi
 }
+
+has_gpus() { ((${SLURM_GPUS_ON_NODE:-0} > 0)); }
 
 # A port where nobody listens on this node, the job's first; below those that the system gives out by itself.
 free_port() {
@@ -58,11 +57,18 @@ free_port() {
     echo "$port"
 }
 
-# run_step MPI NODES TASKS COMMAND...: COMMAND as TASKS tasks on each of NODES nodes. Returns when it is done; otherwise
-# the job ends.
+# run_step MPI NODES TASKS COMMAND...: COMMAND as TASKS tasks on each of NODES nodes, in the container if there is one.
+# Returns when it is done; otherwise the job ends, with the sentence in `remedy` if the caller has set it. Each line of
+# the log begins with the number of its task.
+#
+# Each task sees all GPUs of its node and takes the one of its local number (--gpu-bind=none): NCCL copies between GPUs
+# over NVLink only where a process sees both. SLURM would bind the tasks to CPUs in the order of their numbers, mostly
+# alternating between the sockets, while the first half of the GPUs is on the first socket. So it binds none
+# (--cpu-bind=none), and each task keeps to the CPUs beside its GPU, as the PCI bus reports them.
 run_step() {
-    local mpi=$1 nodes=$2 tasks=$3 step status=0 cpus
+    local mpi=$1 nodes=$2 tasks=$3 step status=0 cpus bind=()
     shift 3
+    if has_gpus; then bind=(--gpu-bind=none --cpu-bind=none); fi
     cpus=$((SLURM_CPUS_ON_NODE > tasks ? SLURM_CPUS_ON_NODE / tasks : 1))
     rm -rf "$state/ended"
     mkdir "$state/ended"
@@ -70,7 +76,7 @@ run_step() {
     MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) MASTER_PORT=$(free_port) \
         OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cpus} \
         srun --mpi="$mpi" --nodes="$nodes" --ntasks=$((nodes * tasks)) --ntasks-per-node="$tasks" \
-        --cpus-per-task="$cpus" --gpu-bind=none --kill-on-bad-exit=1 "${SRUN_OPTIONS[@]}" \
+        --cpus-per-task="$cpus" "${bind[@]}" --label --kill-on-bad-exit=1 "${SRUN_OPTIONS[@]}" \
         slurm/task.sh "$state/ended" "$@" &
     step=$!
     # SLURM signals the tasks itself; this is for signals to the batch script (--signal=B:..., scancel --batch).
@@ -79,6 +85,11 @@ run_step() {
     wait "$step" || status=$?
     trap - USR1 USR2 TERM
     judge_step "$status"
+}
+
+# write_step FILE COMMAND...: COMMAND as one task, which writes its output to FILE.
+write_step() {
+    run_step none 1 1 bash -c '"${@:2}" >"$1"' _ "$@"
 }
 
 # What the ends of its tasks make of a step. Returns when it is done.
@@ -94,6 +105,8 @@ judge_step() {
     [[ -z $bad && -n $interrupted ]] && requeue "interrupted; what was reached is saved"
     [[ -z $bad && $1 == 0 ]] && return
     nodes_answer || requeue "a node is lost"
+    [[ -z ${remedy:-} ]] || fail "$remedy"
+    [[ $bad != *" 134" ]] || bad+=' (aborted, as NCCL does when a collective fails: docs/fault_tolerance.md tells where to look)'
     say "failed: ${bad:-srun ended with status $1}; see the message above. With its cause gone, the same sbatch command continues"
     [[ -n $bad ]] || status=$1
     finish "$status"
@@ -121,7 +134,11 @@ requeue() {
         ;;
     *) say "$1; SLURM has put the job back into the queue" ;;
     esac
-    # SLURM ends this script.
+    await_end
+}
+
+# SLURM ends this script.
+await_end() {
     sleep 60 &
     wait
     exit 75
@@ -155,7 +172,7 @@ loads_mpi() {
 prepare_data() {
     need DATA TEST_SRC TEST_REF
     if [[ ! -e $DATA/index.json ]]; then
-        (($# > 0)) || fail "PREPARE is empty: say in slurm/cluster.env what $DATA is made from"
+        has_source "$@"
         # Tasks on several nodes find each other by MPI; one task needs none.
         local mpi=none nodes=1
         if ((SLURM_JOB_NUM_NODES > 1)); then
@@ -171,17 +188,66 @@ prepare_data() {
     fetch_test_set ref "$TEST_REF"
 }
 
+# has_source WORDS: what the data are made from must be known.
+has_source() {
+    (($# > 0)) || fail "PREPARE is empty: say in slurm/cluster.env what $DATA is made from"
+}
+
 fetch_test_set() {
     [[ ! -e $2 ]] || return 0
     need TEST_SET PAIR
     mkdir -p "$(dirname "$2")"
-    "${PYTHON[@]}" -m sacrebleu --test-set "$TEST_SET" --language-pair "$PAIR" --echo "$1" >"$2.part" ||
-        fail "$2 does not exist, and sacreBLEU cannot fetch $TEST_SET: set TEST_SRC and TEST_REF in slurm/cluster.env"
+    remedy="$2 does not exist, and sacreBLEU cannot fetch $TEST_SET: set TEST_SRC and TEST_REF in slurm/cluster.env" \
+        write_step "$2.part" "${PYTHON[@]}" -m sacrebleu --test-set "$TEST_SET" --language-pair "$PAIR" --echo "$1"
     mv "$2.part" "$2"
+}
+
+# await_data: returns when the data folder and the test set are there. Otherwise a job of CPUs makes them, and this job
+# waits for it in the queue: hours of preparation would hold GPUs that are idle.
+await_data() {
+    need DATA TEST_SRC TEST_REF
+    [[ ! -e $DATA/index.json || ! -e $TEST_SRC || ! -e $TEST_REF ]] || return 0
+    [[ -e $DATA/index.json ]] || has_source "${PREPARE[@]}"
+    [[ ! -e $state/preparation ]] ||
+        fail "job $(<"$state/preparation") has prepared, but $DATA/index.json, $TEST_SRC or $TEST_REF is missing: see that all nodes share these folders"
+    local preparation
+    preparation=$(submit_preparation) ||
+        fail "the preparation cannot be submitted from this job, see the message above: set PREPARE_JOB in slurm/cluster.env, or submit it from a login node: slurm/pipeline.sh"
+    echo "$preparation" >"$state/preparation"
+    say "job $preparation prepares $DATA and the test set on CPUs; this job waits for it in the queue"
+    wait_behind "$preparation"
+}
+
+# submit_preparation: prepare.sh as a job of its own, in the account and the partition of this one; prints its number.
+submit_preparation() (
+    local options=(--partition="$SLURM_JOB_PARTITION")
+    [[ -z ${SLURM_JOB_ACCOUNT:-} ]] || options+=(--account="$SLURM_JOB_ACCOUNT")
+    # The other job would take this one's variables for its own: its GPUs, for example.
+    local name
+    for name in "${!SLURM_@}"; do [[ $name == SLURM_CONF ]] || unset "$name"; done
+    sbatch --parsable "${options[@]}" "${PREPARE_JOB[@]}" slurm/prepare.sh
+)
+
+# wait_behind JOB: put this job back into the queue, where it waits until JOB has succeeded. Does not return.
+wait_behind() {
+    # Only a job that is in the queue takes a dependency. SLURM ends what runs of this one meanwhile, by SIGTERM first.
+    trap '' TERM
+    scontrol requeuehold "$job" && scontrol update "JobId=$job" "Dependency=afterok:$1" && scontrol release "$job" ||
+        fail "SLURM does not let job $job wait: give the same sbatch command with --dependency=afterok:$1"
+    trap - TERM
+    await_end
+}
+
+# doctor: whether the nodes are fit to train, before they do.
+doctor() {
+    [[ $DOCTOR == yes ]] || return 0
+    remedy="the job is not fit to train: follow the remedies above and give the same sbatch command again (DOCTOR=no leaves the check out)" \
+        run_step none "$SLURM_JOB_NUM_NODES" "$(tasks_per_node)" "${PYTHON[@]}" tools/doctor.py --run-dir "$RUN_DIR" --data "$DATA"
 }
 
 # train FLAGS: to the last step.
 train() {
+    doctor
     run_step none "$SLURM_JOB_NUM_NODES" "$(tasks_per_node)" "${PYTHON[@]}" -m dist_transformer.train --data "$DATA" --run-dir "$RUN_DIR" "$@"
 }
 
@@ -201,17 +267,18 @@ evaluate() {
     need RUN_DIR TEST_SRC TEST_REF
     local weights=("$RUN_DIR"/weights/step-*.safetensors) count=${AVERAGE:-5}
     ((${#weights[@]} > 0)) || fail "$RUN_DIR has no weights: train first, or correct RUN_DIR"
-    "${PYTHON[@]}" tools/average_checkpoints.py --run-dir "$RUN_DIR" --out "$RUN_DIR/model" \
+    run_step none 1 1 "${PYTHON[@]}" tools/average_checkpoints.py --run-dir "$RUN_DIR" --out "$RUN_DIR/model" \
         --last $((count < ${#weights[@]} ? count : ${#weights[@]}))
     run_step none "$SLURM_JOB_NUM_NODES" "$(tasks_per_node)" "${PYTHON[@]}" tools/evaluate_bleu.py --model "$RUN_DIR/model" \
         --src "$TEST_SRC" --ref "$TEST_REF" --json "$RUN_DIR/bleu.json" "$@"
 }
 
-# choose_run MODEL: the run folder of big or base, unless another is given. Of big, twice as many weight files are averaged.
+# choose_run MODEL: the run folder of big or base, unless another is given. The paper averages 20 weight files of big, and
+# 5 of base.
 choose_run() {
     need RUNS PAIR
     RUN_DIR=${RUN_DIR:-$RUNS/$1-$PAIR}
-    [[ $1 != big ]] || AVERAGE=${AVERAGE:-10}
+    [[ $1 != big ]] || AVERAGE=${AVERAGE:-20}
 }
 
 # train_and_evaluate MODEL FLAGS: the whole job of a training script, from text to score. STAGES leaves parts to others.
@@ -224,7 +291,7 @@ train_and_evaluate() {
     local stage
     for stage in ${STAGES:-prepare train evaluate}; do
         case $stage in
-        prepare) prepare_data "${PREPARE[@]}" ;;
+        prepare) await_data ;;
         train) train "$@" ;;
         evaluate) evaluate "${EVALUATE[@]}" ;;
         *) fail "STAGES names $stage: choose from prepare, train and evaluate" ;;
@@ -232,3 +299,6 @@ train_and_evaluate() {
     done
     finish 0
 }
+
+remedy="PYTHON in slurm/cluster.env (${PYTHON[*]}) does not run Python 3.11 or newer on the nodes: correct it or its container, or install as docs/cluster.md says" \
+    run_step none 1 1 "${PYTHON[@]}" -c 'import sys; sys.exit(sys.version_info < (3, 11))'

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# The base model on WMT14: prepares the data unless they are there, trains, averages, evaluates.
+# The base model on WMT14: checks the nodes, trains, averages, evaluates.
 #
 #     sbatch slurm/train_base.sh                         # 25k tokens a step, 100,000 steps, as the paper
 #     PAIR=en-fr sbatch --gpus-per-node=4 slurm/train_base.sh
 #     sbatch slurm/train_base.sh --max-steps 1000        # any flag of dist_transformer.train
 #
-# A step is 8 packs, so at most 8 GPUs share it. Before its time limit, and when it is preempted, the job saves and goes
+# Data that are not there are prepared first, by a job without GPUs that this one waits for in the queue.
+#
+# A step is 64 packs, so at most 64 GPUs share it. Before its time limit, and when it is preempted, the job saves and goes
 # back into the queue. Without GPUs: --gpus-per-node=0 --ntasks-per-node=N.
 #SBATCH --job-name=train_base
 #SBATCH --nodes=1
@@ -15,6 +17,7 @@
 #SBATCH --time=24:00:00
 #SBATCH --signal=USR1@300
 #SBATCH --requeue
+#SBATCH --kill-on-invalid-dep=yes
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
 [[ -f slurm/lib.sh ]] || { echo "error: $PWD is not the checkout: sbatch in its root, or with --chdir" >&2 && exit 1; }

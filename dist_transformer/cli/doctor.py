@@ -4,9 +4,10 @@ dist-transformer doctor --run-dir runs/mine --data data/mine
 srun dist-transformer doctor --run-dir runs/mine --data data/mine
 
 Alone or under any launcher (deepspeed, srun, torchrun, mpirun), with as many processes as training will have: versions,
-code, GPUs, memory, disks, network, clocks, a shared run folder with locks that hold, the data, and an all-reduce whose
-sums are checked and timed. Prints one table, and a remedy for each problem; the exit status is 1 when something would
-stop training. Nothing stays on disk. Nothing waits longer than --timeout: ranks that are missing or stuck are named.
+code, GPUs and the CPUs beside them, memory, disks, network, NCCL's settings, InfiniBand, clocks, a shared run folder
+with locks that hold, the data, and an all-reduce whose sums are checked and timed. Prints one table, and a remedy for
+each problem; the exit status is 1 when something would stop training. Nothing stays on disk. Nothing waits longer than
+--timeout: ranks that are missing or stuck are named.
 """
 
 import argparse

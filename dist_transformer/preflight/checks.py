@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dist_transformer.checks import Check
 from dist_transformer.preflight.facts import CACHE, RUN_FOLDER, SHARED_MEMORY, TEMPORARY_FOLDER, Facts, Volume
+from dist_transformer.preflight.groups import by_value, differences, hosts_of
+from dist_transformer.preflight.network import judge_network
 from dist_transformer.runtime.rendezvous import as_ranges
 
 _GIB = 2**30
-# Seconds; beyond it, times in logs and of files mislead.
-_CLOCKS_APART = 1.0
 # What one process needs besides its model: Python, torch and DeepSpeed take about half a GiB.
 _LEAST_MEMORY, _GOOD_MEMORY = 1 * _GIB, 4 * _GIB
 _LEAST_FILES, _GOOD_FILES = 256, 1024
@@ -17,8 +17,6 @@ _LEAST_SCRATCH, _GOOD_SCRATCH = _GIB // 4, 2 * _GIB
 _GOOD_SHARED_MEMORY = _GIB // 2
 # A CUDA context takes about half a GiB.
 _CONTEXT = _GIB
-# GB/s of NCCL between GPUs below which it surely goes over TCP.
-_SLOW_NCCL = 5.0
 
 
 def judge(facts: Sequence[Facts], *, run_gib: float, verified: bool = False) -> list[Check]:
@@ -34,35 +32,18 @@ def judge(facts: Sequence[Facts], *, run_gib: float, verified: bool = False) -> 
         _code(facts),
         _gpus(facts),
         *_gpu_memory(facts),
+        _cpus(facts),
         _memory(facts),
         _open_files(facts),
-        *_network(facts),
-        *_clocks(facts),
-        *_reductions(facts),
+        *judge_network(facts),
         *_volumes(facts, run_gib),
         *_shared_folder(facts),
         *_data(facts, verified=verified),
     ]
 
 
-def _by_value(facts: Sequence[Facts], value: Callable[[Facts], object]) -> dict[object, list[Facts]]:
-    groups: dict[object, list[Facts]] = {}
-    for fact in facts:
-        groups.setdefault(value(fact), []).append(fact)
-    return groups
-
-
-def _hosts(facts: Sequence[Facts]) -> str:
-    return ", ".join(dict.fromkeys(fact.host for fact in facts))
-
-
-def _differences(facts: Sequence[Facts], value: Callable[[Facts], object]) -> str:
-    """`2.11 on n1; 2.13 on n2, n3`."""
-    return "; ".join(f"{found} on {_hosts(group)}" for found, group in _by_value(facts, value).items())
-
-
 def _ranks(facts: Sequence[Facts]) -> Check:
-    nodes = _by_value(facts, lambda fact: fact.host)
+    nodes = by_value(facts, lambda fact: fact.host)
     where = ", ".join(f"{host} ({as_ranges([fact.rank for fact in group])})" for host, group in nodes.items())
     found = f"{len(facts)} on {len(nodes)} node{'s' * (len(nodes) > 1)}: {where}"
     if len({len(group) for group in nodes.values()}) > 1:
@@ -74,10 +55,10 @@ def _ranks(facts: Sequence[Facts]) -> Check:
 def _versions(facts: Sequence[Facts]) -> Check:
     names = dict.fromkeys(name for fact in facts for name in fact.versions)
 
-    def differences(name: str) -> str:
-        return f"{name} {_differences(facts, lambda fact: fact.versions.get(name, 'not installed'))}"
+    def versions_of(name: str) -> str:
+        return f"{name} {differences(facts, lambda fact: fact.versions.get(name, 'not installed'))}"
 
-    apart = [differences(name) for name in names if len({fact.versions.get(name) for fact in facts}) > 1]
+    apart = [versions_of(name) for name in names if len({fact.versions.get(name) for fact in facts}) > 1]
     if apart:
         remedy = "install the same versions everywhere, best one environment on a shared disk"
         return Check(name="versions", found="; ".join(apart), state="fail", remedy=remedy)
@@ -91,7 +72,7 @@ def _versions(facts: Sequence[Facts]) -> Check:
 
 def _code(facts: Sequence[Facts]) -> Check:
     if len({fact.code for fact in facts}) > 1:
-        found = _differences(facts, lambda fact: fact.code)
+        found = differences(facts, lambda fact: fact.code)
         remedy = "bring all nodes to one revision, best one checkout on a shared disk"
         return Check(name="code", found=found, state="fail", remedy=remedy)
     return Check(name="code", found=f"{facts[0].code} (hash of the package's files)")
@@ -108,13 +89,15 @@ def _gpus(facts: Sequence[Facts]) -> Check:
 def _gpu_problems(facts: Sequence[Facts]) -> Iterator[tuple[str, str]]:
     """What is found, and the remedy; the first is the reason of those after it."""
     if blind := [fact for fact in facts if fact.gpus_present and not fact.gpus_visible]:
+        build = f"CUDA {blind[0].built_for}" if blind[0].built_for else "CPUs"
         yield (
-            f"{blind[0].gpus_present} in {_hosts(blind)}, and torch sees none",
-            "install a torch built for CUDA, check the driver (nvidia-smi) and CUDA_VISIBLE_DEVICES, and ask the "
-            "scheduler for GPUs",
+            f"{blind[0].gpus_present} in {hosts_of(blind)}, and torch sees none: it is built for {build}, and the "
+            f"driver is {blind[0].driver or 'not known'}",
+            "CUDA 13 needs driver 580 or newer, CUDA 12 needs 525: install a torch built for one that the driver knows "
+            "(nvidia-smi); also check CUDA_VISIBLE_DEVICES, and ask the scheduler for GPUs",
         )
     if len({fact.gpus_visible for fact in facts}) > 1:
-        found = _differences(facts, lambda fact: f"{fact.gpus_visible} seen")
+        found = differences(facts, lambda fact: f"{fact.gpus_visible} seen")
         yield found, "exclude the node that lacks some, or mend it"
     if without := [fact for fact in facts if fact.gpu is None]:
         yield (
@@ -124,7 +107,7 @@ def _gpu_problems(facts: Sequence[Facts]) -> Iterator[tuple[str, str]]:
     for fact in facts:
         if fact.gpu is not None and fact.gpu.problem:
             yield f"rank {fact.rank} on {fact.host}: {fact.gpu.problem}", f"exclude {fact.host}, and have it looked at"
-    for group in _by_value(facts, lambda fact: fact.gpu and fact.gpu.uuid).values():
+    for group in by_value(facts, lambda fact: fact.gpu and fact.gpu.uuid).values():
         if len(group) > 1:
             ranks = as_ranges([fact.rank for fact in group])
             yield f"ranks {ranks} on {group[0].host} have the same one", "start one process a GPU"
@@ -134,15 +117,15 @@ def _gpu_kinds(facts: Sequence[Facts]) -> Check:
     def describe(fact: Facts) -> str:
         assert fact.gpu is not None
         bf16 = "bf16" if fact.gpu.has_bf16 else "no bf16"
-        return f"{fact.gpu.name}, {fact.gpu.total_bytes / _GIB:.0f} GiB, {bf16}"
+        return f"{fact.gpu.name}, {fact.gpu.total_bytes / _GIB:.0f} GiB, {bf16}, driver {fact.driver or 'not known'}"
 
-    found = _differences(facts, describe) if len(_by_value(facts, describe)) > 1 else describe(facts[0])
+    found = differences(facts, describe) if len(by_value(facts, describe)) > 1 else describe(facts[0])
     per_node = f"{facts[0].gpus_visible} a node, one a rank: {found}"
     if any(fact.gpu and not fact.gpu.has_bf16 for fact in facts):
         remedy = "train with --precision fp32: these GPUs have no bf16"
         return Check(name="GPUs", found=per_node, state="warn", remedy=remedy)
-    if len(_by_value(facts, describe)) > 1:
-        remedy = "take nodes of one kind: the slowest GPU sets the pace"
+    if len(by_value(facts, describe)) > 1:
+        remedy = "take nodes of one kind, with one driver: the slowest GPU sets the pace"
         return Check(name="GPUs", found=per_node, state="warn", remedy=remedy)
     on_node = len([fact for fact in facts if fact.host == facts[0].host])
     if on_node < facts[0].gpus_visible:
@@ -168,6 +151,24 @@ def _gpu_memory(facts: Sequence[Facts]) -> Iterator[Check]:
         yield Check(name="GPU memory", found=found)
 
 
+def _cpus(facts: Sequence[Facts]) -> Check:
+    lowest = min(facts, key=lambda fact: fact.cpus)
+    found = f"at least {lowest.cpus} a process ({lowest.host})"
+    gpus = [(fact, fact.gpu) for fact in facts if fact.gpu is not None]
+    known = [(fact, gpu.cpus_beside) for fact, gpu in gpus if gpu.cpus_beside is not None]
+    if not known:
+        return Check(name="CPUs", found=found)
+    far = [fact for fact, count in known if count == 0]
+    if not far:
+        return Check(name="CPUs", found=f"{found}, {min(count for _, count in known)} of them beside its GPU")
+    return Check(
+        name="CPUs",
+        found=f"{found}; none beside the GPU of rank {as_ranges([fact.rank for fact in far])} on {hosts_of(far)}",
+        state="warn",
+        remedy="let each process use all CPUs of the job (srun --cpu-bind=none), and ask for whole nodes (--exclusive)",
+    )
+
+
 def _least(facts: Sequence[Facts], value: Callable[[Facts], float], least: float, good: float) -> tuple[Facts, str]:
     lowest = min(facts, key=value)
     state = "fail" if value(lowest) < least else "warn" if value(lowest) < good else "ok"
@@ -186,97 +187,6 @@ def _open_files(facts: Sequence[Facts]) -> Check:
     found = f"at least {lowest.open_files:,} a process ({lowest.host})"
     remedy = f"raise it in the job script: ulimit -n {_GOOD_FILES * 4}"
     return Check(name="open files", found=found, state=state, remedy=remedy)  # type: ignore[arg-type]
-
-
-def names_an_interface(setting: str, interfaces: Sequence[str]) -> bool:
-    """NCCL_SOCKET_IFNAME: prefixes, `=` before exact names, `^` before what is not to be used."""
-    excludes = setting.startswith("^")
-    exact = setting.lstrip("^").startswith("=")
-    names = setting.lstrip("^").lstrip("=").split(",")
-
-    def matches(interface: str) -> bool:
-        return any(interface == name if exact else interface.startswith(name) for name in names if name)
-
-    return any(matches(interface) != excludes for interface in interfaces)
-
-
-def _is_loopback(address: str) -> bool:
-    return address == "::1" or address.startswith("127.")
-
-
-def _network(facts: Sequence[Facts]) -> Iterator[Check]:
-    if facts[0].master:
-        lost = [fact for fact in facts if not fact.master_addresses]
-        # On the node of rank 0 its own name may well lead to itself.
-        others = [fact for fact in facts if fact.host != facts[0].host]
-        local = [fact for fact in others if any(_is_loopback(address) for address in fact.master_addresses)]
-        found = f"{facts[0].master}: {', '.join(facts[0].master_addresses)}"
-        if lost:
-            yield Check(
-                name="MASTER_ADDR",
-                found=f"{facts[0].master} does not resolve on {_hosts(lost)}",
-                state="fail",
-                remedy="mend the name service there, or export MASTER_ADDR as an address",
-            )
-        elif local:
-            yield Check(
-                name="MASTER_ADDR",
-                state="warn",
-                found=f"{facts[0].master} is {local[0].host} itself on {local[0].host}",
-                remedy="take its name off 127.0.1.1 in /etc/hosts, or export MASTER_ADDR as an address",
-            )
-        else:
-            yield Check(name="MASTER_ADDR", found=found)
-    for fact in facts:
-        if fact.interface_setting and not names_an_interface(fact.interface_setting, fact.interfaces):
-            yield Check(
-                name="network interface",
-                state="fail",
-                found=f"NCCL_SOCKET_IFNAME={fact.interface_setting} names none of {', '.join(fact.interfaces)} "
-                f"on {fact.host}",
-                remedy="set it to one of those, or unset it",
-            )
-            return
-    if facts[0].interface_setting:
-        yield Check(name="network interface", found=f"NCCL_SOCKET_IFNAME={facts[0].interface_setting} exists")
-
-
-def _clocks(facts: Sequence[Facts]) -> Iterator[Check]:
-    offsets = [(fact.clock_offset, fact) for fact in facts if fact.clock_offset is not None]
-    if not offsets:
-        return
-    offset, fact = max(offsets, key=lambda pair: abs(pair[0]))
-    found = f"at most {abs(offset):.3f} s apart ({fact.host} and {facts[0].host})"
-    late = abs(offset) > _CLOCKS_APART
-    remedy = f"set the clock of {fact.host} (chrony or ntp): times in logs and of files mislead"
-    yield Check(name="clocks", found=found, state="warn" if late else "ok", remedy=remedy)
-
-
-def _reductions(facts: Sequence[Facts]) -> Iterator[Check]:
-    for number, reduction in enumerate(facts[0].reductions):
-        mine = [fact.reductions[number] for fact in facts]
-        seconds = max(one.seconds for one in mine)
-        speed = reduction.bytes / seconds / 1e9
-        check = f"all-reduce {reduction.bytes // 2**20} MiB"
-        found = f"{reduction.backend}: {speed:.2f} GB/s algorithm bandwidth, {1000 * seconds:.1f} ms"
-        wrong = [fact for fact, one in zip(facts, mine, strict=True) if not one.exact]
-        is_slow = reduction.backend == "nccl" and reduction.bytes >= 2**25 and speed < _SLOW_NCCL
-        if wrong:
-            yield Check(
-                name=check,
-                found=f"{found}; WRONG SUMS on rank {as_ranges([fact.rank for fact in wrong])}",
-                state="fail",
-                remedy="set NCCL_P2P_DISABLE=1 and try again; if that helps, have the links looked at",
-            )
-        elif is_slow:
-            yield Check(
-                name=check,
-                found=found,
-                state="warn",
-                remedy="NCCL goes over TCP: read what it chose with NCCL_DEBUG=INFO, and set NCCL_SOCKET_IFNAME",
-            )
-        else:
-            yield Check(name=check, found=found)
 
 
 def _volumes(facts: Sequence[Facts], run_gib: float) -> Iterator[Check]:
@@ -321,7 +231,7 @@ def _shared_folder(facts: Sequence[Facts]) -> Iterator[Check]:
             name="run folder shared",
             state="fail",
             found=f"files do not pass between rank 0 and rank {as_ranges([fact.rank for fact in blind])} "
-            f"on {_hosts(blind)}",
+            f"on {hosts_of(blind)}",
             remedy="give a --run-dir on a disk that all nodes mount at the same path, and may write",
         )
         return

@@ -6,6 +6,7 @@ Gathering asks and never judges; `checks` judges the facts of all ranks.
 import hashlib
 import os
 import platform
+import re
 import resource
 import shutil
 import socket
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import torch
 
+from dist_transformer.preflight.nccl import NcclFacts, look_at_nccl
+from dist_transformer.runtime.affinity import cpus_beside
 from dist_transformer.runtime.world import World
 
 PACKAGES = ("torch", "deepspeed", "dist_transformer")
@@ -32,6 +35,8 @@ class Gpu:
     used_bytes: int
     """By all processes, this one's context included."""
     has_bf16: bool
+    cpus_beside: int | None = None
+    """How many of the CPUs beside it this process may use; None where they are not known."""
     problem: str | None = None
     """Why it cannot compute."""
 
@@ -93,14 +98,19 @@ class Facts:
     """Devices that the node has, by the driver's files."""
     gpus_visible: int = 0
     """Devices that torch sees."""
+    driver: str = ""
+    """Version of the NVIDIA driver."""
+    built_for: str = ""
+    """Version of CUDA that torch is built for."""
     gpu: Gpu | None = None
+    cpus: int = 0
+    """CPUs that this process may use."""
     available_bytes: int = 0
     """Memory that this process may still take, when the node's ranks share what is left."""
     open_files: int = 0
     volumes: dict[str, Volume] = field(default_factory=dict)
     interfaces: tuple[str, ...] = ()
-    interface_setting: str = ""
-    """NCCL_SOCKET_IFNAME."""
+    nccl: NcclFacts = field(default_factory=NcclFacts)
     master: str = ""
     """MASTER_ADDR."""
     master_addresses: tuple[str, ...] = ()
@@ -129,12 +139,15 @@ def gather(world: World, *, run_dir: Path | None, cache_dir: Path | None) -> Fac
         code=hash_of_code(),
         gpus_present=len(list(Path("/dev").glob("nvidia[0-9]*"))),
         gpus_visible=torch.cuda.device_count(),
+        driver=_driver(),
+        built_for=torch.version.cuda or "",
         gpu=_gpu(world.local_rank),
+        cpus=len(os.sched_getaffinity(0)),
         available_bytes=_available_memory() // world.local_size,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         volumes={name: look_at(path) for name, path in folders.items()},
         interfaces=tuple(name for _, name in socket.if_nameindex()),
-        interface_setting=os.environ.get("NCCL_SOCKET_IFNAME", ""),
+        nccl=look_at_nccl(),
         master=master,
         master_addresses=_addresses(master) if master else (),
     )
@@ -151,6 +164,15 @@ def _versions() -> dict[str, str]:
         found["cuda"] = torch.version.cuda or "none"
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return found
+
+
+def _driver() -> str:
+    try:
+        line = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    found = re.search(r"\b\d{3}(\.\d+)+\b", line)
+    return found[0] if found else ""
 
 
 def hash_of_code() -> str:
@@ -170,6 +192,7 @@ def _gpu(local_rank: int) -> Gpu | None:
     device = torch.device("cuda", local_rank)
     properties = torch.cuda.get_device_properties(device)
     used, problem = 0, None
+    near = cpus_beside(device)
     try:
         free, total = torch.cuda.mem_get_info(device)
         used = total - free
@@ -184,6 +207,7 @@ def _gpu(local_rank: int) -> Gpu | None:
         total_bytes=properties.total_memory,
         used_bytes=used,
         has_bf16=properties.major >= 8,
+        cpus_beside=len(near & os.sched_getaffinity(0)) if near else None,
         problem=problem,
     )
 

@@ -1,7 +1,7 @@
 """Collectives that do nothing in a world of one."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -45,18 +45,22 @@ def broadcast_object(value: T) -> T:
 
 
 def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Every rank's value, in order of rank, on every rank."""
-    if world_size() == 1:
+    """Every rank's value, in order of rank, on every rank of the group."""
+    size = world_size() if group is None else dist.get_world_size(group)
+    if size == 1:
         return [value]
-    values: list[Any] = [None] * world_size()
+    values: list[Any] = [None] * size
     dist.all_gather_object(values, value, group=group)
     return values
 
 
-def new_cpu_group(timeout_minutes: float) -> dist.ProcessGroup | None:
-    """All ranks once more, for collectives beside those of the training loop. A collective."""
+def new_cpu_group(timeout_minutes: float, ranks: Sequence[int] | None = None) -> dist.ProcessGroup | None:
+    """Make a group of the given ranks, or of all, for collectives beside those of the training loop.
+
+    Collective: every rank must call it.
+    """
     timeout = timedelta(minutes=timeout_minutes)
-    return dist.new_group(backend="gloo", timeout=timeout) if world_size() > 1 else None
+    return dist.new_group(ranks, backend="gloo", timeout=timeout) if world_size() > 1 else None
 
 
 def begin_all_reduce_max(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> dist.Work | None:

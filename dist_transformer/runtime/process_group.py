@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dist_transformer.errors import UserError
+from dist_transformer.runtime.affinity import beside
 from dist_transformer.runtime.allocator import keep_freed_memory
 from dist_transformer.runtime.device import find_device
 from dist_transformer.runtime.launch import RANK_VARIABLES
@@ -18,6 +19,13 @@ from dist_transformer.runtime.rendezvous import LOOPBACK_IS_DOWN, loopback_is_do
 from dist_transformer.runtime.world import World
 
 _SETTLE_SECONDS = 0.3
+COLLECTIVE_ADVICE = (
+    "A collective fails on all ranks when one of them dies or the network breaks: look in the log for the rank that "
+    "failed first, and run dist-transformer doctor on the same nodes. If no rank failed, start again with "
+    "NCCL_DEBUG=INFO, whose lines name the devices that NCCL uses, and set NCCL_SOCKET_IFNAME and NCCL_IB_HCA (on "
+    "CPUs: GLOO_SOCKET_IFNAME) to those that connect the nodes."
+)
+"""What to do when a collective fails or hangs."""
 
 
 @contextmanager
@@ -42,11 +50,15 @@ def process_group(
             address; or there is no such device.
     """
     device = _claim_device(world, device_name)
-    with _restored(RANK_VARIABLES):
+    with _restored(RANK_VARIABLES), beside(device):
         if world.size > 1 or single:
             _join(world, device, timedelta(minutes=join_minutes), timedelta(minutes=timeout_minutes))
         try:
             yield device
+        except RuntimeError as error:
+            if isinstance(error, dist.DistError) or "gloo" in str(error):
+                error.add_note(COLLECTIVE_ADVICE)
+            raise
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()

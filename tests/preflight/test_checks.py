@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.checks import Check
-from dist_transformer.preflight.checks import judge, names_an_interface
+from dist_transformer.checks import Check, check_table
+from dist_transformer.preflight.checks import judge
 from dist_transformer.preflight.facts import (
     CACHE,
     RUN_FOLDER,
@@ -20,6 +20,8 @@ from dist_transformer.preflight.facts import (
     SharedFolder,
     Volume,
 )
+from dist_transformer.preflight.nccl import NcclFacts, Port
+from dist_transformer.preflight.network import names_an_interface
 
 GIB = 2**30
 
@@ -30,9 +32,20 @@ def volumes(**changes: Volume) -> dict[str, Volume]:
     return {names[name]: volume for name, volume in {**plain, **changes}.items()}
 
 
+def port(name: str, *, is_active: bool = True) -> Port:
+    return Port(name=name, is_active=is_active, rate="400 Gb/sec (4X NDR)")
+
+
 def facts_of(rank: int) -> Facts:
     """Two nodes with two H100 each, all well."""
-    gpu = Gpu(name="NVIDIA H100", uuid=f"GPU-{rank}", total_bytes=79 * GIB, used_bytes=GIB // 2, has_bf16=True)
+    gpu = Gpu(
+        name="NVIDIA H100",
+        uuid=f"GPU-{rank}",
+        total_bytes=79 * GIB,
+        used_bytes=GIB // 2,
+        has_bf16=True,
+        cpus_beside=32,
+    )
     return Facts(
         rank=rank,
         local_rank=rank % 2,
@@ -42,10 +55,16 @@ def facts_of(rank: int) -> Facts:
         gpus_present=2,
         gpus_visible=2,
         gpu=gpu,
+        driver="570.86.15",
+        built_for="13.0",
+        cpus=64,
         available_bytes=50 * GIB,
         open_files=65_536,
         volumes=volumes(),
         interfaces=("lo", "eth0", "ib0"),
+        nccl=NcclFacts(
+            settings=("NCCL_DEBUG=WARN", "NCCL_SOCKET_IFNAME=ib0"), ports=(port("mlx5_0:1"), port("mlx5_1:1"))
+        ),
         master="n1",
         master_addresses=("10.0.0.1",),
         clock_offset=0.002 if rank == 2 else None,
@@ -72,11 +91,19 @@ def gpu_on_rank(rank: int, **changes: Any) -> Callable[[Facts], dict[str, Any]]:
     return lambda fact: {"gpu": replace(fact.gpu, **changes)} if fact.rank == rank and fact.gpu else {}
 
 
+def on_nccl(**changes: Any) -> Callable[[Facts], dict[str, Any]]:
+    return lambda fact: {"nccl": replace(fact.nccl, **changes)} if fact.host == "n2" else {}
+
+
 def test_two_equal_nodes_are_fit() -> None:
     found = judged()
     assert {verdict.state for verdict in found.values()} == {"ok"}
     assert found["ranks"].found == "4 on 2 nodes: n1 (0-1), n2 (2-3)"
-    assert found["GPUs"].found == "2 a node, one a rank: NVIDIA H100, 79 GiB, bf16"
+    assert found["GPUs"].found == "2 a node, one a rank: NVIDIA H100, 79 GiB, bf16, driver 570.86.15"
+    assert found["CPUs"].found == "at least 64 a process (n1), 32 of them beside its GPU"
+    assert found["NCCL settings"].found == "NCCL_DEBUG=WARN NCCL_SOCKET_IFNAME=ib0"
+    assert found["InfiniBand"].found == "2 x 400 Gb/sec (4X NDR)"
+    assert found["locked memory"].found == "without a limit"
     assert found["clocks"].found == "at most 0.002 s apart (n2 and n1)"
     # The slowest of the ranks: 2^28 bytes in 2.3 ms.
     assert found["all-reduce 256 MiB"].found == "nccl: 116.71 GB/s algorithm bandwidth, 2.3 ms"
@@ -99,7 +126,13 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
         ),
         (on_n2(versions={"python": "3.11.7"}), "versions", "fail", "deepspeed 0.19.8 on n1; not installed on n2", ""),
         (on_n2(code="def"), "code", "fail", "abc on n1; def on n2", "one revision"),
-        (on_n2(gpus_visible=0, gpu=None), "GPUs", "fail", "2 in n2, and torch sees none", "nvidia-smi"),
+        (
+            on_n2(gpus_visible=0, gpu=None),
+            "GPUs",
+            "fail",
+            "2 in n2, and torch sees none: it is built for CUDA 13.0, and the driver is 570.86.15",
+            "CUDA 13 needs driver 580 or newer",
+        ),
         (on_n2(gpus_visible=1), "GPUs", "fail", "2 seen on n1; 1 seen on n2", "exclude the node"),
         (
             lambda fact: {"gpus_visible": 1, "gpu": fact.gpu if fact.local_rank == 0 else None},
@@ -111,7 +144,13 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
         (gpu_on_rank(3, uuid="GPU-2"), "GPUs", "fail", "ranks 2-3 on n2 have the same one", "one process a GPU"),
         (gpu_on_rank(1, problem="CUDA error: ECC"), "GPUs", "fail", "rank 1 on n1: CUDA error: ECC", "exclude n1"),
         (gpu_on_rank(1, has_bf16=False), "GPUs", "warn", "no bf16", "--precision fp32"),
-        (gpu_on_rank(1, name="NVIDIA A100"), "GPUs", "warn", "NVIDIA A100, 79 GiB, bf16 on n1", "nodes of one kind"),
+        (
+            gpu_on_rank(1, name="NVIDIA A100"),
+            "GPUs",
+            "warn",
+            "NVIDIA A100, 79 GiB, bf16, driver 570.86.15 on n1",
+            "with one driver",
+        ),
         (lambda _: {"gpus_visible": 8, "gpus_present": 8}, "GPUs", "warn", "8 a node, of which 2 work", "for each GPU"),
         (gpu_on_rank(2, used_bytes=9 * GIB), "GPU memory", "warn", "9.0 GiB in use before training: rank 2", "nvidia"),
         (on_rank(1, available_bytes=GIB // 2), "memory", "fail", "at least 0.5 GiB free a process (n1)", "--mem"),
@@ -121,12 +160,38 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
         (on_n2(master_addresses=()), "MASTER_ADDR", "fail", "n1 does not resolve on n2", "name service"),
         (on_n2(master_addresses=("127.0.1.1",)), "MASTER_ADDR", "warn", "n1 is n2 itself on n2", "/etc/hosts"),
         (
-            on_n2(interface_setting="ib7"),
-            "network interface",
+            lambda _: {"nccl": NcclFacts(settings=("NCCL_SOCKET_IFNAME=ib7",), ports=(port("mlx5_0:1"),))},
+            "NCCL settings",
             "fail",
-            "NCCL_SOCKET_IFNAME=ib7 names none of lo, eth0, ib0 on n2",
+            "NCCL_SOCKET_IFNAME=ib7 names none of lo, eth0, ib0 on n1",
             "unset it",
         ),
+        (
+            on_nccl(settings=()),
+            "NCCL settings",
+            "warn",
+            "NCCL_DEBUG=WARN NCCL_SOCKET_IFNAME=ib0 on n1; none on n2",
+            "slurm/cluster.env",
+        ),
+        (
+            on_nccl(ports=(port("mlx5_0:1"), port("mlx5_1:1", is_active=False))),
+            "InfiniBand",
+            "warn",
+            "2 x 400 Gb/sec (4X NDR) on n1; 1 x 400 Gb/sec (4X NDR) on n2",
+            "exclude the node",
+        ),
+        (
+            lambda fact: {"nccl": replace(fact.nccl, ports=())},
+            "InfiniBand",
+            "warn",
+            "no active port",
+            "let the container see /dev/infiniband",
+        ),
+        (on_nccl(loads_verbs=False), "InfiniBand", "fail", "cannot be loaded on n2", "install libibverbs1"),
+        (on_nccl(locked_bytes=8 * 2**20), "locked memory", "fail", "at most 8 MiB a process (n2)", "LimitMEMLOCK"),
+        (on_nccl(locked_bytes=GIB), "locked memory", "warn", "at most 1,024 MiB a process (n2)", "LimitMEMLOCK"),
+        (on_n2(driver="535.104.05"), "GPUs", "warn", "driver 570.86.15 on n1; NVIDIA H100", "with one driver"),
+        (gpu_on_rank(3, cpus_beside=0), "CPUs", "warn", "none beside the GPU of rank 3 on n2", "--cpu-bind=none"),
         (
             lambda fact: {"clock_offset": {1: 0.5, 2: -7.5}.get(fact.rank)},
             "clocks",
@@ -226,10 +291,33 @@ def test_what_is_wrong_on_one_node_is_named_with_its_remedy(
     assert {verdict.name for verdict in verdicts.values() if verdict.state != "ok"} == {check}
 
 
+def test_only_problems_are_shown_with_a_remedy() -> None:
+    checks = [
+        Check(name=state, found="a fact", state=state, remedy=f"mend {state}") for state in ("ok", "warn", "fail")
+    ]
+    assert check_table(checks).split("\n") == [
+        "ok    ok    a fact",
+        "warn  WARN  a fact",
+        "            remedy: mend warn",
+        "fail  FAIL  a fact",
+        "            remedy: mend fail",
+    ]
+
+
 def test_nodes_without_gpus_are_fit() -> None:
     verdicts = judged(lambda _: {"gpus_present": 0, "gpus_visible": 0, "gpu": None})
     assert verdicts["GPUs"] == Check(name="GPUs", found="none: training runs on CPU cores")
-    assert "GPU memory" not in verdicts
+    assert verdicts["CPUs"].found == "at least 64 a process (n1)"
+    assert not {"GPU memory", "InfiniBand", "locked memory"} & verdicts.keys()
+
+
+def test_cpus_that_are_not_known_are_no_problem() -> None:
+    verdicts = judged(lambda fact: {"gpu": fact.gpu and replace(fact.gpu, cpus_beside=None)})
+    assert verdicts["CPUs"] == Check(name="CPUs", found="at least 64 a process (n1)")
+
+
+def test_one_node_needs_no_infiniband() -> None:
+    assert not {"InfiniBand", "locked memory"} & judged(lambda _: {"host": "n1", "clock_offset": None}).keys()
 
 
 def test_the_first_node_may_know_itself_by_a_local_address() -> None:

@@ -1,10 +1,11 @@
 import re
+from typing import Any
 
 import pytest
 import torch
 
 from dist_transformer.errors import UserError
-from dist_transformer.runtime.device import find_device, require_precision
+from dist_transformer.runtime.device import choose_precision, find_device
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
 
@@ -66,12 +67,31 @@ def test_a_process_group_is_of_the_named_device(monkeypatch: pytest.MonkeyPatch)
         pass
 
 
-@pytest.mark.parametrize(("capability", "precision"), [((8, 0), "bf16"), ((7, 0), "fp32")])
-def test_a_gpu_that_has_the_arithmetic(
-    capability: tuple[int, int], precision: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("capability", "wanted", "chosen"),
+    [((8, 0), None, "bf16"), ((8, 0), "fp32", "fp32"), ((8, 0), "bf16", "bf16"), ((7, 0), None, "fp32")],
+)
+def test_the_arithmetic_of_a_gpu(
+    capability: tuple[int, int], wanted: Any, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    require_precision(torch.device("cuda", 0), precision)
+    assert choose_precision(torch.device("cuda", 0), wanted) == chosen
+
+
+@pytest.mark.parametrize(
+    ("capability", "wanted", "chosen"),
+    [
+        ("AVX512", None, "bf16"),
+        ("SVE256", None, "bf16"),
+        ("AVX2", None, "fp32"),
+        ("DEFAULT", None, "fp32"),
+        ("AVX2", "bf16", "bf16"),
+        ("AVX512", "fp32", "fp32"),
+    ],
+)
+def test_the_arithmetic_of_a_cpu(capability: str, wanted: Any, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert choose_precision(torch.device("cpu"), wanted) == chosen
 
 
 def test_a_gpu_without_bf16_is_refused_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,5 +100,4 @@ def test_a_gpu_without_bf16_is_refused_in_bf16(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(
         UserError, match=r"^Tesla T4 computes no bf16: give --precision fp32, or a GPU of .* 8 or more$"
     ):
-        require_precision(torch.device("cuda", 0), "bf16")
-    require_precision(torch.device("cpu"), "bf16")
+        choose_precision(torch.device("cuda", 0), "bf16")

@@ -2,22 +2,25 @@
 
 Each host has its own network namespace (address, loopback, host name), so ranks on two nodes meet over a network as on
 real nodes, and a node can lose its power. What runs on a host is known by its namespace, and ends with it. GPUs are
-declared and are not there: SLURM counts them, torch finds none. Everything lives in one folder and ends with the
-cluster; the machine's own SLURM, if there is one, is not touched.
+declared and are not there: SLURM counts them, torch finds none. Batch scripts find no Python, and srun has the options
+of pyxis (host.c). Everything lives in one folder and ends with the cluster; the machine's own SLURM, if there is one,
+is not touched.
 """
 
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "iproute2")
-PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "ip")
+PACKAGES = ("slurmctld", "slurmd", "slurm-client", "libslurm-dev", "munge", "iproute2", "gcc", "libc6-dev")
+PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "ip", "gcc")
+PLUGIN_HEADER = Path("/usr/include/slurm/spank.h")
 SYSTEM_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 
 CONTROLLER = "controller"
@@ -27,6 +30,7 @@ CPUS, GPUS = 64, 8
 
 # `cred_expire` is also how long a requeued job waits before it starts again: 120 s, or what is given, at least 5.
 # `SlurmdTimeout` bounds how long a node without power is believed in, `KillWait` how long a process may ignore SIGTERM.
+# `MinJobAge` keeps jobs that are over, about which later tests ask.
 _CONFIG = """\
 ClusterName=tests
 SlurmctldHost={controller}({address})
@@ -53,6 +57,7 @@ GresTypes=gpu
 SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0,bf_interval=1
 KillWait=10
 CompleteWait=0
+MinJobAge=7200
 ReturnToService=1
 SlurmdTimeout=30
 PreemptType=preempt/partition_prio
@@ -77,6 +82,8 @@ def install() -> None:
     missing = [name for name in PROGRAMS if shutil.which(name, path=SYSTEM_PATH) is None]
     if os.geteuid() != 0:
         raise ClusterError("a SLURM cluster needs root: it makes network namespaces")
+    if not PLUGIN_HEADER.exists():
+        missing.append(str(PLUGIN_HEADER))
     if not missing:
         return
     if shutil.which("apt-get") is None:
@@ -87,6 +94,13 @@ def install() -> None:
             subprocess.run(["apt-get", *command], check=True, env=quiet, capture_output=True, timeout=180)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             raise ClusterError(f"SLURM cannot be installed: {error}") from None
+
+
+def interpreters() -> list[str]:
+    """List the Pythons that a script could run on this machine, and this one."""
+    folders = [Path(folder) for folder in SYSTEM_PATH.split(os.pathsep) if folder]
+    named = {path.resolve() for folder in folders for path in folder.glob("python3*")}
+    return sorted(str(path) for path in named | {Path(sys.executable).resolve()} if path.is_file())
 
 
 def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 60.0) -> None:
@@ -166,6 +180,7 @@ class Cluster:
 
     def start(self) -> None:
         self._write_files()
+        self._build_plugin()
         self._connect()
         munge = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munged.pid", "log-file": "munged.log"}
         files = [f"--{option}={self.folder / name}" for option, name in munge.items()]
@@ -210,6 +225,13 @@ class Cluster:
         # torch asks for the names of addresses in the IPv6 form, too.
         hosts += "".join(f"\n{ip} {host}\n::ffff:{ip} {host}" for host, ip in self._addresses.items())
         (self.folder / "hosts").write_text(hosts + "\n", encoding="utf-8")
+
+    def _build_plugin(self) -> None:
+        plugin = self.folder / "host.so"
+        source = Path(__file__).with_name("host.c")
+        subprocess.run(["gcc", "-Wall", "-Werror", "-shared", "-fPIC", "-o", plugin, source], check=True, timeout=60)
+        line = f"required {plugin} hide={':'.join(interpreters())}\n"
+        (self.folder / "plugstack.conf").write_text(line, encoding="utf-8")
 
     def _connect(self) -> None:
         """A bridge, a cable from it to each host, and an address on it for the clients here."""

@@ -1,6 +1,8 @@
 """A cluster, a checkout as its user has it, and one finished run, for all tests of this folder."""
 
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,8 @@ from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_cor
 from tests.conftest import ROOT
 from tests.slurm.cluster import Cluster, ClusterError, running_cluster, wait_until
 
+# For all commands that a user types at once; what builds a container takes longest, some minutes.
+PATIENCE_SECONDS = 25 * 60
 STEPS = 20
 # A model that is small, and steps that are many: what is interrupted must still be running. Initial weights do not
 # know when to end a sentence, so few are decoded, and greedily.
@@ -36,8 +40,8 @@ class Site:
         return self.checkout / "data" / "wmt14-en-de"
 
     def submit(self, script: str, *flags: str, options: list[str], **settings: object) -> str:
-        """sbatch the script as it is; the job's number."""
-        env = {name: str(value) for name, value in settings.items()}
+        """sbatch the script as it is; the job's number. Unless asked for, without the doctor, which takes seconds."""
+        env = {name: str(value) for name, value in {"DOCTOR": "no", **settings}.items()}
         command = ["sbatch", "--parsable", *options, f"slurm/{script}", *flags]
         return self.cluster.run(*command, cwd=self.checkout, env=env)
 
@@ -61,6 +65,35 @@ class Site:
             wait_until(lambda: self.log(job).count(text) >= times, f"{text!r} in the log", seconds=600)
         except TimeoutError as error:
             raise AssertionError(f"{error}:\n{self.log(job)[-3000:]}") from None
+
+
+def run_as_user(script: str, cwd: Path, **settings: object) -> str:
+    """Run commands in a shell where nothing is active and nothing of this checkout is on the path; their output."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
+    env = {**kept, **{name: str(value) for name, value in settings.items()}}
+    done = subprocess.run(
+        ["bash", "-ec", script],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def make_repository(folder: Path) -> None:
+    """Make what git would clone of this checkout if all of it were committed."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.rstrip("\0").split("\0")
+    for name in filter(lambda name: (ROOT / name).is_file(), names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    run_as_user(
+        "git init -q && git add -A && git -c user.name=test -c user.email=test@localhost commit -qm all", folder
+    )
 
 
 @pytest.fixture(scope="session")
@@ -104,6 +137,6 @@ class FinishedJob:
 @pytest.fixture(scope="session")
 def finished(site: Site) -> FinishedJob:
     """The training script on two nodes, nobody interrupts it."""
-    job = site.submit("train_big.sh", *SMALL, options=TWO_NODES)
+    job = site.submit("train_big.sh", *SMALL, options=TWO_NODES, DOCTOR="yes")
     assert site.cluster.wait(job) == "COMPLETED", site.log(job)
     return FinishedJob(job=job, run_dir=site.checkout / "runs" / "big-en-de")

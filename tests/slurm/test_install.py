@@ -1,11 +1,16 @@
-"""From clone to score on a machine that has only what docs/cluster.md installs: no MPI library."""
+"""From clone to score by the commands of docs/cluster.md alone, in a virtual environment and in containers.
+
+What a user would type into an editor, a stand-in for nano does. Apptainer and pyxis have stand-ins as well
+(bin/apptainer, host.c), whose images are this machine's folders at other places: only inside an image is there a Python
+at /opt/dist_transformer. tests/compat/test_container.py builds a real image.
+"""
 
 import importlib.metadata
 import json
-import os
 import re
-import shutil
 import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,84 +18,124 @@ import pytest
 from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
 from tests.conftest import ROOT
 from tests.slurm.cluster import Cluster
-from tests.slurm.conftest import SMALL, TWO_NODES, Site
+from tests.slurm.conftest import SMALL, TWO_NODES, Site, make_repository, run_as_user
 
 pytestmark = pytest.mark.slurm
 
 PAGE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[0].splitlines()
-EDIT = COMMANDS.index("nano slurm/cluster.env")
+BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+VENV, APPTAINER = (block for block in BLOCKS if block.startswith("git clone "))
 FALLBACK = "one node of 2 prepares the data, because Python finds no MPI library: install the extra [mpi]"
+STAND_INS = Path(__file__).with_name("bin")
+IN_IMAGE = Path("/opt/dist_transformer/bin/python")
+
+# An editor that does with a file what the script EDIT of sed says, and appends the texts of a toy.
+NANO = """\
+#!/bin/sh
+sed -i -E "$EDIT" "$1"
+cat >>"$1" <<'END'
+PREPARE=(--src "$STORAGE/text/train.en" --tgt "$STORAGE/text/train.de" --vocab-size 400
+    --valid-src "$STORAGE/text/valid.en" --valid-tgt "$STORAGE/text/valid.de")
+TEST_SRC=$STORAGE/text/test.en TEST_REF=$STORAGE/text/test.de EVALUATE=(--beam 1)
+export OMP_NUM_THREADS=1
+END
+cp -R "$HOME_OF_TEXT" text
+"""
 
 
-def run(script: str, cwd: Path, **settings: object) -> None:
-    """In a user's shell: nothing is active, and nothing of this checkout is on the path."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
-    env = {**kept, **{name: str(value) for name, value in settings.items()}}
-    done = subprocess.run(["bash", "-ec", script], cwd=cwd, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class User:
+    """Somebody with an origin to clone, an editor, and this cluster."""
+
+    cluster: Cluster
+    home: Path
+
+    def type(self, block: str, *, edit: str = "") -> tuple[Site, str]:
+        """Type the commands of a block of the page; give the checkout and the number of the job that they submit.
+
+        The job is asked for GPUs that the test's nodes can bear, and for a small model.
+
+        Args:
+            edit: What is done to slurm/cluster.env, as a script of sed.
+        """
+        lines = block.replace("sbatch slurm/train_big.sh", f"sbatch slurm/train_big.sh {' '.join(SMALL)}")
+        settings = {
+            **self.cluster.environment,
+            "PATH": f"{self.home / 'programs'}:{STAND_INS}:{self.cluster.environment['PATH']}",
+            "URL": self.home / "origin",
+            "PIP_CONSTRAINT": self.home / "constraints.txt",
+            "SBATCH_GPUS_PER_NODE": 1,
+            "EDIT": edit,
+            "HOME_OF_TEXT": self.home / "text",
+            "LAYERS": self.home / "layers",
+        }
+        said = run_as_user(lines, self.home, **settings)
+        return Site(cluster=self.cluster, checkout=self.home / "dist_transformer"), said.split()[-1]
+
+    def assert_done(self, site: Site, job: str) -> None:
+        assert site.cluster.wait(job) == "COMPLETED", site.log(job)
+        log = site.log(job)
+        assert "2 rank(s)" in log
+        assert re.search(r"^0: all-reduce 16 MiB +ok", log, re.MULTILINE)
+        report = json.loads((site.checkout / "runs/big-en-de/bleu.json").read_text(encoding="utf-8"))
+        assert (report["sentences"], report["world_size"]) == (8, 2)
 
 
-def make_repository(folder: Path) -> None:
-    """What git would clone of this checkout if all of it were committed."""
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.rstrip("\0").split("\0")
-    for name in filter(lambda name: (ROOT / name).is_file(), names):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, folder / name)
-    run("git init -q && git add -A && git -c user.name=test -c user.email=test@localhost commit -qm all", folder)
-
-
-@pytest.fixture(scope="module")
-def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """The page's commands, up to the one file that a user edits; the text is a toy, and a test adds its edit."""
-    home = tmp_path_factory.mktemp("install")
-    make_repository(home / "origin")
+@pytest.fixture
+def user(cluster: Cluster, tmp_path: Path) -> User:
+    make_repository(tmp_path / "origin")
     # The page installs any torch that fits; a machine without network may hold one.
-    constraints = home / "constraints.txt"
-    constraints.write_text(f"torch=={importlib.metadata.version('torch')}\n")
-    run("\n".join(COMMANDS[:EDIT]), home, URL=home / "origin", PIP_CONSTRAINT=constraints)
-    checkout = home / "dist_transformer"
-    write_toy_corpus(home, make_toy_corpus(train_pairs=400, valid_pairs=20, test_pairs=8))
-    with (checkout / "slurm" / "cluster.env").open("a", encoding="utf-8") as settings:
-        settings.write(
-            f"PREPARE=(--src {home}/train.en --tgt {home}/train.de --vocab-size 400\n"
-            f"    --valid-src {home}/valid.en --valid-tgt {home}/valid.de)\n"
-            f"TEST_SRC={home}/test.en TEST_REF={home}/test.de EVALUATE=(--beam 1)\n"
-            "export OMP_NUM_THREADS=1\n"
-        )
-    return Site(cluster=cluster, checkout=checkout)
+    (tmp_path / "constraints.txt").write_text(f"torch=={importlib.metadata.version('torch')}\n")
+    for folder in ("programs", "text"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "programs" / "nano").write_text(NANO, encoding="utf-8")
+    (tmp_path / "programs" / "nano").chmod(0o755)
+    write_toy_corpus(tmp_path / "text", make_toy_corpus(train_pairs=400, valid_pairs=20, test_pairs=8))
+    folders = {"/usr": "/usr", "/etc": "/etc", sys.base_prefix: sys.base_prefix, sys.prefix: IN_IMAGE.parents[1]}
+    (tmp_path / "layers").write_text("".join(f"{here} {there}\n" for here, there in folders.items()))
+    return User(cluster=cluster, home=tmp_path)
 
 
-def loads_mpi(site: Site) -> bool:
-    command = [site.checkout / ".venv" / "bin" / "python", "-c", "import mpi4py.MPI"]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+def loads_mpi(python: Path) -> bool:
+    return subprocess.run([python, "-c", "import mpi4py.MPI"], capture_output=True, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_what_the_page_installs_goes_from_text_to_score(nodes: int, installed: Site) -> None:
-    if loads_mpi(installed):
-        assert not list((installed.checkout / ".venv").rglob("libmpi*")), "the page's commands install an MPI library"
+def test_what_the_page_installs_goes_from_text_to_score(user: User) -> None:
+    site, job = user.type(VENV)
+    user.assert_done(site, job)
+    python = site.checkout / ".venv" / "bin" / "python"
+    if loads_mpi(python):
+        assert not list((site.checkout / ".venv").rglob("libmpi*")), "the page's commands install an MPI library"
         pytest.skip("this machine has an MPI library of its own")
-    options = [f"--nodes={nodes}", "--gpus-per-node=1"]
-    places = {"DATA": f"data/{nodes}", "RUNS": f"runs/{nodes}"}
-    job = installed.submit("train_base.sh", *SMALL, options=options, **places)
-    assert installed.cluster.wait(job) == "COMPLETED", installed.log(job)
-    log = installed.log(job)
-    assert f"{nodes} rank(s)" in log
-    assert log.count(FALLBACK) == nodes - 1
-    report = json.loads((installed.checkout / "runs" / str(nodes) / "base-en-de" / "bleu.json").read_text())
-    assert (report["sentences"], report["world_size"]) == (8, nodes)
-
-
-def test_with_the_extra_of_the_page_both_nodes_prepare(installed: Site) -> None:
+    job = site.submit("prepare.sh", options=TWO_NODES, DATA=user.home / "alone")
+    assert site.cluster.wait(job) == "COMPLETED", site.log(job)
+    assert site.log(job).count(FALLBACK) == 1
+    # With the extra of the page both nodes prepare.
     (extra,) = re.findall(r'`(\S+/pip install -e "\.\[mpi\]")`', PAGE)
-    run(extra, installed.checkout, PIP_CONSTRAINT=installed.checkout.parent / "constraints.txt")
-    assert loads_mpi(installed)
-    # Each rank of the preparation says where it is.
-    with (installed.checkout / "dist_transformer" / "data" / "prepare" / "mpi_ranks.py").open(
-        "a", encoding="utf-8"
-    ) as module:
+    run_as_user(extra, site.checkout, PIP_CONSTRAINT=user.home / "constraints.txt")
+    assert loads_mpi(python)
+    say_where_each_rank_prepares(site.checkout)
+    job = site.submit("prepare.sh", options=TWO_NODES, DATA=user.home / "mpi")
+    assert site.cluster.wait(job) == "COMPLETED", site.log(job)
+    assert FALLBACK not in site.log(job)
+    assert {"0: rank 0 of 2 on node1", "1: rank 1 of 2 on node2"} <= set(site.log(job).splitlines())
+    assert_same_files(user.home / "mpi", user.home / "alone")
+
+
+@pytest.mark.parametrize("program", ["apptainer", "pyxis"])
+def test_in_a_container_the_page_goes_from_text_to_score(program: str, user: User) -> None:
+    """The program's line of slurm/cluster.env loses its `#`."""
+    assert not IN_IMAGE.exists()
+    block, mark = APPTAINER, "PYTHON=\\(apptainer "
+    if program == "pyxis":
+        image = "apptainer build dist_transformer.sif containers/dist_transformer.def"
+        block, mark = block.replace(image, image.replace(".sif", ".sqsh")), "PYTHON=\\(/opt/"
+    site, job = user.type(block, edit=f"s%^# ({mark})%\\1%")
+    user.assert_done(site, job)
+
+
+def say_where_each_rank_prepares(checkout: Path) -> None:
+    with (checkout / "dist_transformer" / "data" / "prepare" / "mpi_ranks.py").open("a", encoding="utf-8") as module:
         module.write(
             "\n_join = MpiRanks.join\n"
             "def _say() -> MpiRanks:\n"
@@ -99,13 +144,10 @@ def test_with_the_extra_of_the_page_both_nodes_prepare(installed: Site) -> None:
             "    return ranks\n"
             "MpiRanks.join = _say\n"
         )
-    job = installed.submit("prepare.sh", options=TWO_NODES, DATA="data/mpi")
-    assert installed.cluster.wait(job) == "COMPLETED", installed.log(job)
-    log = installed.log(job)
-    assert FALLBACK not in log
-    assert {"rank 0 of 2 on node1", "rank 1 of 2 on node2"} <= set(log.splitlines())
-    files = [path.relative_to(installed.checkout / "data/mpi") for path in (installed.checkout / "data/mpi").rglob("*")]
+
+
+def assert_same_files(folder: Path, other: Path) -> None:
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     assert files
     for file in files:
-        of_one = installed.checkout / "data" / "1" / file
-        assert of_one.is_dir() or of_one.read_bytes() == (installed.checkout / "data/mpi" / file).read_bytes()
+        assert (other / file).read_bytes() == (folder / file).read_bytes()

@@ -74,24 +74,36 @@ def warn(signal: str, *flags: str) -> Callable[[Site, str], None]:
     return send
 
 
+# In pairs, because each start of a job costs seconds of imports.
 @pytest.mark.parametrize(
-    "interrupt",
-    [requeue, warn("USR1"), warn("USR2"), warn("TERM"), warn("USR1", "--batch")],
-    ids=["requeue", "USR1", "USR2", "TERM", "USR1-to-the-script"],
+    "interrupts",
+    [
+        {"step  8/": ("requeue", requeue), "step 13/": ("SIGUSR1", warn("USR1"))},
+        {
+            "step  4/": ("SIGUSR2", warn("USR2")),
+            "step  9/": ("SIGTERM", warn("TERM")),
+            "step 14/": ("SIGUSR1", warn("USR1", "--batch")),
+        },
+    ],
+    ids=["requeue, USR1", "USR2, TERM, USR1 to the script"],
 )
 def test_an_interrupted_job_goes_back_into_the_queue_and_ends_as_if_nothing_happened(
-    interrupt: Callable[[Site, str], None], site: Site, finished: FinishedJob, request: pytest.FixtureRequest
+    interrupts: dict[str, tuple[str, Callable[[Site, str], None]]], site: Site, finished: FinishedJob
 ) -> None:
-    name = f"run {request.node.callspec.id}"
-    job = until_the_middle(site, submit(site, name))
-    interrupt(site, job)
+    names = [name for name, _ in interrupts.values()]
+    name = f"run {' '.join(names)}"
+    job = submit(site, name)
+    for moment, (_, interrupt) in interrupts.items():
+        site.await_line(job, moment)
+        interrupt(site, job)
     assert site.cluster.wait(job) == "COMPLETED", site.log(job)
-    assert site.cluster.restarts(job) == 1
-    # Nothing that was computed is computed again, unless the job had no time to save.
-    stopped = re.search(r"stopped at step (\d+), SIG", site.log(job))
-    resumed = re.search(r"resumed from .*/step-(\d+)", site.log(job))
-    assert resumed is not None
-    assert interrupt is requeue or (stopped is not None and int(stopped[1]) == int(resumed[1]))
+    assert site.cluster.restarts(job) == len(interrupts)
+    # Nothing that was computed is computed again, unless the job had no time to save, which a requeue may not give.
+    stopped = re.findall(r"stopped at step (\d+), (SIG\w+)", site.log(job))
+    resumed = re.findall(r"resumed from .*/step-(\d+)", site.log(job))
+    warned = [name for name in names if name != "requeue"]
+    assert [signal for _, signal in stopped][-len(warned) :] == warned
+    assert [int(step) for step, _ in stopped] == list(map(int, resumed))[-len(stopped) :]
     assert same_ledger(site, finished, name)
     assert same_weights(site, finished, name)
     await_nothing_left(site)

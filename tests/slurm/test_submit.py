@@ -15,7 +15,7 @@ from tests.slurm.conftest import SMALL, TWO_NODES, FinishedJob, Site
 pytestmark = pytest.mark.slurm
 
 PAGE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
-PAGE_LINES = re.findall(r"^(?:\w+=\S+ )*sbatch .*", PAGE, re.MULTILINE)
+PAGE_LINES = sorted(set(re.findall(r"^(?:\w+=\S+ )*sbatch .*", PAGE, re.MULTILINE)))
 
 
 def test_the_page_submits() -> None:
@@ -49,6 +49,7 @@ def test_more_gpus_than_a_node_has_are_refused_before_anything_runs(site: Site) 
         (["--run-dir=here"], "", "error: --run-dir=here: give RUN_DIR=... before sbatch"),
         ([], "STAGES='trian prepare'", "error: STAGES names trian: choose from prepare, train and evaluate"),
         ([], "if", "error: slurm/cluster.env cannot be used"),
+        ([], "DOCTOR=yes STAGES=train RUN_DIR=/proc/run", "error: the job is not fit to train: follow the remedies"),
     ],
 )
 def test_what_cannot_work_is_said_in_a_sentence(flags: list[str], edit: str, said: str, site: Site) -> None:
@@ -59,6 +60,24 @@ def test_what_cannot_work_is_said_in_a_sentence(flags: list[str], edit: str, sai
     assert site.cluster.exit_code(job) == 1
 
 
+def test_a_preparation_that_fails_ends_the_training(site: Site) -> None:
+    with site.edited("DATA=$PWD/data/none PREPARE=(--src /no/train.en --tgt /no/train.de --vocab-size 400)"):
+        job = site.submit("train_big.sh", options=TWO_NODES)
+        assert site.cluster.wait(job) == "CANCELLED"
+    (preparation,) = re.findall(r"job (\d+) prepares ", site.log(job))
+    assert site.cluster.state(preparation) == "FAILED"
+    assert "/no/train.en" in site.log(preparation)
+
+
+def test_batch_scripts_find_no_python(site: Site, tmp_path: Path) -> None:
+    """Steps do: what the other tests of this folder show depends on it."""
+    python = shlex.quote(sys.executable)
+    (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{python} -c '' || echo none\nsrun {python} -c 'print(2)'\n")
+    job = site.cluster.run("sbatch", "--parsable", f"--output={tmp_path}/out", tmp_path / "job.sh", cwd=tmp_path)
+    assert site.cluster.wait(job) == "COMPLETED"
+    assert (tmp_path / "out").read_text(encoding="utf-8").splitlines()[1:] == ["none", "2"]
+
+
 def test_from_another_folder_the_remedy_is_named(site: Site, tmp_path: Path) -> None:
     options = ["--parsable", *TWO_NODES, f"--output={tmp_path}/out"]
     job = site.cluster.run("sbatch", *options, site.checkout / "slurm/train_big.sh", cwd=tmp_path)
@@ -67,7 +86,7 @@ def test_from_another_folder_the_remedy_is_named(site: Site, tmp_path: Path) -> 
 
 
 def test_the_pipeline_chains_its_jobs(site: Site, finished: FinishedJob) -> None:
-    env = {"RUNS": str(site.checkout / "more runs")}
+    env = {"RUNS": str(site.checkout / "more runs"), "DOCTOR": "no"}
     said = site.cluster.run("slurm/pipeline.sh", "big", *TWO_NODES, "--", *SMALL, cwd=site.checkout, env=env)
     jobs = dict(re.findall(r"^(\w+): +job (\d+)$", said, re.MULTILINE))
     assert list(jobs) == ["prepare", "train", "evaluate"]
@@ -98,7 +117,14 @@ def test_rows_of_table_3_are_a_job_array_and_its_table(site: Site, finished: Fin
     flags = [*SMALL[2:-2], "--validate-every", "10", "--validate-sentences", "0"]
     asked = ["--preset", "tiny", "--max-steps", "10", "--average", "1", "--", *flags]
     said = site.cluster.run(
-        "slurm/ablations.sh", "--nodes=1", "--gpus-per-node=2", "--array=0,18", "--", *asked, cwd=site.checkout
+        "slurm/ablations.sh",
+        "--nodes=1",
+        "--gpus-per-node=1",
+        "--array=0,18",
+        "--",
+        *asked,
+        cwd=site.checkout,
+        env={"DOCTOR": "no"},
     )
     jobs = dict(re.findall(r"^(\w+): +job (\d+)$", said, re.MULTILINE))
     assert site.cluster.wait(jobs["table"]) == "COMPLETED", site.log(jobs["table"])

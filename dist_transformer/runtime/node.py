@@ -1,0 +1,197 @@
+"""The processes of a launch that share a machine: one leads, and hands messages and open files to the others.
+
+Messages go through Unix sockets. Files go with them as descriptors (SCM_RIGHTS), so what is shared has no name that
+another process could open, and nothing of it is left when the processes end, however they end. A process whose peer has
+died finds the connection closed.
+"""
+
+import hmac
+import json
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dist_transformer.errors import UserError
+from dist_transformer.files import read_small
+from dist_transformer.runtime import distributed
+
+_HEADER = struct.Struct("<Q")
+_CREDENTIALS = struct.Struct("3i")
+_TOKEN_BYTES = 32
+_CONNECT_SECONDS = 120.0
+_STANDS = "the last checkpoint stands"
+
+
+class Node:
+    """This process among those of its node; made by `join_node`.
+
+    Args:
+        members: ranks of the node's processes, in order; the first one leads.
+        leaders: the leading ranks of all nodes.
+        links: sockets to the other members, of the leader; to the leader, of each other member.
+    """
+
+    def __init__(self, rank: int, members: Sequence[int], leaders: Sequence[int], links: dict[int, socket.socket]):
+        self.rank, self.members, self.leaders = rank, tuple(members), tuple(leaders)
+        self._links = links
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == self.members[0]
+
+    def tell(self, message: Any, parts: Sequence[bytes] = (), descriptor: int | None = None) -> None:
+        """Send a message from the leader to all others.
+
+        Args:
+            message: what JSON can hold.
+            parts: bytes that go with it.
+            descriptor: an open file that goes with it.
+
+        Raises:
+            UserError: one of them has ended.
+        """
+        if not self._links:
+            return
+        sizes = [len(part) for part in parts]
+        text = json.dumps([message, sizes]).encode()
+        header = _HEADER.pack(len(text))
+        for rank, link in self._links.items():
+            try:
+                socket.send_fds(link, [header], [] if descriptor is None else [descriptor])
+                for part in (text, *parts):
+                    link.sendall(part)
+            except OSError:
+                raise UserError(f"rank {rank} of this node has ended: see its message; {_STANDS}") from None
+
+    def hear(self) -> tuple[Any, list[bytearray], int | None]:
+        """Wait for the next message of the leader.
+
+        Returns:
+            message, parts and descriptor, as `tell` was given them; the caller closes the descriptor.
+
+        Raises:
+            UserError: the leader has ended.
+        """
+        (link,) = self._links.values()
+        try:
+            header, descriptors, _, _ = socket.recv_fds(link, _HEADER.size, 1, socket.MSG_CMSG_CLOEXEC)
+            header += _receive(link, _HEADER.size - len(header))
+            message, sizes = json.loads(_receive(link, *_HEADER.unpack(header)))
+            parts = [_receive(link, size) for size in sizes]
+        except OSError:
+            raise UserError(
+                f"rank {self.members[0]}, which reads the data for this node, has ended: see its message; {_STANDS}"
+            ) from None
+        return message, parts, descriptors[0] if descriptors else None
+
+    def hang_up(self) -> None:
+        """End all connections; a thread that waits in `tell` or `hear` gets the error there."""
+        for link in self._links.values():
+            with suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+
+
+def join_node() -> Node:
+    """Find the processes of this node and connect them. Collective: every rank must call it.
+
+    Raises:
+        UserError: they cannot be connected; on all ranks.
+    """
+    rank = distributed.rank()
+    places = distributed.gather_objects(_place(rank))
+    members = [other for other, place in enumerate(places) if place == places[rank]]
+    leaders = [other for other, place in enumerate(places) if places.index(place) == other]
+    if len(leaders) == len(places):
+        return Node(rank, members, leaders, {})
+    server = _listen() if members[0] == rank and len(members) > 1 else None
+    token = secrets.token_bytes(_TOKEN_BYTES)
+    addresses = distributed.gather_objects((server.getsockname(), token) if server else None)
+    address, token = addresses[members[0]] or (b"", token)
+
+    def connect() -> dict[int, socket.socket]:
+        if server is not None:
+            return _accept(server, members[1:], token)
+        return {members[0]: _connect(address, token, rank)} if len(members) > 1 else {}
+
+    links = distributed.on_all_ranks(
+        connect,
+        errors=(OSError,),
+        describe=lambda error: (
+            f"the processes of {socket.gethostname()} cannot connect to each other ({type(error).__name__}: {error}): "
+            "start the job again, or on other nodes"
+        ),
+    )
+    return Node(rank, members, leaders, links)
+
+
+def _place(rank: int) -> tuple[str, ...]:
+    """Equal for processes that can share memory: one boot of one machine, one network namespace, one user."""
+    if not hasattr(os, "memfd_create"):
+        return (str(rank),)
+    try:
+        # The kernel makes a buffer of the size that is asked for.
+        boot = read_small(Path("/proc/sys/kernel/random/boot_id"), most=100).decode()
+        namespace = os.readlink("/proc/self/ns/net")
+    except OSError:
+        return (str(rank),)
+    return socket.gethostname(), boot, namespace, str(os.getuid())
+
+
+def _listen() -> socket.socket:
+    """A socket of a name that is in no file system, and that ends with its process."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server.bind(f"\0dist_transformer-{secrets.token_hex(16)}")
+    server.listen(128)
+    server.settimeout(_CONNECT_SECONDS)
+    return server
+
+
+def _accept(server: socket.socket, ranks: Sequence[int], token: bytes) -> dict[int, socket.socket]:
+    """Connections of the given ranks; others, which do not know the token, are closed."""
+    links: dict[int, socket.socket] = {}
+    with server:
+        while len(links) < len(ranks):
+            link, _ = server.accept()
+            link.settimeout(_CONNECT_SECONDS)
+            with suppress(OSError):
+                hello = _receive(link, _TOKEN_BYTES + 8) if _is_ours(link) else b""
+                rank = int.from_bytes(hello[_TOKEN_BYTES:], "little")
+                if hmac.compare_digest(hello[:_TOKEN_BYTES], token) and rank in ranks:
+                    link.settimeout(None)
+                    links[rank] = link
+                    continue
+            link.close()
+    return dict(sorted(links.items()))
+
+
+def _connect(address: bytes, token: bytes, rank: int) -> socket.socket:
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    link.settimeout(_CONNECT_SECONDS)
+    link.connect(address)
+    if not _is_ours(link):
+        raise ConnectionError("another user's process answers")
+    link.sendall(token + rank.to_bytes(8, "little"))
+    link.settimeout(None)
+    return link
+
+
+def _is_ours(link: socket.socket) -> bool:
+    """Whether the process at the other end is of this user."""
+    found = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(found)[1]) == os.getuid()
+
+
+def _receive(link: socket.socket, size: int) -> bytearray:
+    content = bytearray(size)
+    view, filled = memoryview(content), 0
+    while filled < size:
+        count = link.recv_into(view[filled:])
+        if count == 0:
+            raise ConnectionError("the connection is closed")
+        filled += count
+    return content

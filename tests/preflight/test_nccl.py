@@ -1,0 +1,41 @@
+"""What NCCL would find on a node, read from folders like the kernel's and from this process."""
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dist_transformer.preflight.nccl import Port, find_ports, look_at_nccl
+
+
+def test_ports_as_the_kernel_shows_them(tmp_path: Path) -> None:
+    assert find_ports(tmp_path / "none") == ()
+    for device, state in (("mlx5_1", "1: DOWN"), ("mlx5_0", "4: ACTIVE")):
+        folder = tmp_path / device / "ports" / "1"
+        folder.mkdir(parents=True)
+        (folder / "state").write_text(f"{state}\n")
+        (folder / "rate").write_text("400 Gb/sec (4X NDR)\n")
+    (tmp_path / "mlx5_2" / "ports" / "1").mkdir(parents=True)
+    assert find_ports(tmp_path) == (
+        Port(name="mlx5_0:1", is_active=True, rate="400 Gb/sec (4X NDR)"),
+        Port(name="mlx5_1:1", is_active=False, rate="400 Gb/sec (4X NDR)"),
+    )
+
+
+def test_variables_of_nccl_and_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("NCCL_IB_HCA", "=mlx5_0:1"), ("GLOO_SOCKET_IFNAME", "ib0"), ("NOT_NCCL_", "x")):
+        monkeypatch.setenv(name, value)
+    assert {"GLOO_SOCKET_IFNAME=ib0", "NCCL_IB_HCA==mlx5_0:1"} == set(look_at_nccl().settings)
+
+
+def test_the_limit_of_locked_memory_is_that_of_the_process() -> None:
+    program = (
+        "import resource; from dist_transformer.preflight.nccl import look_at_nccl; "
+        "resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536)); print(look_at_nccl().locked_bytes)"
+    )
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    assert look_at_nccl().locked_bytes == (None if limit == resource.RLIM_INFINITY else limit)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "65536\n"

@@ -1,0 +1,57 @@
+"""What a user reads when a collective fails or hangs: where to look, and which variables to set."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dist_transformer.runtime.launch import free_port
+from dist_transformer.runtime.process_group import COLLECTIVE_ADVICE
+from tests.conftest import ROOT
+
+RANK = """
+import os, sys, time, torch
+from pathlib import Path
+from dist_transformer.runtime import distributed
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.world import read_world
+from dist_transformer.training.fault_tolerance.launcher_watch import LauncherWatch
+from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
+
+world, mode, folder = read_world(), sys.argv[1], Path(sys.argv[2])
+watchdog = Watchdog(world, {Phase.STEP: 2 if world.is_main else 1000})
+if mode == "hangs":
+    watchdog.start(LauncherWatch())
+with process_group(world, device_name="cpu"):
+    watchdog.publish_in(folder)
+    watchdog.enter(Phase.STEP, 3)
+    if not world.is_main:
+        os._exit(9) if mode == "dies" else time.sleep(1000)
+    distributed.all_reduce_sum(torch.ones(1))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "reason"), [("dies", "gloo"), ("hangs", "rank 1 (")])
+def test_a_collective_that_fails_or_hangs_says_where_to_look(mode: str, reason: str, tmp_path: Path) -> None:
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "LOCAL_WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, mode, str(tmp_path)],
+            cwd=ROOT,
+            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = ranks[0].communicate(timeout=180)[1]
+    finally:
+        ranks[1].kill()
+        ranks[1].communicate()
+    assert ranks[0].returncode == 1
+    assert reason in said
+    assert said.count(COLLECTIVE_ADVICE) == 1
