@@ -67,7 +67,7 @@ def _works(config: ModelConfig, settings: KernelBenchmark, device: torch.device)
         "loss, compiled": lambda: _loss(config, tokens, device, compiled=True),
     }
     for mean in settings.mean_lengths:
-        for kernel in ("short", "varlen"):
+        for kernel in ("packed", "varlen"):
             works[f"attention ({kernel}), {mean} tokens a sentence"] = functools.partial(
                 _attention, config, tokens, mean, device, kernel=kernel
             )
@@ -132,7 +132,7 @@ def _attention(config: ModelConfig, tokens: int, mean: int, device: torch.device
     """Of a decoder to itself, as a model calls it: its projection's output and that one's gradient."""
     from torch.nn.attention.varlen import varlen_attn
 
-    from dist_transformer.model.short_attention import self_attention
+    from dist_transformer.model.packed_attention import self_attention
 
     lengths = sentence_lengths(tokens, mean)
     offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
@@ -141,7 +141,7 @@ def _attention(config: ModelConfig, tokens: int, mean: int, device: torch.device
     gradient = _normal(tokens, heads, width, device=device)
 
     def run() -> None:
-        if kernel == "short":
+        if kernel == "packed":
             mixed = self_attention(qkv, offsets, causal=True)
         else:
             q, k, v = qkv.unbind(1)

@@ -2,9 +2,10 @@
 
     Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V
 
-Only attention knows where sentences begin and end. On CUDA in half precision kernels read the offsets: our own for
-sentences that are short, else FlashAttention as `torch.nn.attention.varlen`. Elsewhere the sentences are split into
-groups of similar length, each padded and computed with plain matrix products. All give the same numbers to rounding.
+Only attention knows where sentences begin and end. On a CPU with a compiler, and on CUDA in half precision, kernels
+read the offsets: our own, or on CUDA for longer sentences FlashAttention as `torch.nn.attention.varlen`. Elsewhere the
+sentences are split into groups of similar length, each padded and computed with plain matrix products. All give the
+same numbers to rounding.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from torch.nn import functional
 
 from dist_transformer.config.registry import ATTENTIONS
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.model import short_attention
+from dist_transformer.model import cpu_kernels, packed_attention
 from dist_transformer.model.dropout import dropout
 from dist_transformer.packed import PackedTokens
 
@@ -28,8 +29,8 @@ from dist_transformer.packed import PackedTokens
 _GROUP_FILL = 0.5
 # Keys of a group are padded to a multiple of this: softmax on a CPU takes 10 times as long on rows of fewer than 16.
 _KEY_MULTIPLE = 16
-# Tokens of the longest sentence for our own kernel. It was measured up to 192, where it takes a third of the other's
-# time; its work grows with the square, in tiles that become too small.
+# Tokens of the longest sentence for our own kernel on a GPU. It was measured up to 192, where it takes a third of the
+# other's time; its work grows with the square, in tiles that become too small.
 _SHORT = 512
 
 
@@ -79,18 +80,23 @@ class _Group:
     """Additive: 0 where a query may look, -inf where not."""
 
 
-Kernel = Literal["short", "varlen", "groups"]
+Kernel = Literal["packed", "varlen", "groups"]
 """What computes attention: see above. The first two read offsets, so their work has one shape whatever is packed."""
 
 
-def kernel_for(head_width: int, *, longest: int) -> Kernel:
-    """Choose on a GPU in half precision, for plain scores without dropout.
+def kernel_for(weight: torch.Tensor, head_width: int, *, longest: int) -> Kernel:
+    """Choose for plain scores without dropout.
 
     Args:
+        weight: any of the model's, for its device and type.
         longest: no sentence has more tokens.
     """
-    if longest <= _SHORT and short_attention.takes(head_width):
-        return "short"
+    if weight.device.type != "cuda":
+        return "packed" if weight.device.type == "cpu" and cpu_kernels.takes(weight.dtype) else "groups"
+    if weight.dtype == torch.float32 or torch.cuda.get_device_capability(weight.device)[0] < 8:
+        return "groups"
+    if longest <= _SHORT and packed_attention.gpu_takes(head_width):
+        return "packed"
     # What FlashAttention 2 takes.
     return "varlen" if head_width <= 256 and head_width % 8 == 0 else "groups"
 
@@ -221,14 +227,14 @@ class MultiHeadAttention(nn.Module):
         """
         if memory_SD is None:
             qkv_T3HK = self._heads(functional.linear(x_TD, self.qkv_weight, self._bias()))
-            if layout.kernel == "short":
-                mixed_THK = short_attention.self_attention(qkv_T3HK, layout.query_offsets, causal=layout.causal)
+            if layout.kernel == "packed":
+                mixed_THK = packed_attention.self_attention(qkv_T3HK, layout.query_offsets, causal=layout.causal)
                 return self.output(mixed_THK.flatten(-2))
             q_T1HK, kv_S2HK = qkv_T3HK.split([1, 2], dim=-3)
             q_THK = q_T1HK.squeeze(-3)
         else:
             q_THK, kv_S2HK = self.project_query(x_TD), self._project_key_value(memory_SD)
-        attend = {"short": self._attend_short, "varlen": self._attend_varlen, "groups": self._attend_groups}
+        attend = {"packed": self._attend_packed, "varlen": self._attend_varlen, "groups": self._attend_groups}
         return self.output(attend[layout.kernel](q_THK, kv_S2HK, layout).flatten(-2))
 
     def _bias(self) -> torch.Tensor:
@@ -253,8 +259,8 @@ class MultiHeadAttention(nn.Module):
         inner = self.heads * self.head_width
         return self._heads(functional.linear(memory, self.qkv_weight[inner:], self._bias()[inner:]))
 
-    def _attend_short(self, q_THK: torch.Tensor, kv_S2HK: torch.Tensor, layout: AttentionLayout) -> torch.Tensor:
-        return short_attention.cross_attention(q_THK, kv_S2HK, layout.query_offsets, layout.key_offsets)
+    def _attend_packed(self, q_THK: torch.Tensor, kv_S2HK: torch.Tensor, layout: AttentionLayout) -> torch.Tensor:
+        return packed_attention.cross_attention(q_THK, kv_S2HK, layout.query_offsets, layout.key_offsets)
 
     def _attend_varlen(self, q_THK: torch.Tensor, kv_S2HK: torch.Tensor, layout: AttentionLayout) -> torch.Tensor:
         from torch.nn.attention.varlen import varlen_attn

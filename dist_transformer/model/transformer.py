@@ -182,18 +182,11 @@ class Transformer(nn.Module):
         return self.embedding if self.config.tie_embeddings else self.output_projection
 
     def _kernel(self, longest: int) -> Kernel:
-        """What attends, on sentences of so many tokens at most. Kernels that read offsets need CUDA (compute
-        capability 8 and later), half precision, plain scores and no dropout on them."""
-        weight = self.embedding
-        if (
-            weight.device.type != "cuda"
-            or weight.dtype == torch.float32
-            or not self._has_plain_attention
-            or (self.training and self.config.attention_dropout)
-            or torch.cuda.get_device_capability(weight.device)[0] < 8
-        ):
+        """Choose what attends on sentences of so many tokens at most. Kernels that read offsets compute plain scores
+        without dropout on them."""
+        if not self._has_plain_attention or (self.training and self.config.attention_dropout):
             return "groups"
-        return kernel_for(self.config.attention_head_width, longest=longest)
+        return kernel_for(self.embedding, self.config.attention_head_width, longest=longest)
 
 
 def _run_layer(layer: nn.Module, *inputs: torch.Tensor | AttentionLayout) -> torch.Tensor:

@@ -16,6 +16,7 @@ from tests.variants import DistantAttention
 
 CAP, WIDTH, HEADS = 40, 16, 2
 KINDS = pytest.mark.parametrize("kind", ["self", "causal", "cross"])
+KERNELS = pytest.mark.parametrize("kernel", ["groups", "packed"])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -78,7 +79,9 @@ def reference(
 class Case:
     """Random rows for a layout; in self-attention the memory is `x_TD`."""
 
-    def __init__(self, kind: str, lengths: Sequence[tuple[int, int]], tail: int, seed: int = 0) -> None:
+    def __init__(
+        self, kind: str, lengths: Sequence[tuple[int, int]], tail: int, seed: int = 0, *, kernel: Kernel = "groups"
+    ) -> None:
         self.kind, self.causal = kind, kind == "causal"
         self.query_lengths = [pair[0] for pair in lengths]
         self.key_lengths = [pair[1] for pair in lengths] if kind == "cross" else self.query_lengths
@@ -86,7 +89,7 @@ class Case:
         queries = pack(self.query_lengths, tail=tail)
         # Another tail on the other side: the two buffers have nothing to do with each other.
         keys = pack(self.key_lengths, tail=tail // 2) if kind == "cross" else queries
-        self.layout = AttentionLayout(queries, keys, causal=self.causal, kernel="groups")
+        self.layout = AttentionLayout(queries, keys, causal=self.causal, kernel=kernel)
         generator = torch.Generator().manual_seed(seed)
         self.x_TD = torch.randn(len(queries.tokens_T), WIDTH, generator=generator, requires_grad=True)
         self.memory_SD = torch.randn(len(keys.tokens_T), WIDTH, generator=generator, requires_grad=True)
@@ -131,6 +134,7 @@ def check_against_reference(case: Case) -> None:
 SENTENCES = st.lists(st.tuples(st.integers(1, CAP), st.integers(1, CAP)), min_size=1, max_size=10)
 
 
+@KERNELS
 @KINDS
 @settings(max_examples=60, deadline=None, derandomize=True)
 @example(lengths=[(1, 1)], tail=0)
@@ -138,8 +142,10 @@ SENTENCES = st.lists(st.tuples(st.integers(1, CAP), st.integers(1, CAP)), min_si
 @example(lengths=[(16, 16), (17, 15), (32, 33)], tail=41)
 @example(lengths=[(7, 9)] * 10, tail=80)
 @given(lengths=SENTENCES, tail=st.integers(0, 100))
-def test_equals_scaled_dot_product_attention(kind: str, lengths: list[tuple[int, int]], tail: int) -> None:
-    check_against_reference(Case(kind, lengths, tail, seed=len(lengths) + tail))
+def test_equals_scaled_dot_product_attention(
+    kind: str, kernel: Kernel, lengths: list[tuple[int, int]], tail: int
+) -> None:
+    check_against_reference(Case(kind, lengths, tail, seed=len(lengths) + tail, kernel=kernel))
 
 
 @KINDS
@@ -169,19 +175,22 @@ def test_adjusted_scores_are_those_of_an_additive_mask(kind: str) -> None:
     assert (found - plain).abs().max() > 0.01, "the adjustment should matter"
 
 
+@KERNELS
 @KINDS
-def test_all_lengths_at_once(kind: str) -> None:
-    check_against_reference(Case(kind, [(n, CAP + 1 - n) for n in range(1, CAP + 1)], tail=60))
+def test_all_lengths_at_once(kind: str, kernel: Kernel) -> None:
+    check_against_reference(Case(kind, [(n, CAP + 1 - n) for n in range(1, CAP + 1)], tail=60, kernel=kernel))
 
 
-def test_head_width_need_not_be_width_over_heads() -> None:
-    attention, case = make_attention(head_width=3), Case("causal", [(5, 5), (12, 12)], tail=4)
+@KERNELS
+def test_head_width_need_not_be_width_over_heads(kernel: Kernel) -> None:
+    attention, case = make_attention(head_width=3), Case("causal", [(5, 5), (12, 12)], tail=4, kernel=kernel)
     torch.testing.assert_close(case.run(attention)[: case.real], case.reference(attention), rtol=0, atol=1e-5)
 
 
+@KERNELS
 @KINDS
-def test_other_sentences_have_no_influence(kind: str) -> None:
-    attention, case = make_attention(), Case(kind, [(9, 4), (3, 11), (8, 8), (1, 30)], tail=13)
+def test_other_sentences_have_no_influence(kind: str, kernel: Kernel) -> None:
+    attention, case = make_attention(), Case(kind, [(9, 4), (3, 11), (8, 8), (1, 30)], tail=13, kernel=kernel)
     before = case.run(attention).detach()
     changed = 1
     for rows, lengths in zip(case.inputs, (case.query_lengths, case.key_lengths), strict=False):
@@ -197,9 +206,10 @@ def test_other_sentences_have_no_influence(kind: str) -> None:
     assert ((after - before)[own].abs().amax(1) > 1e-3).all()
 
 
+@KERNELS
 @KINDS
-def test_dummy_rows_have_no_influence(kind: str) -> None:
-    attention, case = make_attention(), Case(kind, [(9, 4), (3, 11), (8, 8)], tail=50)
+def test_dummy_rows_have_no_influence(kind: str, kernel: Kernel) -> None:
+    attention, case = make_attention(), Case(kind, [(9, 4), (3, 11), (8, 8)], tail=50, kernel=kernel)
     out = case.run(attention)[: case.real]
     gradients = case.gradients(attention, out)
     with torch.no_grad():
@@ -211,8 +221,9 @@ def test_dummy_rows_have_no_influence(kind: str) -> None:
         torch.testing.assert_close(gradient, gradients[name], rtol=1e-6, atol=1e-6)
 
 
-def test_causal_row_ignores_what_follows() -> None:
-    attention, case = make_attention(), Case("causal", [(6, 6), (20, 20)], tail=5)
+@KERNELS
+def test_causal_row_ignores_what_follows(kernel: Kernel) -> None:
+    attention, case = make_attention(), Case("causal", [(6, 6), (20, 20)], tail=5, kernel=kernel)
     before = case.run(attention).detach()
     row = 6 + 11
     with torch.no_grad():
@@ -221,9 +232,10 @@ def test_causal_row_ignores_what_follows() -> None:
     assert changed.tolist() == list(range(row, 26))
 
 
+@KERNELS
 @KINDS
-def test_pack_without_sentences(kind: str) -> None:
-    attention, case = make_attention(), Case(kind, [], tail=50)
+def test_pack_without_sentences(kind: str, kernel: Kernel) -> None:
+    attention, case = make_attention(), Case(kind, [], tail=50, kernel=kernel)
     out_TD = case.run(attention)
     assert out_TD.shape == case.x_TD.shape
     assert out_TD.isfinite().all()
@@ -275,7 +287,7 @@ def test_dropout_falls_on_the_weights_in_training_only() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the fused kernel needs CUDA")
 @KINDS
-@pytest.mark.parametrize("kernel", ["short", "varlen"])
+@pytest.mark.parametrize("kernel", ["packed", "varlen"])
 def test_fused_kernel_equals_groups(kernel: Kernel, kind: str) -> None:
     if torch.cuda.get_device_capability()[0] < 8:
         pytest.skip("the fused kernel needs compute capability 8")

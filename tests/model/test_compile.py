@@ -6,6 +6,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from dist_transformer.config.settings import ModelConfig
+from dist_transformer.model import cpu_kernels
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import IGNORED, PackedBatch, pack_side
 from dist_transformer.run.ledger import batch_hash
@@ -91,7 +92,9 @@ def traced_softmax() -> object:
     return torch.compile(_softmax_rows, dynamic=False, backend="aot_eager")
 
 
-def test_shapes_are_fixed_with_the_fused_kernel_alone() -> None:
+def test_shapes_are_fixed_with_kernels_that_read_offsets_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert make_model().has_fixed_shapes
+    monkeypatch.setattr(cpu_kernels, "takes", lambda _: False)
     assert not make_model().has_fixed_shapes
 
 

@@ -30,7 +30,7 @@ def make_batch(device: torch.device) -> PackedBatch:
 @pytest.mark.parametrize(
     ("dtype", "change", "kernel"),
     [
-        (torch.bfloat16, {}, "short"),
+        (torch.bfloat16, {}, "packed"),
         (torch.bfloat16, {"head_width": 8}, "varlen"),
         (torch.bfloat16, {"head_width": 12}, "groups"),
         (torch.bfloat16, {"head_width": 264}, "groups"),
@@ -45,7 +45,7 @@ def test_the_training_loss(
 ) -> None:
     used: list[str] = []
     # Fake tensors need no Triton, but our kernels are chosen where it compiles them.
-    monkeypatch.setattr(attention.short_attention, "_compiles", lambda _: True)
+    monkeypatch.setattr(attention.packed_attention, "_compiles", lambda _: True)
     forward = attention.MultiHeadAttention.forward
 
     def noted(self, x_TD, memory_SD, layout):  # type: ignore[no-untyped-def]

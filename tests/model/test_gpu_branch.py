@@ -5,6 +5,7 @@ of their gradients are written out, so that autograd does not work them out for 
 """
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch.nn.attention import varlen
 
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.model import attention, short_attention, transformer
+from dist_transformer.model import attention, packed_attention, transformer
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import IGNORED, PackedBatch, pack_side
 
@@ -95,8 +96,8 @@ def varlen_attn(
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(short_attention, "_forward", forward)
-    monkeypatch.setattr(short_attention, "_backward", backward)
+    monkeypatch.setattr(packed_attention, "_forward", forward)
+    monkeypatch.setattr(packed_attention, "_backward", backward)
     monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
 
 
@@ -131,7 +132,7 @@ def loss_and_gradients(model: Transformer, batch: PackedBatch) -> tuple[float, d
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("kernel", "compiled"), [("short", False), ("short", True), ("varlen", False)])
+@pytest.mark.parametrize(("kernel", "compiled"), [("packed", False), ("packed", True), ("varlen", False)])
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.usefixtures("kernels")
 def test_loss_and_gradients_are_those_of_groups(
@@ -139,6 +140,7 @@ def test_loss_and_gradients_are_those_of_groups(
 ) -> None:
     model = make_model(norm)
     batches = [make_batch(seed) for seed in range(4)]
+    monkeypatch.setattr(Transformer, "_kernel", lambda *_: "groups")
     expected = [loss_and_gradients(model, batch) for batch in batches]
     used: list[str] = []
     make_layout = transformer.AttentionLayout
@@ -176,15 +178,18 @@ def test_without_a_compiler_it_is_said_once_and_flash_attention_takes_over(
     def fails(*_: Any, **__: Any) -> None:
         raise RuntimeError("Failed to find C compiler.\nmore")
 
-    monkeypatch.setattr(short_attention.importlib.util, "find_spec", lambda _: True)
-    monkeypatch.setattr(short_attention, "_forward", fails)
+    monkeypatch.setattr(packed_attention.importlib.util, "find_spec", lambda _: True)
+    monkeypatch.setattr(packed_attention, "_forward", fails)
     on_cpu = {"device": "cpu"}
     monkeypatch.setattr(torch, "zeros", lambda *shape, **options: real(*shape, **{**options, **on_cpu}))
     monkeypatch.setattr(torch, "tensor", lambda values, **_: real(len(values)))
-    short_attention._compiles.cache_clear()
+    # The choice reads the weight's device and type alone.
+    weight = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    packed_attention._compiles.cache_clear()
     try:
-        assert [attention.kernel_for(64, longest=100) for _ in range(2)] == ["varlen"] * 2
+        assert [attention.kernel_for(weight, 64, longest=100) for _ in range(2)] == ["varlen"] * 2
     finally:
-        short_attention._compiles.cache_clear()
+        packed_attention._compiles.cache_clear()
     said = "".join(capsys.readouterr())
     assert said.count("cannot be compiled (Failed to find C compiler.), so attention is slower: install a ") == 1

@@ -8,8 +8,8 @@ With S = Q K^T / sqrt(K), P = softmax(S), O = P V:
 
     dV = P^T dO    dP = dO V^T    dS = P ∘ (dP - rowsum(dO ∘ O))    dQ = dS K / sqrt(K)    dK = dS^T Q / sqrt(K)
 
-Names are those of `short_attention`; `sums` holds the logarithm to base 2 of each softmax' sum, shape (H, T), fp32. Row
-strides are in elements; heads of a row lie side by side. Imported where Triton is, which comes with torch for CUDA.
+Names are those of `packed_attention`; `sums` holds the logarithm to base 2 of each softmax' sum, shape (H, T), fp32.
+Row strides are in elements; heads of a row lie side by side. Imported where Triton is, which comes with torch for CUDA.
 """
 
 # Triton's types are not Python's.

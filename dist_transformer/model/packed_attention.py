@@ -1,4 +1,6 @@
-"""Attention over packed short sentences as operators of torch, which its compiler leaves as they are.
+"""Attention over packed sentences as operators of torch, which its compiler leaves as they are.
+
+Computed by our own kernels: `gpu_kernels`, for sentences that are short, and `cpu_kernels`.
 
 Shapes: queries (T, H, K), keys and values (S, 2, H, K), or the three of self-attention together, (T, 3, H, K), as their
 projections write them; offsets as in `PackedTokens`. The numbers are those of `torch.nn.attention.varlen` to rounding.
@@ -13,6 +15,7 @@ from typing import Any, cast
 import torch
 
 from dist_transformer.errors import say
+from dist_transformer.model import cpu_kernels
 
 # Rows and columns of a tile, and warps that compute it. Milliseconds forwards and backwards of 25k tokens, causal, in
 # 16 heads of 64 at 13, 29, 60 and 128 tokens a sentence (H100, 2026-11-23): 0.72, 0.70, 0.74, 0.83; tiles of 64 by
@@ -21,8 +24,8 @@ _TILES = {"B": 32, "num_warps": 4, "num_stages": 1}
 _WIDTHS = (16, 32, 64, 128)
 
 
-def takes(head_width: int) -> bool:
-    """Whether the kernels compute heads of this width, and can be compiled here."""
+def gpu_takes(head_width: int) -> bool:
+    """Whether the kernels for a GPU compute heads of this width and can be compiled here."""
     return head_width in _WIDTHS and _compiles(head_width)
 
 
@@ -61,7 +64,7 @@ def cross_attention(
 
 @torch.library.custom_op("dist_transformer::self_attention", mutates_args=())
 def _self_attention(qkv: torch.Tensor, offsets: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output, and what the backward pass needs of the softmax: see `short_kernels`."""
+    """Output, and what the backward pass needs of the softmax: see the kernels."""
     q, k, v = qkv.unbind(1)
     return _forward(q, k, v, offsets, offsets, causal=causal)
 
@@ -117,7 +120,9 @@ def _forward(
     *,
     causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    from dist_transformer.model.short_kernels import attend
+    if q.device.type == "cpu":
+        return cpu_kernels.attend(q, k, v, query_offsets, key_offsets, causal=causal)
+    from dist_transformer.model.gpu_kernels import attend
 
     tokens, heads, width = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -142,7 +147,11 @@ def _backward(
     *,
     causal: bool,
 ) -> None:
-    from dist_transformer.model.short_kernels import return_gradients
+    if out.device.type == "cpu":
+        offsets = (query_offsets, key_offsets)
+        cpu_kernels.return_gradients(gradient, inputs, sums, results, *offsets, causal=causal)
+        return
+    from dist_transformer.model.gpu_kernels import return_gradients
 
     tokens, heads, width = out.shape
     tensors = (*inputs, out, sums, gradient.contiguous(), *results, query_offsets, key_offsets)

@@ -1,0 +1,391 @@
+// Attention over packed sentences on a CPU, forward and backward, for `cpu_kernels.py`, which compiles it.
+//
+//     S = Q K^T / sqrt(d_k)    P = softmax(S)    O = P V                                     (section 3.2.1)
+//     dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(P * dP))    dQ = dS K / sqrt(d_k)    dK = dS^T Q / sqrt(d_k)
+//
+// Every task is one head of one sentence, copied to fp32 buffers that fit in the caches: no padding, no mask, no score
+// in memory. Tasks write to places of their own, so the result does not depend on the number of threads.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, TILE_ROWS = 8;
+#elif defined(__AVX__)
+constexpr int LANES = 8, TILE_ROWS = 6;
+#else
+constexpr int LANES = 4, TILE_ROWS = 4;
+#endif
+// Columns of a tile, and what row lengths in buffers are padded to.
+constexpr int WIDTH = 16;
+constexpr int VECTORS = WIDTH / LANES;
+
+// Buffers need no alignment.
+typedef float Floats __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+int64_t padded(int64_t count) { return (count + WIDTH - 1) / WIDTH * WIDTH; }
+
+// bf16 is the upper half of fp32.
+struct BFloat16 {
+    uint16_t bits;
+};
+
+float to_float(float value) { return value; }
+
+float to_float(BFloat16 value) {
+    uint32_t bits = uint32_t(value.bits) << 16;
+    float result;
+    std::memcpy(&result, &bits, 4);
+    return result;
+}
+
+void assign(float& place, float value) { place = value; }
+
+void assign(BFloat16& place, float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    // To nearest, ties to even; NaN stays NaN.
+    place.bits = std::isnan(value) ? 0x7fc0 : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// C[r][c] (+)= sum over k < depth of A[r, k] B[k][c], for R rows and WIDTH columns. A has any strides.
+template <int R>
+void multiply_tile(const float* a, int64_t row_step, int64_t depth_step, const float* b, int64_t b_step, float* c,
+                   int64_t c_step, int64_t depth, bool add) {
+    Floats sums[R][VECTORS] = {};
+    for (int64_t k = 0; k < depth; k++) {
+        Floats row[VECTORS];
+        for (int v = 0; v < VECTORS; v++) row[v] = *reinterpret_cast<const Floats*>(b + k * b_step + v * LANES);
+        for (int r = 0; r < R; r++) {
+            float factor = a[r * row_step + k * depth_step];
+            for (int v = 0; v < VECTORS; v++) sums[r][v] += factor * row[v];
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < VECTORS; v++) {
+            Floats* place = reinterpret_cast<Floats*>(c + r * c_step + v * LANES);
+            *place = add ? *place + sums[r][v] : sums[r][v];
+        }
+}
+
+template <int R>
+void multiply_rows(int64_t rows, const float* a, int64_t row_step, int64_t depth_step, const float* b, int64_t b_step,
+                   float* c, int64_t c_step, int64_t depth, bool add) {
+    if (rows == R) multiply_tile<R>(a, row_step, depth_step, b, b_step, c, c_step, depth, add);
+    else if constexpr (R > 1) multiply_rows<R - 1>(rows, a, row_step, depth_step, b, b_step, c, c_step, depth, add);
+}
+
+// C (+)= A B; `columns` is a multiple of WIDTH.
+void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t row_step, int64_t depth_step,
+              const float* b, int64_t b_step, float* c, int64_t c_step, bool add = false) {
+    for (int64_t column = 0; column < columns; column += WIDTH)
+        for (int64_t row = 0; row < rows; row += TILE_ROWS) {
+            int64_t count = rows - row < TILE_ROWS ? rows - row : TILE_ROWS;
+            multiply_rows<TILE_ROWS>(count, a + row * row_step, row_step, depth_step, b + column, b_step,
+                                     c + row * c_step + column, c_step, depth, add);
+        }
+}
+
+// e^x for x <= 0, relative error 2e-7: x = n ln 2 + r, a polynomial for e^r, and n added to its exponent.
+Floats exponential(Floats x) {
+    const Floats lowest = Floats{} - 87.0f;
+    x = x < lowest ? lowest : x;  // NaN stays
+    // Adding 1.5 * 2^23 rounds to an integer, which then stands in the lowest bits.
+    const float round = 12582912.0f;
+    Floats shifted = x * 1.44269504f + round;
+    Ints exponent = (Ints)shifted << 23;
+    Floats n = shifted - round;
+    Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    Floats p = Floats{} + 1.0f / 5040;
+    p = p * r + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    Ints result = (Ints)p + exponent;
+    return (Floats)result;
+}
+
+// The largest of a row's first `count` values, which are more than none.
+float largest(const float* row, int64_t count) {
+    float result = row[0];
+    int64_t j = 0;
+    if (count >= LANES) {
+        Floats highest = *reinterpret_cast<const Floats*>(row);
+        for (j = LANES; j + LANES <= count; j += LANES) {
+            Floats values = *reinterpret_cast<const Floats*>(row + j);
+            highest = values > highest ? values : highest;
+        }
+        for (int l = 0; l < LANES; l++) result = highest[l] > result ? highest[l] : result;
+    }
+    for (; j < count; j++) result = row[j] > result ? row[j] : result;
+    return result;
+}
+
+// Row to e^(row * scale - shift) on its first `seen` places and 0 after them; returns the sum.
+float exponentials(float* row, int64_t seen, int64_t width, float scale, float shift) {
+    Floats sums = {};
+    // What the last vector computes beyond `seen` is finite or not, and is overwritten.
+    int64_t whole = seen / LANES * LANES;
+    for (int64_t j = 0; j < seen; j += LANES) {
+        Floats* place = reinterpret_cast<Floats*>(row + j);
+        *place = exponential(*place * scale - shift);
+        if (j < whole) sums += *place;
+    }
+    float sum = 0;
+    for (int l = 0; l < LANES; l++) sum += sums[l];
+    for (int64_t j = whole; j < seen; j++) sum += row[j];
+    for (int64_t j = seen; j < width; j++) row[j] = 0;
+    return sum;
+}
+
+// Sum of the products of two rows.
+float dot(const float* a, const float* b, int64_t count) {
+    Floats sums = {};
+    int64_t j = 0;
+    for (; j + LANES <= count; j += LANES)
+        sums += *reinterpret_cast<const Floats*>(a + j) * *reinterpret_cast<const Floats*>(b + j);
+    float sum = 0;
+    for (int l = 0; l < LANES; l++) sum += sums[l];
+    for (; j < count; j++) sum += a[j] * b[j];
+    return sum;
+}
+
+template <typename T>
+void copy_transposed(const T* from, int64_t from_step, int64_t rows, int64_t width, float* to, int64_t to_step) {
+    for (int64_t c = 0; c < width; c++)
+        for (int64_t i = 0; i < rows; i++) to[c * to_step + i] = to_float(from[i * from_step + c]);
+}
+
+template <typename T>
+void write_rows(const float* from, int64_t from_step, int64_t rows, int64_t width, T* to, int64_t to_step) {
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t c = 0; c < width; c++) assign(to[i * to_step + c], from[i * from_step + c]);
+}
+
+// A thread's memory, cut into buffers.
+class Buffers {
+   public:
+    explicit Buffers(int64_t size) {
+        if (int64_t(memory.size()) < size) memory.resize(size);
+        next = memory.data();
+    }
+
+    float* take(int64_t size) {
+        float* buffer = next;
+        next += size;
+        return buffer;
+    }
+
+    float* take_zeros(int64_t size) {
+        float* buffer = take(size);
+        std::memset(buffer, 0, size * sizeof(float));
+        return buffer;
+    }
+
+   private:
+    static thread_local std::vector<float> memory;
+    float* next;
+};
+
+thread_local std::vector<float> Buffers::memory;
+
+// Rows in fp32 whose width is a multiple of WIDTH.
+struct Rows {
+    const float* data;
+    int64_t step;
+};
+
+// The rows themselves where they are such, else a copy of them.
+template <typename T>
+Rows rows_of(const T* from, int64_t from_step, int64_t rows, int64_t width, float* buffer) {
+    const int64_t columns = padded(width);
+    if constexpr (sizeof(T) == sizeof(float)) {
+        if (columns == width) return {from, from_step};
+    }
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t c = 0; c < width; c++) buffer[i * columns + c] = to_float(from[i * from_step + c]);
+        for (int64_t c = width; c < columns; c++) buffer[i * columns + c] = 0;
+    }
+    return {buffer, columns};
+}
+
+}  // namespace
+
+extern "C" {
+
+// Queries and keys of all sentences; strides in elements from row to row. Heads of a row lie side by side.
+struct Shape {
+    const int32_t *query_offsets, *key_offsets;
+    int64_t sentences, heads, width, tokens;
+    int64_t q_stride, kv_stride, grad_q_stride, grad_kv_stride;
+    int64_t causal, threads;
+};
+
+}
+
+namespace {
+
+// One sentence's head.
+struct Task {
+    int64_t queries, keys, q0, k0, head;
+    int64_t width, columns, key_columns, block;
+    float scale;
+    bool causal;
+
+    Task(const Shape& shape, int64_t sentence, int64_t head)
+        : queries(shape.query_offsets[sentence + 1] - shape.query_offsets[sentence]),
+          keys(shape.key_offsets[sentence + 1] - shape.key_offsets[sentence]),
+          q0(shape.query_offsets[sentence]),
+          k0(shape.key_offsets[sentence]),
+          head(head),
+          width(shape.width),
+          columns(padded(shape.width)),
+          key_columns(padded(keys)),
+          // Small blocks of rows leave out most of what a causal mask hides.
+          block(shape.causal ? 16 : 64),
+          scale(1 / std::sqrt(float(shape.width))),
+          causal(shape.causal) {
+        if (block > queries) block = queries;
+    }
+
+    // Keys that row `query` sees.
+    int64_t seen(int64_t query) const { return causal && query + 1 < keys ? query + 1 : keys; }
+
+    // Rows of a block of queries from `first` on.
+    int64_t rows(int64_t first) const { return queries - first < block ? queries - first : block; }
+};
+
+template <typename T>
+void attend_head(const Shape& shape, const T* q, const T* k, const T* v, T* out, float* sums, const Task& task) {
+    const int64_t inner = shape.heads * task.width, at = task.head * task.width;
+    const int64_t columns = task.columns, key_columns = task.key_columns, block = task.block;
+    q += task.q0 * shape.q_stride + at;
+    k += task.k0 * shape.kv_stride + at;
+    v += task.k0 * shape.kv_stride + at;
+    out += task.q0 * inner + at;
+    sums += task.head * shape.tokens + task.q0;
+    Buffers buffers(columns * (key_columns + task.keys + 2 * block) + block * key_columns);
+    float* keys_KX = buffers.take(columns * key_columns);
+    const Rows values_XK = rows_of(v, shape.kv_stride, task.keys, task.width, buffers.take(task.keys * columns));
+    float* q_buffer = buffers.take(block * columns);
+    float* out_QK = buffers.take(block * columns);
+    float* p_QX = buffers.take(block * key_columns);
+    copy_transposed(k, shape.kv_stride, task.keys, task.width, keys_KX, key_columns);
+    for (int64_t first = 0; first < task.queries; first += block) {
+        const int64_t rows = task.rows(first), seen = task.seen(first + rows - 1), wide = padded(seen);
+        const Rows q_QK = rows_of(q + first * shape.q_stride, shape.q_stride, rows, task.width, q_buffer);
+        multiply(rows, wide, task.width, q_QK.data, q_QK.step, 1, keys_KX, key_columns, p_QX, key_columns);
+        for (int64_t i = 0; i < rows; i++) {
+            float* row = p_QX + i * key_columns;
+            const int64_t own = task.seen(first + i);
+            if (own == 0) {
+                // A dummy sentence may have no keys.
+                sums[first + i] = 0;
+                continue;
+            }
+            const float highest = largest(row, own) * task.scale;
+            const float sum = exponentials(row, own, wide, task.scale, highest), share = 1 / sum;
+            for (int64_t j = 0; j < own; j++) row[j] *= share;
+            sums[first + i] = highest + std::log(sum);
+        }
+        multiply(rows, columns, seen, p_QX, key_columns, 1, values_XK.data, values_XK.step, out_QK, columns);
+        write_rows(out_QK, columns, rows, task.width, out + first * inner, inner);
+    }
+}
+
+template <typename T>
+void return_head(const Shape& shape, const T* q, const T* k, const T* v, const float* sums, const T* grad_out,
+                 T* grad_q, T* grad_k, T* grad_v, const Task& task) {
+    const int64_t inner = shape.heads * task.width, at = task.head * task.width;
+    const int64_t columns = task.columns, key_columns = task.key_columns, block = task.block;
+    q += task.q0 * shape.q_stride + at;
+    k += task.k0 * shape.kv_stride + at;
+    v += task.k0 * shape.kv_stride + at;
+    grad_out += task.q0 * inner + at;
+    sums += task.head * shape.tokens + task.q0;
+    grad_q += task.q0 * shape.grad_q_stride + at;
+    grad_k += task.k0 * shape.grad_kv_stride + at;
+    grad_v += task.k0 * shape.grad_kv_stride + at;
+    Buffers buffers(columns * (2 * key_columns + 3 * task.keys + 3 * block) + 2 * block * key_columns);
+    float* keys_KX = buffers.take(columns * key_columns);
+    float* values_KX = buffers.take(columns * key_columns);
+    const Rows keys_XK = rows_of(k, shape.kv_stride, task.keys, task.width, buffers.take(task.keys * columns));
+    float* grad_keys_XK = buffers.take_zeros(task.keys * columns);
+    float* grad_values_XK = buffers.take_zeros(task.keys * columns);
+    float* q_buffer = buffers.take(block * columns);
+    float* g_buffer = buffers.take(block * columns);
+    float* grad_q_QK = buffers.take(block * columns);
+    float* p_QX = buffers.take(block * key_columns);
+    float* ds_QX = buffers.take(block * key_columns);
+    copy_transposed(k, shape.kv_stride, task.keys, task.width, keys_KX, key_columns);
+    copy_transposed(v, shape.kv_stride, task.keys, task.width, values_KX, key_columns);
+    for (int64_t first = 0; first < task.queries; first += block) {
+        const int64_t rows = task.rows(first), seen = task.seen(first + rows - 1), wide = padded(seen);
+        const Rows q_QK = rows_of(q + first * shape.q_stride, shape.q_stride, rows, task.width, q_buffer);
+        const Rows g_QK = rows_of(grad_out + first * inner, inner, rows, task.width, g_buffer);
+        multiply(rows, wide, task.width, q_QK.data, q_QK.step, 1, keys_KX, key_columns, p_QX, key_columns);
+        multiply(rows, wide, task.width, g_QK.data, g_QK.step, 1, values_KX, key_columns, ds_QX, key_columns);
+        for (int64_t i = 0; i < rows; i++) {
+            float *p = p_QX + i * key_columns, *ds = ds_QX + i * key_columns;
+            exponentials(p, task.seen(first + i), wide, task.scale, sums[first + i]);
+            const float mean = dot(p, ds, seen);
+            for (int64_t j = 0; j < seen; j++) ds[j] = p[j] * (ds[j] - mean) * task.scale;
+        }
+        multiply(rows, columns, seen, ds_QX, key_columns, 1, keys_XK.data, keys_XK.step, grad_q_QK, columns);
+        write_rows(grad_q_QK, columns, rows, task.width, grad_q + first * shape.grad_q_stride, shape.grad_q_stride);
+        multiply(seen, columns, rows, ds_QX, 1, key_columns, q_QK.data, q_QK.step, grad_keys_XK, columns, true);
+        multiply(seen, columns, rows, p_QX, 1, key_columns, g_QK.data, g_QK.step, grad_values_XK, columns, true);
+    }
+    write_rows(grad_keys_XK, columns, task.keys, task.width, grad_k, shape.grad_kv_stride);
+    write_rows(grad_values_XK, columns, task.keys, task.width, grad_v, shape.grad_kv_stride);
+}
+
+template <typename T>
+void attend(const Shape& shape, const T* q, const T* k, const T* v, T* out, float* sums) {
+#pragma omp parallel for collapse(2) schedule(dynamic, 4) num_threads(shape.threads) if (shape.threads > 1)
+    for (int64_t sentence = 0; sentence < shape.sentences; sentence++)
+        for (int64_t head = 0; head < shape.heads; head++)
+            attend_head(shape, q, k, v, out, sums, Task(shape, sentence, head));
+}
+
+template <typename T>
+void give_back(const Shape& shape, const T* q, const T* k, const T* v, const float* sums, const T* grad_out, T* grad_q, T* grad_k, T* grad_v) {
+#pragma omp parallel for collapse(2) schedule(dynamic, 4) num_threads(shape.threads) if (shape.threads > 1)
+    for (int64_t sentence = 0; sentence < shape.sentences; sentence++)
+        for (int64_t head = 0; head < shape.heads; head++)
+            return_head(shape, q, k, v, sums, grad_out, grad_q, grad_k, grad_v, Task(shape, sentence, head));
+}
+
+}  // namespace
+
+extern "C" {
+
+void attend_fp32(const Shape* shape, const float* q, const float* k, const float* v, float* out, float* sums) {
+    attend(*shape, q, k, v, out, sums);
+}
+
+void attend_bf16(const Shape* shape, const BFloat16* q, const BFloat16* k, const BFloat16* v, BFloat16* out,
+                 float* sums) {
+    attend(*shape, q, k, v, out, sums);
+}
+
+void return_gradients_fp32(const Shape* shape, const float* q, const float* k, const float* v,
+                           const float* sums, const float* grad_out, float* grad_q, float* grad_k, float* grad_v) {
+    give_back(*shape, q, k, v, sums, grad_out, grad_q, grad_k, grad_v);
+}
+
+void return_gradients_bf16(const Shape* shape, const BFloat16* q, const BFloat16* k, const BFloat16* v,
+                           const float* sums, const BFloat16* grad_out, BFloat16* grad_q,
+                           BFloat16* grad_k, BFloat16* grad_v) {
+    give_back(*shape, q, k, v, sums, grad_out, grad_q, grad_k, grad_v);
+}
+
+}

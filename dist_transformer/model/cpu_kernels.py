@@ -1,0 +1,105 @@
+"""Attention over packed sentences on a CPU: `cpu_kernels.cpp`, compiled at first use.
+
+Shapes are those of `packed_attention`. `sums` holds the logarithm of each softmax' sum, shape (H, T), fp32.
+"""
+
+import ctypes
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from dist_transformer.native import load_native
+
+_SUFFIXES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+
+
+class _Shape(ctypes.Structure):
+    """`Shape` of the source."""
+
+    _fields_ = (
+        ("query_offsets", ctypes.c_void_p),
+        ("key_offsets", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("sentences", "heads", "width", "tokens")),
+        *((name, ctypes.c_int64) for name in ("q_stride", "kv_stride", "grad_q_stride", "grad_kv_stride")),
+        ("causal", ctypes.c_int64),
+        ("threads", ctypes.c_int64),
+    )
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    return load_native(__file__, slower="attention on a CPU")
+
+
+def takes(dtype: torch.dtype) -> bool:
+    """Whether the library computes this type and can be compiled here."""
+    return dtype in _SUFFIXES and _library() is not None
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    query_offsets: torch.Tensor,
+    key_offsets: torch.Tensor,
+    *,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the output and the sums."""
+    out = torch.empty(q.shape, dtype=q.dtype)
+    sums = torch.empty(q.shape[1], q.shape[0])
+    shape = _shape(q, k, query_offsets, key_offsets, causal=causal)
+    _call("attend", shape, (q, k, v, out, sums))
+    return out, sums
+
+
+def return_gradients(
+    gradient: torch.Tensor,
+    inputs: Sequence[torch.Tensor],
+    sums: torch.Tensor,
+    results: Sequence[torch.Tensor],
+    query_offsets: torch.Tensor,
+    key_offsets: torch.Tensor,
+    *,
+    causal: bool,
+) -> None:
+    """Write the gradients of queries, keys and values to `results`."""
+    shape = _shape(inputs[0], inputs[1], query_offsets, key_offsets, causal=causal, results=results)
+    _call("return_gradients", shape, (*inputs, sums, gradient.contiguous(), *results))
+
+
+def _shape(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    query_offsets: torch.Tensor,
+    key_offsets: torch.Tensor,
+    *,
+    causal: bool,
+    results: Sequence[torch.Tensor] = (),
+) -> _Shape:
+    if len(query_offsets) != len(key_offsets):
+        raise ValueError(f"{len(query_offsets)} offsets of queries and {len(key_offsets)} of keys")
+    tokens, heads, width = q.shape
+    grad_strides = (results[0].stride(0), results[1].stride(0)) if results else (0, 0)
+    return _Shape(
+        query_offsets.data_ptr(),
+        key_offsets.data_ptr(),
+        len(query_offsets) - 1,
+        heads,
+        width,
+        tokens,
+        q.stride(0),
+        k.stride(0),
+        *grad_strides,
+        causal,
+        torch.get_num_threads(),
+    )
+
+
+def _call(name: str, shape: _Shape, tensors: Sequence[torch.Tensor]) -> None:
+    library = _library()
+    assert library is not None
+    # ctypes lets other threads of Python run meanwhile.
+    function = library[f"{name}_{_SUFFIXES[tensors[0].dtype]}"]
+    function(ctypes.byref(shape), *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors))

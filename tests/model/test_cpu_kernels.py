@@ -1,0 +1,126 @@
+"""Attention on a CPU, beyond what `test_attention` holds it to: types, long sentences, threads, other processors."""
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dist_transformer.model import cpu_kernels
+from dist_transformer.model.packed_attention import cross_attention, self_attention
+from dist_transformer.native import load_native
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def offsets(*lengths: int) -> torch.Tensor:
+    return torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int32)
+
+
+def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
+    """One sentence in float64, by the formula of section 3.2.1. Shapes: (T, H, K)."""
+    scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(q.shape[-1])
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[1:], dtype=torch.bool).triu(1), -torch.inf)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+
+
+def rounded(rows: torch.Tensor) -> float:
+    """Relative rounding of a type, times what the products of a row may gather."""
+    return 2e-6 if rows.dtype == torch.float32 else 1e-2
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 64), (torch.float32, 20), (torch.bfloat16, 32)])
+def test_self_attention_of_long_and_short_sentences(dtype: torch.dtype, width: int, causal: bool) -> None:
+    """Blocks of 16 and of 64 queries, several of each, and rests; queries, keys and values lie in one tensor."""
+    torch.manual_seed(0)
+    lengths = (1, 17, 300, 64, 2)
+    qkv = torch.randn(sum(lengths), 3, 2, width).to(dtype).requires_grad_()
+    up = torch.randn(sum(lengths), 2, width).to(dtype)
+    found = self_attention(qkv, offsets(*lengths), causal=causal)
+    (gradient,) = torch.autograd.grad(found, qkv, up)
+    double = qkv.detach().double().requires_grad_()
+    wanted = torch.cat([exact(*rows.unbind(1), causal=causal) for rows in double.split(lengths)])
+    (wanted_gradient,) = torch.autograd.grad(wanted, double, up.double())
+    assert found.dtype == gradient.dtype == dtype
+    assert (found - wanted).norm() <= rounded(qkv) * wanted.norm()
+    assert (gradient - wanted_gradient).norm() <= rounded(qkv) * wanted_gradient.norm()
+
+
+def test_cross_attention_where_one_side_is_empty() -> None:
+    """A dummy sentence may have queries and no keys, or keys and no queries: zeros, and nothing is read or written
+    elsewhere."""
+    torch.manual_seed(1)
+    q, kv = torch.randn(9, 2, 16, requires_grad=True), torch.randn(11, 2, 2, 16, requires_grad=True)
+    out = cross_attention(q, kv, offsets(4, 5, 0, 0), offsets(6, 0, 5, 0))
+    grad_q, grad_kv = torch.autograd.grad(out.sum(), (q, kv))
+    wanted = exact(q[:4].double(), *kv[:6].double().unbind(1), causal=False)
+    assert (out[:4] - wanted).abs().max() < 1e-6
+    for rows in (out[4:], grad_q[4:], grad_kv[6:]):
+        assert (rows == 0).all()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_is_not_hidden(bad: float) -> None:
+    """A diverging run must be seen. Other sentences and heads stay as they are."""
+    torch.manual_seed(2)
+    qkv = torch.randn(24, 3, 2, 16)
+    clean = self_attention(qkv, offsets(20, 4), causal=False)
+    qkv[3, 1, 0, 5] = bad
+    found = self_attention(qkv, offsets(20, 4), causal=False)
+    # An infinite score with a negative sign is a weight of zero: no harm.
+    harmed = exact(*qkv[:20].double().unbind(1), causal=False)[:, 0].isnan()
+    assert harmed.any()
+    assert torch.equal(found[:20, 0].isnan(), harmed)
+    assert torch.equal(found[:20, 1], clean[:20, 1])
+    assert torch.equal(found[20:], clean[20:])
+
+
+@pytest.mark.usefixtures("threads")
+def test_any_number_of_threads_gives_the_same_bits() -> None:
+    torch.manual_seed(3)
+    lengths = tuple(np.random.default_rng(0).integers(1, 60, 40).tolist())
+    qkv = torch.randn(sum(lengths), 3, 4, 32, requires_grad=True)
+    results = []
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        out = self_attention(qkv, offsets(*lengths), causal=True)
+        results.append((out, torch.autograd.grad(out.square().sum(), qkv)[0]))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+def test_processors_without_wide_vectors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The same source for plain x86-64, or for whatever this machine is without a vector extension of that name."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "g++ -mno-avx" if os.uname().machine == "x86_64" else "g++")
+    library = load_native(cpu_kernels.__file__, slower="it")
+    assert library is not None
+    monkeypatch.setattr(cpu_kernels, "_library", lambda: library)
+    test_self_attention_of_long_and_short_sentences(torch.float32, 20, True)
+    test_self_attention_of_long_and_short_sentences(torch.bfloat16, 32, False)
+
+
+@pytest.mark.system
+def test_without_a_compiler_sentences_are_padded_in_groups(tmp_path: Path) -> None:
+    program = (
+        "import torch; from dist_transformer.model.attention import kernel_for\n"
+        "print([kernel_for(torch.zeros(1), 64, longest=9) for _ in range(2)])"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "CXX": "/nowhere/g++"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "['groups', 'groups']\n"
+    assert done.stderr.count("note: cpu_kernels.cpp cannot be compiled") == 1
+    assert "apt-get install g++" in done.stderr
