@@ -20,11 +20,13 @@ from benchmarks.measure import Measure, measure_rates, one_thread
 from benchmarks.preparation_memory import measure_preparation_memory
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.format import TOKENIZER_FILE
-from dist_transformer.data.folder.reader import DataFolder, Split
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.folder.split import Split
 from dist_transformer.data.loading.collate import Collator
 from dist_transformer.data.loading.packing import Budgets
-from dist_transformer.data.loading.plan import Pack, Plan, Position, resolve_budgets
-from dist_transformer.data.loading.prefetch import BLOCK
+from dist_transformer.data.loading.packs import Pack, Packs
+from dist_transformer.data.loading.plan import Plan, Position, resolve_budgets
+from dist_transformer.data.loading.prefetch import BLOCK_TOKENS
 from dist_transformer.data.loading.statistics import first_epoch
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
@@ -151,9 +153,10 @@ def own_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[s
             yield pack.target_tokens
 
     def building() -> Iterator[int]:
-        blocks = [packs[first : first + BLOCK] for first in range(0, len(packs), BLOCK)]
+        size = max(1, BLOCK_TOKENS // budgets.max_target_tokens)
+        blocks = [packs[first : first + size] for first in range(0, len(packs), size)]
         for block in itertools.cycle(blocks):
-            stream.build_all([[pack] for pack in block])
+            stream.build_all([Packs.of([pack]) for pack in block])
             yield sum(pack.target_tokens for pack in block)
 
     return {"plan": planning(), "read_tokens": reading(), "build_micro_batch": building()}

@@ -5,11 +5,12 @@ A file is not checked and then opened again: `read_verified` and `hold_verified`
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import mmap
 import os
-import tempfile
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,36 @@ from dist_transformer.files import open_regular
 
 Content = bytearray | mmap.mmap
 
+
+class Sealed:
+    """A copy of a file's content that nobody can change any more.
+
+    Args:
+        descriptor: open file of the content, which other processes may map; None where the system has none.
+    """
+
+    def __init__(self, content: Content, descriptor: int | None = None) -> None:
+        self.content, self.descriptor = content, descriptor
+
+    @classmethod
+    def of(cls, descriptor: int) -> "Sealed":
+        """Map what another process sealed; the descriptor is then this object's."""
+        return cls(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), descriptor)
+
+    def __del__(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+
+
 # Bytes that are hashed at a time. What is read again is read in whole blocks, so that small ones waste less.
 _BLOCK = 2**18
-# Bytes of the largest content that `hold_verified` keeps in memory.
-_MOST_IN_MEMORY = 2**30
 _NO_HASH = "0" * 64
+# No process can write to it, cut it, extend it, or lift these.
+_SEALS = (
+    0 if sys.platform != "linux" else fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+)
+# Bytes that are copied at a time.
+_COPIED_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,28 +92,42 @@ def read_verified(path: Path, stated: Stated) -> bytearray:
     return content
 
 
-def hold_verified(path: Path, stated: Stated) -> Content:
+def hold_verified(path: Path, stated: Stated) -> Sealed:
     """Make a copy of a file's content that nobody else can change.
 
-    The copy is in memory up to 1 GiB. A larger one is a file without a name in the folder for temporary files, mapped,
-    so that its pages can leave the memory.
-
     Raises:
-        UserError: the file cannot be read, does not have the stated hash, or there is no room for the copy.
+        UserError: the file cannot be read, or does not have the stated hash.
     """
     try:
         with open_regular(path) as file:
-            size = _size_of(file, stated)
-            content: Content
-            if size <= _MOST_IN_MEMORY:
-                content = _read_whole(file, size)
-                sha256 = hashlib.sha256(content).hexdigest()
-            else:
-                content, sha256 = _copy_to_unnamed_file(file, path)
+            copied = read_sealed(file, _size_of(file, stated))
     except OSError as error:
         raise stated.unreadable(path, error) from None
-    stated.require(path, sha256)
-    return content
+    stated.require(path, hashlib.sha256(copied.content).hexdigest())
+    return copied
+
+
+def read_sealed(file: BinaryIO, size: int) -> Sealed:
+    """Copy `size` bytes of a file, or zeros where it ends before, to sealed memory: the kernel lets nobody write.
+
+    The caller checks the copy, which is what is used; not the file, which may be another by then.
+    """
+    if not hasattr(os, "memfd_create") or size == 0:
+        return Sealed(_read_whole(file, size))
+    descriptor = os.memfd_create("dist_transformer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        copied = 0
+        while copied < size and (block := file.read(min(_COPIED_AT_ONCE, size - copied))):
+            view = memoryview(block)
+            while view:
+                count = os.write(descriptor, view)
+                copied, view = copied + count, view[count:]
+        os.ftruncate(descriptor, size)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        return Sealed(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 class VerifiedFile:
@@ -175,19 +215,3 @@ def _read_whole(file: BinaryIO, size: int) -> bytearray:
     while filled < len(content) and (count := file.readinto(view[filled:])):  # type: ignore[attr-defined]
         filled += count
     return content
-
-
-def _copy_to_unnamed_file(file: BinaryIO, path: Path) -> tuple[mmap.mmap, str]:
-    digest = hashlib.sha256()
-    try:
-        with tempfile.TemporaryFile() as copy:
-            while block := file.read(_BLOCK):
-                digest.update(block)
-                copy.write(block)
-            copy.flush()
-            return mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ), digest.hexdigest()
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be copied to {tempfile.gettempdir()} ({error.strerror or error}): set TMPDIR to a folder "
-            "with room for it"
-        ) from None

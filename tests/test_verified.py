@@ -1,15 +1,23 @@
 import hashlib
 import json
+import mmap
 import os
 import re
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from dist_transformer import verified
 from dist_transformer.errors import UserError
-from dist_transformer.verified import Stated, VerifiedFile, has_own_hash, hold_verified, read_verified, with_own_hash
+from dist_transformer.verified import (
+    Sealed,
+    Stated,
+    VerifiedFile,
+    has_own_hash,
+    hold_verified,
+    read_verified,
+    with_own_hash,
+)
 
 CONTENT = bytes(range(256)) * 40
 
@@ -71,9 +79,7 @@ def test_a_file_that_was_cut_replaced_or_removed_is_not_given_out(file: Path) ->
 
 
 @pytest.mark.parametrize("read", [read_verified, hold_verified, VerifiedFile])
-@pytest.mark.parametrize("most", [2**20, 100])
-def test_one_flipped_bit_is_found(read: object, most: int, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verified, "_MOST_IN_MEMORY", most)
+def test_one_flipped_bit_is_found(read: object, file: Path) -> None:
     assert callable(read)
     read(file, stated())
     for place in (0, 5_000, 10_239):
@@ -87,28 +93,42 @@ def test_one_flipped_bit_is_found(read: object, most: int, file: Path, monkeypat
         read(file, stated())
 
 
-@pytest.mark.parametrize("most", [2**20, 100])
-def test_held_content_stays_whatever_becomes_of_the_file(
-    most: int, file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """In memory, and in a file that has no name."""
-    (tmp_path / "t").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
-    monkeypatch.setattr(verified, "_MOST_IN_MEMORY", most)
-    content = hold_verified(file, stated())
-    assert isinstance(content, bytearray) == (most > len(CONTENT))
+def test_held_content_stays_whatever_becomes_of_the_file(file: Path) -> None:
+    held = hold_verified(file, stated())
     overwrite(file, 0, bytes(len(CONTENT)))
     os.truncate(file, 5)
     file.unlink()
+    assert bytes(held.content) == CONTENT
+
+
+def test_nobody_can_change_held_content(file: Path) -> None:
+    """Neither by its descriptor, nor by opening it again as /proc shows it; another map of it is the same."""
+    held = hold_verified(file, stated())
+    assert held.descriptor is not None
+    again = os.open(f"/proc/self/fd/{held.descriptor}", os.O_RDWR)
+    for descriptor in (held.descriptor, again):
+        with pytest.raises(PermissionError):
+            os.pwrite(descriptor, b"x", 0)
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, 5)
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, 2 * len(CONTENT))
+        with pytest.raises(PermissionError):
+            mmap.mmap(descriptor, len(CONTENT))
+    assert bytes(Sealed.of(again).content) == bytes(held.content) == CONTENT
+
+
+def test_a_descriptor_is_closed_with_its_content(file: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    content = hold_verified(file, stated()).content
+    assert len(os.listdir("/proc/self/fd")) == before + isinstance(content, mmap.mmap)
     assert bytes(content) == CONTENT
-    assert list((tmp_path / "t").iterdir()) == []
 
 
-def test_a_copy_without_room_names_the_remedy(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/dev/null/no folder")
-    monkeypatch.setattr(verified, "_MOST_IN_MEMORY", 100)
-    with pytest.raises(UserError, match=r"cannot be copied to /dev/null/no folder .* set TMPDIR to a folder with room"):
-        hold_verified(file, stated())
+def test_without_sealed_memory_content_is_held_all_the_same(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    held = hold_verified(file, stated())
+    assert (bytes(held.content), held.descriptor) == (CONTENT, None)
 
 
 def test_a_file_may_state_its_own_hash() -> None:

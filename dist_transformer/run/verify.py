@@ -5,14 +5,11 @@ what one check finds does not stop the others.
 """
 
 import os
-import re
-import stat
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 
 from dist_transformer.checks import Check
@@ -24,9 +21,9 @@ from dist_transformer.data.loading.events import LeftOut
 from dist_transformer.data.loading.loader import open_folders
 from dist_transformer.data.loading.mixture import position_from_json
 from dist_transformer.errors import UserError
-from dist_transformer.files import is_pickle, read_small, regular, sha256_of
+from dist_transformer.files import read_small, regular, sha256_of
 from dist_transformer.locks import is_locked
-from dist_transformer.model_folder import CONFIG_FILE, WEIGHTS_FILE, is_of_transformers, load_model
+from dist_transformer.model_folder import WEIGHTS_FILE
 from dist_transformer.run.checkpoint.content import content_problem
 from dist_transformer.run.checkpoint.reader import CheckpointReader, checkpoint_problem, weight_hashes, weights_problem
 from dist_transformer.run.checkpoint.tensors import (
@@ -35,10 +32,17 @@ from dist_transformer.run.checkpoint.tensors import (
     parameter_shapes,
     tensors_problem,
 )
+from dist_transformer.run.contents import (
+    STEP_NAME,
+    WEIGHTS_NAME,
+    check_model,
+    model_folders,
+    plain_file,
+    require_known,
+)
 from dist_transformer.run.folder import settings_of
 from dist_transformer.run.layout import (
     CHECKPOINTS,
-    FOLDERS,
     LEDGER_FILE,
     LOCK_FILE,
     POINTER,
@@ -50,8 +54,6 @@ from dist_transformer.run.layout import (
 from dist_transformer.run.ledger import left_out_records, read_ledger
 from dist_transformer.run.replay import planned_steps
 
-_STEP_NAME = re.compile(r"step-(\d{8,})")
-_WEIGHTS_NAME = re.compile(r"(step|ema)-(\d{8,})\.safetensors")
 _SHOWN_PROBLEMS = 5
 # What damaged or hostile content makes readers raise, besides errors in words, and torch for a file that vanished.
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
@@ -94,8 +96,8 @@ def verify_run(
             verification.checks.pop()
     verification.check("latest", verification.pointer)
     verification.check("weights", verification.weights)
-    for path in verification.model_folders():
-        verification.check(f"{path.relative_to(run_dir)}/", partial(verification.model, path))
+    for path in model_folders(run_dir):
+        verification.check(f"{path.relative_to(run_dir)}/", partial(check_model, path))
     if data:
         verification.check("data", lambda: verification.data(data, cache_dir))
         verification.check("sentences", lambda: verification.sentences(on_step))
@@ -129,7 +131,7 @@ class _Verification:
         self.checks.append(check)
 
     def settings(self) -> str:
-        self._described = read_json(_plain_file(self.run_dir / SETTINGS_FILE))
+        self._described = read_json(plain_file(self.run_dir / SETTINGS_FILE))
         self._config = settings_of(self._described, self.run_dir / SETTINGS_FILE)
         model, batch = self._config.model, self._config.batch
         return f"{SETTINGS_FILE} is complete: width {model.width}, {batch.packs_per_step} packs a step"
@@ -142,7 +144,7 @@ class _Verification:
                 folders[:] = [name for name in folders if not name.endswith(".tmp")]
             for name in (*folders, *files):
                 try:
-                    _require_known(Path(parent) / name, self.run_dir)
+                    require_known(Path(parent) / name, self.run_dir)
                 except UserError as error:
                     if not (self.in_progress and name.endswith(".tmp")):
                         problems.append(str(error))
@@ -156,7 +158,7 @@ class _Verification:
         return f"{count:,} files: no link, no pickle, nothing temporary"
 
     def ledger(self) -> str:
-        path = _plain_file(self.run_dir / LEDGER_FILE)
+        path = plain_file(self.run_dir / LEDGER_FILE)
         entries = read_ledger(path, in_progress=self.in_progress)
         if not entries:
             raise UserError(f"{path} is empty: no step of this run is proven")
@@ -173,13 +175,13 @@ class _Verification:
         folder = self.run_dir / CHECKPOINTS
         if folder.is_symlink() or not folder.is_dir():
             return []
-        return sorted(path for path in folder.iterdir() if _STEP_NAME.fullmatch(path.name))
+        return sorted(path for path in folder.iterdir() if STEP_NAME.fullmatch(path.name))
 
     def checkpoint(self, path: Path) -> str:
         if path.is_symlink() or not path.is_dir():
             raise UserError(f"{path} is not a folder of its own: put the real folder there")
         for file in path.iterdir():
-            _plain_file(file)
+            plain_file(file)
         if problem := checkpoint_problem(path):
             raise UserError(f"{problem}: remove the folder, and training resumes from an older checkpoint")
         parts = sorted(path.glob("part-*.safetensors"))
@@ -202,7 +204,7 @@ class _Verification:
             raise UserError(f"{path / 'state.json'} states step {state['step']!r}: the folder was renamed")
         if state["model"] != self._described["model"]:
             raise UserError(f"{path / 'state.json'} states another model than {SETTINGS_FILE}: it is of another run")
-        tokenizer = _plain_file(self.run_dir / TOKENIZER_FILE)
+        tokenizer = plain_file(self.run_dir / TOKENIZER_FILE)
         if state["tokenizer_sha256"] != sha256_of(tokenizer):
             raise UserError(f"{path / 'state.json'} states another tokenizer than {tokenizer}: copy that of the data")
         if step > len(entries):
@@ -219,13 +221,13 @@ class _Verification:
     def pointer(self) -> str:
         if not self.checkpoint_folders():
             raise UserError(f"{self.run_dir / 'checkpoints'} holds no checkpoint: nothing can be resumed")
-        path = _plain_file(self.run_dir / CHECKPOINTS / POINTER)
+        path = plain_file(self.run_dir / CHECKPOINTS / POINTER)
         name = read_small(path).decode().removesuffix("\n")
-        if not _STEP_NAME.fullmatch(name):
+        if not STEP_NAME.fullmatch(name):
             raise UserError(f"{path} holds {name!r:.60}, not the name of a checkpoint such as step-00001000")
         if self.in_progress and _step_of(name) not in self._whole and (path.parent / name).is_dir():
             # Committed since; the ledger was flushed before.
-            self._entries = read_ledger(_plain_file(self.run_dir / LEDGER_FILE), in_progress=True)
+            self._entries = read_ledger(plain_file(self.run_dir / LEDGER_FILE), in_progress=True)
             self.checkpoint(path.parent / name)
         if _step_of(name) not in self._whole:
             what = "is not whole (above)" if (path.parent / name).exists() else "does not exist"
@@ -237,7 +239,7 @@ class _Verification:
         if folder.is_symlink() or not folder.is_dir():
             raise UserError(f"{folder} is missing or a link: nothing can be averaged")
         shapes = parameter_shapes(self._known_config().model)
-        files = sorted(file for file in folder.iterdir() if _WEIGHTS_NAME.fullmatch(file.name))
+        files = sorted(file for file in folder.iterdir() if WEIGHTS_NAME.fullmatch(file.name))
         compared = 0
         for file in files:
             try:
@@ -255,7 +257,7 @@ class _Verification:
 
     def _require_weights(self, file: Path, shapes: Any) -> None:
         remedy = "restore it from a backup, or remove it"
-        if problem := tensors_problem([_plain_file(file)], shapes):
+        if problem := tensors_problem([plain_file(file)], shapes):
             raise UserError(f"{problem}: {remedy}")
         with safe_open(regular(file), framework="pt") as stored:
             stated = (stored.metadata() or {}).get("step")
@@ -269,26 +271,6 @@ class _Verification:
             raise UserError(f"{file} is not in {WEIGHT_HASHES}, so no save of this run wrote it: {remedy}")
         if problem := weights_problem(file):
             raise UserError(f"{problem}: {remedy}")
-
-    def model_folders(self) -> list[Path]:
-        """Trained models that were written into the run. A hidden folder is one that is being written."""
-        found = []
-        for parent, folders, files in os.walk(self.run_dir):
-            path = Path(parent)
-            own = FOLDERS if path == self.run_dir else ()
-            folders[:] = sorted(name for name in folders if name not in own and not name.startswith("."))
-            if path != self.run_dir and WEIGHTS_FILE in files and not is_of_transformers(path):
-                found.append(path)
-        return found
-
-    def model(self, path: Path) -> str:
-        for name in (CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE):
-            _plain_file(path / name)
-        # What every command does that uses the model.
-        model, _, info = load_model(path, torch.device("cpu"))
-        parameters = sum(parameter.numel() for parameter in model.state_dict().values())
-        steps = f"step{'s' * (len(info.steps) > 1)} {', '.join(f'{step:,}' for step in info.steps)}"
-        return f"model of {steps}: {parameters:,} parameters, all finite, hashes as {CONFIG_FILE} states"
 
     def data(self, places: Sequence[str], cache_dir: Path | None) -> str:
         known = self._known_config()
@@ -364,33 +346,6 @@ class _Verification:
 
 def _fail(error: OSError) -> None:
     raise error
-
-
-def _require_known(path: Path, run_dir: Path) -> None:
-    """A plain file or folder that is no pickle, not temporary, and in checkpoints/ and weights/ of a run's own kind."""
-    mode = path.lstat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise UserError(f"{path} is a link or no plain file: put the real file there, or remove it")
-    if path.name.endswith(".tmp"):
-        raise UserError(f"{path} was left by a writer that was killed, or is being written now: remove it in the first")
-    if stat.S_ISREG(mode) and is_pickle(path):
-        raise UserError(f"{path} is a pickle, which runs code when it is loaded, and no file of a run: remove it")
-    place = path.relative_to(run_dir).parts
-    known = {
-        CHECKPOINTS: re.compile(rf"{POINTER}|{_STEP_NAME.pattern}"),
-        WEIGHTS: re.compile(rf"{WEIGHT_HASHES}|{_WEIGHTS_NAME.pattern}"),
-    }
-    if len(place) == 2 and place[0] in known and not known[place[0]].fullmatch(place[1]):
-        raise UserError(f"{path} is no file of a run: move it away")
-
-
-def _plain_file(path: Path) -> Path:
-    """The path itself, when it is a file and no link."""
-    if not os.path.lexists(path):
-        raise UserError(f"{path} is missing: restore it from a backup")
-    if not stat.S_ISREG(path.lstat().st_mode):
-        raise UserError(f"{path} is a link, a folder or no plain file: put the real file there")
-    return path
 
 
 def _step_of(name: str) -> int:

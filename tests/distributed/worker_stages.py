@@ -94,9 +94,9 @@ def reference_gradient(
         for p in reference.parameters():
             p.grad_dtype = torch.float32
     total = {name: torch.zeros(p.shape) for name, p in reference.named_parameters()}
-    for pack in step.packs:
+    for number in range(len(step.packs)):
         reference.zero_grad()
-        (reference(single.build([pack]), 0.1).loss / step.target_tokens).backward()
+        (reference(single.build(step.packs[number : number + 1]), 0.1).loss / step.target_tokens).backward()
         for name, p in reference.named_parameters():
             assert p.grad is not None
             total[name] += p.grad.float()

@@ -186,7 +186,7 @@ def test_the_rest_may_change_and_is_listed(config: TrainConfig, run_dir: Path) -
         "deepspeed_config: None -> 'z2.json'",
         "max_steps: 1000 -> 900",
         "optimizer.peak_lr: 0.003 -> 0.001",
-        "precision: 'bf16' -> 'fp32'",
+        "precision: None -> 'fp32'",
     ]
 
 

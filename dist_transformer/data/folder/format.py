@@ -26,6 +26,7 @@ from dist_transformer.config.plain import OMIT_DEFAULT, to_plain
 from dist_transformer.directions import Direction
 from dist_transformer.errors import UserError
 from dist_transformer.files import regular, sha256_of, whole_path, write_file
+from dist_transformer.verified import Content
 
 FORMAT_VERSION = 1
 REMEDY = "copy the data folder again, or prepare it again with dist-transformer prepare"
@@ -239,14 +240,20 @@ def write_shard(path: Path, source: TokenLists, target: TokenLists) -> ShardInfo
     )
 
 
-def read_shard(path: Path, content: bytes | None = None) -> tuple[TokenLists, TokenLists]:
+Columns = tuple[TokenLists, TokenLists]
+
+
+def read_shard(path: Path, content: Content | None = None, *, checked: bool = False) -> Columns:
     """Source and target ids of a shard: of its `content` where that was read, otherwise of the memory-mapped file.
+
+    Args:
+        checked: this content was read before, by this process or by another, and was found to be sound.
 
     Raises:
         UserError: it is not one record batch of two columns of lists of ids.
     """
-    batch = read_batch(path, content, schemas=_SHARD_SCHEMAS)
-    if any(column.null_count or column.values.null_count for column in batch.columns):
+    batch = read_batch(path, content, schemas=_SHARD_SCHEMAS, checked=checked)
+    if not checked and any(column.null_count or column.values.null_count for column in batch.columns):
         raise UserError(f"{path} lacks some ids, where a shard has all of them: {REMEDY}")
     return TokenLists.from_arrow(batch.column("src")), TokenLists.from_arrow(batch.column("tgt"))
 
@@ -294,7 +301,9 @@ def write_batch(path: Path, columns: dict[str, pa.Array]) -> None:
         writer.write_batch(batch)
 
 
-def read_batch(path: Path, content: bytes | None = None, *, schemas: Sequence[pa.Schema] = ()) -> pa.RecordBatch:
+def read_batch(
+    path: Path, content: Content | None = None, *, schemas: Sequence[pa.Schema] = (), checked: bool = False
+) -> pa.RecordBatch:
     """Read the one record batch of an Arrow IPC stream, and check it in full before anything uses it.
 
     Arrow trusts the lengths and offsets that a file states: false ones would end the process, or give other rows.
@@ -302,6 +311,7 @@ def read_batch(path: Path, content: bytes | None = None, *, schemas: Sequence[pa
     Args:
         content: of the file, where that was read.
         schemas: the columns must be as one of these says; any will do where there are none.
+        checked: this content was found to be sound before.
 
     Raises:
         UserError: it cannot be read, is not sound, or holds something else.
@@ -313,7 +323,8 @@ def read_batch(path: Path, content: bytes | None = None, *, schemas: Sequence[pa
                 columns = ", ".join(f"{field.name!r}: {field.type}" for field in stream.schema)
                 raise UserError(f"{path} holds {columns or 'nothing'}, which is not what a shard holds: {REMEDY}")
             batch = stream.read_next_batch()
-            batch.validate(full=True)
+            if not checked:
+                batch.validate(full=True)
             if next(stream, None) is not None:
                 raise UserError(f"{path} holds more than one record batch: {REMEDY}")
             return batch

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from dist_transformer.data.folder.format import REMEDY, ShardInfo, TokenLists, read_shard
+from dist_transformer.data.folder.format import REMEDY, ShardInfo
 from dist_transformer.data.folder.urls import without_secrets
 from dist_transformer.errors import UserError
 from dist_transformer.files import open_regular, remove, remove_unfinished, sha256_of, whole_path
 from dist_transformer.locks import exclusive
-
-Columns = tuple[TokenLists, TokenLists]
+from dist_transformer.verified import Sealed, read_sealed
 
 _ATTEMPTS = 5
 _FIRST_PAUSE_SECONDS = 0.5
@@ -39,8 +38,8 @@ class CacheSettings:
 class ShardFiles(Protocol):
     """Where the shards of a split are."""
 
-    def read(self, shard: ShardInfo) -> Columns:
-        """Source and target ids of a verified shard, in memory; waits until it is on local disk.
+    def read(self, shard: ShardInfo) -> Sealed:
+        """Copy a shard to memory and verify it there; waits until it is on local disk.
 
         Raises:
             UserError: it cannot be had, or is not what the index states.
@@ -56,7 +55,7 @@ class LocalFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def read(self, shard: ShardInfo) -> Columns:
+    def read(self, shard: ShardInfo) -> Sealed:
         return _read_verified(self.folder / shard.file, shard)
 
     def fetch_ahead(self, shards: Iterable[ShardInfo]) -> None:
@@ -70,17 +69,17 @@ class CachedFiles:
         self.url, self.cache, self.limit_bytes = url, cache, limit_bytes
         self._fetcher: threading.Thread | None = None
 
-    def read(self, shard: ShardInfo) -> Columns:
+    def read(self, shard: ShardInfo) -> Sealed:
         path = self.cache / shard.file
         with exclusive(self.cache / f"{shard.file}.lock"):
             try:
-                columns = _read_verified(path, shard)
+                content = _read_verified(path, shard)
             except UserError:
                 self._fetch(shard)
-                columns = _read_verified(path, shard)
+                content = _read_verified(path, shard)
             # When room is made, the least recently used shard goes.
             os.utime(path)
-            return columns
+            return content
 
     def fetch_ahead(self, shards: Iterable[ShardInfo]) -> None:
         """As many as half of the limit holds. What cannot be had is told when it is needed."""
@@ -132,8 +131,7 @@ def fetch(url: str, path: Path, *, size: int | None = None, sha256: str | None =
         if attempt:
             time.sleep(_FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
         try:
-            with whole_path(path) as partial:
-                _copy(url, partial, size=size, sha256=sha256)
+            _copy(url, path, size=size, sha256=sha256)
             return
         except FileNotFoundError:
             raise UserError(f"{url} is missing: check the URL, or copy the data folder there again") from None
@@ -148,7 +146,7 @@ def fetch(url: str, path: Path, *, size: int | None = None, sha256: str | None =
     )
 
 
-def _copy(url: str, partial: Path, *, size: int | None, sha256: str | None) -> None:
+def _copy(url: str, path: Path, *, size: int | None, sha256: str | None) -> None:
     """Copy a remote file.
 
     Raises:
@@ -157,15 +155,19 @@ def _copy(url: str, partial: Path, *, size: int | None, sha256: str | None) -> N
     import fsspec
 
     digest, copied = hashlib.sha256(), 0
-    with fsspec.open(url, "rb") as remote, partial.open("wb") as file:
-        while block := remote.read(_BLOCK_BYTES):
-            file.write(block)
-            digest.update(block)
-            copied += len(block)
-    if size is not None and copied != size:
-        raise OSError(f"it has {copied:,} bytes where the index states {size:,}")
-    if sha256 is not None and digest.hexdigest() != sha256:
-        raise OSError("its SHA-256 is not the index's")
+    with fsspec.open(url, "rb") as remote:
+        # A store may fail for a long time before the first bytes come. A process that ends meanwhile leaves nothing.
+        block = remote.read(_BLOCK_BYTES)
+        with whole_path(path) as partial, partial.open("wb") as file:
+            while block:
+                file.write(block)
+                digest.update(block)
+                copied += len(block)
+                block = remote.read(_BLOCK_BYTES)
+            if size is not None and copied != size:
+                raise OSError(f"it has {copied:,} bytes where the index states {size:,}")
+            if sha256 is not None and digest.hexdigest() != sha256:
+                raise OSError("its SHA-256 is not the index's")
 
 
 def check_file(path: Path, *, sha256: str) -> None:
@@ -180,23 +182,21 @@ def check_file(path: Path, *, sha256: str) -> None:
         raise UserError(f"{path} cannot be read ({error.strerror}): {REMEDY}") from None
 
 
-def _read_verified(path: Path, shard: ShardInfo) -> Columns:
+def _read_verified(path: Path, shard: ShardInfo) -> Sealed:
     """
     Raises:
         UserError: the file is of another size or content than the index states, or cannot be read.
     """
     try:
         with open_regular(path) as file:
-            # No more than it may have: a file of any size ends here.
-            content = file.read(shard.bytes + 1)
-            if len(content) != shard.bytes:
-                found = os.fstat(file.fileno()).st_size
+            if (found := os.fstat(file.fileno()).st_size) != shard.bytes:
                 raise UserError(f"{path} has {found:,} bytes where the index states {shard.bytes:,}: {REMEDY}")
+            copied = read_sealed(file, shard.bytes)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): {REMEDY}") from None
-    if hashlib.sha256(content).hexdigest() != shard.sha256:
+    if hashlib.sha256(copied.content).hexdigest() != shard.sha256:
         raise _damaged(path)
-    return read_shard(path, content)
+    return copied
 
 
 def _damaged(path: Path) -> UserError:

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from dist_transformer.data.loading.packing import Budgets
-from dist_transformer.data.loading.plan import Pack, Plan, Position, Step
+from dist_transformer.data.loading.packs import Packs
+from dist_transformer.data.loading.plan import Plan, Position, Step
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.packed import IGNORED, PackedBatch, lay_out
 
@@ -49,7 +50,8 @@ class Collator:
     def __init__(self, pairs: Pairs, budgets: Budgets, *, packs_per_micro_batch: int) -> None:
         self.pairs = pairs
         self.packs_per_micro_batch = packs_per_micro_batch
-        self.sizes = budgets.tokens * packs_per_micro_batch
+        # A multiple of 8 keeps matrix shapes friendly.
+        self.sizes = -(-budgets.tokens * packs_per_micro_batch // 8) * 8
         self.caps = np.maximum(1, np.minimum(budgets.tokens, pairs.longest))
         """Tokens of the longest sentence on each side, dummies included."""
         dummies = int((-(-self.sizes // self.caps)).max())
@@ -70,15 +72,14 @@ class Collator:
         batches = iter(self.build_all(shares))
         return [[MicroBatch(first_pack=first, batch=next(batches)) for first in turns] for turns in firsts]
 
-    def build(self, packs: Sequence[Pack | None]) -> PackedBatch:
+    def build(self, packs: Packs) -> PackedBatch:
         """Lay the pairs of the packs end to end."""
         return self.build_all([packs])[0]
 
-    def build_all(self, shares: Sequence[Sequence[Pack | None]]) -> list[PackedBatch]:
+    def build_all(self, shares: Sequence[Packs]) -> list[PackedBatch]:
         """The same for several micro-batches."""
-        ids = [[pack.pair_ids for pack in packs if pack is not None] for packs in shares]
-        pairs = np.concatenate([np.empty(0, dtype=np.int64), *(chosen for packs in ids for chosen in packs)])
-        counts = np.array([sum(map(len, packs)) for packs in ids])
+        pairs = np.concatenate([packs.pair_ids for packs in shares])
+        counts = np.array([len(packs.pair_ids) for packs in shares])
         lengths = self.pairs.sizes(pairs)
         layouts = [
             lay_out(lengths[side], counts, size=size, offset_count=self.offset_count, max_length=cap)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dist_transformer.data.loading.packing import Budgets
+from dist_transformer.data.loading.packs import Packs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,12 +16,12 @@ class Totals:
     source_tokens: int = 0
     target_tokens: int = 0
 
-    def plus_pack(self, *, pairs: int, source_tokens: int, target_tokens: int) -> "Totals":
+    def plus(self, packs: Packs) -> "Totals":
         return Totals(
-            packs=self.packs + 1,
-            pairs=self.pairs + pairs,
-            source_tokens=self.source_tokens + source_tokens,
-            target_tokens=self.target_tokens + target_tokens,
+            packs=self.packs + len(packs),
+            pairs=self.pairs + len(packs.pair_ids),
+            source_tokens=self.source_tokens + int(packs.source_tokens.sum()),
+            target_tokens=self.target_tokens + int(packs.target_tokens.sum()),
         )
 
 

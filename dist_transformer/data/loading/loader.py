@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dist_transformer.config.settings import BatchConfig, DataConfig
-from dist_transformer.data.folder.reader import DataFolder, Split
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.folder.split import Split
 from dist_transformer.data.folder.storage import CacheSettings
 from dist_transformer.data.folder.urls import is_url
 from dist_transformer.data.loading.collate import Collator
@@ -42,6 +43,8 @@ class TrainingData:
     folders: tuple[DataFolder, ...]
     budgets: Budgets
     plan: Planner
+    skipped: tuple[int, ...]
+    """Pairs of each corpus that fit no pack."""
     collator: Collator
 
     def at_once(self, packs: int) -> "TrainingData":
@@ -111,17 +114,25 @@ def _check_tags(places: Sequence[str], folders: Sequence[DataFolder]) -> None:
 
 
 def open_training_data(
-    corpora: DataConfig, batch: BatchConfig, *, seed: int, admit: Admit = lambda *_: {}
+    corpora: DataConfig,
+    batch: BatchConfig,
+    *,
+    seed: int,
+    admit: Admit = lambda *_: {},
+    folders: Sequence[DataFolder] | None = None,
+    skipped: Sequence[int] | None = None,
 ) -> TrainingData:
     """Open the data folders of a run and plan it.
 
     Args:
         admit: for a `Plan`, with the split first.
+        folders: the data folders, where they are open.
+        skipped: pairs of each that fit no pack, where they were counted.
 
     Raises:
         UserError: a folder cannot be used, or several do not go together.
     """
-    folders = open_folders(corpora)
+    folders = open_folders(corpora) if folders is None else tuple(folders)
     splits = [folder.train for folder in folders]
     pairs = Corpora(splits)
     shares = _shares(corpora, [split.info.target_tokens for split in splits])
@@ -144,6 +155,7 @@ def open_training_data(
             admit=partial(admit, split),
             corpus=corpus,
             first_id=int(first_id),
+            skipped=None if skipped is None else skipped[corpus],
         )
         for corpus, (split, first_id) in enumerate(zip(splits, pairs.first_ids, strict=False))
     ]
@@ -152,6 +164,7 @@ def open_training_data(
         folders=folders,
         budgets=budgets,
         plan=Mixture(plans, shares) if several else plans[0],
+        skipped=tuple(plan.skipped for plan in plans),
         collator=Collator(pairs if several else splits[0], budgets, packs_per_micro_batch=batch.packs_at_once),
     )
 

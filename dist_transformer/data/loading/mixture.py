@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from dist_transformer.data.folder.reader import Split
+from dist_transformer.data.folder.split import Split
 from dist_transformer.data.loading.events import Events
-from dist_transformer.data.loading.plan import Pack, Plan, Position, Step
+from dist_transformer.data.loading.packs import Packs
+from dist_transformer.data.loading.plan import Course, Plan, Position, Step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +56,7 @@ class Mixture:
     """
 
     def __init__(self, plans: Sequence[Plan], shares: Sequence[float]) -> None:
-        self.plans, self.shares = plans, np.array(shares)
+        self.plans, self.shares = plans, shares
         self.skipped = sum(plan.skipped for plan in plans)
 
     def start(self) -> MixturePosition:
@@ -63,25 +64,33 @@ class Mixture:
 
     def steps(self, position: MixturePosition, packs_per_step: int) -> Iterator[Step]:
         """Endless steps; no step has a pack of weight zero, for the next epoch of a corpus fills it."""
-        places, tokens = list(position.corpora), np.array(position.target_tokens, dtype=np.int64)
         events = Events()
-        streams = [endless(plan, place, events) for plan, place in zip(self.plans, places, strict=True)]
+        courses = [Course(plan, place, events) for plan, place in zip(self.plans, position.corpora, strict=True)]
+        tokens = list(position.target_tokens)
         while True:
-            packs: list[Pack] = []
-            for _ in range(packs_per_step):
-                chosen = int((self.shares * (tokens.sum() + 1) - tokens).argmax())
-                pack, places[chosen] = next(streams[chosen])
-                tokens[chosen] += pack.target_tokens
-                packs.append(pack)
-            after = MixturePosition(corpora=tuple(places), target_tokens=tuple(tokens.tolist()))
-            yield Step(epoch=after.epoch, packs=tuple(packs), position=after, **events.take())
+            parts, missing = [], packs_per_step
+            while missing:
+                parts.append(self._draw(courses, tokens, missing))
+                missing -= len(parts[-1])
+            after = MixturePosition(corpora=tuple(course.position for course in courses), target_tokens=tuple(tokens))
+            yield Step(epoch=after.epoch, packs=Packs.join(parts), position=after, **events.take())
 
-
-def endless(plan: Plan, position: Position, events: Events) -> Iterator[tuple[Pack, Position]]:
-    """The packs of this epoch and all that follow."""
-    while True:
-        yield from plan.epoch(position, events)
-        position = Position(epoch=position.epoch + 1)
+    def _draw(self, courses: Sequence[Course], tokens: list[int], count: int) -> Packs:
+        """Draw up to `count` packs, and count their tokens; fewer when a corpus comes to the end of a window."""
+        ahead = [course.target_tokens(count) for course in courses]
+        corpora, used = range(len(courses)), [0] * len(courses)
+        chosen: list[int] = []
+        while len(chosen) < count:
+            due = sum(tokens) + 1
+            furthest = max(corpora, key=lambda corpus: self.shares[corpus] * due - tokens[corpus])
+            if used[furthest] == len(ahead[furthest]):
+                break
+            tokens[furthest] += ahead[furthest][used[furthest]]
+            used[furthest] += 1
+            chosen.append(furthest)
+        drawn = Packs.join([course.take(packs) for course, packs in zip(courses, used, strict=True)])
+        # From corpus by corpus to the order of choice.
+        return drawn.taken(np.argsort(np.argsort(chosen, kind="stable"), kind="stable"))
 
 
 class Corpora:

@@ -1,23 +1,31 @@
 """Packing: a queue of sentence pairs to packs whose source and target budgets are both full.
 
-A pack takes pairs in the order of the queue up to 95% of its budgets. A look-ahead of 64 then completes it: always by
-the pair that leaves both budgets equally full. What was passed over is first in the next pack.
+A pack takes pairs in the order of the queue until there is room for about four more. Those are chosen from a pool of
+the next 64 pairs: always the pair that leaves both budgets equally full, or one that fills them to the last few tokens.
+The oldest pair of the pool is in every pack, so no pair waits for more than 64 packs.
 
-Long queues are cut into lanes of equal length that are packed side by side, one numpy operation for all of them:
-0.09 ms a pack in 50 lanes, 1.1 ms in one.
+A long queue is packed by compiled code: 0.2 µs per pack of 392 tokens, against 120 µs in Python. Both give the same
+packs.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 
-# Pairs that may complete a pack; more than 99% of budgets of 4096 is then text.
-LOOK_AHEAD = 64
-# Share of the budgets that is filled in order, without choosing.
-_BULK_SHARE = 0.95
-# A lane leaves about one pack that the next lane, or the next window, completes.
-_PACKS_PER_LANE = 16
-_MAX_LANES = 64
+from dist_transformer.data.loading import compiled
+
+# Pairs that may complete a pack; more than 99% of budgets of 392 is then text.
+POOL = 64
+# A pack is filled in order up to room for so many average pairs, which are chosen.
+_CHOSEN = 4
+# A pair that leaves no more than so many tokens of either budget completes the pack before all others.
+_NEAR = 3
+# Tilts are in units of 1/4096 of the budgets; those that are further apart than 1,022 count alike.
+_TILT, _MOST = 4096, 1022
+_NOTHING = 1 << 28
+# Shorter queues are packed sooner than the code is compiled.
+_WORTH_COMPILING = 30_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,103 +42,80 @@ class Budgets:
         return np.array([self.max_source_tokens, self.max_target_tokens])
 
 
-def pack_queue(sizes: np.ndarray, budgets: Budgets, *, is_last: bool) -> tuple[list[np.ndarray], np.ndarray]:
+def pack_queue(sizes: np.ndarray, budgets: Budgets, *, is_last: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Pack a queue of pairs, none of which is above the budgets.
 
     Args:
         sizes: (pairs, 2), source and target tokens in the order of the queue.
-        is_last: nothing follows, so the last packs are as full as may be. Otherwise pairs are left for those to come.
+        is_last: nothing follows, so every pair is packed. Otherwise pairs are left for those to come.
 
     Returns:
-        the packs, as rows of the queue, and the rows that are left, in their order.
+        the rows of the packs, end to end; where each pack ends in them; the rows that are left, in their order.
     """
-    rows = np.arange(len(sizes))
-    packs: list[np.ndarray] = []
-    full = int((sizes.sum(axis=0) / budgets.tokens).max())
-    lanes = min(_MAX_LANES, full // _PACKS_PER_LANE)
-    if lanes > 1:
-        packs, rows = _Lanes(np.array_split(rows, lanes), sizes, budgets).pack(is_last=False)
-    more, rows = _Lanes([rows], sizes, budgets).pack(is_last=is_last)
-    return packs + more, rows
+    sizes = np.ascontiguousarray(sizes, dtype=np.int32)
+    # Nothing that a computer trains on is longer than what stands for nothing.
+    limits = tuple(min(limit, _NOTHING - 1) for limit in dataclasses.astuple(budgets))
+    # Column by column: numpy takes 14 times as long for both at once.
+    totals = [int(sizes[:, side].sum(dtype=np.int64)) for side in range(2)]
+    room = [min(_CHOSEN * total // max(1, len(sizes)), limit) for total, limit in zip(totals, limits, strict=False)]
+    function = compiled.pack_pairs() if len(sizes) >= _WORTH_COMPILING else None
+    rows, stops, left = (function or _pack_in_python)(sizes, limits, room, is_last)
+    return rows, stops, np.sort(left)
 
 
-class _Lanes:
-    """Queues that are packed side by side. Row numbers rise along a lane; the row after the last one fits nowhere."""
+def _pack_in_python(
+    sizes: np.ndarray, limits: tuple[int, ...], room: list[int], is_last: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Do what compiled.cpp does: the same steps in the same order."""
+    queue, (max_source, max_target, max_sentences) = sizes.tolist(), limits
+    pool, slots = np.empty((4, POOL), dtype=np.int64), np.arange(POOL)
+    rows: list[int] = []
+    stops: list[int] = []
+    head, source, target = 0, max_source, max_target
 
-    def __init__(self, lanes: list[np.ndarray], sizes: np.ndarray, budgets: Budgets) -> None:
-        self.limits, self.max_sentences = budgets.tokens, budgets.max_sentences
-        self.nothing = len(sizes)
-        self.sizes = np.concatenate([sizes, [self.limits + 1]])
-        self.tilts = self._tilt(self.sizes)
-        self.width = max(self.max_sentences, LOOK_AHEAD)
-        counts = np.array([len(rows) for rows in lanes])
-        self.queues = np.full((len(lanes), counts.max() + self.width + LOOK_AHEAD), self.nothing)
-        for lane, rows in enumerate(lanes):
-            self.queues[lane, : len(rows)] = rows
-        self.counts, self.heads = counts, np.zeros(len(lanes), dtype=np.int64)
+    def tilt(source: int, target: int) -> int:
+        """By how much more of the source budget than of the target budget they are."""
+        return source * _TILT // max_source - target * _TILT // max_target
 
-    def pack(self, *, is_last: bool) -> tuple[list[np.ndarray], np.ndarray]:
-        """Packs, one of each lane in turn, and the rows that are left, lane by lane."""
-        packs: list[np.ndarray] = []
-        going = np.flatnonzero(self.counts > 0)
-        while len(going):
-            bulk, room = self._fill_in_order(going)
-            picks, pool, ends = self._complete(going, bulk, room)
-            # A lane that looked beyond its end waits for more pairs to choose from.
-            done = np.ones(len(going), dtype=bool) if is_last else ends < self.counts[going]
-            for i in np.flatnonzero(done):
-                lane, head = going[i], self.heads[going[i]]
-                chosen = picks[i][picks[i] != self.nothing]
-                packs.append(np.concatenate([self.queues[lane, head : head + bulk[i]], chosen]))
-            self._drop_packed(going[done], pool[done], ends[done])
-            going = going[done]
-            going = going[self.heads[going] < self.counts[going]]
-        left = [queue[head:count] for queue, head, count in zip(self.queues, self.heads, self.counts, strict=True)]
-        return packs, np.concatenate(left)
+    def refill(slot: int) -> None:
+        nonlocal head
+        if head < len(queue):
+            pool[:, slot] = (head, *queue[head], tilt(*queue[head]))
+            head += 1
+        else:
+            pool[:, slot] = (-1, _NOTHING, _NOTHING, 0)
 
-    def _fill_in_order(self, going: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """How many rows from its head each lane takes, and the tokens that its pack then has room for."""
-        window = self.heads[going, None] + np.arange(self.max_sentences)
-        sums = np.cumsum(self.sizes[self.queues[going[:, None], window]], axis=1)
-        # The first pair always goes in: a pair as long as the budget is a pack of its own, and none waits forever.
-        bulk = np.maximum(1, (sums <= self.limits * _BULK_SHARE).all(axis=2).sum(axis=1))
-        return bulk, self.limits - sums[np.arange(len(going)), bulk - 1]
+    def take(slot: int) -> None:
+        nonlocal source, target
+        source, target = source - int(pool[1, slot]), target - int(pool[2, slot])
+        rows.append(int(pool[0, slot]))
+        refill(slot)
 
-    def _tilt(self, tokens: np.ndarray) -> np.ndarray:
-        """By how much more of the source budget than of the target budget are `tokens`."""
-        return tokens[..., 0] / self.limits[0] - tokens[..., 1] / self.limits[1]
-
-    def _complete(
-        self, going: np.ndarray, bulk: np.ndarray, room: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows picked from the look-ahead (lane, pick), the look-ahead then, and the first row beyond it."""
-        first = self.heads[going] + bulk
-        pool = self.queues[going[:, None], first[:, None] + np.arange(LOOK_AHEAD)]
-        source, target, tilts = self.sizes[pool, 0], self.sizes[pool, 1], self.tilts[pool]
-        ends = np.minimum(first + LOOK_AHEAD, self.counts[going])
-        places = self.max_sentences - bulk
-        picks: list[np.ndarray] = []
-        while True:
-            fits = (source <= room[:, :1]) & (target <= room[:, 1:])
-            # What stays is even when the pair tilts as the room does.
-            costs = np.where(fits, np.abs(tilts - self._tilt(room)[:, None]), np.inf)
-            best = costs.argmin(axis=1)
-            can = (costs[np.arange(len(going)), best] < np.inf) & (places > len(picks))
-            if not can.any():
+    for slot in range(POOL):
+        refill(slot)
+    while len(rows) < len(queue) if is_last else len(queue) - head >= max_sentences:
+        source, target = max_source, max_target
+        end = len(rows) + max_sentences
+        oldest = len(stops) % POOL
+        if pool[0, oldest] >= 0:
+            take(oldest)
+        while len(rows) < end and head < len(queue):
+            next_source, next_target = queue[head]
+            if next_source > source - room[0] or next_target > target - room[1]:
                 break
-            lanes, best = np.flatnonzero(can), best[can]
-            chosen = pool[lanes, best]
-            picks.append(np.full(len(going), self.nothing))
-            picks[-1][lanes] = chosen
-            room[lanes] -= self.sizes[chosen]
-            following = self.queues[going[lanes], ends[lanes]]
-            ends[lanes] += following != self.nothing
-            pool[lanes, best] = following
-            source[lanes, best], target[lanes, best] = self.sizes[following].T
-            tilts[lanes, best] = self.tilts[following]
-        return np.array(picks, dtype=np.int64).reshape(len(picks), len(going)).T, pool, ends
-
-    def _drop_packed(self, lanes: np.ndarray, pool: np.ndarray, ends: np.ndarray) -> None:
-        """Passed-over rows move up to the lanes' new heads, in their order."""
-        self.heads[lanes] = ends - (pool != self.nothing).sum(axis=1)
-        self.queues[lanes[:, None], self.heads[lanes, None] + np.arange(LOOK_AHEAD)] = np.sort(pool, axis=1)
+            source, target = source - next_source, target - next_target
+            rows.append(head)
+            head += 1
+        while len(rows) < end:
+            source_left, target_left = source - pool[1], target - pool[2]
+            most = np.maximum(source_left, target_left)
+            # What stays is even when the pair tilts as the room does.
+            apart = np.minimum(np.abs(pool[3] - tilt(source, target)) + _NEAR + 1, _MOST)
+            costs = np.where(most <= _NEAR, most, apart) * POOL + slots
+            fits = np.flatnonzero((source_left | target_left) >= 0)
+            if not len(fits):
+                break
+            take(int(fits[costs[fits].argmin()]))
+        stops.append(len(rows))
+    left = [*pool[0, pool[0] >= 0].tolist(), *range(head, len(queue))]
+    return (*(np.array(values, dtype=np.int32) for values in (rows, stops, left)),)  # type: ignore[return-value]

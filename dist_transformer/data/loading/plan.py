@@ -15,19 +15,11 @@ import numpy as np
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.loading.events import EpochSummary, Events, LeftOut, Totals
 from dist_transformer.data.loading.packing import Budgets, pack_queue
+from dist_transformer.data.loading.packs import Packs
 from dist_transformer.errors import UserError
 
 # Goes up when the same lengths, seed and budgets give other packs: a position means nothing to another rule.
-RULE = 2
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pack:
-    """Sentence pairs that fit the budgets."""
-
-    pair_ids: np.ndarray
-    source_tokens: int
-    target_tokens: int
+RULE = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,8 +83,8 @@ class Step:
     """What one optimizer step trains on."""
 
     epoch: int
-    packs: tuple[Pack | None, ...]
-    """`packs_per_step` of them; None is a pack of weight zero, at the tail of an epoch."""
+    packs: Packs
+    """`packs_per_step` of them; those at the tail of an epoch may be of weight zero."""
     position: Any
     """Where the plan stands after the step: a `Position`, or that of a mixture."""
     left_out: tuple[LeftOut, ...] = ()
@@ -102,12 +94,12 @@ class Step:
 
     @property
     def source_tokens(self) -> int:
-        return sum(pack.source_tokens for pack in self.packs if pack)
+        return int(self.packs.source_tokens.sum())
 
     @property
     def target_tokens(self) -> int:
         """What the step's summed gradient is divided by."""
-        return sum(pack.target_tokens for pack in self.packs if pack)
+        return int(self.packs.target_tokens.sum())
 
 
 Admit = Callable[[Window], Mapping[int, int]]
@@ -118,13 +110,26 @@ def resolve_budgets(batch: BatchConfig, *, source_tokens: int, target_tokens: in
     """Budgets of a run, where the corpus' totals decide what the config leaves open."""
     max_source = batch.max_source_tokens
     if max_source is None:
-        # A multiple of 16 keeps matrix shapes friendly.
-        max_source = -(-batch.max_target_tokens * source_tokens // (16 * target_tokens)) * 16
+        max_source = -(-batch.max_target_tokens * source_tokens // target_tokens)
     return Budgets(
         max_source_tokens=max_source,
         max_target_tokens=batch.max_target_tokens,
         max_sentences=batch.max_sentences or max(1, batch.max_target_tokens // 8),
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedWindow:
+    """A window's packs, and what is carried over to the next one."""
+
+    packs: Packs
+    left: tuple[int, ...]
+    left_out: Mapping[int, int]
+    """Shards that are missing, each with the packs of the window that come before that."""
+    unsaid: tuple[LeftOut, ...]
+    """Those of them that no step has reported."""
+    is_last: bool
+    """Whether the epoch ends with it."""
 
 
 class Plan:
@@ -136,6 +141,7 @@ class Plan:
         admit: called before a window is planned, or planned on.
         corpus: place of this corpus among those of the run.
         first_id: added to the ids of all pairs: their place among several corpora.
+        skipped: pairs that fit no pack, where they were counted before.
     """
 
     def __init__(
@@ -149,13 +155,14 @@ class Plan:
         admit: Admit = lambda _: {},
         corpus: int = 0,
         first_id: int = 0,
+        skipped: int | None = None,
     ) -> None:
         self.lengths, self.shard_starts = lengths, np.asarray(shard_starts)
         self.budgets, self.window_shards, self.seed = budgets, window_shards, seed
         self.admit, self.corpus, self.first_id = admit, corpus, first_id
         self.shards = len(self.shard_starts) - 1
         self.windows = max(1, -(-self.shards // window_shards))
-        self.skipped = self._count_unfit()
+        self.skipped = self._count_unfit() if skipped is None else skipped
         if self.skipped == len(lengths):
             raise UserError(
                 f"none of the {len(lengths)} pairs fits a pack of {budgets.max_source_tokens} source and "
@@ -167,62 +174,37 @@ class Plan:
 
     def steps(self, position: Position, packs_per_step: int) -> Iterator[Step]:
         """Endless steps from `position`, which must lie between steps."""
-        start, events = position, Events()
+        events = Events()
+        course = Course(self, position, events)
         while True:
-            packs: list[Pack] = []
-            for pack, after in self.epoch(start, events):
-                packs.append(pack)
-                if len(packs) == packs_per_step:
-                    yield Step(epoch=start.epoch, packs=tuple(packs), position=after, **events.take())
-                    packs = []
-            next_epoch = Position(epoch=start.epoch + 1)
-            if packs:
-                tail = (None,) * (packs_per_step - len(packs))
-                yield Step(epoch=start.epoch, packs=(*packs, *tail), position=next_epoch, **events.take())
-            start = next_epoch
+            epoch = course.position.epoch
+            packs = course.take(packs_per_step)
+            if len(packs):
+                packs = Packs.join([packs], empty=packs_per_step - len(packs))
+                yield Step(epoch=epoch, packs=packs, position=course.position, **events.take())
 
-    def epoch(self, position: Position, events: Events) -> Iterator[tuple[Pack, Position]]:
-        """The packs of an epoch from `position` on, each with the position after it.
-
-        Raises:
-            UserError: no shard of the corpus can be read.
-        """
-        while position.window < self.windows:
-            window = self._window(position)
-            known = dict(position.left_out)
-            left_out = {**self.admit(window), **known}
-            unsaid = {shard: packs for shard, packs in left_out.items() if shard not in known}
-            order = self._order(position, left_out)
-            sizes = np.asarray(self.lengths[order], dtype=np.int64)
-            is_last = position.window == self.windows - 1
-            packs, left = self._packs(order, sizes, left_out, is_last=is_last)
-            for number in range(position.packs_consumed, len(packs)):
-                events.left_out += self._say(unsaid, window, packs=number)
-                rows = packs[number]
-                source, target = sizes[rows].sum(axis=0).tolist()
-                pack = Pack(pair_ids=self.first_id + order[rows], source_tokens=source, target_tokens=target)
-                position = replace(
-                    position,
-                    packs_consumed=number + 1,
-                    left_out=tuple(sorted(entry for entry in left_out.items() if entry[1] <= number)),
-                    totals=position.totals
-                    and position.totals.plus_pack(pairs=len(rows), source_tokens=source, target_tokens=target),
-                )
-                # Where a shard then went bad that had more packs, the run did not know yet that the epoch ends here.
-                if is_last and number + 1 == len(packs) and number + 1 not in left_out.values():
-                    events.ended += self._summary(position)
-                    position = Position(epoch=position.epoch + 1)
-                yield pack, position
-            if position.epoch > window.epoch:
-                return
-            events.left_out += self._say(unsaid, window, packs=len(packs))
-            if is_last:
-                # Its shards and those of the pairs that were left for it could not be read.
-                events.ended += self._summary(position)
-            carry_over = tuple(order[left].tolist())
-            position = Position(
-                epoch=position.epoch, window=position.window + 1, carry_over=carry_over, totals=position.totals
-            )
+    def window(self, position: Position) -> "PlannedWindow":
+        """Plan the window in which `position` lies."""
+        window = self._window(position)
+        known = dict(position.left_out)
+        left_out = {**self.admit(window), **known}
+        order, sizes = self._order(position, left_out)
+        is_last = position.window == self.windows - 1
+        rows, stops, left = self._packs(order, sizes, left_out, is_last=is_last)
+        source, target = (_totals(sizes[:, side].take(rows), stops) for side in range(2))
+        return PlannedWindow(
+            packs=Packs(
+                pair_ids=order.take(rows) + self.first_id, stops=stops, source_tokens=source, target_tokens=target
+            ),
+            left=tuple(order[left].tolist()),
+            left_out=left_out,
+            unsaid=tuple(
+                LeftOut(shard=shard, packs=packs, corpus=self.corpus, epoch=position.epoch, window=position.window)
+                for shard, packs in sorted(left_out.items())
+                if shard not in known
+            ),
+            is_last=is_last,
+        )
 
     def _window(self, position: Position) -> Window:
         chosen = self._shards(position.epoch, position.window)
@@ -246,42 +228,46 @@ class Plan:
     def _shards_of(self, pairs: np.ndarray) -> np.ndarray:
         return np.searchsorted(self.shard_starts, pairs, side="right") - 1
 
-    def _order(self, position: Position, left_out: Mapping[int, int]) -> np.ndarray:
-        """The queue of a window: pairs that were carried over, then those of its shards in random order."""
-        chosen = self._shards(position.epoch, position.window)
-        ranges = [np.arange(*self.shard_starts[shard : shard + 2]) for shard in chosen if left_out.get(shard) != 0]
-        pairs = np.concatenate(ranges) if ranges else np.empty(0, dtype=np.int64)
-        pairs = pairs[self._fits(self.lengths[pairs])]
-        pairs = np.random.default_rng([self.seed, position.epoch, position.window]).permutation(pairs)
-        return np.concatenate([np.array(position.carry_over, dtype=np.int64), pairs])
+    def _order(self, position: Position, left_out: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
+        """The queue of a window, and its sizes: pairs that were carried over, then those of its shards at random."""
+        chosen = [shard for shard in self._shards(position.epoch, position.window) if left_out.get(shard) != 0]
+        spans = [slice(*self.shard_starts[shard : shard + 2]) for shard in chosen]
+        carried = np.array(position.carry_over, dtype=np.int64)
+        pairs = np.concatenate([carried[:0], *(np.arange(span.start, span.stop) for span in spans)])
+        sizes = np.concatenate([self.lengths[:0], *(self.lengths[span] for span in spans)])
+        fits = self._fits(sizes)
+        if not fits.all():
+            pairs, sizes = pairs[fits], sizes[fits]
+        order = np.random.default_rng([self.seed, position.epoch, position.window]).permutation(len(pairs))
+        return (
+            np.concatenate([carried, pairs.take(order)]),
+            np.concatenate([self.lengths[carried], sizes.take(order, axis=0)]),
+        )
 
     def _packs(
         self, order: np.ndarray, sizes: np.ndarray, left_out: Mapping[int, int], *, is_last: bool
-    ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Rows of the queue: its packs, and what is left. Where a shard drops out, the rest is packed anew."""
-        packs: list[np.ndarray] = []
-        left, shards = np.arange(0), self._shards_of(order) if left_out else None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows of the queue: its packs, where they end, and what is left.
+
+        Where a shard drops out, the rest is packed anew.
+        """
+        if not left_out:
+            return pack_queue(sizes, self.budgets, is_last=is_last)
+        rows = stops = left = np.empty(0, dtype=np.int64)
+        shards = self._shards_of(order)
         for past in sorted({0, *left_out.values()}):
-            packs = packs[:past]
-            waiting = np.ones(len(order), dtype=bool)
-            if packs:
-                waiting[np.concatenate(packs)] = False
-            if shards is not None:
-                waiting &= ~np.isin(shards, [shard for shard, after in left_out.items() if after <= past])
-            rows = np.flatnonzero(waiting)
-            found, left = pack_queue(sizes[rows], self.budgets, is_last=is_last)
-            packs, left = [*packs, *(rows[pack] for pack in found)], rows[left]
-        return packs, left
+            stops = stops[:past]
+            rows = rows[: stops[-1] if len(stops) else 0]
+            waiting = ~np.isin(shards, [shard for shard, after in left_out.items() if after <= past])
+            waiting[rows] = False
+            queue = np.flatnonzero(waiting)
+            more, ends, left = pack_queue(sizes[queue], self.budgets, is_last=is_last)
+            stops = np.concatenate([stops, ends + len(rows)])
+            rows, left = np.concatenate([rows, queue[more]]), queue[left]
+        return rows, stops, left
 
-    @staticmethod
-    def _say(unsaid: dict[int, int], window: Window, *, packs: int) -> list[LeftOut]:
-        """The shards that are missing after so many packs, each said once."""
-        due = sorted(shard for shard, after in unsaid.items() if after <= packs)
-        place = {"corpus": window.corpus, "epoch": window.epoch, "window": window.number}
-        return [LeftOut(shard=shard, packs=unsaid.pop(shard), **place) for shard in due]
-
-    def _summary(self, position: Position) -> list[EpochSummary]:
-        """Of the epoch that ends here, when all of it was counted."""
+    def summary(self, position: Position) -> list[EpochSummary]:
+        """Sum up the epoch that ends at `position`, when all of it was counted."""
         totals = position.totals
         if totals is None:
             return []
@@ -309,3 +295,88 @@ class Plan:
         chunk = 2**20
         starts = range(0, len(self.lengths), chunk)
         return sum(int((~self._fits(self.lengths[start : start + chunk])).sum()) for start in starts)
+
+
+def _totals(values: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """Sums of the values up to each stop, from the stop before."""
+    return np.diff(values.cumsum(dtype=np.int64)[stops - 1], prepend=0)
+
+
+class Course:
+    """The packs of a corpus from a position on, over windows and epochs, and the position after those taken."""
+
+    def __init__(self, plan: Plan, position: Position, events: Events) -> None:
+        self.plan, self.position, self.events = plan, position, events
+        self._window: PlannedWindow | None = None
+        self._unsaid: list[LeftOut] = []
+
+    def take(self, count: int) -> Packs:
+        """Take the next `count` packs of this epoch: fewer at its end, where the position is that of the next epoch.
+
+        Raises:
+            UserError: no shard of the corpus can be read.
+        """
+        epoch, parts = self.position.epoch, []
+        while count and self.position.epoch == epoch:
+            upcoming = self._upcoming(count)
+            if len(upcoming):
+                self._pass(upcoming)
+                parts.append(upcoming)
+                count -= len(upcoming)
+            else:
+                self._next_window()
+        return Packs.join(parts)
+
+    def target_tokens(self, most: int) -> list[int]:
+        """Look ahead: target tokens of the next packs of one window, at least one and `most` at most."""
+        while not len(upcoming := self._upcoming(most)):
+            self._next_window()
+        found: list[int] = upcoming.target_tokens.tolist()
+        return found
+
+    def _upcoming(self, most: int) -> Packs:
+        """The next packs of this window."""
+        if self._window is None:
+            self._window = self.plan.window(self.position)
+            self._unsaid = list(self._window.unsaid)
+        first = self.position.packs_consumed
+        return self._window.packs[first : first + most]
+
+    def _pass(self, packs: Packs) -> None:
+        window, position = self._window, self.position
+        assert window is not None
+        after = position.packs_consumed + len(packs)
+        self._say(after - 1)
+        self.position = replace(
+            position,
+            packs_consumed=after,
+            left_out=tuple(sorted(entry for entry in window.left_out.items() if entry[1] < after)),
+            totals=position.totals and position.totals.plus(packs),
+        )
+        # Where a shard then went bad that had more packs, the run did not know yet that the epoch ends here.
+        if window.is_last and after == len(window.packs) and after not in window.left_out.values():
+            self._end_epoch()
+
+    def _next_window(self) -> None:
+        window, position = self._window, self.position
+        assert window is not None
+        self._say(len(window.packs))
+        if window.is_last:
+            # Its shards and those of the pairs that were left for it could not be read.
+            self._end_epoch()
+            return
+        self._window = None
+        self.position = Position(
+            epoch=position.epoch, window=position.window + 1, carry_over=window.left, totals=position.totals
+        )
+
+    def _end_epoch(self) -> None:
+        self.events.ended += self.plan.summary(self.position)
+        self._window = None
+        self.position = Position(epoch=self.position.epoch + 1)
+
+    def _say(self, packs: int) -> None:
+        """Report the shards that are missing after so many packs of the window, each once."""
+        due = [shard for shard in self._unsaid if shard.packs <= packs]
+        self.events.left_out += sorted(due, key=lambda shard: max(shard.packs, self.position.packs_consumed))
+        self._unsaid = [shard for shard in self._unsaid if shard.packs > packs]

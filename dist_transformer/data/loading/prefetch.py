@@ -1,6 +1,5 @@
 """Micro-batches built ahead of their use, in a thread: the training loop finds them ready."""
 
-import itertools
 import queue
 import threading
 import time
@@ -8,9 +7,11 @@ from collections.abc import Iterator
 
 from dist_transformer.data.loading.collate import Collator, MicroBatch
 from dist_transformer.data.loading.plan import Step
+from dist_transformer.data.loading.sharing import Draw
 
-# Micro-batches that are built together, and how many such blocks may wait.
-BLOCK, _WAITING = 16, 2
+# Target tokens per rank that are built together, and how many such blocks may wait. Between two windows, shards are
+# read, verified and planned, and nothing is built: what waits then lasts one second at 600,000 tokens/s.
+BLOCK_TOKENS, _WAITING = 50_000, 12
 
 Share = tuple[Step, list[MicroBatch]]
 
@@ -19,15 +20,15 @@ class Prefetcher:
     """Iterates over steps: each with this rank's micro-batches, and the seconds that the reader has waited for them.
 
     Args:
-        steps: of the plan; they are drawn in the thread, so planning is ahead too.
+        draw: gives the next steps; called in the thread, so planning is ahead too.
         pin: copy to page-locked memory, from which a GPU reads while it computes.
     """
 
-    def __init__(self, steps: Iterator[Step], collator: Collator, *, rank: int, world_size: int, pin: bool) -> None:
+    def __init__(self, draw: Draw, collator: Collator, *, rank: int, world_size: int, pin: bool) -> None:
         self.collator, self.rank, self.world_size, self.pin = collator, rank, world_size, pin
         self._ready: queue.Queue[list[Share] | BaseException | None] = queue.Queue(_WAITING)
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._work, args=(steps,), name="prefetch", daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(draw,), name="prefetch", daemon=True)
         self._thread.start()
 
     def __iter__(self) -> Iterator[tuple[Step, list[MicroBatch], float]]:
@@ -52,15 +53,15 @@ class Prefetcher:
             except queue.Empty:
                 continue
 
-    def _work(self, steps: Iterator[Step]) -> None:
+    def _work(self, draw: Draw) -> None:
         try:
             # The first step comes alone, for somebody waits for it.
             size = 1
-            while not self._closing.is_set() and (block := list(itertools.islice(steps, size))):
+            while not self._closing.is_set() and (block := draw(size)):
                 built = self._build(block)
                 self.collator.pairs.forget_past()
                 self._ready.put(built)
-                size = max(1, BLOCK * self.world_size // len(block[0].packs))
+                size = max(1, BLOCK_TOKENS * self.world_size // max(1, block[0].target_tokens))
             self._ready.put(None)
         except BaseException as error:  # the reader raises it
             self._ready.put(error)

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dist_transformer.data.folder.reader import Split
+from dist_transformer.data.folder.split import Split
 from dist_transformer.data.loading.collate import epoch_steps
 from dist_transformer.data.loading.events import EpochSummary
 from dist_transformer.data.loading.packing import Budgets

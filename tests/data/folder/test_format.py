@@ -8,9 +8,8 @@ import datasets
 import numpy as np
 import pytest
 
-from dist_transformer import verified
 from dist_transformer.data.folder import format as shards
-from dist_transformer.data.folder import reader as folder_module
+from dist_transformer.data.folder import split as folder_module
 from dist_transformer.data.folder.format import (
     FORMAT_VERSION,
     DataIndex,
@@ -21,7 +20,8 @@ from dist_transformer.data.folder.format import (
     write_shard,
     write_split,
 )
-from dist_transformer.data.folder.reader import DataFolder, Split
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.folder.split import Split
 from dist_transformer.data.tokenizer import train_tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.files import sha256_of
@@ -189,12 +189,8 @@ def pickled_array(folder: Path) -> bytes:
     return (folder / "objects.npy").read_bytes()
 
 
-@pytest.mark.parametrize("most_in_memory", [2**20, 0])
-def test_lengths_do_not_feel_what_becomes_of_their_file(
-    most_in_memory: int, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Overwritten in place, cut short, removed; kept in memory, or in a file of our own."""
-    monkeypatch.setattr(verified, "_MOST_IN_MEMORY", most_in_memory)
+def test_lengths_do_not_feel_what_becomes_of_their_file(folder: Path) -> None:
+    """Overwritten in place, cut short, removed."""
     train = DataFolder.open(folder).train
     before = train.lengths.tolist()
     with (folder / "lengths.npy").open("r+b") as file:

@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from dist_transformer.data.folder.format import ShardInfo, SplitInfo
-from dist_transformer.data.folder.reader import Split
+from dist_transformer.data.folder.split import Split
 from dist_transformer.errors import UserError
 from dist_transformer.files import sha256_of
 

@@ -5,10 +5,12 @@ import pytest
 
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.format import TokenLists, write_shard, write_split
-from dist_transformer.data.folder.reader import DataFolder, Split
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.folder.split import Split
 from dist_transformer.data.loading.collate import Collator, MicroBatch, epoch_steps
 from dist_transformer.data.loading.packing import Budgets
-from dist_transformer.data.loading.plan import Pack, Plan, Position, Step, resolve_budgets
+from dist_transformer.data.loading.packs import Pack, Packs
+from dist_transformer.data.loading.plan import Plan, Position, Step, resolve_budgets
 from dist_transformer.packed import IGNORED, PackedBatch
 
 BOS, EOS = 2, 3
@@ -36,6 +38,10 @@ def pack(*pairs: int) -> Pack:
     return Pack(pair_ids=np.array(pairs), source_tokens=source, target_tokens=target)
 
 
+def packs_of(*packs: Pack, empty: int = 0) -> Packs:
+    return Packs.of(packs, empty=empty)
+
+
 def sentences(batch: PackedBatch) -> list[tuple[tuple[int, ...], ...]]:
     """Source, target in and target out of every real pair, read by the offsets."""
     read = []
@@ -49,44 +55,46 @@ def sentences(batch: PackedBatch) -> list[tuple[tuple[int, ...], ...]]:
 
 
 def test_three_pairs_by_hand(split: Split) -> None:
-    batch = Collator(split, BUDGETS, packs_per_micro_batch=1).build([pack(2, 0, 1)])
-    assert batch.source.tokens_T.tolist() == [14, 15, EOS, 10, 11, 12, EOS, 13, EOS, 0, 0, 0]
-    assert batch.source.positions_T.tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 0, 1, 2]
-    assert batch.target.tokens_T.tolist() == [BOS, 25, BOS, 20, 21, BOS, 22, 23, 24, 0, 0, 0, 0, 0]
-    assert batch.target.positions_T.tolist() == [0, 1, 0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 0]
-    assert batch.labels_T.tolist() == [25, EOS, 20, 21, EOS, 22, 23, 24, EOS] + [IGNORED] * 5
+    batch = Collator(split, BUDGETS, packs_per_micro_batch=1).build(packs_of(pack(2, 0, 1)))
+    # 12 and 14 tokens fit: buffers of 16, the next multiple of 8.
+    assert batch.source.tokens_T.tolist() == [14, 15, EOS, 10, 11, 12, EOS, 13, EOS] + [0] * 7
+    assert batch.source.positions_T.tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 0, 1, 2, 3, 0, 1, 2]
+    assert batch.target.tokens_T.tolist() == [BOS, 25, BOS, 20, 21, BOS, 22, 23, 24] + [0] * 7
+    assert batch.target.positions_T.tolist() == [0, 1, 0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2]
+    assert batch.labels_T.tolist() == [25, EOS, 20, 21, EOS, 22, 23, 24, EOS] + [IGNORED] * 7
     # The tail is cut into dummies no longer than the longest sentence, 4 tokens on both sides.
     assert (batch.source.max_length, batch.target.max_length) == (4, 4)
-    # 1 + 4 sentences + ceil(14 / 4) dummies; the last entry is repeated.
-    assert batch.source.offsets_N.tolist() == [0, 3, 7, 9, 12, 12, 12, 12, 12]
-    assert batch.target.offsets_N.tolist() == [0, 2, 5, 9, 13, 14, 14, 14, 14]
+    # 1 + 4 sentences + 16 / 4 dummies; the last entry is repeated.
+    assert batch.source.offsets_N.tolist() == [0, 3, 7, 9, 13, 16, 16, 16, 16]
+    assert batch.target.offsets_N.tolist() == [0, 2, 5, 9, 13, 16, 16, 16, 16]
     assert batch.source.lengths.tolist() == [3, 4, 2]
     assert batch.target.lengths.tolist() == [2, 3, 4]
 
 
 def test_packs_lie_end_to_end_in_a_buffer_of_their_number(split: Split) -> None:
     collator = Collator(split, BUDGETS, packs_per_micro_batch=2)
-    batch = collator.build([pack(1), pack(0, 2)])
-    assert (len(batch.source.tokens_T), len(batch.target.tokens_T)) == (24, 28)
+    batch = collator.build(packs_of(pack(1), pack(0, 2)))
+    assert (len(batch.source.tokens_T), len(batch.target.tokens_T)) == (24, 32)
     assert batch.source.tokens_T[:9].tolist() == [13, EOS, 10, 11, 12, EOS, 14, 15, EOS]
-    assert sentences(batch) == sentences(collator.build([pack(1, 0, 2), None]))
+    assert sentences(batch) == sentences(collator.build(packs_of(pack(1, 0, 2), empty=1)))
 
 
 def test_a_full_pack_has_no_dummies(split: Split) -> None:
-    budgets = Budgets(max_source_tokens=9, max_target_tokens=9, max_sentences=3)
-    batch = Collator(split, budgets, packs_per_micro_batch=1).build([pack(0, 1, 2)])
+    """The three pairs have 9 tokens on each side; eight times that is a multiple of 8."""
+    budgets = Budgets(max_source_tokens=72, max_target_tokens=72, max_sentences=24)
+    batch = Collator(split, budgets, packs_per_micro_batch=1).build(packs_of(pack(*(0, 1, 2) * 8)))
     assert IGNORED not in batch.labels_T.tolist()
-    assert batch.source.offsets_N.tolist() == [0, 4, 6, 9, 9, 9, 9]
+    assert batch.source.offsets_N.tolist()[:7] == [0, 4, 6, 9, 13, 15, 18]
 
 
-@pytest.mark.parametrize("packs", [[], [None]], ids=["no packs", "a pack of weight zero"])
-def test_an_empty_micro_batch_has_the_same_shapes_and_no_label(split: Split, packs: list[None]) -> None:
+@pytest.mark.parametrize("packs", [0, 1], ids=["no packs", "a pack of weight zero"])
+def test_an_empty_micro_batch_has_the_same_shapes_and_no_label(split: Split, packs: int) -> None:
     collator = Collator(split, BUDGETS, packs_per_micro_batch=1)
-    empty, full = collator.build(packs), collator.build([pack(0, 1, 2)])
+    empty, full = collator.build(packs_of(empty=packs)), collator.build(packs_of(pack(0, 1, 2)))
     assert shapes(empty) == shapes(full)
     assert set(empty.labels_T.tolist()) == {IGNORED}
     assert len(empty.source.lengths) == len(empty.target.lengths) == 0
-    assert empty.source.offsets_N.tolist() == [0, 4, 8, 12, 12, 12, 12, 12, 12]
+    assert empty.source.offsets_N.tolist() == [0, 4, 8, 12, 16, 16, 16, 16, 16]
     # Every token belongs to a dummy no longer than the cap.
     for side in (empty.source, empty.target):
         assert int(side.offsets_N.diff().max()) <= side.max_length
@@ -101,8 +109,8 @@ def shapes(batch: PackedBatch) -> list[tuple[object, ...]]:
     return [caps, *((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)]
 
 
-def step_of(packs: list[Pack | None]) -> Step:
-    return Step(epoch=0, packs=tuple(packs), position=Position())
+def step_of(packs: Packs) -> Step:
+    return Step(epoch=0, packs=packs, position=Position())
 
 
 @pytest.mark.parametrize(
@@ -121,7 +129,7 @@ def step_of(packs: list[Pack | None]) -> Step:
 )
 def test_first_packs(split: Split, packs: int, size: int, world: int, first_packs: list[list[int]]) -> None:
     collator = Collator(split, BUDGETS, packs_per_micro_batch=size)
-    step = step_of([pack(0)] * packs)
+    step = step_of(packs_of(*[pack(0)] * packs))
     ranks = [collator.micro_batches(step, rank=rank, world_size=world) for rank in range(world)]
     assert [[micro.first_pack for micro in rank] for rank in ranks] == first_packs
 
@@ -138,8 +146,8 @@ def toy_steps(toy_data: DataFolder) -> tuple[Split, Budgets, list[Step]]:
         if step.epoch == 1:
             break
         steps.append(step)
-    if None not in steps[-1].packs:
-        steps.append(step_of([steps[-1].packs[0], None, None, None]))
+    if not steps[-1].packs.empty:
+        steps.append(step_of(Packs.join([steps[-1].packs[:1]], empty=3)))
     return train, budgets, steps
 
 
@@ -178,7 +186,7 @@ def test_all_micro_batches_have_one_shape(toy_steps: tuple[Split, Budgets, list[
     batches = [micro.batch for step in steps for micro in collator.micro_batches(step, rank=0, world_size=1)]
     assert len(batches) > 10
     # Fewer turns than ranks: the second rank's only micro-batch is empty.
-    batches.append(collator.micro_batches(step_of([steps[0].packs[0]]), rank=1, world_size=2)[0].batch)
+    batches.append(collator.micro_batches(step_of(steps[0].packs[:1]), rank=1, world_size=2)[0].batch)
     assert all(shapes(batch) == shapes(batches[0]) for batch in batches)
     for batch in batches:
         for side in (batch.source, batch.target):

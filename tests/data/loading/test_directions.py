@@ -78,9 +78,9 @@ def test_batches_have_the_tags_of_their_corpus(folders: dict[str, Path]) -> None
     """`<bt>` is 4, `<2de>` 5 and `<2en>` 6."""
     data = open_data(folders["en-de"], folders["de-en"], data_weights=(1.0, 1.0))
     pairs = data.folders[0].train.info.pairs
-    for pack in next(data.plan.steps(data.plan.start(), 4)).packs:
-        assert pack is not None
-        batch = data.collator.build([pack])
+    packs = next(data.plan.steps(data.plan.start(), 4)).packs
+    for pack in (packs[number : number + 1] for number in range(4)):
+        batch = data.collator.build(pack)
         tokens, offsets = batch.source.tokens_T.numpy(), batch.source.offsets_N.numpy()
         firsts = tokens[offsets[: len(pack.pair_ids)]]
         assert set(firsts.tolist()) == {5 if pack.pair_ids[0] < pairs else 6}

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.format import TokenLists, write_shard, write_split
-from dist_transformer.data.folder.reader import DataFolder, Split
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.folder.split import Split
 from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.data.loading.mixture import Corpora, Mixture, position_from_json, temperature_shares
 from dist_transformer.data.loading.packing import Budgets

@@ -16,11 +16,11 @@ from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Plan, Position, Step, Window
 from dist_transformer.errors import UserError
 
-SHARDS, PAIRS, WINDOW_SHARDS = 7, 40, 3
-BUDGETS = Budgets(max_source_tokens=60, max_target_tokens=50, max_sentences=9)
+SHARDS, PAIRS, WINDOW_SHARDS = 7, 160, 3
+BUDGETS = Budgets(max_source_tokens=240, max_target_tokens=200, max_sentences=36)
 # Pairs of 1 to 20 tokens a side; three in shard 0 are longer than any pack.
 LENGTHS = np.random.default_rng(5).integers(1, 21, size=(SHARDS * PAIRS, 2)).astype(np.uint16)
-LENGTHS[[3, 10, 11]] = 99
+LENGTHS[[3, 10, 11]] = 999
 STARTS = np.arange(0, SHARDS * PAIRS + 1, PAIRS)
 FITTING = {pair for pair in range(len(LENGTHS)) if pair not in (3, 10, 11)}
 
@@ -37,8 +37,8 @@ class Store:
         return dict.fromkeys(self.bad & {*window.shards}, window.packs_consumed)
 
 
-def plan(admit: Any = lambda _: {}) -> Plan:
-    return Plan(LENGTHS, STARTS, budgets=BUDGETS, window_shards=WINDOW_SHARDS, seed=2, admit=admit)
+def plan(admit: Any = lambda _: {}, budgets: Budgets = BUDGETS) -> Plan:
+    return Plan(LENGTHS, STARTS, budgets=budgets, window_shards=WINDOW_SHARDS, seed=2, admit=admit)
 
 
 def replay(records: list[LeftOut]) -> Plan:
@@ -166,11 +166,11 @@ def test_an_epoch_is_summed_up_by_its_last_step(packs_per_step: int) -> None:
     source, target = LENGTHS[sorted(FITTING)].astype(int).sum(axis=0).tolist()
     for epoch, (number, summary) in enumerate(found):
         packs = sum(pack is not None for step in steps if step.epoch == epoch for pack in step.packs)
-        assert summary.totals == Totals(packs=packs, pairs=277, source_tokens=source, target_tokens=target)
+        assert summary.totals == Totals(packs=packs, pairs=1117, source_tokens=source, target_tokens=target)
         assert (summary.corpus, summary.epoch, summary.unfit_pairs, summary.left_out_pairs) == (0, epoch, 3, 0)
-        assert summary.source_fill == source / (60 * packs)
-        assert summary.target_fill == target / (50 * packs)
-        assert summary.fill == (source + target) / (110 * packs)
+        assert summary.source_fill == source / (240 * packs)
+        assert summary.target_fill == target / (200 * packs)
+        assert summary.fill == (source + target) / (440 * packs)
         assert steps[number].epoch == epoch
         assert steps[number].position == Position(epoch=epoch + 1)
         assert steps[number + 1].epoch == epoch + 1
@@ -190,28 +190,32 @@ def test_a_summary_counts_what_was_left_out() -> None:
     store.bad = {0}
     steps = list(itertools.islice(plan(store.admit).steps(Position(), 2), 60))
     summary = summaries(steps)[0][1]
-    # Shard 0 has 40 pairs, three of them too long.
-    assert (summary.unfit_pairs, summary.left_out_pairs, summary.totals.pairs) == (3, 37, 240)
+    # Shard 0 has 160 pairs, three of them too long.
+    assert (summary.unfit_pairs, summary.left_out_pairs, summary.totals.pairs) == (3, 157, 960)
 
 
 def test_an_epoch_whose_last_window_cannot_be_read_is_summed_up_too() -> None:
-    """Its last pack was not known to be the last: the next step tells."""
-    windows = {step.position.window for step in itertools.islice(plan().steps(Position(), 1), 100)}
+    """Its last pack was not known to be the last: the next step tells.
+
+    A window has more packs than a pair may wait for, so the last one gets no pairs of the first.
+    """
+    small = Budgets(max_source_tokens=60, max_target_tokens=50, max_sentences=9)
+    through = list(itertools.islice(plan(budgets=small).steps(Position(), 1), 300))
+    windows = {step.position.window for step in through}
     last = max(windows)
     order = np.random.default_rng([2, 0]).permutation(SHARDS)
     store = Store()
     store.bad = {*order[last * WINDOW_SHARDS :].tolist()}
-    at_window = list(itertools.islice(plan().steps(Position(), 1), 200))
-    begins = next(i for i, step in enumerate(at_window) if step.position.window == last and step.epoch == 0)
-    carried = at_window[begins].position.carry_over
+    begins = next(i for i, step in enumerate(through) if step.position.window == last and step.epoch == 0)
+    carried = through[begins].position.carry_over
     store.bad |= {shard_of(pair) for pair in carried}
-    position = through_json(at_window[begins - 1].position)
-    steps = list(itertools.islice(plan(store.admit).steps(position, 1), 5))
+    position = through_json(through[begins - 1].position)
+    steps = list(itertools.islice(plan(store.admit, small).steps(position, 1), 5))
     (found,) = summaries(steps)
     assert found[0] == 0
     assert found[1].epoch == 0
     assert steps[0].epoch == 1
-    assert found[1].totals.pairs + found[1].left_out_pairs == 277
+    assert found[1].totals.pairs + found[1].left_out_pairs == 1117
 
 
 def test_an_epoch_that_was_begun_without_counting_is_not_summed_up() -> None:
@@ -225,13 +229,13 @@ def test_an_epoch_that_was_begun_without_counting_is_not_summed_up() -> None:
 def test_each_corpus_of_a_mixture_has_its_own_epochs() -> None:
     plans = [
         Plan(LENGTHS[:size], np.array([0, size]), budgets=BUDGETS, window_shards=1, seed=2, corpus=number)
-        for number, size in enumerate((100, 40))
+        for number, size in enumerate((400, 160))
     ]
     mixture = Mixture(plans, (0.5, 0.5))
     through = list(itertools.islice(mixture.steps(mixture.start(), 3), 60))
     found = summaries(through)
     assert {summary.corpus for _, summary in found} == {0, 1}
-    for corpus, pairs in ((0, 97), (1, 37)):
+    for corpus, pairs in ((0, 397), (1, 157)):
         own = [summary for _, summary in found if summary.corpus == corpus]
         assert [summary.epoch for summary in own] == list(range(len(own)))
         assert {summary.totals.pairs for summary in own} == {pairs}
@@ -248,7 +252,7 @@ def test_a_position_of_another_rule_is_refused() -> None:
 
 def test_the_json_of_a_position() -> None:
     assert json.loads(json.dumps(Position().to_json())) == {
-        "rule": 2,
+        "rule": 3,
         "epoch": 0,
         "window": 0,
         "packs_consumed": 0,

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from dist_transformer.data.folder.format import TokenLists, write_shard, write_split
-from dist_transformer.data.folder.reader import DataFolder, Split
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.folder.split import Split
 from dist_transformer.data.loading import statistics
 from dist_transformer.data.loading.plan import Budgets
 from dist_transformer.data.loading.statistics import (

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from dist_transformer import verified
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
@@ -47,12 +46,8 @@ def overwrite(file: Path) -> None:
         opened.write(content)
 
 
-@pytest.mark.parametrize("most_in_memory", [2**30, 0])
-def test_lengths_that_change_during_training_change_no_step(
-    most_in_memory: int, config: TrainConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lengths_that_change_during_training_change_no_step(config: TrainConfig) -> None:
     """Across windows and epochs; an untouched folder gives what is expected."""
-    monkeypatch.setattr(verified, "_MOST_IN_MEMORY", most_in_memory)
     found = []
     for is_changed in (False, True):
         data = open_training_data(config.corpora, config.batch, seed=config.seed)

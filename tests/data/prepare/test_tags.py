@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from dist_transformer.data.folder.format import TokenLists
-from dist_transformer.data.folder.reader import DataFolder, Split
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.folder.split import Split
 from dist_transformer.data.folder.subset import write_subset
 from tests.data.prepare.preparing import command, corpus, run, train_text, with_validation
 

@@ -1,0 +1,218 @@
+"""An opened split of a data folder: its lengths, and its shards as they are needed."""
+
+import io
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from dist_transformer.data.folder.format import (
+    INDEX_FILE,
+    REMEDY,
+    Columns,
+    SplitInfo,
+    copy_rows,
+    read_shard,
+)
+from dist_transformer.data.folder.storage import LocalFiles, ShardFiles
+from dist_transformer.errors import UserError
+from dist_transformer.verified import Content, Sealed, Stated, hold_verified
+
+# Shards in memory, besides those that a plan holds; 100,000 pairs of 30 tokens a side take 13 MB.
+_KEPT_SHARDS = 64
+# Bytes of the header of an array whose format is 1.0, at most.
+_LARGEST_HEADER = 2**16 + 10
+
+
+class Split:
+    """An opened split: its lengths are a copy that was verified, which nothing that happens to the file can change.
+
+    Shards are read and verified when they are used; a plan holds those of its window.
+
+    Args:
+        vocab_size: ids must lie below it.
+        lengths: content of the file of lengths, where another process of this node has read and verified it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        info: SplitInfo,
+        files: ShardFiles | None = None,
+        *,
+        vocab_size: int | None = None,
+        lengths: Sealed | None = None,
+    ) -> None:
+        self.folder = folder
+        self.info = info
+        self.files = files or LocalFiles(folder)
+        self.vocab_size = vocab_size
+        self.shard_starts = np.concatenate([[0], np.cumsum([shard.pairs for shard in info.shards], dtype=np.int64)])
+        """Shape: (shards + 1). First pair id of each shard."""
+        self.sealed_lengths = lengths or _hold_lengths(folder / info.lengths_file, info)
+        self.lengths = _as_array(self.sealed_lengths.content, folder / info.lengths_file, info)
+        """Shape: (pairs, 2). Tokens with the one special token of each side. In memory that is sealed."""
+        self._held: dict[int, Columns] = {}
+        self._wanted: frozenset[int] = frozenset()
+        self._used: OrderedDict[int, Columns] = OrderedDict()
+
+    def tokens(self, pair_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Ids of the given pairs, laid end to end in the given order, without special tokens.
+
+        Returns:
+            source values, source lengths, target values, target lengths; all int64.
+        """
+        pair_ids = np.asarray(pair_ids, dtype=np.int64)
+        if pair_ids.size and (pair_ids.min() < 0 or pair_ids.max() >= self.shard_starts[-1]):
+            raise IndexError(f"pair ids must lie in [0, {self.shard_starts[-1]})")
+        lengths = self.sizes(pair_ids) - 1
+        ends = np.cumsum(lengths, axis=1)
+        source, target = (np.empty(total, dtype=np.int64) for total in lengths.sum(axis=1))
+        self.copy_tokens(pair_ids, source, target, ends - lengths)
+        return source, lengths[0], target, lengths[1]
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Tokens of the longest source and target, one special token each."""
+        return self.info.max_source_tokens, self.info.max_target_tokens
+
+    def sizes(self, pair_ids: np.ndarray) -> np.ndarray:
+        """Shape: (2, pairs), int64: source and target tokens of the given pairs, one special token each."""
+        return self.lengths.take(pair_ids, axis=0).T.astype(np.int64, order="C")
+
+    def copy_tokens(self, pair_ids: np.ndarray, source: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
+        """Write the ids of the given pairs, without special tokens, to two buffers.
+
+        Args:
+            places: (2, pairs), where in `source` and in `target` each pair begins.
+        """
+        shards = np.searchsorted(self.shard_starts, pair_ids, side="right") - 1
+        counts = np.bincount(shards)
+        # Small numbers are sorted by radix.
+        by_shard = np.argsort(shards.astype(np.min_scalar_type(len(counts))), kind="stable")
+        sorted_ids, stops = pair_ids[by_shard], np.cumsum(counts)
+        present = np.flatnonzero(counts)
+        rows = [sorted_ids[stops[shard] - counts[shard] : stops[shard]] - self.shard_starts[shard] for shard in present]
+        columns = [self._shard(int(shard)) for shard in present]
+        lengths = self.sizes(sorted_ids) - 1
+        for side, out in enumerate((source, target)):
+            parts = [(column[side], of_shard) for column, of_shard in zip(columns, rows, strict=True)]
+            if parts:
+                copy_rows(parts, lengths[side], out, places[side, by_shard])
+
+    def hold(self, shards: Sequence[int], share: Callable[[int, Sealed], None] = lambda *_: None) -> dict[int, str]:
+        """Read the given shards and keep them, whatever happens to their files; says of those that cannot be read why.
+
+        Those held before stay until `forget_past`: packs may be waiting that need them.
+
+        Args:
+            share: gets each shard that was not held before, and its content.
+        """
+        problems = {}
+        self.want(shards)
+        for shard in shards:
+            if shard in self._held:
+                continue
+            try:
+                self._held[shard], content = self._read(shard)
+            except UserError as error:
+                problems[shard] = str(error)
+            except OSError as error:
+                # A cache that was removed or is full, on this machine alone: to be said by all ranks, as the rest.
+                problems[shard] = (
+                    f"{self.info.shards[shard].file} in {self.folder} cannot be read ({error.strerror or error}): "
+                    "check that folder, its rights and its free space"
+                )
+            else:
+                share(shard, content)
+        return problems
+
+    def want(self, shards: Sequence[int]) -> None:
+        """Say which shards `forget_past` must keep."""
+        self._wanted = frozenset(shards)
+
+    def put(self, shard: int, content: Sealed) -> None:
+        """Keep a shard that another process of this node has read and verified."""
+        path = self.folder / self.info.shards[shard].file
+        self._held[shard] = read_shard(path, content.content, checked=True)
+
+    def fetch_ahead(self, shards: Iterable[int]) -> None:
+        self.files.fetch_ahead(self.info.shards[shard] for shard in shards)
+
+    def forget_past(self) -> None:
+        """Let go of the shards that `hold` was not asked for last."""
+        self._held = {shard: columns for shard, columns in self._held.items() if shard in self._wanted}
+
+    def close(self) -> None:
+        """Let go of all shards."""
+        self._held.clear()
+        self._used.clear()
+
+    def read(self, shard: int) -> Columns:
+        """Source and target ids of a shard, verified.
+
+        Raises:
+            UserError: it cannot be had, or is not what index and lengths state.
+        """
+        return self._read(shard)[0]
+
+    def _read(self, shard: int) -> tuple[Columns, Sealed]:
+        info = self.info.shards[shard]
+        content = self.files.read(info)
+        columns = read_shard(self.folder / info.file, content.content)
+        stated = self.lengths[self.shard_starts[shard] : self.shard_starts[shard + 1]]
+        tokens, longest = (info.source_tokens, info.target_tokens), self.longest
+        for side, column in enumerate(columns):
+            lengths = column.lengths + 1
+            if not np.array_equal(lengths, stated[:, side]):
+                raise UserError(
+                    f"{self.folder / info.file} does not hold the pairs that {self.info.lengths_file} states: {REMEDY}"
+                )
+            if lengths.sum() != tokens[side] or lengths.max(initial=0) > longest[side]:
+                raise UserError(
+                    f"{self.folder / info.file} does not hold the tokens that the index states, or longer sentences: "
+                    f"{REMEDY}"
+                )
+            if self.vocab_size is not None and column.values.max(initial=0) >= self.vocab_size:
+                raise UserError(
+                    f"{self.folder / info.file} holds id {column.values.max()}, but the vocabulary of the index has "
+                    f"{self.vocab_size}: {REMEDY}"
+                )
+        return columns, content
+
+    def _shard(self, shard: int) -> Columns:
+        if shard in self._held:
+            return self._held[shard]
+        if shard not in self._used:
+            self._used[shard] = self.read(shard)
+            if len(self._used) > _KEPT_SHARDS:
+                self._used.popitem(last=False)
+        self._used.move_to_end(shard)
+        return self._used[shard]
+
+
+def index_states(sha256: str) -> Stated:
+    return Stated(sha256, INDEX_FILE, REMEDY)
+
+
+def _hold_lengths(path: Path, info: SplitInfo) -> Sealed:
+    most = _LARGEST_HEADER + 2 * info.pairs * np.dtype(np.uint32).itemsize
+    return hold_verified(path, replace(index_states(info.lengths_sha256), most_bytes=most))
+
+
+def _as_array(content: Content, path: Path, info: SplitInfo) -> np.ndarray:
+    header = io.BytesIO(content[:_LARGEST_HEADER])
+    try:
+        version = np.lib.format.read_magic(header)
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(header)
+    except Exception as error:  # numpy gives its header to Python's own parser, which has errors of many types
+        raise UserError(f"{path} cannot be read ({error}): {REMEDY}") from None
+    if version != (1, 0) or shape != (info.pairs, 2) or dtype not in (np.uint16, np.uint32) or is_fortran:
+        raise UserError(f"{path} holds {dtype} of shape {shape} where ({info.pairs}, 2) was stated: {REMEDY}")
+    if len(content) != header.tell() + 2 * info.pairs * dtype.itemsize:
+        raise UserError(f"{path} has {len(content):,} bytes, which {info.pairs:,} pairs do not have: {REMEDY}")
+    lengths = np.frombuffer(content, dtype, offset=header.tell()).reshape(shape)
+    lengths.flags.writeable = False
+    return lengths

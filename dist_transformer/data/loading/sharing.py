@@ -1,0 +1,169 @@
+"""One process per node opens, plans, reads and verifies; the others get what it found.
+
+What the leading process of a node has verified lies in sealed memory, which the others map: a shard is read, hashed and
+held once per node, and nobody can change it. The steps that it plans go to the others as they are prefetched.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dist_transformer.config.settings import BatchConfig, DataConfig
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.folder.split import Split
+from dist_transformer.data.loading.loader import TrainingData, open_training_data
+from dist_transformer.data.loading.messages import decode, encode
+from dist_transformer.data.loading.plan import Step, Window
+from dist_transformer.errors import UserError
+from dist_transformer.runtime import distributed
+from dist_transformer.runtime.node import join_node
+from dist_transformer.verified import Sealed
+
+Draw = Callable[[int], list[Step]]
+"""Gives the next steps, as many as asked for or a few others; none at the end."""
+
+
+class Sharing:
+    """The data of a run on this rank. Collective: every rank must construct it.
+
+    A plan uses the shards of a window that all nodes can read: no node decides alone.
+
+    Args:
+        skip: leave the others out. Otherwise they end the run on all ranks.
+        timeout_minutes: how long a node that is ahead waits for the others.
+    """
+
+    def __init__(self, *, skip: bool, timeout_minutes: float) -> None:
+        self.skip = skip
+        self.problems: dict[tuple[int, int], str] = {}
+        """By corpus and shard: why it is left out."""
+        self.node = join_node()
+        # The training loop's collectives go on at the same time: ours need a group of their own.
+        self._group = distributed.new_cpu_group(timeout_minutes, self.node.leaders)
+        self._splits: list[Split] = []
+        self._begun = 0
+        self._closed = False
+        self._counting, self._agreeing = threading.Lock(), threading.Lock()
+
+    def load(self, corpora: DataConfig, batch: BatchConfig, *, seed: int) -> TrainingData:
+        """Open the data folders of a run and plan it.
+
+        Raises:
+            UserError: a folder cannot be used, or several do not go together; the same on all ranks of a node.
+        """
+        if not self.node.leads:
+            data = self._open_shared(corpora, batch, seed=seed)
+        else:
+            try:
+                data = open_training_data(corpora, batch, seed=seed, admit=self.admit)
+            except UserError as error:
+                self.node.tell(["error", str(error)])
+                raise
+            for folder in data.folders:
+                self.node.tell(["folder", str(folder.path)], descriptor=folder.train.sealed_lengths.descriptor)
+            self.node.tell(["opened", data.skipped])
+        self._splits = [folder.train for folder in data.folders]
+        return data
+
+    def admit(self, split: Split, window: Window) -> dict[int, int]:
+        """Read a window's shards, and let the following be fetched; gives those that are left out.
+
+        Collective: the leading rank of every node must call it, in the thread that plans ahead.
+
+        They are held until the window is past, so no shard goes bad inside it but between a run and its resumption:
+        the plan then goes on without the shard from the next pack on.
+
+        Raises:
+            UserError: a shard cannot be read; the same on all ranks.
+        """
+
+        def share(shard: int, content: Sealed) -> None:
+            self.node.tell(["shard", window.corpus, shard], descriptor=content.descriptor)
+
+        problems = split.hold(window.shards, share)
+        with self._counting:
+            if self._closed:
+                raise UserError("the run has ended")
+            self._begun += 1
+        agreed = self._agree(problems)
+        split.fetch_ahead(window.following)
+        if agreed and not self.skip:
+            raise UserError(agreed[min(agreed)])
+        self._keep(window.corpus, agreed)
+        self.node.tell(["window", window.corpus, window.shards, list(agreed.items())])
+        return dict.fromkeys(agreed, window.packs_consumed)
+
+    def draw_from(self, steps: Iterator[Step]) -> Draw:
+        """Draw from the steps of the node's plan.
+
+        Args:
+            steps: of this rank's plan; they are drawn where it leads its node.
+        """
+
+        def plan(count: int) -> list[Step]:
+            try:
+                block = list(itertools.islice(steps, count))
+            except UserError as error:
+                self.node.tell(["error", str(error)])
+                raise
+            texts, arrays = encode(block)
+            self.node.tell(["steps", texts], arrays)
+            return block
+
+        return plan if self.node.leads else self._hear_steps
+
+    def close(self) -> None:
+        """End without leaving any node in a window that others will not reach. Collective: every rank must call it."""
+        with self._counting:
+            self._closed = True
+            begun = self._begun
+        missed = max(distributed.gather_objects(begun)) - begun
+        for _ in range(missed if self.node.leads else 0):
+            self._agree({})
+        self.node.hang_up()
+
+    def _open_shared(self, corpora: DataConfig, batch: BatchConfig, *, seed: int) -> TrainingData:
+        folders: list[DataFolder] = []
+        while True:
+            (kind, content), _, sealed = self._hear()
+            if kind == "opened":
+                return open_training_data(corpora, batch, seed=seed, folders=folders, skipped=content)
+            assert sealed is not None
+            folders.append(DataFolder.open_shared(Path(content), sealed))
+
+    def _hear_steps(self, _: int) -> list[Step]:
+        while True:
+            message, parts, sealed = self._hear()
+            match message:
+                case "shard", corpus, shard:
+                    assert sealed is not None
+                    self._splits[corpus].put(shard, sealed)
+                case "window", corpus, shards, problems:
+                    self._splits[corpus].want(shards)
+                    self._keep(corpus, dict(problems))
+                case "steps", texts:
+                    return decode(texts, parts)
+
+    def _hear(self) -> tuple[Any, list[bytearray], Sealed | None]:
+        """The leader's next message, the arrays and the content that go with it.
+
+        Raises:
+            UserError: the leader has ended, or found an error.
+        """
+        message, parts, descriptor = self.node.hear()
+        if message[0] == "error":
+            raise UserError(message[1])
+        return message, parts, None if descriptor is None else Sealed.of(descriptor)
+
+    def _keep(self, corpus: int, problems: dict[int, str]) -> None:
+        self.problems.update({(corpus, shard): problem for shard, problem in problems.items()})
+
+    def _agree(self, problems: dict[int, str]) -> dict[int, str]:
+        """The problems of all nodes; of several with one shard, that of the lowest rank."""
+        with self._agreeing:
+            merged: dict[int, str] = {}
+            for found in reversed(distributed.gather_objects(problems, self._group)):
+                merged.update(found)
+            return merged

@@ -1,0 +1,79 @@
+"""The files that may lie in a run folder, and the model folders that were written into it."""
+
+import os
+import re
+import stat
+from pathlib import Path
+
+import torch
+
+from dist_transformer.data.folder.format import TOKENIZER_FILE
+from dist_transformer.errors import UserError
+from dist_transformer.files import is_pickle
+from dist_transformer.model_folder import CONFIG_FILE, WEIGHTS_FILE, is_of_transformers, load_model
+from dist_transformer.run.layout import CHECKPOINTS, FOLDERS, POINTER, WEIGHT_HASHES, WEIGHTS
+
+STEP_NAME = re.compile(r"step-(\d{8,})")
+WEIGHTS_NAME = re.compile(r"(step|ema)-(\d{8,})\.safetensors")
+
+
+def require_known(path: Path, run_dir: Path) -> None:
+    """Refuse links, pickles and temporary files, and in checkpoints/ and weights/ any name that a run does not write.
+
+    Raises:
+        UserError: naming the path and the fix.
+    """
+    mode = path.lstat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UserError(f"{path} is a link or no plain file: put the real file there, or remove it")
+    if path.name.endswith(".tmp"):
+        raise UserError(f"{path} was left by a writer that was killed, or is being written now: remove it in the first")
+    if stat.S_ISREG(mode) and is_pickle(path):
+        raise UserError(f"{path} is a pickle, which runs code when it is loaded, and no file of a run: remove it")
+    place = path.relative_to(run_dir).parts
+    known = {
+        CHECKPOINTS: re.compile(rf"{POINTER}|{STEP_NAME.pattern}"),
+        WEIGHTS: re.compile(rf"{WEIGHT_HASHES}|{WEIGHTS_NAME.pattern}"),
+    }
+    if len(place) == 2 and place[0] in known and not known[place[0]].fullmatch(place[1]):
+        raise UserError(f"{path} is no file of a run: move it away")
+
+
+def plain_file(path: Path) -> Path:
+    """Return the path if it is a regular file and not a link.
+
+    Raises:
+        UserError: it is missing or something else.
+    """
+    if not os.path.lexists(path):
+        raise UserError(f"{path} is missing: restore it from a backup")
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise UserError(f"{path} is a link, a folder or no plain file: put the real file there")
+    return path
+
+
+def model_folders(run_dir: Path) -> list[Path]:
+    """List the models that were written into the run. A hidden folder is still being written, so it is left out."""
+    found = []
+    for parent, folders, files in os.walk(run_dir):
+        path = Path(parent)
+        own = FOLDERS if path == run_dir else ()
+        folders[:] = sorted(name for name in folders if name not in own and not name.startswith("."))
+        if path != run_dir and WEIGHTS_FILE in files and not is_of_transformers(path):
+            found.append(path)
+    return found
+
+
+def check_model(path: Path) -> str:
+    """Load a model folder, which checks its hashes and weights; return a description.
+
+    Raises:
+        UserError: a file is missing, or not what the folder states.
+    """
+    for name in (CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE):
+        plain_file(path / name)
+    # Every command that uses the model loads it this way.
+    model, _, info = load_model(path, torch.device("cpu"))
+    parameters = sum(parameter.numel() for parameter in model.state_dict().values())
+    steps = f"step{'s' * (len(info.steps) > 1)} {', '.join(f'{step:,}' for step in info.steps)}"
+    return f"model of {steps}: {parameters:,} parameters, all finite, hashes as {CONFIG_FILE} states"
