@@ -6,7 +6,10 @@ tools/benchmark.py decode --model runs/mine/model --src test.en --ref test.de
 tools/benchmark.py ranks --data data/mine --preset multi30k --ranks 2
 tools/benchmark.py step --data data/mine --preset big -- --compile
 tools/benchmark.py kernels --preset big
+tools/benchmark.py attention --preset multi30k
 tools/benchmark.py stages --data data/mine --preset multi30k --json results/stages.json
+tools/benchmark.py links --data data/mine --json results/links.json
+tools/benchmark.py stall --data data/mine --preset base --rate 600000
 deepspeed --num_gpus 2 tools/benchmark.py train --data data/mine --peers stock plain
 
 Prints a table; --json also writes a result file in the layout of tools/results_table.py.
@@ -26,8 +29,20 @@ from benchmarks.decoding import DecodeBenchmark, decode_table, run_decoding_benc
 from benchmarks.flags import Measure, parse_arguments
 from benchmarks.kernels import KernelBenchmark, kernel_table, run_kernel_benchmark
 from benchmarks.measure import ROOT, result_of, write_result
+from benchmarks.reading import ReadingBenchmark, reading_table, run_reading_benchmark
+from benchmarks.rows import (
+    ATTENTION_ROW,
+    COST_ROW,
+    DATA_ROW,
+    DECODE_ROW,
+    RANKS_ROW,
+    STEP_ROW,
+    TRAIN_ROW,
+)
+from benchmarks.size import SizeBenchmark, run_size_benchmark, size_table
 from benchmarks.training.cost_curve import cost_table, curve_of, run_cost_curve
 from benchmarks.training.cost_model import cost_model_table, run_cost_model
+from benchmarks.training.cpu_attention import AttentionBenchmark, attention_table, run_attention_benchmark
 from benchmarks.training.field import (
     LABELS,
     TrainBenchmark,
@@ -35,8 +50,10 @@ from benchmarks.training.field import (
     train_table,
 )
 from benchmarks.training.learning import learn
+from benchmarks.training.links import LinksBenchmark, links_table, run_links_benchmark
 from benchmarks.training.ranks import RanksBenchmark, ranks_table, run_ranks_benchmark
 from benchmarks.training.stages import StagesBenchmark, run_stages_benchmark, stages_table
+from benchmarks.training.stall import StallBenchmark, run_stall_benchmark, stall_table
 from benchmarks.training.step import StepBenchmark, run_step_benchmark, step_table
 from dist_transformer.config.flags import parse_training
 from dist_transformer.config.presets import PRESETS
@@ -50,49 +67,6 @@ from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
 
 DATA = ("--data", "DATA")
-DATA_ROW = {
-    "what": "data pipeline, one process and one thread, tokens a CPU second",
-    "steps": "—",
-    "result": "planning takes {figures[percent_of_training][plan]:.1f}% of training at "
-    "{figures[training_speed]:,} tokens/s; "
-    "budgets {figures[fill_percent][both]:.1f}% full; first step of {figures[simulated_index][pairs]:,} pairs after "
-    "{figures[simulated_index][seconds][median]:.1f} s; preparation at "
-    "{figures[target_tokens_per_second][prepare][median]:,.0f} (`tokenizers` alone: "
-    "{figures[target_tokens_per_second][tokenizers_encode_batch_fast][median]:,.0f}), in "
-    "{figures[preparation_memory][1x][peak_mib]:,.0f} MiB for {figures[preparation_memory][1x][pairs]:,} pairs and "
-    "{figures[preparation_memory][10x][peak_mib]:,.0f} MiB for {figures[preparation_memory][10x][pairs]:,}",
-}
-TRAIN_ROW = {
-    "what": "training, preset `{figures[preset]}`, {figures[precision]}, {figures[world_size]} process(es); "
-    "{figures[unit]}, beside peers in the same run",
-    "steps": "—",
-    "result": "{figures[contenders][FIRST][rates][median]:,.0f}, which is",
-}
-RANKS_ROW = {
-    "what": "a training step, preset `{figures[preset]}`, {figures[precision]}, on {figures[ranks]} one-thread ranks",
-    "steps": "—",
-    "result": "{figures[several_ranks][median]:.3f} s against {figures[one_rank][median]:.3f} s: "
-    "{figures[overhead_percent][median]:.1f}% of it beyond its share of the work, {figures[communication_percent]"
-    "[median]:.1f}% beyond what as many processes take for their shares that do not communicate",
-}
-DECODE_ROW = {
-    "what": "decoding by a model of {figures[parameters]:,} parameters after {figures[trained_steps]:,} steps, beam "
-    "{figures[beam_size]}, `{figures[precision]}`; {figures[unit]}, beside peers in the same run",
-    "steps": "—",
-    "result": "{figures[contenders][ours][sentences_per_second][median]:,.1f}, which is",
-}
-STEP_ROW = {
-    "what": "a training step of `{figures[preset]}` under DeepSpeed, {figures[precision]}, "
-    "{figures[packs_per_micro_batch]} pack(s) at a time, {figures[way]}; {figures[unit]}",
-    "steps": "—",
-    "result": "{figures[rates][median]:,.0f}: {figures[milliseconds]:.1f} ms a step of "
-    "{figures[tokens_per_step]:,.0f} tokens, {figures[peak_gib]:.1f} GiB, {figures[launches]:,.0f} launches",
-}
-COST_ROW = {
-    "what": "one training step of width {figures[base][width]} on {figures[base][tokens]:,} tokens, under plain torch",
-    "steps": "—",
-    "result": "{figures[base][step_seconds][median]:.4f} {figures[unit]}, {figures[base][peak_mib]:,.0f} MiB",
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,6 +207,42 @@ def measure_stages(arguments: argparse.Namespace) -> Measured:
     )
 
 
+def measure_links(arguments: argparse.Namespace) -> Measured:
+    config = config_of(arguments)
+    settings = LinksBenchmark(
+        config=config,
+        ds_configs=ROOT / "ds_configs",
+        nodes=arguments.nodes,
+        mbits=arguments.mbits,
+        steps=arguments.steps,
+    )
+    figures = {"preset": arguments.preset, **run_links_benchmark(settings, say)}
+    return Measured(
+        what="communication of ZeRO stages on links of known rates, beside the planner's; medians of steps",
+        figures=figures,
+        given=[
+            *(*DATA, "--preset", arguments.preset, "--nodes", *settings.nodes),
+            *("--mbits", *(f"{mbit:g}" for mbit in settings.mbits), "--steps", settings.steps),
+        ],
+        table=links_table(figures),
+        text=DataFolder.open(arguments.data).index,
+        seeds=[config.seed],
+    )
+
+
+def measure_stall(arguments: argparse.Namespace) -> Measured:
+    config = config_of(arguments)
+    settings = StallBenchmark(config=config, rate=arguments.rate, seconds=arguments.seconds)
+    figures = {"preset": arguments.preset, **run_stall_benchmark(settings, say)}
+    return Measured(
+        what="waits for data of a training at a given speed; its steps only take their time",
+        figures=figures,
+        given=[*DATA, "--preset", arguments.preset, f"--rate={settings.rate:g}", f"--seconds={settings.seconds:g}"],
+        table=stall_table(figures),
+        seeds=[config.seed],
+    )
+
+
 def measure_step(arguments: argparse.Namespace) -> Measured:
     config = config_of(arguments)
     settings = StepBenchmark(config=config, steps=arguments.steps, rounds=arguments.rounds)
@@ -262,6 +272,20 @@ def measure_kernels(arguments: argparse.Namespace) -> Measured:
         figures=figures,
         given=["--preset", arguments.preset, "--vocab-size", settings.vocab_size, "--tokens", settings.tokens],
         table=kernel_table(figures),
+        seeds=[1],
+    )
+
+
+def measure_attention(arguments: argparse.Namespace) -> Measured:
+    names = [entry.name for entry in dataclasses.fields(AttentionBenchmark)]
+    settings = AttentionBenchmark(**{name: getattr(arguments, name) for name in names})
+    figures = run_attention_benchmark(settings, say)
+    return Measured(
+        what="training steps on a CPU with the compiled kernel of attention and with padded groups of sentences",
+        figures=figures,
+        given=[f"--{name.replace('_', '-')}={getattr(settings, name)}" for name in names],
+        table=attention_table(figures),
+        row=ATTENTION_ROW,
         seeds=[1],
     )
 
@@ -343,14 +367,54 @@ def measure_data(arguments: argparse.Namespace) -> Measured:
     )
 
 
+def measure_reading(arguments: argparse.Namespace) -> Measured:
+    names = ("ranks", "world", "times", "packs_per_step", "seed")
+    settings = ReadingBenchmark(data=arguments.data, **{name: getattr(arguments, name) for name in names})
+    figures = run_reading_benchmark(settings, say)
+    return Measured(
+        what="planning, reading and building on the processes of one node; the rest of the cluster is simulated",
+        figures=figures,
+        given=[*DATA, *(f"--{name.replace('_', '-')}={getattr(settings, name)}" for name in names)],
+        table=reading_table(figures),
+        text=DataFolder.open(arguments.data).index,
+        seeds=[settings.seed],
+    )
+
+
+def measure_size(arguments: argparse.Namespace) -> Measured:
+    settings = SizeBenchmark(
+        data=arguments.data,
+        pairs=arguments.pairs,
+        worlds=tuple(arguments.worlds),
+        pairs_per_shard=arguments.pairs_per_shard,
+    )
+    figures = run_size_benchmark(settings, say)
+    sizes = [f"--pairs={settings.pairs}", f"--pairs-per-shard={settings.pairs_per_shard}"]
+    flawed = not (figures["each_pair_once"] and figures["ledgers_equal"])
+    return Measured(
+        what="an epoch of simulated lengths through the real plan; tokens are simulated",
+        figures=figures,
+        given=[*DATA, *sizes, "--worlds", *settings.worlds],
+        table=size_table(figures),
+        text=DataFolder.open(arguments.data).index,
+        seeds=[settings.seed],
+        flaw="a pair is missing or comes twice, or worlds train on other sentences" if flawed else None,
+    )
+
+
 MEASURES: dict[str, Measure] = {
     "cost": measure_costs,
     "data": measure_data,
     "decode": measure_decoding,
     "kernels": measure_kernels,
+    "attention": measure_attention,
     "learn": measure_learning,
+    "links": measure_links,
     "ranks": measure_ranks,
+    "reading": measure_reading,
+    "size": measure_size,
     "stages": measure_stages,
+    "stall": measure_stall,
     "step": measure_step,
     "train": measure_training,
 }

@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.data import DataBenchmark
 from benchmarks.decoding import LABELS as DECODE_LABELS
+from benchmarks.reading import ReadingBenchmark
 from benchmarks.training.field import LABELS
 from dist_transformer.inference.options import PRECISIONS
 
@@ -46,27 +47,81 @@ def parse_arguments(description: str | None, measures: Mapping[str, Measure]) ->
     ):
         flag = "--" + name.replace("_", "-")
         data.add_argument(flag, type=kind, default=defaults[name], metavar="N", help=f"{meaning} (default %(default)s)")
+    add_reading_parser(parts, measures)
+    add_size_parser(parts, measures)
     add_train_parser(parts, measures)
     add_ranks_parser(parts, measures)
     add_stages_parser(parts, measures)
+    add_links_parser(parts, measures)
+    add_stall_parser(parts, measures)
     add_decode_parser(parts, measures)
     add_learn_parser(parts, measures)
     add_cost_parser(parts, measures)
     add_step_parser(parts, measures)
     add_kernels_parser(parts, measures)
+    add_attention_parser(parts, measures)
     return parser.parse_args()
 
 
-def add_part(parts: Any, name: str, measure: Measure, *, trains: bool, **texts: str) -> Any:
-    """A parser with what all parts, and all that train, take."""
+def add_part(
+    parts: Any, name: str, measure: Measure, *, trains: bool, data: Callable[[str], object] = Path, **texts: str
+) -> Any:
+    """A parser with what all parts, and all that train, take.
+
+    Args:
+        data: what `--data` becomes; a URL stays text.
+    """
     part = parts.add_parser(name, allow_abbrev=False, **texts)
     part.set_defaults(measure=measure, flags=[])
     if trains:
-        part.add_argument("--data", type=Path, required=True, help="data folder")
+        part.add_argument("--data", type=data, required=True, help="data folder")
         part.add_argument("--preset", default="tiny", help="model and batch (default: %(default)s)")
         part.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of dist_transformer.train")
     part.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: do not)")
     return part
+
+
+def add_reading_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
+    reading = add_part(
+        parts,
+        "reading",
+        measures["reading"],
+        trains=False,
+        help="planning and reading once per node: CPU, bytes and memory of its processes",
+        description="An epoch of planning, reading and building on the processes of one node of a simulated cluster, "
+        "and on one process: CPU per process, bytes read and memory of the node.",
+    )
+    defaults = {name: field.default for name, field in ReadingBenchmark.__dataclass_fields__.items()}
+    reading.add_argument("--data", type=Path, required=True, help="data folder")
+    for name, meaning in (
+        ("ranks", "processes of the node"),
+        ("world", "processes of the simulated cluster"),
+        ("times", "copies of the corpus in the corpus that is read"),
+        ("packs_per_step", "packs of 392 target tokens in a step"),
+        ("seed", "of the plan"),
+    ):
+        flag = "--" + name.replace("_", "-")
+        reading.add_argument(
+            flag, type=int, default=defaults[name], metavar="N", help=f"{meaning} (default %(default)s)"
+        )
+
+
+def add_size_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
+    size = add_part(
+        parts,
+        "size",
+        measures["size"],
+        trains=False,
+        help="an epoch of a corpus of any size, planned from simulated lengths",
+        description="The real plan over simulated lengths: start, first step, CPU and memory; whether each pair comes "
+        "once, and whether worlds of several sizes train on the same sentences.",
+    )
+    size.add_argument("--data", type=Path, required=True, help="data folder whose lengths are drawn from")
+    size.add_argument("--pairs", type=int, default=100_000_000, metavar="N", help="default: %(default)s")
+    size.add_argument(
+        "--worlds", type=int, nargs="+", default=[128, 1024], metavar="N", help="ranks (default: %(default)s)"
+    )
+    size.add_argument("--pairs-per-shard", type=int, default=100_000, metavar="N", help="default: %(default)s")
 
 
 def add_train_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
@@ -129,6 +184,46 @@ def add_stages_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
     stages.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds; medians are reported")
 
 
+def add_links_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
+    links = add_part(
+        parts,
+        "links",
+        measures["links"],
+        trains=True,
+        help="communication of each ZeRO stage on links of known rates, beside what the planner predicts",
+        description="Training steps under ZeRO 0 to 3 on nodes that are network namespaces of this machine, one rank "
+        "each, under gloo: seconds of a step that nothing overlapped, and bytes sent, beside what `plan` predicts. "
+        "Needs root and iproute2.",
+    )
+    links.add_argument("--nodes", type=int, nargs="+", default=[2, 4], metavar="N", help="nodes (default: 2 4)")
+    links.add_argument(
+        "--mbits",
+        type=float,
+        nargs="+",
+        default=[10, 100, 1000],
+        metavar="R",
+        help="what a node may send, in Mbit/s (default: 10 100 1000)",
+    )
+    links.add_argument("--steps", type=int, default=3, metavar="N", help="optimizer steps of each (default: 3)")
+
+
+def add_stall_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
+    stall = add_part(
+        parts,
+        "stall",
+        measures["stall"],
+        trains=True,
+        data=str,
+        help="how long training at a given speed waits for its data, such as from an object store",
+        description="The real loader under a training that only takes its time: each step sleeps as long as its target "
+        "tokens take at the given rate. Waits for data are counted, as data_stall of a run counts them.",
+    )
+    stall.add_argument(
+        "--rate", type=float, default=600_000, metavar="N", help="target tokens per second (default: %(default)s)"
+    )
+    stall.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of training (default: %(default)s)")
+
+
 def add_learn_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
     learning = add_part(
         parts,
@@ -183,6 +278,24 @@ def add_kernels_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
     kernels.add_argument("--preset", default="big", help="model (default: %(default)s)")
     kernels.add_argument("--vocab-size", type=int, default=37_000, metavar="V", help="words (default: %(default)s)")
     kernels.add_argument("--tokens", type=int, default=25_088, metavar="N", help="at a time (default: %(default)s)")
+
+
+def add_attention_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
+    attention = add_part(
+        parts,
+        "attention",
+        measures["attention"],
+        trains=False,
+        help="training steps on a CPU with our kernel of attention and without it",
+        description="Forward and backward of the model on random tokens, by the compiled kernel and by padded groups "
+        "of sentences, in turns. The unit is CPU seconds.",
+    )
+    attention.add_argument("--preset", default="tiny", help="model (default: %(default)s)")
+    attention.add_argument("--vocab-size", type=int, default=8_000, metavar="V", help="words (default: %(default)s)")
+    attention.add_argument("--tokens", type=int, default=4_096, metavar="N", help="per side (default: %(default)s)")
+    attention.add_argument("--mean-length", type=int, default=13, metavar="N", help="tokens (default: %(default)s)")
+    attention.add_argument("--rounds", type=int, default=10, metavar="N", help="rounds; medians are reported")
+    attention.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="default: %(default)s")
 
 
 def add_decode_parser(parts: Any, measures: Mapping[str, Measure]) -> None:

@@ -104,7 +104,7 @@ def advice(out: Path) -> Iterator[str]:
 
     file = out / f"gpu-check-{device_name()}.json"
     steps = read_json(file)["figures"] if file.exists() else {}
-    for packs in (8, 1):
+    for packs in (64, 8):
         names = (f"step-{packs}-compiled", f"step-{packs}")
         if steps.keys() >= set(names):
             compiled, plain = (steps[name]["rates"]["median"] for name in names)
@@ -164,8 +164,8 @@ def measure_kernels(suite: Any) -> Results:
 
 
 def measure_step(suite: Any) -> Results:
-    """All packs of a step at once and one by one, compiled and not."""
-    for packs in (8, 1):
+    """All packs of a step at once and an eighth of them, compiled and not."""
+    for packs in (64, 8):
         for compiled in (True, False):
             name = f"step-{packs}{'-compiled' if compiled else ''}"
             flags = ["--batch.packs-per-micro-batch", packs, *(["--compile"] if compiled else [])]
@@ -180,7 +180,7 @@ def _training(suite: Any, *, peers: Sequence[str]) -> Results:
     for preset in ("big", "base"):
         name = "-".join(["train", preset, *([] if "plain" in peers else ["peers"])])
         flags = ["--preset", preset, "--data", suite.data, "--steps", 10, "--rounds", 4]
-        whole = ["--batch.packs-per-micro-batch", 8]
+        whole = ["--batch.packs-per-micro-batch", 64]
         yield name, suite.measure(name, "train", *flags, "--peers", *peers, "--", *whole, "--compile")
 
 
@@ -203,7 +203,7 @@ def measure_peers(suite: Any) -> Results:
 def _brief() -> list[object]:
     from benchmarks.suite import brief_schedule
 
-    return [*brief_schedule(), "--batch.packs-per-micro-batch", 8]
+    return [*brief_schedule(), "--batch.packs-per-micro-batch", 64]
 
 
 def measure_bleu(suite: Any) -> Results:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.training.namespaces import INTERFACE
 from dist_transformer.data.folder.format import DataIndex
 from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.run.environment import describe_environment
@@ -26,6 +27,7 @@ from dist_transformer.runtime.launch import RANK_VARIABLES, free_port
 if TYPE_CHECKING:
     import torch
 
+    from benchmarks.training.namespaces import Node
     from dist_transformer.model_folder import ModelInfo
 
 # Share of a measure's time that each piece of work runs beforehand, uncounted: files are read, caches warm up.
@@ -118,20 +120,26 @@ def one_thread() -> Iterator[None]:
 
 
 def measure_apart(
-    module: str, request: dict[str, Any], *, failure: str, remedy: str, ranks: int = 1
+    module: str, request: dict[str, Any], *, failure: str, remedy: str, ranks: int = 1, nodes: Sequence["Node"] = ()
 ) -> dict[str, float]:
     """What a module, run in processes of its own, says of a request: see `answer`.
 
     Args:
         ranks: of its world; the first one answers.
+        nodes: one rank on each, in place of `ranks` on this machine.
     """
     command = [sys.executable, "-m", module, json.dumps(request)]
+    launches = (
+        [([*node.entry, *command], environment) for node, environment in zip(nodes, _on_nodes(nodes), strict=True)]
+        if nodes
+        else [(command, environment) for environment in _environments(ranks)]
+    )
     started = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-        for environment in _environments(ranks)
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        for words, environment in launches
     ]
     # Each is read by a thread of its own: one whose pipe is full would hold up the others.
-    with ThreadPoolExecutor(ranks) as readers:
+    with ThreadPoolExecutor(len(started)) as readers:
         outputs = list(readers.map(subprocess.Popen.communicate, started))
     for process, (_, errors) in zip(started, outputs, strict=True):
         if process.returncode != 0:
@@ -157,6 +165,15 @@ def _environments(ranks: int) -> list[dict[str, str]]:
         "MASTER_PORT": str(free_port()),
     }
     return [{**alone, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+def _on_nodes(nodes: Sequence["Node"]) -> list[dict[str, str]]:
+    """Of the processes of a world with one rank per node."""
+    found = []
+    for rank, environment in enumerate(_environments(len(nodes))):
+        meeting = {"MASTER_ADDR": nodes[0].address, "GLOO_SOCKET_IFNAME": INTERFACE}
+        found.append({**environment, **meeting, "RANK": str(rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
+    return found
 
 
 def check_counts(settings: object, **least: int) -> None:

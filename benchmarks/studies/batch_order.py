@@ -26,10 +26,12 @@ import torch
 
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.data.folder.reader import DataFolder, Split
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.folder.split import Split
 from dist_transformer.data.loading.collate import Collator
 from dist_transformer.data.loading.packing import Budgets
-from dist_transformer.data.loading.plan import Pack, Plan, Position, Step, resolve_budgets
+from dist_transformer.data.loading.packs import Pack, Packs
+from dist_transformer.data.loading.plan import Plan, Position, Step, resolve_budgets
 from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.training.engine.schedule import learning_rate
@@ -115,7 +117,7 @@ def join_packs(packs: list[Pack], packs_per_step: int) -> list[Step]:
     """Neighbouring packs make a step, as in the plan; the last one is filled with packs of weight zero."""
     groups = [packs[first : first + packs_per_step] for first in range(0, len(packs), packs_per_step)]
     return [
-        Step(epoch=0, packs=(*group, *[None] * (packs_per_step - len(group))), position=Position()) for group in groups
+        Step(epoch=0, packs=Packs.of(group, empty=packs_per_step - len(group)), position=Position()) for group in groups
     ]
 
 
@@ -126,7 +128,7 @@ def train(
     torch.manual_seed(config.seed)
     model = Transformer(config.model)
     masters = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
-    if config.precision == "bf16":
+    if config.arithmetic == "bf16":
         model.cast_parameters(torch.bfloat16)
     settings = config.optimizer
     betas = (settings.beta1, settings.beta2)
@@ -141,7 +143,7 @@ def train(
             (sums.loss / step.target_tokens).backward()
             optimizer.param_groups[0]["lr"] = learning_rate(number, config)
             update(model, masters, optimizer)
-            pairs = sum(len(pack.pair_ids) for pack in step.packs if pack)
+            pairs = len(step.packs.pair_ids)
             pair_tokens = (step.source_tokens + step.target_tokens) / pairs
             rows.append((epoch, sums.loss.item() / step.target_tokens, pair_tokens))
         print(f"epoch {epoch}: {number} steps, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
@@ -192,7 +194,7 @@ def write_results(
     out: Path, preset: str, config: TrainConfig, curves: dict[str, Curve], figures: dict[str, dict[str, float]]
 ) -> None:
     """DIR/batch_order.json and DIR/batch_order.png."""
-    described: dict[str, Any] = {"preset": preset, "seed": config.seed, "precision": config.precision}
+    described: dict[str, Any] = {"preset": preset, "seed": config.seed, "precision": config.arithmetic}
     steps = {
         name: {field.name: np.round(getattr(curve, field.name), 4).tolist() for field in dataclasses.fields(curve)}
         for name, curve in curves.items()

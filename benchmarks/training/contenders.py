@@ -104,7 +104,7 @@ class PlainDriver:
     def __init__(self, model: Transformer, config: TrainConfig, world: World) -> None:
         self.config, self.world = config, world
         self.masters = [p.detach().clone().requires_grad_() for p in model.parameters()]
-        if config.precision == "bf16":
+        if config.arithmetic == "bf16":
             model.cast_parameters(torch.bfloat16)
         self.parameters: list[torch.Tensor] = list(model.parameters())
         if config.compile and model.has_fixed_shapes:

@@ -23,7 +23,7 @@ from dist_transformer.data.tokenizer import EOS_ID
 from dist_transformer.model.transformer import Transformer, training_flops
 from dist_transformer.packed import PackedBatch, pack_side
 from dist_transformer.planning.hardware import GPUS, kind_of_device
-from dist_transformer.planning.memory import ZeroSettings
+from dist_transformer.planning.memory import ModelSizes, ZeroSettings
 from dist_transformer.planning.speed import communication_seconds
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
@@ -142,7 +142,7 @@ def model_scaling(base: dict[str, Any], device: torch.device, *, target_tokens: 
     for nodes in NODES:
         sent = communication_seconds(
             ZeroSettings(stage=1),
-            parameters=int(base["parameters"]),
+            sizes=ModelSizes(parameters=int(base["parameters"]), persistent=0, persistent_tensors=0, constants=0),
             gpus_per_node=GPUS_PER_NODE,
             nodes=nodes,
             link_gb_per_second=link,
@@ -162,7 +162,7 @@ def model_scaling(base: dict[str, Any], device: torch.device, *, target_tokens: 
             }
         )
     return {
-        "is": "a model, not a measurement: the measured step + bytes ÷ link, nothing overlapped",
+        "is": "a model, not a measurement: the measured step + bytes ÷ link + messages · latency, nothing overlapped",
         "link_gb_per_second": link,
         "network_gbit": network,
         "rows": rows,

@@ -147,7 +147,7 @@ def run_training_benchmark(
     return {
         "unit": "real target tokens a CPU second" if device.type == "cpu" else "real target tokens a second",
         "parameters": sum(p.numel() for p in Transformer(field.config.model).parameters()),
-        "precision": settings.config.precision,
+        "precision": settings.config.arithmetic,
         "world_size": world.size,
         "steps_per_round": settings.steps,
         "rounds": settings.rounds,

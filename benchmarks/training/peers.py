@@ -254,7 +254,7 @@ class TrainerContender:
             train_sampling_strategy="group_by_length",
             label_smoothing_factor=self.config.optimizer.label_smoothing,
             max_grad_norm=0.0,
-            bf16=self.config.precision == "bf16",
+            bf16=self.config.arithmetic == "bf16",
             use_cpu=self.device.type == "cpu",
             seed=self.config.seed,
             report_to="none",
@@ -295,7 +295,7 @@ class TrainerContender:
 
 
 def autocast(device: torch.device, config: TrainConfig) -> torch.autocast:
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.precision == "bf16")
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.arithmetic == "bf16")
 
 
 @torch.no_grad()

@@ -66,7 +66,7 @@ def run_ranks_benchmark(settings: RanksBenchmark, report: Callable[[str], None])
     rounds = list(zip(*seconds.values(), strict=True))
     return {
         "unit": "seconds of a step",
-        "precision": settings.config.precision,
+        "precision": settings.config.arithmetic,
         "ranks": ranks,
         "steps": settings.steps,
         "packs_per_step": batch.packs_per_step,

@@ -69,7 +69,7 @@ def run_stages_benchmark(settings: StagesBenchmark, report: Callable[[str], None
         cases[name] = {**first, "cpu_seconds": seconds.to_json()}
     return {
         "unit": "CPU seconds of a step of one rank; bytes per parameter",
-        "precision": settings.config.precision,
+        "precision": settings.config.arithmetic,
         "ranks": settings.ranks,
         "steps": settings.steps,
         "max_target_tokens": settings.config.batch.max_target_tokens,

@@ -74,7 +74,7 @@ def run_step_benchmark(settings: StepBenchmark, device: torch.device, report: Ca
     flops = training_flops(field.config.model, source_tokens=source, target_tokens=target)
     return {
         "unit": "real target tokens a second",
-        "precision": config.precision,
+        "precision": config.arithmetic,
         "way": "compiled" if config.compile else "not compiled",
         "packs_per_micro_batch": config.batch.packs_at_once,
         "product_flops_per_second": rate,
@@ -102,7 +102,7 @@ def _planned(field: Field) -> int:
         config.model,
         ZeroSettings.from_ds_config(load_ds_config(config.deepspeed_config)),
         world_size=1,
-        precision=config.precision,
+        precision=config.arithmetic,
         accumulation=batch.accumulation_steps(1),
         micro=micro,
         compiled=config.compile,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dist_transformer.data.folder.reader import Split
+from dist_transformer.data.folder.split import Split
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
 
 # What Hugging Face's losses leave out.

@@ -20,6 +20,7 @@ from benchmarks.results_table import make_lines, read_result
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.plan import Budgets
+from dist_transformer.data.loading.prefetch import BLOCK_TOKENS
 from dist_transformer.errors import UserError
 from tests.conftest import run_command
 
@@ -35,7 +36,8 @@ def test_our_work_is_counted_in_the_tokens_of_its_packs(toy_data: DataFolder) ->
     works = own_works(toy_data.train, BUDGETS, settings(toy_data))
     tokens = [pack.target_tokens for pack in packs]
     assert list(itertools.islice(works["read_tokens"], len(packs) + 2)) == [*tokens, *tokens[:2]]
-    blocks = [sum(tokens[first : first + 16]) for first in range(0, len(tokens), 16)]
+    size = BLOCK_TOKENS // BUDGETS.max_target_tokens
+    blocks = [sum(tokens[first : first + size]) for first in range(0, len(tokens), size)]
     assert list(itertools.islice(works["build_micro_batch"], len(blocks) + 2)) == [*blocks, *blocks[:2]]
     steps = list(itertools.islice(works["plan"], 3))
     assert steps == [tokens[0] + tokens[1], tokens[2] + tokens[3], tokens[4] + tokens[5]]

@@ -199,15 +199,15 @@ def test_gpu_check_says_what_its_steps_speak_for(tmp_path: Path, monkeypatch: py
     def step(rate: float, share: float) -> dict[str, Any]:
         return {"rates": {"median": rate}, "share_of_product_rate": share, "product_flops_per_second": 6e14}
 
-    steps = {"step-8-compiled": step(300, 0.5), "step-8": step(250, 0.4), "step-1-compiled": step(59, 0.1)}
+    steps = {"step-64-compiled": step(300, 0.5), "step-64": step(250, 0.4), "step-8-compiled": step(59, 0.1)}
     file = tmp_path / "gpu-check-h100.json"
-    file.write_text(json.dumps({"figures": {**steps, "step-1": step(68, 0.2)}}))
+    file.write_text(json.dumps({"figures": {**steps, "step-8": step(68, 0.2)}}))
     monkeypatch.setattr(suite, "device_name", lambda: "h100")
     assert list(gpu_check.advice(tmp_path)) == [
-        "8 pack(s) at a time: compiled 300, not compiled 250: config/settings.py: compile: bool = True",
-        "1 pack(s) at a time: compiled 59, not compiled 68: config/settings.py: compile: bool = False",
+        "64 pack(s) at a time: compiled 300, not compiled 250: config/settings.py: compile: bool = True",
+        "8 pack(s) at a time: compiled 59, not compiled 68: config/settings.py: compile: bool = False",
         "planning/speed.py: MFU = 0.30",
     ]
-    file.write_text(json.dumps({"figures": {"step-8": step(250, 0.4)}}))
+    file.write_text(json.dumps({"figures": {"step-64": step(250, 0.4)}}))
     assert list(gpu_check.advice(tmp_path)) == ["planning/speed.py: MFU = 0.24"]
     assert list(gpu_check.advice(tmp_path / "missing")) == []

@@ -10,10 +10,12 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.training.stages import StagesBenchmark, counted_collectives, stages_table
+from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
-from dist_transformer.planning.speed import bytes_per_parameter
+from dist_transformer.planning.memory import ZeroSettings, model_sizes
+from dist_transformer.planning.speed import traffic
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
 from tests.conftest import ROOT, run_command
@@ -74,13 +76,16 @@ def test_real_stages_send_what_the_planner_counts(toy_data: DataFolder, tmp_path
     ]
     output = run_command(*command)
     figures = json.loads((tmp_path / "s.json").read_text())["figures"]
+    vocab_size = toy_data.index.vocab_size
+    model = dataclasses.replace(PRESETS["tiny"].model, width=32, heads=2, vocab_size=vocab_size)
     for micro_batches in (1, 3):
-        for stage in range(3):
-            wanted = bytes_per_parameter(stage, micro_batches, "bf16")
+        for stage in range(4):
+            zero = ZeroSettings(stage=stage)
+            sizes = model_sizes(model, zero)
+            wanted = traffic(zero, sizes, precision="bf16", accumulation=micro_batches, backend="nccl").bytes
             # Partitions are padded, and the norm is summed.
-            assert figures["cases"][f"{micro_batches}/{stage}"]["sent"] == pytest.approx(wanted, rel=0.01)
-        # Small parameters stay on every rank, and the last layer's are still there in the backward pass.
-        assert 0 < figures["cases"][f"{micro_batches}/3"]["sent"] <= bytes_per_parameter(3, micro_batches, "bf16")
+            found = figures["cases"][f"{micro_batches}/{stage}"]["sent"]
+            assert found == pytest.approx(wanted / sizes.parameters, rel=0.01)
     # Stage 0 keeps 4 + 8 bytes of masters and moments, stage 1 half of them; constants count in both.
     states = [figures["cases"][f"3/{stage}"]["state"] for stage in (0, 1)]
     assert states[0] - states[1] == pytest.approx(6, rel=0.1)

@@ -1,0 +1,52 @@
+"""The rows that result files have for the tables of README and docs, with places for their figures."""
+
+DATA_ROW = {
+    "what": "data pipeline, one process and one thread, tokens a CPU second",
+    "steps": "—",
+    "result": "planning takes {figures[percent_of_training][plan]:.1f}% of training at "
+    "{figures[training_speed]:,} tokens/s; "
+    "budgets {figures[fill_percent][both]:.1f}% full; first step of {figures[simulated_index][pairs]:,} pairs after "
+    "{figures[simulated_index][seconds][median]:.1f} s; preparation at "
+    "{figures[target_tokens_per_second][prepare][median]:,.0f} (`tokenizers` alone: "
+    "{figures[target_tokens_per_second][tokenizers_encode_batch_fast][median]:,.0f}), in "
+    "{figures[preparation_memory][1x][peak_mib]:,.0f} MiB for {figures[preparation_memory][1x][pairs]:,} pairs and "
+    "{figures[preparation_memory][10x][peak_mib]:,.0f} MiB for {figures[preparation_memory][10x][pairs]:,}",
+}
+TRAIN_ROW = {
+    "what": "training, preset `{figures[preset]}`, {figures[precision]}, {figures[world_size]} process(es); "
+    "{figures[unit]}, beside peers in the same run",
+    "steps": "—",
+    "result": "{figures[contenders][FIRST][rates][median]:,.0f}, which is",
+}
+RANKS_ROW = {
+    "what": "a training step, preset `{figures[preset]}`, {figures[precision]}, on {figures[ranks]} one-thread ranks",
+    "steps": "—",
+    "result": "{figures[several_ranks][median]:.3f} s against {figures[one_rank][median]:.3f} s: "
+    "{figures[overhead_percent][median]:.1f}% of it beyond its share of the work, {figures[communication_percent]"
+    "[median]:.1f}% beyond what as many processes take for their shares that do not communicate",
+}
+DECODE_ROW = {
+    "what": "decoding by a model of {figures[parameters]:,} parameters after {figures[trained_steps]:,} steps, beam "
+    "{figures[beam_size]}, `{figures[precision]}`; {figures[unit]}, beside peers in the same run",
+    "steps": "—",
+    "result": "{figures[contenders][ours][sentences_per_second][median]:,.1f}, which is",
+}
+STEP_ROW = {
+    "what": "a training step of `{figures[preset]}` under DeepSpeed, {figures[precision]}, "
+    "{figures[packs_per_micro_batch]} pack(s) at a time, {figures[way]}; {figures[unit]}",
+    "steps": "—",
+    "result": "{figures[rates][median]:,.0f}: {figures[milliseconds]:.1f} ms a step of "
+    "{figures[tokens_per_step]:,.0f} tokens, {figures[peak_gib]:.1f} GiB, {figures[launches]:,.0f} launches",
+}
+ATTENTION_ROW = {
+    "what": "forward and backward of `{figures[preset]}` on {figures[tokens]:,} random tokens per side, mean length "
+    "{figures[mean_length]}, `{figures[precision]}`: the compiled kernel of attention compared with padded groups",
+    "steps": "—",
+    "result": "{figures[times_as_fast][median]:.2f} times as fast ({figures[times_as_fast][lowest]:.2f} to "
+    "{figures[times_as_fast][highest]:.2f})",
+}
+COST_ROW = {
+    "what": "one training step of width {figures[base][width]} on {figures[base][tokens]:,} tokens, under plain torch",
+    "steps": "—",
+    "result": "{figures[base][step_seconds][median]:.4f} {figures[unit]}, {figures[base][peak_mib]:,.0f} MiB",
+}

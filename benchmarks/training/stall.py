@@ -1,0 +1,85 @@
+"""How long training at a given speed would wait for its data: the real loader, and a step that only takes its time.
+
+A step is a sleep, as a GPU computes without this machine's cores. Data that is ready in time costs nothing; each wait
+for it is counted, as `data_stall` of a run counts it.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.measure import check_counts
+from dist_transformer.config.settings import TrainConfig
+from dist_transformer.data.loading.prefetch import Prefetcher
+from dist_transformer.data.loading.sharing import Sharing
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.world import World
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StallBenchmark:
+    config: TrainConfig
+    rate: float
+    """Target tokens per second that training takes."""
+    seconds: float
+    """Of training, at least."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, rate=1, seconds=1)
+
+
+def run_stall_benchmark(settings: StallBenchmark, report: Callable[[str], None]) -> dict[str, Any]:
+    """Figures of one rank; the wait for the first step, when nothing could be fetched ahead, is apart."""
+    config = settings.config
+    with process_group(World(), single=True):
+        sharing = Sharing(skip=False, timeout_minutes=30.0)
+        started = time.monotonic()
+        data = sharing.load(config.corpora, config.batch, seed=config.seed)
+        opening = time.monotonic() - started
+        steps = data.plan.steps(data.plan.start(), config.batch.packs_per_step)
+        draw = sharing.draw_from(steps)
+        prefetcher = Prefetcher(draw, data.collator, rank=0, world_size=1, pin=False)
+        stalls, tokens, epoch, free_at = [], 0, 0, time.monotonic()
+        for step, _, stall in prefetcher:
+            stalls.append(stall)
+            tokens += step.target_tokens
+            epoch = step.epoch
+            # A sleep that was too long does not delay the next step, as it would not on a GPU.
+            free_at += stall + step.target_tokens / settings.rate
+            time.sleep(max(0.0, free_at - time.monotonic()))
+            if tokens > settings.seconds * settings.rate:
+                break
+        sharing.close()
+        prefetcher.close()
+    report(f"{len(stalls)} steps")
+    first, later = stalls[0], sum(stalls[1:])
+    training = tokens / settings.rate
+    return {
+        "unit": "share of the time that training waits for data, after the first step",
+        "target_tokens_per_second": settings.rate,
+        "steps": len(stalls),
+        "target_tokens": tokens,
+        "epochs_begun": epoch + 1,
+        "shards": sum(len(folder.index.train.shards) for folder in data.folders),
+        "shard_bytes": sum(shard.bytes for folder in data.folders for shard in folder.index.train.shards),
+        "training_seconds": training,
+        "opening_seconds": opening,
+        "first_wait_seconds": first,
+        "later_wait_seconds": later,
+        "longest_later_wait_seconds": max(stalls[1:], default=0.0),
+        "data_stall": later / (training + later),
+    }
+
+
+def stall_table(figures: dict[str, Any]) -> str:
+    return "\n".join(
+        [
+            f"{figures['steps']:,} steps of training at {figures['target_tokens_per_second']:,.0f} target tokens/s, "
+            f"{figures['epochs_begun']} epoch(s) begun, {figures['shards']} shards",
+            f"opening the data         {figures['opening_seconds']:8.2f} s",
+            f"wait for the first step  {figures['first_wait_seconds']:8.2f} s",
+            f"waits after it           {figures['later_wait_seconds']:8.2f} s of {figures['training_seconds']:.1f} s: "
+            f"data stall {figures['data_stall']:.2%}",
+        ]
+    )
