@@ -18,11 +18,34 @@ def make_environment(folder: Path, *requirements: str, constrained: bool = True)
             name torch as `pinned("torch")` then, or pip takes the newest one, with gigabytes of CUDA.
     """
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    constraints = ["-c", str(CONSTRAINTS)] if constrained else []
-    install = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run([*install, *constraints, *requirements], check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    _install(folder, *(["-c", str(CONSTRAINTS)] if constrained else []), *requirements)
     return folder / "bin"
+
+
+def extend_environment(programs: Path, folder: Path, *requirements: str) -> Path:
+    """Make an environment with the packages of another one, and install more; give the folder of its programs.
+
+    The other one stays as it is. Versions are free, as for a user who adds a package to what is installed.
+    """
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    where = [programs / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    packages = subprocess.run(where, check=True, capture_output=True, text=True).stdout
+    (own,) = folder.glob("lib/python*/site-packages")
+    (own / "of_the_other.pth").write_text(packages, encoding="utf-8")
+    _install(folder, *requirements)
+    for program in programs.iterdir():
+        own = folder / "bin" / program.name
+        if not own.exists() and program.read_bytes().startswith(f"#!{programs}/python".encode()):
+            script = program.read_text(encoding="utf-8")
+            own.write_text(f"#!{own.parent}/python\n{script.partition(chr(10))[2]}", encoding="utf-8")
+            own.chmod(0o755)
+    return folder / "bin"
+
+
+def _install(folder: Path, *words: str) -> None:
+    install = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run([*install, *words], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def pinned(name: str) -> str:
