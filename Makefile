@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test compat-test slurm-test faults check bench release gpu-check null-gpu clean
+.PHONY: demo test compat-test store-test container-test slurm-test faults check bench release gpu-check null-gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -16,7 +16,13 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -m "slow and not slurm and not compat" -n 2 --dist loadfile
 
 compat-test: $(STAMP)
-	$(BIN)/python -m pytest tests/compat
+	$(BIN)/python -m pytest tests/compat -m "not container and not store"
+
+store-test: $(STAMP)
+	$(BIN)/python -m pytest tests/compat -m store
+
+container-test: $(STAMP)
+	$(BIN)/python -m pytest tests/compat -m container
 
 release: $(STAMP)
 	rm -rf dist

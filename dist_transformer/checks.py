@@ -55,6 +55,6 @@ def check_table(checks: Sequence[Check]) -> str:
     for check in checks:
         state = "ok" if check.state == "ok" else check.state.upper()
         lines += wrap(check.found, f"{check.name:{width}}  {state:4}  ")
-        if check.remedy:
+        if check.state != "ok" and check.remedy:
             lines += wrap(f"remedy: {check.remedy}", indent)
     return "\n".join(lines)

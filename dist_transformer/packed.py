@@ -49,7 +49,7 @@ class PackedTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedBatch:
-    """A micro-batch: sentence i of `source` pairs with sentence i of `target`."""
+    """A micro-batch: sentence i of `source` pairs with sentence i of `target`. Both sides have equally many offsets."""
 
     source: PackedTokens
     target: PackedTokens

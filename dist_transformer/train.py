@@ -18,7 +18,8 @@ from dist_transformer.config.settings import TrainConfig
 from dist_transformer.errors import UserError, exit_on_user_error, say
 from dist_transformer.planning.hardware import peak_flops
 from dist_transformer.run.environment import describe_environment
-from dist_transformer.runtime.device import require_precision
+from dist_transformer.runtime import distributed
+from dist_transformer.runtime.device import choose_precision
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.streams import outlive_streams
 from dist_transformer.runtime.world import World, read_world
@@ -48,8 +49,7 @@ def main() -> None:
         from dist_transformer.training.dry_run import run_dry_run
 
         with process_group(world, single=True) as device, _failing(Watchdog(world, {}), world):
-            require_precision(device, config.precision)
-            run_dry_run(config, world, device)
+            run_dry_run(_with_precision(config, device), world, device)
     elif not train(config, world, launchers):
         raise SystemExit(INTERRUPTED)
 
@@ -80,13 +80,13 @@ def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
     )
     with group as device, _failing(watchdog, world):
         watchdog.enter(Phase.SET_UP)
-        require_precision(device, config.precision)
+        config = _with_precision(config, device)
         trainer = assemble(
             config,
             world,
             device,
             watchdog,
-            peak_flops=_peak_flops(device, config.precision, world),
+            peak_flops=_peak_flops(device, config.arithmetic, world),
             choose_packs=functools.partial(_choose_packs, device),
         )
         left = seconds_left(config.timeouts.walltime_minutes, age=watchdog.age) if world.is_main else None
@@ -101,6 +101,12 @@ def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
     return finished
 
 
+def _with_precision(config: TrainConfig, device: "torch.device") -> TrainConfig:
+    """Choose the arithmetic where that was left open. Collective: every rank must call it."""
+    chosen = distributed.gather_objects(choose_precision(device, config.precision))
+    return config.changed(precision="fp32" if "fp32" in chosen else "bf16")
+
+
 def _peak_flops(device: "torch.device", precision: str, world: World) -> float | None:
     """Of all ranks, whose GPUs are taken to be alike; a CPU's is not known."""
     if device.type != "cuda":
@@ -112,14 +118,14 @@ def _peak_flops(device: "torch.device", precision: str, world: World) -> float |
 def _choose_packs(
     device: "torch.device", config: TrainConfig, ds_config: dict[str, Any], source_budget: int, world_size: int
 ) -> int:
-    """As many at once as fill a GPU; on a CPU one, which its caches hold."""
-    if device.type != "cuda":
-        return 1
+    """As many at once as fill a GPU, or as the caches of a CPU hold."""
     import torch
 
     from dist_transformer.planning.memory import ZeroSettings
     from dist_transformer.planning.micro_batches import packs_that_fit
 
+    if device.type != "cuda":
+        return config.batch.packs_on_a_cpu(world_size)
     return packs_that_fit(
         config,
         ZeroSettings.from_ds_config(ds_config),

@@ -31,7 +31,7 @@ LAYERS = [
     {"directions", "links"},
     {"locks"},
     {"files"},
-    {"verified"},
+    {"native", "verified"},
     {"config", "runtime", "tensor_file"},
     {"data.tokenizer_file"},
     {"data.tokenizer", "model"},
@@ -136,7 +136,7 @@ INSIDES = {
     "data.text": {"toy_grammar", "toy_lexicon"},
     "inference": {"batches", "candidates", "splitting"},
     "model": {"decoding", "dropout", "layers"},
-    "preflight": {"checks", "facts", "probes", "rendezvous"},
+    "preflight": {"checks", "facts", "groups", "nccl", "network", "probes", "rendezvous"},
     "reporting": {"board"},
     "reporting.html": {"curves", "markup", "overview", "run", "style", "summary", "tables", "texts"},
     "run": {"replay"},
@@ -204,7 +204,7 @@ FORBIDDEN_IN_MODEL = {"os", "io", "pathlib", "shutil", "tempfile", "json", "sock
 @pytest.mark.parametrize("module", [module for module in MODULES if part_of(module) == "model"])
 def test_the_model_is_pure_torch(module: str) -> None:
     path = MODULES[module]
-    assert {part_of(name) for name in own_imports(path)} <= {"config", "errors", "packed", "model"}
+    assert {part_of(name) for name in own_imports(path)} <= {"config", "errors", "native", "packed", "model"}
     assert not foreign_imports(path) & FORBIDDEN_IN_MODEL
     names = [*imports(path), *calls_and_attributes(path)]
     for forbidden in ("torch.distributed", "torch.optim", "torch.load", "torch.save"):
@@ -327,8 +327,10 @@ READERS = {
     "links",
     "locks",
     "preflight.facts",
+    "preflight.nccl",
     "preflight.probes",
     "run.environment",
+    "runtime.affinity",
     "runtime.launch",
     "runtime.processes",
     "runtime.streams",
@@ -439,7 +441,7 @@ def test_importing_does_nothing_else(tmp_path: Path) -> None:
         "numpy",
     ]
     # The kernels are imported where Triton is, which comes with torch for CUDA.
-    modules = [name for name in MODULES if importlib.util.find_spec("triton") or not name.endswith(".short_kernels")]
+    modules = [name for name in MODULES if importlib.util.find_spec("triton") or not name.endswith(".gpu_kernels")]
     # This process has imported the package: what that may have set must not be there already.
     inherited = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH", "LANG") if name in os.environ}
     done = subprocess.run(

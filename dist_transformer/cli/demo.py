@@ -26,7 +26,7 @@ def main() -> None:
         flags = ["--toy", arguments.train_pairs, "--vocab-size", 1000, "--out", data]
         call("The corpus: synthetic sentences of a small grammar", own_command("prepare", *flags))
     settings = ["--preset", "tiny", "--data", data, "--run-dir", run, "--max-steps", str(arguments.max_steps)]
-    call(f"Training: {ranks} ranks, ZeRO-1, bf16", own_command("train", *settings, "--processes", ranks))
+    call(f"Training: {ranks} ranks, ZeRO-1", own_command("train", *settings, "--processes", ranks))
     average = own_command("average", "--run-dir", run, "--last", str(arguments.average), "--out", model)
     call(f"The mean of the last {arguments.average} weight files", average)
     files = ["--src", data / "text" / "test.en", "--ref", data / "text" / "test.de", "--json", run / "bleu.json"]

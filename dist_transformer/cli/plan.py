@@ -1,6 +1,6 @@
 """What would a training run need? Memory by ZeRO stage, time, jobs, disk and epochs, before anything is queued.
 
-dist-transformer plan --preset big --nodes 2 --gpus 8 --gpu h100 --batch.packs-per-step 16
+dist-transformer plan --preset big --nodes 2 --gpus 8 --gpu h100
 dist-transformer plan --against runs/mine
 
 Takes the flags of training. Memory follows from what DeepSpeed allocates; speed is a model, not a measurement: a stated
@@ -26,9 +26,10 @@ from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.config.table3 import preset_with_variant
 from dist_transformer.errors import UserError, say
 from dist_transformer.files import write_file
+from dist_transformer.planning.hardware import GpuKind
 from dist_transformer.planning.measured import Comparison, compare, read_run
 from dist_transformer.planning.plan import Cluster, RunPlan, plan_run, what_would_fit
-from dist_transformer.planning.speed import MFU
+from dist_transformer.planning.speed import LINK_LATENCY, MFU, NETWORK_LATENCY
 from dist_transformer.training.cautions import cautions
 from dist_transformer.training.engine.ds_config import load_ds_config
 
@@ -109,7 +110,7 @@ def describe(plan: RunPlan) -> Iterator[str]:
     batch = config.batch
     known = "assumed: give --data" if work.assumed else "of the data"
     device = "CPU process" if plan.gpu is None else cluster.gpu
-    yield f"model     {plan.parameters:,} parameters with {work.vocab_size:,} words, {config.precision}"
+    yield f"model     {plan.parameters:,} parameters with {work.vocab_size:,} words, {config.arithmetic}"
     yield f"machine   {cluster.nodes} node(s) with {cluster.gpus} x {device}, {plan.chosen.zero.name}"
     yield (
         f"a step    {batch.packs_per_step} packs of {work.source_budget:,} source and {batch.max_target_tokens:,} "
@@ -160,7 +161,7 @@ def speed_and_run(plan: RunPlan) -> Iterator[str]:
         )
         yield f"speed     no claim {why}"
     else:
-        peak = plan.gpu.bf16_tflops if plan.config.precision == "bf16" else plan.gpu.fp32_tflops
+        peak = plan.gpu.bf16_tflops if plan.config.arithmetic == "bf16" else plan.gpu.fp32_tflops
         yield (
             f"speed     {plan.target_tokens_per_second:,.0f} target tokens/s: a MODEL, not a measurement "
             f"(--mfu {cluster.mfu:g} of {peak:g} TFLOP/s)"
@@ -169,6 +170,8 @@ def speed_and_run(plan: RunPlan) -> Iterator[str]:
             f"          a step {1000 * time.total:,.1f} ms: operations {1000 * time.compute:,.1f}, update "
             f"{1000 * time.update:,.1f}, communication {1000 * time.communication:,.1f}"
         )
+        if cluster.world_size > 1:
+            yield from basis_of_communication(plan, plan.gpu)
     yield f"run       {plan.config.max_steps:,} steps, {plan.training_flops:.2e} FLOPs"
     if plan.hours is not None and plan.jobs is not None:
         jobs = f"{plan.jobs} job{'s' * (plan.jobs > 1)} of {cluster.job_hours:g} h, {plan.jobs - 1} requeue(s)"
@@ -180,6 +183,15 @@ def speed_and_run(plan: RunPlan) -> Iterator[str]:
         f"disk      {plan.disk_bytes / _GIB:,.2f} GiB at most: a checkpoint {checkpoint:,.2f}, a weight file "
         f"{weights:,.2f}"
     )
+
+
+def basis_of_communication(plan: RunPlan, gpu: GpuKind) -> Iterator[str]:
+    """Say what the seconds of communication stand on."""
+    network = plan.cluster.network_gbit or gpu.node_gbit
+    between = f"{network:g} Gbit/s and {1e6 * NETWORK_LATENCY:g} µs between nodes, " if plan.cluster.nodes > 1 else ""
+    within = f"{gpu.link_gb_per_second:g} GB/s and {1e6 * LINK_LATENCY:g} µs in a node"
+    yield f"          rings over {between}{within}; nothing overlaps"
+    yield "          checked on slow links of known rates under gloo, not with NCCL on GPUs: docs/planning.md"
 
 
 def comparison_table(comparisons: list[Comparison]) -> Iterator[str]:

@@ -127,18 +127,19 @@ def _plain_value(hint: Any, value: Any, where: str, remedy: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return from_plain(typing.cast(type, hint), value, where, remedy=remedy)
     origin, options = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal and value in options:
+    kinds = options if origin in (types.UnionType, typing.Union) else (hint,)
+    choices = [choice for kind in kinds if typing.get_origin(kind) is Literal for choice in typing.get_args(kind)]
+    if value in choices:
         return value
     if origin is tuple and isinstance(value, list):
         return tuple(_plain_value(options[0], item, f"{where}[{at}]", remedy) for at, item in enumerate(value))
     if origin is dict and isinstance(value, dict):
         return {key: _plain_value(options[1], item, f"{where}[{key!r}]", remedy) for key, item in value.items()}
-    kinds = options if origin in (types.UnionType, typing.Union) else (hint,)
     if Path in kinds and isinstance(value, str):
         return Path(value)
     if type(value) in kinds or (float in kinds and type(value) is int):
         return value
-    wanted = " or ".join(map(repr, options)) if origin is Literal else getattr(hint, "__name__", str(hint))
+    wanted = " or ".join(map(repr, choices)) if choices else getattr(hint, "__name__", str(hint))
     raise UserError(f"{where} must be {wanted}, not {value!r:.60}: {remedy}")
 
 

@@ -22,6 +22,8 @@ EMBEDDED_CORPUS = ("embedded corpus",)
 _YEAR_MINUTES = 365 * 24 * 60
 # What torch's generators take, and numpy's integers hold.
 _TOO_LARGE = 2**63
+# Target tokens at once whose activations the caches of a CPU hold.
+_TOKENS_ON_A_CPU = 4096
 
 
 def _require(condition: bool, field_name: str, value: object, remedy: str) -> None:
@@ -125,18 +127,18 @@ class ModelConfig:
 class BatchConfig:
     """How much one optimizer step trains on: `packs_per_step` packs, on any number of ranks."""
 
-    max_target_tokens: int = 3136
-    """Target tokens that fit a pack."""
+    max_target_tokens: int = 392
+    """Target tokens that fit a pack; longer sentences are left out."""
     max_source_tokens: int | None = None
     """Source tokens that fit a pack; when not given, the target budget times the corpus' ratio of source to target."""
     max_sentences: int | None = None
     """Sentence pairs that fit a pack; an eighth of max_target_tokens when not given."""
-    packs_per_step: int = 8
+    packs_per_step: int = 64
     packs_per_micro_batch: int | None = None
-    """Packs that a rank computes at once; when not given, 1 on a CPU, and on a GPU its whole share of a step, or an
-    equal part of it that fits. Another number draws other dropout masks and changes nothing else."""
+    """Packs that a rank computes at once; when not given, on a GPU its whole share of a step, or an equal part of it
+    that fits, and on a CPU an eighth of the step. Another number draws other dropout masks and changes nothing else."""
     window_shards: int = 8
-    """Shards that are shuffled together; more mixes better, and a process holds up to three times as many in memory."""
+    """Shards that are shuffled together; more mixes better, and a node holds up to three times as many in memory."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "max_target_tokens", "packs_per_step", "window_shards")
@@ -155,6 +157,14 @@ class BatchConfig:
     def packs_at_once(self) -> int:
         """`packs_per_micro_batch`, or 1 where that was not chosen yet."""
         return self.packs_per_micro_batch or 1
+
+    def packs_on_a_cpu(self, world_size: int) -> int:
+        """Packs that a rank on a CPU computes at once: an eighth of a step, or what its caches hold, or its share.
+
+        Up to eight ranks compute the same number, and so draw the same dropout masks.
+        """
+        share = -(-self.packs_per_step // world_size)
+        return max(1, min(self.packs_per_step // 8, share, _TOKENS_ON_A_CPU // self.max_target_tokens))
 
     def accumulation_steps(self, world_size: int) -> int:
         """Micro-batches that each rank computes for one optimizer step."""
@@ -320,7 +330,8 @@ class TrainConfig:
     """Decay a step of a moving average of the weights, saved beside them; 0: none, often 0.999 or 0.9999."""
     max_skipped_steps: int = 10
     """Abort after so many steps in a row whose loss or gradient was not finite."""
-    precision: Literal["bf16", "fp32"] = "bf16"
+    precision: Literal["bf16", "fp32"] | None = None
+    """Arithmetic of the model; when not given, bf16 where the device computes it, and otherwise fp32."""
     compile: bool = False
     """torch.compile of layers and loss on a GPU, in bf16 and at ZeRO stages 0 to 2; off until it was measured."""
     seed: int = 1
@@ -341,6 +352,11 @@ class TrainConfig:
         """Build a config from settings by the names of their flags: `of(data=("data",), save_every=10, …)`."""
         groups, rest = _by_group(settings)
         return cls(**{name: kind(**groups.get(name, {})) for name, kind in FLAT_GROUPS.items()}, **rest)
+
+    @property
+    def arithmetic(self) -> Literal["bf16", "fp32"]:
+        """`precision`, or bf16 where that was not chosen yet."""
+        return self.precision or "bf16"
 
     def changed(self, **settings: Any) -> "TrainConfig":
         """Give a config in which some settings, by the names of their flags, are others."""

@@ -32,7 +32,7 @@ BYTES = {"bf16": 2, "fp32": 4}
 SENTENCE_TOKENS = 30.0
 """Of a sentence of news, where no data says."""
 # Elements that DeepSpeed lays side by side to reduce them without ZeRO (`runtime/engine.py`).
-_STAGE_0_BUCKET = 500_000_000
+STAGE_0_BUCKET = 500_000_000
 # CUDA context and libraries; communication buffers of NCCL. A round figure, not measured.
 _CONTEXT_BYTES = int(1.5 * 2**30)
 # What the allocator cannot use. A round figure, not measured.
@@ -41,13 +41,16 @@ _FRAGMENTATION = 0.05
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ZeroSettings:
-    """The keys of `zero_optimization` that decide memory, with DeepSpeed's defaults."""
+    """The keys of `zero_optimization` that decide memory and communication, with DeepSpeed's defaults."""
 
     stage: int
     reduce_bucket_size: int = 500_000_000
+    allgather_bucket_size: int = 500_000_000
     overlap_comm: bool = False
     stage3_param_persistence_threshold: int = 100_000
+    stage3_prefetch_bucket_size: int = 50_000_000
     stage3_max_live_parameters: int = 1_000_000_000
+    stage3_max_reuse_distance: int = 1_000_000_000
     offload_optimizer: bool = False
     offload_param: bool = False
 
@@ -76,6 +79,7 @@ class ModelSizes:
     parameters: int
     persistent: int
     """Of these, in tensors small enough for ZeRO-3 to leave them on every rank."""
+    persistent_tensors: int
     constants: int
     """Bytes of tables that are not trained."""
 
@@ -129,9 +133,11 @@ def model_sizes(config: ModelConfig, zero: ZeroSettings) -> ModelSizes:
     with torch.device("meta"):
         model = Transformer(config)
     counts = [parameter.numel() for parameter in model.parameters()]
+    persistent = [count for count in counts if count <= zero.stage3_param_persistence_threshold]
     return ModelSizes(
         parameters=sum(counts),
-        persistent=sum(count for count in counts if count <= zero.stage3_param_persistence_threshold),
+        persistent=sum(persistent),
+        persistent_tensors=len(persistent),
         constants=sum(table.numel() * table.element_size() for table in model.buffers()),
     )
 
@@ -162,7 +168,7 @@ def predict_memory(
     update = 0 if precision == "bf16" and zero.stage < 3 else 4 * share
     gradients_stay = zero.stage == 3
     if zero.stage == 0:
-        update = 4 * min(sizes.parameters, _STAGE_0_BUCKET) if world_size > 1 else 0
+        update = 4 * min(sizes.parameters, STAGE_0_BUCKET) if world_size > 1 else 0
     if zero.stage == 1 and precision == "bf16":
         gradients, gradients_stay = 4 * sizes.parameters, True
     elif zero.stage == 1 and accumulation > 1:

@@ -29,7 +29,7 @@ def packs_that_fit(
             config.model,
             zero,
             world_size=world_size,
-            precision=config.precision,
+            precision=config.arithmetic,
             accumulation=parts,
             micro=MicroBatch(source_tokens=packs * source_budget, target_tokens=packs * batch.max_target_tokens),
             keeps_average=config.ema_decay > 0,

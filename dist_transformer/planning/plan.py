@@ -191,7 +191,7 @@ def plan_run(config: TrainConfig, cluster: Cluster, ds_config: dict[str, Any], w
     Raises:
         UserError: a GPU that is not known, more processes than packs in a step, or data that cannot be used.
     """
-    gpu = gpu_kind(cluster.gpu, config.precision)
+    gpu = gpu_kind(cluster.gpu, config.arithmetic)
     work = work or look_at_work(config)
     config = _with_vocabulary(config, work)
     config.batch.accumulation_steps(cluster.world_size)
@@ -215,11 +215,11 @@ def plan_run(config: TrainConfig, cluster: Cluster, ds_config: dict[str, Any], w
             config.model,
             own,
             gpu,
-            parameters=sizes.parameters,
+            sizes=sizes,
             gpus_per_node=cluster.gpus,
             nodes=cluster.nodes,
             network_gbit=cluster.network_gbit or gpu.node_gbit,
-            precision=config.precision,
+            precision=config.arithmetic,
             accumulation=config.batch.accumulation_steps(cluster.world_size),
             source_tokens=packs * work.source_budget,
             target_tokens=packs * config.batch.max_target_tokens,
@@ -259,7 +259,7 @@ def _plan_stage(
         config.model,
         zero,
         world_size=cluster.world_size,
-        precision=config.precision,
+        precision=config.arithmetic,
         accumulation=batch.accumulation_steps(cluster.world_size),
         micro=MicroBatch(
             source_tokens=batch.packs_at_once * work.source_budget,

@@ -1,21 +1,32 @@
 """How long a step takes: a model, not a measurement.
 
-time = floating-point operations ÷ (peak · MFU) + bytes of the update ÷ memory bandwidth + bytes sent ÷ link.
-No part is taken to overlap with another.
+time = floating-point operations ÷ (peak · MFU) + bytes of the update ÷ memory bandwidth + bytes sent ÷ link + messages
+that wait for each other · latency. No part is taken to overlap with another.
+
+Communication is that of rings, as NCCL and gloo make them of large tensors. `tools/benchmark.py links` compares it with
+real steps under gloo on links of known rates; no GPUs were measured.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model.transformer import training_flops
 from dist_transformer.planning.hardware import GpuKind
-from dist_transformer.planning.memory import BYTES, ZeroSettings
+from dist_transformer.planning.memory import BYTES, STAGE_0_BUCKET, ModelSizes, ZeroSettings
 
 MFU = 0.33
 """Share of the peak that the model's operations reach, when nothing is said: what NVIDIA's DeepLearningExamples reach
 with `big` on one A100 (its MLPerf v0.7 submission: 0.41). Ours reached 0.32 on one H100, compiled 0.38 (2026-11-23,
 `results/gpu-check-h100.json`). Small models reach less."""
 
+LINK_LATENCY, NETWORK_LATENCY = 5e-6, 15e-6
+"""Seconds of a small message between two GPUs of a node, and between two nodes: round figures, not measured."""
+
+Backend = Literal["nccl", "gloo"]
+
+# The norm of the gradient is one number, summed.
+_NORM_PASSES = 2
 # Adam reads gradient, weight and both moments and writes the last three, in fp32, and the low-precision weight.
 _UPDATE_BYTES = 4 * 4 + 3 * 4 + 2
 
@@ -38,7 +49,7 @@ def predict_step(
     zero: ZeroSettings,
     gpu: GpuKind,
     *,
-    parameters: int,
+    sizes: ModelSizes,
     gpus_per_node: int,
     nodes: int,
     network_gbit: float,
@@ -56,13 +67,13 @@ def predict_step(
     assert peak is not None
     world = nodes * gpus_per_node
     operations = training_flops(config, source_tokens=source_tokens, target_tokens=target_tokens)
-    updated = parameters / (world if zero.stage else 1)
+    updated = sizes.parameters / (world if zero.stage else 1)
     return StepTime(
         compute=operations / (peak * 1e12 * mfu),
         update=updated * _UPDATE_BYTES / (gpu.memory_gb_per_second * 1e9),
         communication=communication_seconds(
             zero,
-            parameters=parameters,
+            sizes=sizes,
             gpus_per_node=gpus_per_node,
             nodes=nodes,
             link_gb_per_second=gpu.link_gb_per_second,
@@ -73,33 +84,78 @@ def predict_step(
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traffic:
+    """What collectives of one step send, in rings."""
+
+    bytes: int
+    """That pass each link of a ring of very many ranks; of n ranks, n - 1 parts of n."""
+    passes: int
+    """Ways around the ring, each of n - 1 messages that wait for each other."""
+
+
 def communication_seconds(
     zero: ZeroSettings,
     *,
-    parameters: int,
+    sizes: ModelSizes,
     gpus_per_node: int,
     nodes: int,
     link_gb_per_second: float,
     network_gbit: float,
     precision: str,
     accumulation: int,
+    backend: Backend = "nccl",
+    link_latency: float = LINK_LATENCY,
+    network_latency: float = NETWORK_LATENCY,
 ) -> float:
-    """Bytes of one step ÷ the slowest link of the ring, which crosses each once in each direction; between nodes it has
-    the whole network of a node."""
+    """Bytes of one step ÷ the slowest link of the ring, and what its messages wait for each other.
+
+    The ring crosses each link once in each direction; between nodes it has the whole network of a node.
+
+    Args:
+        link_latency: seconds of a message between two ranks of a node.
+        network_latency: seconds of a message between two nodes.
+    """
     world = nodes * gpus_per_node
+    if world == 1:
+        return 0.0
     link = link_gb_per_second if nodes == 1 else min(link_gb_per_second, network_gbit / 8)
-    sent = bytes_per_parameter(zero.stage, accumulation, precision) * (world - 1) / world
-    return sent * parameters / (link * 1e9)
+    sent = traffic(zero, sizes, precision=precision, accumulation=accumulation, backend=backend)
+    # A ring of several nodes crosses a network once per node; the message that closes it is not sent.
+    crossings = nodes - 1
+    latency = crossings * network_latency + (world - 1 - crossings) * link_latency
+    return sent.bytes * (world - 1) / world / (link * 1e9) + sent.passes * latency
 
 
-def bytes_per_parameter(stage: int, accumulation: int, precision: str) -> int:
-    """Bytes of one step that go round the ring, per parameter: gradients in fp32, weights in the training precision.
+def traffic(zero: ZeroSettings, sizes: ModelSizes, *, precision: str, accumulation: int, backend: Backend) -> Traffic:
+    """Count gradients in fp32, and weights in the training precision.
 
     DeepSpeed 0.19 all-reduces gradients below stage 3, which is two passes: once per step at stages 0 and 1, for each
-    micro-batch at stage 2. Stages 1 and 2 then gather the updated weights. Stage 3 scatters the sums of gradients and
-    gathers the weights twice for each micro-batch.
+    micro-batch at stage 2. Stages 1 and 2 then gather the updated weights. Stage 3 scatters the sums of gradients for
+    each micro-batch, and gathers the weights for its forward pass; for the backward pass only where they were too many
+    to be kept. Parameters that are small enough to stay on every rank are gathered once per step, one by one.
+
+    gloo has no way to scatter sums but to all-reduce them.
     """
-    weights = BYTES[precision]
-    if stage == 3:
-        return accumulation * (4 + 2 * weights)
-    return 8 * (accumulation if stage == 2 else 1) + (weights if stage else 0)
+    weight, all_of_them = BYTES[precision], sizes.parameters
+    if zero.stage == 3:
+        large = all_of_them - sizes.persistent
+        kept = all_of_them <= min(zero.stage3_max_live_parameters, zero.stage3_max_reuse_distance)
+        gathers, scatter = (1 if kept else 2), (2 if backend == "gloo" else 1)
+        pieces = gathers * _pieces(large, zero.stage3_prefetch_bucket_size)
+        pieces += scatter * _pieces(all_of_them, zero.reduce_bucket_size)
+        return Traffic(
+            bytes=accumulation * (4 * scatter * all_of_them + gathers * weight * large) + weight * sizes.persistent,
+            passes=accumulation * pieces + sizes.persistent_tensors + _NORM_PASSES,
+        )
+    reductions = accumulation if zero.stage == 2 else 1
+    bucket = zero.reduce_bucket_size if zero.stage else STAGE_0_BUCKET
+    gathered = weight * all_of_them if zero.stage else 0
+    passes = 2 * reductions * _pieces(all_of_them, bucket)
+    if zero.stage:
+        passes += _pieces(all_of_them, zero.allgather_bucket_size) + _NORM_PASSES
+    return Traffic(bytes=8 * reductions * all_of_them + gathered, passes=passes)
+
+
+def _pieces(elements: int, bucket: int) -> int:
+    return -(-elements // bucket)

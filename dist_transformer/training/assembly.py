@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.data.loading.loader import TrainingData, open_training_data
-from dist_transformer.data.loading.shard_agreement import ShardAgreement
+from dist_transformer.data.loading.loader import TrainingData
+from dist_transformer.data.loading.sharing import Sharing
 from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.reporting.reporter import Reporter
@@ -64,9 +64,9 @@ def assemble(
     """
     watchdog = watchdog or Watchdog(world, {})
     timeout, held = config.timeouts.collective_timeout_minutes, ExitStack()
-    agreement = ShardAgreement(skip=config.corpora.on_bad_shard == "skip", timeout_minutes=timeout)
+    sharing = Sharing(skip=config.corpora.on_bad_shard == "skip", timeout_minutes=timeout)
     preemption = Preemption(world, watchdog, timeout_minutes=timeout)
-    data = open_training_data(config.corpora, config.batch, seed=config.seed, admit=agreement.admit)
+    data = sharing.load(config.corpora, config.batch, seed=config.seed)
     index = data.first.index
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=index.vocab_size))
     ds_config = load_ds_config(config.deepspeed_config)
@@ -104,7 +104,7 @@ def assemble(
         fence=fence,
     )
     parts: dict[str, Any] = {"engine": engine, "progress": progress, "reporter": reporter}
-    logbook = Logbook(config=config, data=data, agreement=agreement, ledger=ledger, peak_flops=peak_flops, **parts)
+    logbook = Logbook(config=config, data=data, sharing=sharing, ledger=ledger, peak_flops=peak_flops, **parts)
     saver = Saver(
         settings=config.checkpoints,
         model=config.model,
@@ -122,7 +122,7 @@ def assemble(
         config=config,
         world=world,
         data=data,
-        agreement=agreement,
+        sharing=sharing,
         validators=validators,
         logbook=logbook,
         saver=saver,
@@ -190,7 +190,7 @@ def _introduce(
         f"at most {batch:,} target tokens\n"
         f"{config.max_steps:,} steps, about {epochs:,.{1 if epochs < 100 else 0}f} epochs of {target_tokens:,} "
         "target tokens\n"
-        f"{world.size} rank(s) on {engine.device.type}, ZeRO-{engine.stage}, {config.precision}, "
+        f"{world.size} rank(s) on {engine.device.type}, ZeRO-{engine.stage}, {config.arithmetic}, "
         f"accumulation {config.batch.accumulation_steps(world.size)} of {config.batch.packs_at_once} pack(s)"
     )
     for note in notes:

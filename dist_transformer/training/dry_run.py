@@ -1,6 +1,6 @@
 """`--test-mode`: what one runs for minutes before a job is queued for days.
 
-The preset's model, optimizer, precision and packs go through the real trainer on one process: it trains on two packs
+The preset's model, optimizer, precision and packs go through the real trainer on one process: it trains on a few packs
 of the given data, saves, resumes and decodes, learns a few sentences by heart, and says what it measured on the way.
 """
 
@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 
 from dist_transformer.checks import Check, check_table, failed
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
-from dist_transformer.data.folder.reader import DataFolder, Split
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.folder.split import Split
 from dist_transformer.data.folder.subset import write_subset
 from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.data.prepare.pipeline import PrepareSettings, prepare
@@ -39,7 +40,7 @@ from dist_transformer.training.engine.memory import peak_memory_bytes
 from dist_transformer.training.trainer import Trainer
 
 _STEPS, _SAVED_AT = 20, 10
-_PACKS = 2
+_PARTS = 2
 # Of each pack's pairs: drawn anew each epoch, they must fit as many packs again.
 _PAIRS_KEPT = 0.95
 _DECODED = 16
@@ -64,7 +65,7 @@ def run_dry_run(config: TrainConfig, world: World, device: torch.device) -> None
         if config.corpora.data == EMBEDDED_CORPUS:
             config = config.changed(data=(str(_embedded_data(Path(scratch))),))
         small = _small_run(config, Path(scratch))
-        say(f"training on {_PACKS} packs, and saving …")
+        say(f"training on {small.batch.packs_per_step} packs, and saving …")
         checks, records = _train(small, world, device)
         say("resuming and decoding …")
         checks += _resume_and_decode(small, world, device)
@@ -87,7 +88,7 @@ def _embedded_data(scratch: Path) -> Path:
 
 
 def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
-    """The run on two packs of the data; warm-up and intervals shrink with it.
+    """The run on a few packs of the data; warm-up and intervals shrink with it.
 
     It begins with drawn weights also where the run will not: trained ones would pass checks that are of learning.
     """
@@ -99,8 +100,9 @@ def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
     if saved.init_from is not None:
         model = dataclasses.replace(config.model, vocab_size=folder.index.vocab_size)
         read_initial_weights(saved.init_from, model, folder.tokenizer(), vocabulary=saved.init_vocabulary)
-    packs = [pack for pack in next(data.plan.steps(data.plan.start(), _PACKS)).packs if pack is not None]
-    kept = [pack.pair_ids[: max(1, int(_PAIRS_KEPT * len(pack.pair_ids)))] for pack in packs]
+    at_once = config.batch.packs_on_a_cpu(world_size=1)
+    packs = next(data.plan.steps(data.plan.start(), _PARTS * at_once)).packs
+    kept = [pack.pair_ids[: max(1, int(_PAIRS_KEPT * len(pack.pair_ids)))] for pack in packs if pack]
     write_subset(folder, np.concatenate(kept), scratch / "data")
     peak = config.optimizer.peak_lr
     if config.optimizer.schedule == "noam":
@@ -116,8 +118,8 @@ def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
         config.batch,
         max_source_tokens=budgets.max_source_tokens,
         max_sentences=budgets.max_sentences,
-        packs_per_step=_PACKS,
-        packs_per_micro_batch=min(_PACKS, config.batch.packs_at_once),
+        packs_per_step=len(packs),
+        packs_per_micro_batch=min(len(packs), config.batch.packs_per_micro_batch or at_once),
     )
     return config.changed(
         data=(str(scratch / "data"),),
@@ -247,7 +249,7 @@ def _decode(trainer: Trainer, config: TrainConfig) -> Check:
     expected = -sum(output.log_probability for output in outputs)
     apart = abs(nll - expected) / max(expected, 1.0)
     return Check.that(
-        apart <= _TOLERANCE[config.precision],
+        apart <= _TOLERANCE[config.arithmetic],
         name="decodes as it trains",
         found=f"{len(sources)} sentences by beam search, log probabilities {100 * apart:.3f}% apart",
     )
@@ -280,7 +282,7 @@ def _print_measures(config: TrainConfig, records: dict[str, Sequence[Any]], devi
     tokens = batch.packs_per_step * batch.max_target_tokens
     hours = tokens * config.max_steps / speed / 3600
     rows = (
-        ("device", f"{torch.cuda.get_device_name(device) if device.type == 'cuda' else 'CPU'}, {config.precision}"),
+        ("device", f"{torch.cuda.get_device_name(device) if device.type == 'cuda' else 'CPU'}, {config.arithmetic}"),
         ("peak memory", f"{records['peak']}, {batch.packs_at_once} pack(s) at a time"),
         ("speed", f"{speed:,.0f} target tokens/s"),
         ("effective batch", f"{batch.packs_per_step} packs, at most {tokens:,} target tokens a step"),

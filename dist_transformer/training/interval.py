@@ -30,6 +30,8 @@ class Interval:
     seconds: float = 0.0
     stall_seconds: float = 0.0
     """Of these, waiting for data."""
+    waited_seconds: float = 0.0
+    """Of these, waiting of this rank's host for collectives."""
 
     def add(
         self,
@@ -41,6 +43,7 @@ class Interval:
         applied: bool,
         seconds: float,
         stall: float,
+        waited: float,
     ) -> None:
         """Count a step.
 
@@ -58,6 +61,7 @@ class Interval:
         self.packs += len(step.packs)
         self.seconds += seconds
         self.stall_seconds += stall
+        self.waited_seconds += waited
 
     def reduce(self) -> tuple[list[int], float, float]:
         """The hash of each step over all ranks; loss and nll a target token of the steps that were applied.
@@ -82,6 +86,10 @@ class Interval:
             "data_stall": self.stall_seconds / self.seconds,
             "fill": (target_tokens + self.source_tokens) / room,
         }
+
+    def communication(self, device: torch.device) -> dict[str, float]:
+        """Give the seconds per step that collectives made this rank wait; nothing on a GPU, where the host goes on."""
+        return {} if device.type == "cuda" else {"exposed_communication_seconds": self.waited_seconds / len(self.steps)}
 
     def utilization(self, model: ModelConfig, peak_flops: float | None) -> dict[str, float]:
         """Give the MFU: the share of the devices' peak that the model's operations on these tokens are.

@@ -7,7 +7,7 @@ from typing import Any
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.plan import Step
-from dist_transformer.data.loading.shard_agreement import ShardAgreement
+from dist_transformer.data.loading.sharing import Sharing
 from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import training_flops
 from dist_transformer.reporting.reporter import Reporter, perplexity
@@ -25,7 +25,7 @@ class Logbook:
 
     config: TrainConfig
     data: TrainingData
-    agreement: ShardAgreement
+    sharing: Sharing
     engine: Engine
     progress: Progress
     ledger: Ledger
@@ -40,7 +40,7 @@ class Logbook:
         self.interval.add(progress.step, step, **computed)
         for shard in step.left_out:
             part = " after a part of it was used" if shard.packs else ""
-            problem = self.agreement.problems[shard.corpus, shard.shard]
+            problem = self.sharing.problems[shard.corpus, shard.shard]
             self.reporter.say(f"step {progress.step}: left out of epoch {shard.epoch + 1}{part}: {problem}")
             progress.left_out.append({"step": progress.step, **dataclasses.asdict(shard)})
         for epoch in step.ended:
@@ -110,6 +110,7 @@ class Logbook:
             "learning_rate": self.engine.learning_rate,
             "gradient_norm": self.engine.gradient_norm,
             **interval.speed(self.data.budgets),
+            **interval.communication(self.engine.device),
             **interval.utilization(self.config.model, self.peak_flops),
             "epoch": progress.position.epoch,
             "skipped_steps": progress.skipped_steps,

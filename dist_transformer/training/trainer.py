@@ -14,7 +14,7 @@ from dist_transformer.data.loading.collate import MicroBatch
 from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.plan import Step
 from dist_transformer.data.loading.prefetch import Prefetcher
-from dist_transformer.data.loading.shard_agreement import ShardAgreement
+from dist_transformer.data.loading.sharing import Sharing
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.samples import write_sheet
 from dist_transformer.model.loss import LossSums
@@ -43,7 +43,7 @@ class Trainer:
     config: TrainConfig
     world: World
     data: TrainingData
-    agreement: ShardAgreement
+    sharing: Sharing
     engine: Engine
     progress: Progress
     validators: tuple[Validator, ...]
@@ -103,14 +103,14 @@ class Trainer:
                 self.saver.begin()
             if stopped_by is not None or self._out_of_patience():
                 break
-        self.agreement.close()
+        self.sharing.close()
         steps.close()
         self.saver.end()
         return stopped_by
 
     def _prefetched_steps(self) -> Prefetcher:
         return Prefetcher(
-            self._remaining_steps(),
+            self.sharing.draw_from(self._remaining_steps()),
             self.data.collator,
             rank=self.world.rank,
             world_size=self.world.size,
@@ -123,7 +123,7 @@ class Trainer:
 
     def _train_step(self, step: Step, micro_batches: list[MicroBatch], stall: float) -> None:
         """Forward, backward, update; counts what was consumed."""
-        started = time.monotonic()
+        started, waited_before = time.monotonic(), self.engine.waited_seconds
         progress = self.progress
         progress.step += 1
         hashes, losses, applied = [], [], True
@@ -138,7 +138,10 @@ class Trainer:
         progress.train_seconds += seconds
         progress.source_tokens += step.source_tokens
         progress.target_tokens += step.target_tokens
-        self.logbook.add(step, hashes=hashes, losses=losses, applied=applied, seconds=seconds, stall=stall)
+        waited = self.engine.waited_seconds - waited_before
+        self.logbook.add(
+            step, hashes=hashes, losses=losses, applied=applied, seconds=seconds, stall=stall, waited=waited
+        )
 
     def _train_micro_batch(self, step: Step, micro: MicroBatch) -> tuple[LossSums, torch.Tensor]:
         self.watchdog.progress()

@@ -32,11 +32,13 @@ def test_flags_of_training_are_taken() -> None:
 
 def test_the_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
-    arguments = f"--preset big --nodes 2 --gpus 8 --gpu h100 --batch.packs-per-step 16 --json {out}"
+    arguments = f"--preset big --nodes 2 --gpus 8 --gpu h100 --json {out}"
     screen = run(monkeypatch, capsys, arguments)
     assert max(map(len, screen.splitlines())) <= 110
     assert "214,245,376 parameters with 37,000 words" in screen
     assert "a MODEL, not a measurement (--mfu 0.33 of 989 TFLOP/s)" in screen
+    # The table of GPUs has 8 x 400 Gbit/s for a DGX H100, and 450 GB/s inside.
+    assert "rings over 3200 Gbit/s and 15 µs between nodes, 450 GB/s and 5 µs in a node; nothing overlaps" in screen
     (chosen,) = (line for line in screen.splitlines() if line.startswith(">"))
     assert chosen.split()[1] == "ZeRO-1"
     assert chosen.endswith("fits")
@@ -55,7 +57,7 @@ def test_the_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 def test_a_run_that_does_not_fit_fails_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = "--preset big --gpu v100-16 --precision fp32 --batch.packs-per-micro-batch 8"
+    arguments = "--preset big --gpu v100-16 --precision fp32 --batch.packs-per-micro-batch 64"
     with pytest.raises(UserError, match=r"does not fit: ZeRO-1 needs .* GiB a GPU; train with --batch.packs-per-micro"):
         run(monkeypatch, capsys, arguments)
 
@@ -83,7 +85,7 @@ def test_a_json_that_cannot_be_written_is_named(
 def test_an_absurd_plan_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], toy_data: DataFolder
 ) -> None:
-    """32 packs of 3,136 target tokens are 4 steps: an epoch."""
+    """An epoch is 4 steps of 64 packs."""
     monkeypatch.setattr(sys, "argv", ["plan_run.py", "--preset", "big", "--gpu", "cpu", "--data", str(toy_data.path)])
     main()
     screen, warnings = capsys.readouterr()

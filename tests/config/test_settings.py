@@ -39,7 +39,7 @@ REFUSED: list[tuple[type, dict[str, Any], str, str, str]] = [
             "max_sentences",
         )
     ],
-    (BatchConfig, {"packs_per_micro_batch": 9}, "packs_per_micro_batch", "9", "above packs_per_step (8)"),
+    (BatchConfig, {"packs_per_micro_batch": 65}, "packs_per_micro_batch", "65", "above packs_per_step (64)"),
     *[
         (OptimizerConfig, {name: value}, name, str(value), ABOVE_0)
         for name in ("warmup_steps", "lr_scale", "peak_lr", "epsilon")
@@ -201,6 +201,29 @@ def test_presets_leave_the_vocabulary_to_the_data() -> None:
 def test_accumulation(packs: int, packs_per_micro_batch: int, worlds: dict[int, int]) -> None:
     batch = BatchConfig(packs_per_step=packs, packs_per_micro_batch=packs_per_micro_batch)
     assert {world: batch.accumulation_steps(world) for world in worlds} == worlds
+
+
+@pytest.mark.parametrize(
+    ("packs", "tokens", "worlds"),
+    [
+        # An eighth of 64, up to eight ranks; then a rank's share.
+        (64, 392, {1: 8, 2: 8, 8: 8, 16: 4, 64: 1}),
+        # 4096 tokens are enough.
+        (128, 392, {1: 10}),
+        (128, 3584, {1: 1}),
+        (2, 1024, {1: 1, 2: 1}),
+        (16, 5000, {1: 1}),
+    ],
+)
+def test_packs_at_once_on_a_cpu(packs: int, tokens: int, worlds: dict[int, int]) -> None:
+    batch = BatchConfig(packs_per_step=packs, max_target_tokens=tokens)
+    assert {world: batch.packs_on_a_cpu(world) for world in worlds} == worlds
+
+
+@pytest.mark.parametrize("preset", ["base", "big"])
+@pytest.mark.parametrize("world", [1, 2, 8, 16, 48, 64])
+def test_base_and_big_run_on_1_to_64_ranks(preset: str, world: int) -> None:
+    assert PRESETS[preset].batch.accumulation_steps(world) == -(-64 // world)
 
 
 def test_a_world_larger_than_the_step_is_refused_with_the_remedy() -> None:

@@ -60,7 +60,7 @@ def packed(sentences: list[list[int]], *, tail: int) -> PackedTokens:
     flat = np.array([token for sentence in sentences for token in sentence], dtype=np.int64)
     lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64)
     cap = int(lengths.max())
-    return pack_side(flat, lengths, size=len(flat) + tail, offset_count=len(lengths) + tail + 1, max_length=cap)
+    return pack_side(flat, lengths, size=len(flat) + tail, offset_count=len(lengths) + 50, max_length=cap)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

@@ -82,7 +82,8 @@ def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]])
     for row, expected_row in zip(found, expected, strict=True):
         for hypothesis, other in zip(row, expected_row, strict=True):
             assert hypothesis.score == pytest.approx(other.score, abs=1e-5)
-            assert hypothesis.log_probability == pytest.approx(other.log_probability, abs=1e-5)
+            # A sum over tokens: its rounding grows with it.
+            assert hypothesis.log_probability == pytest.approx(other.log_probability, abs=1e-5, rel=1e-6)
 
 
 SETTINGS = [

@@ -37,10 +37,10 @@ _MOST_BYTES_A_LOGIT = 4.1
 # Of our kernels in fp16, whose rounding is 5e-4.
 _KERNEL_ERROR = 1e-3
 _STEPS: dict[str, dict[str, Any]] = {
-    "at once, compiled": {"packs_per_micro_batch": 8, "compile": True, "stage": 1, "more_packs": 20},
-    "at once": {"packs_per_micro_batch": 8, "compile": False, "stage": 1},
-    "in eight, compiled": {"packs_per_micro_batch": 1, "compile": True, "stage": 1},
-    "at once, compiled, stage 0": {"packs_per_micro_batch": 8, "compile": True, "stage": 0},
+    "at once, compiled": {"packs_per_micro_batch": 64, "compile": True, "stage": 1, "more_packs": 20},
+    "at once": {"packs_per_micro_batch": 64, "compile": False, "stage": 1},
+    "in eight, compiled": {"packs_per_micro_batch": 8, "compile": True, "stage": 1},
+    "at once, compiled, stage 0": {"packs_per_micro_batch": 64, "compile": True, "stage": 0},
 }
 
 
@@ -109,18 +109,17 @@ def main() -> None:
     arguments = parser.parse_args()
     home = Home(arguments.home.absolute())
     home.prepare()
-    started = time.monotonic()
     kept = read_json(_RESULT)["figures"].get("before", {}) if _RESULT.exists() else {}
     with tempfile.TemporaryDirectory() as scratch:
         checks = Checks(home, Path(scratch))
         if arguments.before is not None:
             before = {**count_steps(checks, arguments.before), "softmax": count_softmax(checks, arguments.before)}
-            _write({**(read_json(_RESULT)["figures"] if _RESULT.exists() else {}), "before": before}, started)
+            _write({**(read_json(_RESULT)["figures"] if _RESULT.exists() else {"seconds": {}}), "before": before})
             return
-        for check in (check_kernels, check_steps, check_softmax, check_decoding, check_runs, check_benchmarks):
+        for check in _CHECKS:
             check(checks)
         checks.figures["lines_not_run"] = list(lines_not_run(checks))
-    _write({**checks.figures, "seconds": checks.seconds, "before": kept}, started)
+    _write({**checks.figures, "seconds": checks.seconds, "before": kept})
     if checks.problems:
         raise UserError(f"on the null GPU: {'; '.join(checks.problems)}")
 
@@ -129,16 +128,18 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _write(figures: dict[str, Any], started: float) -> None:
+def _write(figures: dict[str, Any]) -> None:
     result = result_of(
         None,
         what="`make null-gpu`: the host's side of the GPU path on a stub of CUDA; counts, no timings",
         command="make null-gpu",
         seeds=[0],
-        wall_seconds=round(time.monotonic() - started, 1),
+        wall_seconds=round(sum(figures["seconds"].values()), 1),
         figures=figures,
         rows=[],
     )
+    if figures["before"]:
+        result["commands"].append("python -m tests.nullgpu --before CLONE")
     write_result(_RESULT, result)
 
 
@@ -151,7 +152,7 @@ def check_kernels(checks: Checks) -> None:
 def count_steps(checks: Checks, source: Path) -> dict[str, Any]:
     found = {}
     for name, way in _STEPS.items():
-        request = json.dumps({"preset": "big", "packs": 8, **way})
+        request = json.dumps({"preset": "big", "packs": 64, **way})
         # Lines that a compiler follows are slow to note, and are the same.
         output = checks.run(f"step {name}", _HERE / "step.py", request, source=source, covered=not way["compile"])
         found[name] = json.loads(output.splitlines()[-1])
@@ -236,6 +237,18 @@ def check_benchmarks(checks: Checks) -> None:
     checks.run("kernels", ROOT / "tools/benchmark.py", "kernels", *small)
     step = ["--preset", "tiny", "--data", checks.scratch / "data", "--steps", 1, "--rounds", 1]
     checks.run("step", ROOT / "tools/benchmark.py", "step", *step)
+
+
+def check_doctor(checks: Checks) -> None:
+    """Run the preflight on two devices that compute nothing: it must refuse them, and nothing else on their account."""
+    found = json.loads(checks.run("doctor", _HERE / "doctor.py", devices=2).splitlines()[-1])
+    states = {check["name"]: check for check in found}
+    gpus = states.get("GPUs", {"found": "no such check", "state": ""})
+    refused = gpus["state"] == "fail" and "a product of matrices is wrong" in gpus["found"]
+    checks.require(refused, f"doctor takes a GPU that computes nothing: {gpus['found']}")
+
+
+_CHECKS = (check_kernels, check_steps, check_softmax, check_decoding, check_runs, check_doctor, check_benchmarks)
 
 
 def lines_not_run(checks: Checks) -> Iterator[str]:

@@ -11,7 +11,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from dist_transformer.model.short_attention import cross_attention, self_attention
+from dist_transformer.model.packed_attention import cross_attention, self_attention
 
 _HEADS = 2
 # One token, none, a tile and one more than it, several tiles.

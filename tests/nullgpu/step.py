@@ -1,6 +1,6 @@
 """Steps of the real engine on the null GPU: launches, waits, memory, graphs. Prints JSON.
 
-python step.py '{"preset": "big", "packs": 8, "packs_per_micro_batch": 8, "compile": true, "stage": 1}'
+python step.py '{"preset": "big", "packs": 64, "packs_per_micro_batch": 64, "compile": true, "stage": 1}'
 """
 
 import collections

@@ -21,6 +21,8 @@ from dist_transformer.training.engine.ds_config import load_ds_config
 from tests.conftest import ROOT
 
 BIG = dataclasses.replace(PRESETS["big"].model, vocab_size=37_000)
+BUCKETS = {"reduce_bucket_size": 25_000_000, "allgather_bucket_size": 25_000_000}
+STAGE_3_BUCKETS = {"reduce_bucket_size": 25_000_000, "stage3_prefetch_bucket_size": 25_000_000}
 MICRO = MicroBatch(source_tokens=3136, target_tokens=3136)
 
 
@@ -28,14 +30,12 @@ MICRO = MicroBatch(source_tokens=3136, target_tokens=3136)
     ("name", "expected"),
     [
         ("zero0", ZeroSettings(stage=0)),
-        ("zero1", ZeroSettings(stage=1, reduce_bucket_size=25_000_000, overlap_comm=True)),
-        ("zero2", ZeroSettings(stage=2, reduce_bucket_size=25_000_000, overlap_comm=True)),
-        ("zero3", ZeroSettings(stage=3, reduce_bucket_size=25_000_000, overlap_comm=True)),
+        ("zero1", ZeroSettings(stage=1, overlap_comm=True, **BUCKETS)),
+        ("zero2", ZeroSettings(stage=2, overlap_comm=True, **BUCKETS)),
+        ("zero3", ZeroSettings(stage=3, overlap_comm=True, **STAGE_3_BUCKETS)),
         (
             "zero3_offload",
-            ZeroSettings(
-                stage=3, reduce_bucket_size=25_000_000, overlap_comm=True, offload_optimizer=True, offload_param=True
-            ),
+            ZeroSettings(stage=3, overlap_comm=True, offload_optimizer=True, offload_param=True, **STAGE_3_BUCKETS),
         ),
     ],
 )

@@ -33,15 +33,16 @@ def packs(preset: str, gib: int, *, world_size: int = 1, **batch: int) -> int:
 @pytest.mark.parametrize(
     ("preset", "gib", "world_size", "expected"),
     [
-        # Eight packs are a step of 25k tokens: all at once, or a rank's share.
-        ("big", 80, 1, 8),
-        ("base", 80, 1, 8),
-        ("big", 80, 2, 4),
-        ("big", 80, 3, 3),
-        ("big", 80, 8, 1),
-        # Eight need 18.3 GiB of 0.9 · 24; of 0.9 · 12 = 10.8 three need 12.7, and two 10.3.
-        ("big", 24, 1, 8),
-        ("big", 12, 1, 2),
+        # 64 packs are a step of 25k tokens: all at once, or a rank's share.
+        ("big", 80, 1, 64),
+        ("base", 80, 1, 64),
+        ("big", 80, 2, 32),
+        ("big", 80, 3, 22),
+        ("big", 80, 8, 8),
+        ("big", 80, 64, 1),
+        # All need 18.3 GiB of 0.9 · 24; of 0.9 · 12 = 10.8 a half of them needs more, and a third does not.
+        ("big", 24, 1, 64),
+        ("big", 12, 1, 22),
         # Where not even one fits, the user is told so when it is tried.
         ("big", 4, 1, 1),
         # 128 packs of 3,584: no more than 32,768 tokens pay, and 15 parts of at most 9 are the fewest of those.

@@ -33,8 +33,8 @@ def test_time_and_jobs_follow_from_the_step() -> None:
     hours = 300_000 * found.step_time.total / 3600
     assert found.hours == pytest.approx(hours)
     assert found.jobs == math.ceil(hours) > 1
-    # 8 packs of 3,136 target tokens, 99% full.
-    assert found.target_tokens_per_second == pytest.approx(0.99 * 8 * 3136 / found.step_time.total)
+    # 64 packs of 392 target tokens, 99% full.
+    assert found.target_tokens_per_second == pytest.approx(0.99 * 64 * 392 / found.step_time.total)
 
 
 def test_half_the_share_of_the_peak_doubles_the_operations() -> None:
@@ -83,8 +83,8 @@ def test_every_stage_is_there_once() -> None:
 
 
 def test_more_processes_than_packs_are_refused_with_the_remedy() -> None:
-    with pytest.raises(UserError, match=r"packs_per_step is 8 but 16 processes were started: raise --batch.packs-per"):
-        plan(preset("big"), nodes=2, gpus=8)
+    with pytest.raises(UserError, match=r"packs_per_step is 64 but 128 processes were started: raise --batch"):
+        plan(preset("big"), nodes=16, gpus=8)
 
 
 @pytest.mark.parametrize(
@@ -119,13 +119,13 @@ def test_another_stage_is_named_first() -> None:
 
 
 def test_then_fewer_packs_at_once() -> None:
-    config = with_batch(preset("big", precision="fp32"), packs_per_micro_batch=8)
+    config = with_batch(preset("big", precision="fp32"), packs_per_micro_batch=64)
     found = plan(config, gpu="v100-16")
     assert found.chosen.fits is False
     assert what_would_fit(found) == (
-        "--batch.packs-per-micro-batch 2 --batch.max-target-tokens 3136 --batch.packs-per-step 8"
+        "--batch.packs-per-micro-batch 16 --batch.max-target-tokens 392 --batch.packs-per-step 64"
     )
-    assert plan(with_batch(config, packs_per_micro_batch=2), gpu="v100-16").chosen.fits
+    assert plan(with_batch(config, packs_per_micro_batch=16), gpu="v100-16").chosen.fits
 
 
 def test_then_smaller_packs_and_as_many_tokens_a_step() -> None:
@@ -156,7 +156,7 @@ def test_the_data_decides_vocabulary_budget_and_epochs(toy_data: DataFolder) -> 
     index = toy_data.index
     ratio = index.train.source_tokens / index.train.target_tokens
     assert found.work.vocab_size == index.vocab_size
-    assert found.work.source_budget == math.ceil(1024 * ratio / 16) * 16
+    assert found.work.source_budget == math.ceil(1024 * ratio)
     assert 0.95 < found.work.fill <= 1
     assert found.epochs == pytest.approx(1000 * found.work.fill * 2 * 1024 / index.train.target_tokens)
     model = dataclasses.replace(config.model, vocab_size=index.vocab_size)
@@ -167,7 +167,7 @@ def test_the_data_decides_vocabulary_budget_and_epochs(toy_data: DataFolder) -> 
 
 def test_without_data_the_papers_vocabulary_is_assumed() -> None:
     work = look_at_work(preset("base"))
-    assert (work.vocab_size, work.source_budget, work.assumed) == (37_000, 3136, True)
+    assert (work.vocab_size, work.source_budget, work.assumed) == (37_000, 392, True)
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -7,19 +7,21 @@ import pytest
 
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.planning.hardware import GpuKind
-from dist_transformer.planning.memory import ZeroSettings
-from dist_transformer.planning.speed import StepTime, predict_step
+from dist_transformer.planning.memory import ModelSizes, ZeroSettings
+from dist_transformer.planning.speed import Backend, StepTime, Traffic, communication_seconds, predict_step, traffic
 
 BIG = dataclasses.replace(PRESETS["big"].model, vocab_size=37_000)
 # Round rates: 100 and 10 TFLOP/s, 1,000 GB/s of memory, 100 GB/s between GPUs.
 GPU = GpuKind(
     memory_gib=80, bf16_tflops=100, fp32_tflops=10, memory_gb_per_second=1000, link_gb_per_second=100, node_gbit=400
 )
+# Of 200 million parameters, one million is in a hundred small tensors.
+SIZES = ModelSizes(parameters=200_000_000, persistent=1_000_000, persistent_tensors=100, constants=0)
 
 
 def step(stage: int, **changes: Any) -> StepTime:
     settings: dict[str, Any] = {
-        "parameters": 200_000_000,
+        "sizes": SIZES,
         "gpus_per_node": 4,
         "nodes": 1,
         "network_gbit": 400,
@@ -47,32 +49,76 @@ def test_the_update_moves_thirty_bytes_a_parameter() -> None:
     assert step(1).update == pytest.approx(200e6 * 30 / 4 / 1000e9)
 
 
+def sent(stage: int, accumulation: int, precision: str, backend: Backend = "nccl", **keys: int) -> Traffic:
+    zero = ZeroSettings(stage=stage, reduce_bucket_size=50_000_000, allgather_bucket_size=100_000_000, **keys)
+    return traffic(zero, SIZES, precision=precision, accumulation=accumulation, backend=backend)
+
+
 @pytest.mark.parametrize(
-    ("stage", "accumulation", "precision", "sent"),
+    ("stage", "accumulation", "precision", "millions"),
     [
         # An all-reduce of fp32 gradients is 8 bytes per parameter on a ring, a gathered bf16 weight 2.
-        (0, 1, "bf16", 8),
-        (0, 8, "bf16", 8),
-        (1, 1, "bf16", 10),
-        (1, 8, "bf16", 10),
-        (1, 8, "fp32", 12),
-        (2, 1, "bf16", 10),
-        (2, 8, "bf16", 66),
-        (3, 1, "bf16", 8),
-        (3, 8, "bf16", 64),
-        (3, 1, "fp32", 12),
+        (0, 1, "bf16", 200 * 8),
+        (0, 8, "bf16", 200 * 8),
+        (1, 1, "bf16", 200 * 10),
+        (1, 8, "bf16", 200 * 10),
+        (1, 8, "fp32", 200 * 12),
+        (2, 1, "bf16", 200 * 10),
+        (2, 8, "bf16", 200 * 66),
+        # Sums are scattered, 4 bytes, and the weights gathered, 199 of 200 million for each micro-batch.
+        (3, 1, "bf16", 200 * 6),
+        (3, 8, "bf16", 8 * (200 * 4 + 199 * 2) + 2),
+        (3, 1, "fp32", 200 * 8),
     ],
 )
-def test_bytes_that_go_round(stage: int, accumulation: int, precision: str, sent: int) -> None:
-    """Of 200 million parameters, three quarters of which pass each of 4 GPUs."""
-    found = step(stage, accumulation=accumulation, precision=precision).communication
-    assert found == pytest.approx(sent * 0.75 * 200e6 / 100e9)
+def test_bytes_that_go_round(stage: int, accumulation: int, precision: str, millions: int) -> None:
+    assert sent(stage, accumulation, precision).bytes == millions * 10**6
+
+
+def test_ways_around_the_ring() -> None:
+    """Four buckets of gradients, two of weights; an all-reduce goes round twice, and the norm is one more."""
+    assert sent(0, 8, "bf16").passes == 2
+    assert sent(1, 8, "bf16").passes == 2 * 4 + 2 + 2
+    assert sent(2, 8, "bf16").passes == 8 * 2 * 4 + 2 + 2
+    # Four pieces of 50 million are prefetched, four are scattered; a hundred small tensors come one by one.
+    assert sent(3, 8, "bf16").passes == 8 * (4 + 4) + 100 + 2
+
+
+def test_gloo_scatters_sums_by_all_reducing_them() -> None:
+    assert sent(3, 1, "bf16", "gloo").bytes == 200 * 10**6 * (8 + 2)
+    assert sent(3, 1, "bf16", "gloo").passes == 4 + 2 * 4 + 100 + 2
+    assert [sent(stage, 4, "bf16", "gloo") for stage in range(3)] == [sent(stage, 4, "bf16") for stage in range(3)]
+
+
+def test_weights_that_cannot_be_kept_are_gathered_twice() -> None:
+    once, twice = sent(3, 1, "bf16"), sent(3, 1, "bf16", stage3_max_live_parameters=100_000_000)
+    assert twice.bytes - once.bytes == 199 * 10**6 * 2
+    assert sent(3, 1, "bf16", stage3_max_reuse_distance=100_000_000) == twice
 
 
 def test_between_nodes_the_slower_of_both_links_counts() -> None:
-    two = step(1, nodes=2, network_gbit=400).communication
-    assert two == pytest.approx(10 * 7 / 8 * 200e6 / 50e9)
-    assert step(1, nodes=2, network_gbit=8000).communication == pytest.approx(10 * 7 / 8 * 200e6 / 100e9)
+    """Three quarters of the bytes pass each of 4 GPUs, seven eighths each of 8. Five passes: sums, weights, norm."""
+    passes = 2 + 1 + 2
+    assert step(1).communication == pytest.approx(10 * 0.75 * 200e6 / 100e9 + passes * 3 * 5e-6)
+    hops = passes * (15e-6 + 6 * 5e-6)
+    assert step(1, nodes=2, network_gbit=400).communication == pytest.approx(10 * 7 / 8 * 200e6 / 50e9 + hops)
+    assert step(1, nodes=2, network_gbit=8000).communication == pytest.approx(10 * 7 / 8 * 200e6 / 100e9 + hops)
+
+
+def test_on_a_slow_network_messages_wait_for_each_other() -> None:
+    """10 Mbit/s and 20 ms: 1.6 GB on two nodes are 640 s, and two passes of one message 40 ms."""
+    found = communication_seconds(
+        ZeroSettings(stage=0),
+        sizes=SIZES,
+        gpus_per_node=1,
+        nodes=2,
+        link_gb_per_second=100,
+        network_gbit=0.01,
+        precision="fp32",
+        accumulation=1,
+        network_latency=0.02,
+    )
+    assert found == pytest.approx(1.6e9 / 2 * 8 / 10e6 + 0.04)
 
 
 def test_alone_nothing_is_sent() -> None:

@@ -75,7 +75,7 @@ def test_the_best_validation_is_followed_through_a_resume(tmp_path: Path) -> Non
 
 
 def test_settings_that_results_depend_on_are_shown(reporter: Reporter, tmp_path: Path) -> None:
-    config = PRESETS["tiny"].changed(data=("data/news", "data/talks"), timeout_minutes=7.0)
+    config = PRESETS["tiny"].changed(data=("data/news", "data/talks"), timeout_minutes=7.0, precision="bf16")
     config = dataclasses.replace(config, compile=True, model=dataclasses.replace(config.model, head_width=1))
     reporter.settings(config)
     reporter.record("end", 100, {})

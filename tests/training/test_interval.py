@@ -26,3 +26,9 @@ def test_the_peak_is_that_of_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert train._peak_flops(torch.device("cuda", 1), "bf16", World(rank=1, size=4)) == 4 * 989e12
     assert train._peak_flops(torch.device("cuda", 0), "bf16", World()) is None
     assert train._peak_flops(torch.device("cpu"), "bf16", World()) is None
+
+
+def test_waiting_is_per_step_and_unknown_on_a_gpu() -> None:
+    interval = Interval(steps=[7, 8, 9, 10], waited_seconds=2.0)
+    assert interval.communication(torch.device("cpu")) == {"exposed_communication_seconds": 0.5}
+    assert interval.communication(torch.device("cuda", 0)) == {}

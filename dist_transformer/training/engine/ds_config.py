@@ -125,7 +125,7 @@ def complete_ds_config(user: dict[str, Any], config: TrainConfig, world_size: in
     accumulation = config.batch.accumulation_steps(world_size)
     stage = user.get("zero_optimization", {}).get("stage", 0)
     # At stage 0 bf16 and clipping are `PlainAdam`'s: DeepSpeed sees a plain fp32 optimizer.
-    bf16 = config.precision == "bf16" and stage > 0
+    bf16 = config.arithmetic == "bf16" and stage > 0
     zero = dict(user.get("zero_optimization", {}))
     if world_size == 1:
         # There is nothing to overlap with, and DeepSpeed waits for the device at each reduction.

@@ -5,6 +5,8 @@ versions that are installed, and fails where one is gone.
 """
 
 import logging
+import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +14,12 @@ from importlib import import_module
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 
 def prepare_deepspeed() -> None:
-    """Before `initialize`: no needless build, and no line for each part that it constructs."""
+    """Before `initialize`: no needless build, no line for each part that it constructs, and waits that are timed."""
     from deepspeed.utils import logger
 
     # On CPU DeepSpeed would compile an all-reduce that only its inference calls, and leave 69 MB a rank in /dev/shm.
@@ -32,6 +35,28 @@ def prepare_deepspeed() -> None:
     logger.setLevel(logging.WARNING)
     # The wheel imports names of torch.distributed that newer torch renames.
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated.*")
+    dist.Work.wait = _timed_wait  # type: ignore[method-assign, assignment]
+
+
+_waited = threading.local()
+_wait = dist.Work.wait
+
+
+def waited_seconds() -> float:
+    """Seconds that this thread has waited for collectives since `prepare_deepspeed`.
+
+    On a CPU each collective ends in such a wait, also where a caller asked for it to run beside other work; what ran
+    meanwhile does not count. On a GPU the wait is the device's, and the host goes on.
+    """
+    return getattr(_waited, "seconds", 0.0)
+
+
+def _timed_wait(work: dist.Work, *arguments: Any, **named: Any) -> Any:
+    started = time.monotonic()
+    try:
+        return _wait(work, *arguments, **named)
+    finally:
+        _waited.seconds = waited_seconds() + time.monotonic() - started
 
 
 def _norm_of_all(input_tensors: list[torch.Tensor], norm_type: float = 2.0, mpu: None = None) -> torch.Tensor:

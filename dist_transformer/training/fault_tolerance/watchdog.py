@@ -22,6 +22,7 @@ from dist_transformer.errors import printable
 from dist_transformer.files import append_to, make_folder, remove
 from dist_transformer.run.layout import HANGS
 from dist_transformer.runtime import distributed
+from dist_transformer.runtime.process_group import COLLECTIVE_ADVICE
 from dist_transformer.runtime.world import World
 from dist_transformer.training.fault_tolerance.heartbeats import Beat, Failure, Heartbeats
 from dist_transformer.training.fault_tolerance.launcher_watch import LauncherWatch
@@ -242,6 +243,8 @@ class Watchdog:
                 faulthandler.dump_traceback(stacks.fileno(), all_threads=True)
         # Takes several beats, and this rank's own must go on meanwhile.
         verdict = self._heartbeats.who_is_behind(wait_seconds=_SILENT_BEATS * self._interval)
+        if self.world.size > 1:
+            verdict += f"\n{COLLECTIVE_ADVICE}"
         with self._writing:
             if self._closed.is_set():
                 return

@@ -94,7 +94,7 @@ RECORDS: list[dict[str, Any]] = [
 
 def settings(**changes: Any) -> dict[str, Any]:
     """config.json of preset tiny, 80 steps, trained by someone at home."""
-    tiny = PRESETS["tiny"]
+    tiny = PRESETS["tiny"].changed(precision="bf16")
     model = dataclasses.replace(tiny.model, vocab_size=900)
     config = tiny.changed(
         data=("/home/someone/data/toy",), run_dir=Path("/home/someone/runs/1"), model=model, max_steps=80

@@ -8,6 +8,8 @@ import logging
 import re
 import subprocess
 import sys
+import threading
+import time
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -15,11 +17,14 @@ from types import ModuleType
 import deepspeed
 import pytest
 import torch
+import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch.utils import cpp_extension
 
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.world import World
 from dist_transformer.training.engine import internals
 from dist_transformer.training.engine.plain_adam import PlainAdam
 
@@ -40,6 +45,7 @@ def quiet_parts(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType
         (stage_1, "see_memory_usage"),
         (stage_1, "get_global_norm_of_tensors"),
         (stage_1.BF16_Optimizer, "_update_hp_grad"),
+        (dist.Work, "wait"),
     ):
         monkeypatch.setattr(part, name, getattr(part, name))
     monkeypatch.setattr(deepspeed.utils.logger, "level", deepspeed.utils.logger.level)
@@ -54,6 +60,38 @@ def test_needless_set_up_is_called_by_the_names_that_we_replace(quiet_parts: tup
     assert backend.build_shm_op() is None
     assert bf16_optimizer.see_memory_usage("any text", force=True) is None
     assert deepspeed.utils.logger.level == logging.WARNING
+
+
+def test_every_collective_ends_in_the_wait_that_is_timed(
+    quiet_parts: tuple[ModuleType, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that DeepSpeed calls, also where it does other work first; each wait takes 20 ms longer here."""
+    usual = internals._wait
+
+    def slowly(work: dist.Work) -> bool:
+        time.sleep(0.02)
+        return usual(work)
+
+    monkeypatch.setattr(internals, "_wait", slowly)
+    tensor, whole = torch.ones(4), torch.empty(4)
+    with process_group(World(), single=True):
+        internals.prepare_deepspeed()
+        for collective in (
+            lambda: dist.all_reduce(tensor),
+            lambda: dist.all_reduce(tensor, async_op=True).wait(),
+            lambda: dist.all_gather_into_tensor(whole, tensor),
+            lambda: dist.reduce_scatter_tensor(whole, tensor),
+            lambda: dist.broadcast(tensor, src=0),
+        ):
+            before = internals.waited_seconds()
+            collective()
+            assert internals.waited_seconds() - before >= 0.02
+        before = internals.waited_seconds()
+        thread = threading.Thread(target=dist.all_reduce, args=(tensor,))
+        thread.start()
+        thread.join()
+        # What plans ahead waits in a thread of its own.
+        assert internals.waited_seconds() == before
 
 
 def test_stage_1_in_bf16_adds_and_measures_gradients_as_ours_do() -> None:

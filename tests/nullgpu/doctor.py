@@ -1,0 +1,18 @@
+"""`dist-transformer doctor` on the null GPU: it must see the device, and that the device computes nothing."""
+
+import json
+
+from dist_transformer.errors import exit_on_user_error
+from dist_transformer.preflight.preflight import PreflightSettings, preflight
+from dist_transformer.runtime.world import read_world
+
+
+def main() -> None:
+    world = read_world()
+    checks = preflight(world, PreflightSettings())
+    if world.is_main:
+        print(json.dumps([{"name": check.name, "found": check.found, "state": check.state} for check in checks]))
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)
