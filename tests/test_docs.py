@@ -144,6 +144,8 @@ def in_small(command: str, hub_folder: Path) -> str:
     )
     # What a hardly trained model makes of a text is no sentence that a preparation would keep.
     command = command.replace("--src mono.en", "--src valid.en")
+    # A store of the test's own: the folder that the page before has made.
+    command = command.replace("s3://corpora/mine", "file://$PWD/data/more").replace("/scratch/cache", "cache")
     if "doctor.py" in command:
         return f"{command} --run-gib 0.01"
     if "benchmark.py train" in command:
@@ -188,7 +190,7 @@ def test_every_command_runs_in_the_order_of_the_pages(tmp_path: Path) -> None:
     }
     ran = []
     for line in commands():
-        if line.split()[0] in ("make", "source", "tensorboard"):
+        if line.split()[0] in ("make", "source", "tensorboard", "pip", "export"):
             continue
         command = in_small(line, hub)
         done = subprocess.run(
@@ -202,6 +204,6 @@ def test_every_command_runs_in_the_order_of_the_pages(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         ran.append(line)
-    assert len(ran) == 48
+    assert len(ran) == 49
     for name in ("test.hyp.de", "web.de", "web.sampled.de", "test.best.jsonl"):
         assert len((tmp_path / name).read_text(encoding="utf-8").splitlines()) == 20
