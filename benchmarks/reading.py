@@ -20,7 +20,7 @@ from benchmarks.measure import answer, check_counts, measure_apart
 from dist_transformer.config.settings import BatchConfig, DataConfig
 from dist_transformer.data.folder.format import DataIndex, ShardInfo, write_index, write_split
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.loading.plan import Step
+from dist_transformer.data.loading.prefetch import steps_of_a_block
 from dist_transformer.data.loading.sharing import Sharing
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.process_group import process_group
@@ -28,9 +28,9 @@ from dist_transformer.runtime.world import read_world
 
 # Target tokens per second of 128 GPUs that train `base` at 400,000 each.
 CLUSTER_SPEED = 51_200_000
-# Steps that are drawn and built together.
-_BLOCK = 4
 _REMEDY = "lower --times"
+# In the second one, shards come from memory as far as --memory-gib holds them.
+_EPOCHS = ("first epoch", "later epochs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,22 +51,22 @@ class ReadingBenchmark:
 
 
 def run_reading_benchmark(settings: ReadingBenchmark, report: Callable[[str], None]) -> dict[str, Any]:
-    """An epoch on one process and on all of the node; `report` gets a line now and then."""
+    """Two epochs on one process and on all of the node; `report` gets a line now and then."""
     with tempfile.TemporaryDirectory(prefix="dist_transformer-benchmark-") as scratch:
         folder = Path(scratch) / "data"
         report(f"the corpus {settings.times} times")
         index = repeat_corpus(DataFolder.open(settings.data), folder, settings.times)
         found = {}
         for ranks in sorted({1, settings.ranks}):
-            report(f"an epoch on {ranks} process(es)")
+            report(f"two epochs on {ranks} process(es)")
             request = {
                 "data": str(folder),
                 "packs_per_step": settings.packs_per_step,
                 "world": settings.world,
                 "seed": settings.seed,
             }
-            values = measure_apart(__name__, request, ranks=ranks, failure="reading failed", remedy=_REMEDY)
-            found[str(ranks)] = {**values, **_shares(values)}
+            epochs: dict[str, Any] = measure_apart(__name__, request, ranks=ranks, failure="reading failed", remedy=_REMEDY)
+            found[str(ranks)] = {name: {**values, **_shares(values)} for name, values in epochs.items()}
     return {
         **{name: value for name, value in dataclasses.asdict(settings).items() if name != "data"},
         "max_target_tokens": BatchConfig().max_target_tokens,
@@ -82,14 +82,16 @@ def reading_table(figures: dict[str, Any]) -> str:
     """What was measured, in at most 80 characters a line."""
     lines = [f"CPU of a process, in % of a core, at {figures['cluster_speed']:,} target tokens/s"]
     lines += [
-        f"{'processes':>10} {'first plans':>12} {'reads':>8} {'others':>8} {'mean':>8} {'MB read':>9} {'MiB, node':>10}"
+        f"{'':12} {'processes':>10} {'first plans':>12} {'reads':>7} {'others':>7} {'mean':>7} {'MB read':>8} "
+        f"{'MiB, node':>10}"
     ]
-    for ranks, found in figures["processes"].items():
-        lines.append(
-            f"{ranks:>10} {100 * found['planning_share']:12.1f} {100 * found['reading_share']:8.1f} "
-            f"{100 * found['following_share']:8.2f} {100 * found['mean_share']:8.2f} "
-            f"{found['node_bytes_read'] / 1e6:9,.0f} {found['node_mib']:10,.0f}"
-        )
+    for ranks, epochs in figures["processes"].items():
+        for name, found in epochs.items():
+            lines.append(
+                f"{name:12} {ranks:>10} {100 * found['planning_share']:12.1f} {100 * found['reading_share']:7.1f} "
+                f"{100 * found['following_share']:7.2f} {100 * found['mean_share']:7.2f} "
+                f"{found['node_bytes_read'] / 1e6:8,.0f} {found['node_mib']:10,.0f}"
+            )
     return "\n".join(lines)
 
 
@@ -105,52 +107,74 @@ def repeat_corpus(folder: DataFolder, out: Path, times: int) -> DataIndex:
     return index
 
 
-def read_epoch(request: dict[str, Any]) -> dict[str, float]:
-    """What each process does: draw the steps of an epoch, and build its own micro-batches of them."""
+def read_epochs(request: dict[str, Any]) -> dict[str, Any]:
+    """What each process does: draw the steps of two epochs, and build its own micro-batches of them."""
     batch = BatchConfig(packs_per_step=request["packs_per_step"], window_shards=8)
     world = read_world()
     with process_group(world, device_name="cpu"):
         sharing = Sharing(skip=False, timeout_minutes=5.0)
-        read_before = _bytes_read()
         clock = _Clock(sharing)
+        bytes_before = _bytes_read()
         data = sharing.load(DataConfig(data=(request["data"],)), batch, seed=request["seed"])
         # Libraries load parts of themselves at the first shard: half a second, once per process.
         data.folders[0].valid.read(0)
         data = data.at_once(max(1, batch.packs_per_step // request["world"]))
         draw = sharing.draw_from(
-            itertools.takewhile(lambda step: step.epoch == 0, data.plan.steps(data.plan.start(), batch.packs_per_step))
+            itertools.takewhile(
+                lambda step: step.epoch < len(_EPOCHS), data.plan.steps(data.plan.start(), batch.packs_per_step)
+            )
         )
-        steps = target_tokens = 0
-        built, began, memory = 0.0, time.thread_time(), 0.0
-        while block := draw(_BLOCK):
-            started = time.thread_time()
+        epochs = [_Epoch() for _ in _EPOCHS]
+        block_steps, current = 1, epochs[0]
+        while True:
+            began, reading_before = time.thread_time(), clock.reading
+            if not (block := draw(block_steps)):
+                break
+            block_steps = steps_of_a_block(block, request["world"])
+            # One that ends an epoch and begins the next counts for the first.
+            current = epochs[block[0].epoch]
+            drawn = time.thread_time()
             data.collator.micro_batches_of(block, rank=world.rank, world_size=request["world"])
+            built = time.thread_time()
             data.collator.pairs.forget_past()
-            built += time.thread_time() - started
-            steps += len(block)
-            target_tokens += _target_tokens(block)
-            memory = max(memory, _proportional_mib()) if steps % (25 * _BLOCK) == 0 else memory
-        drawn = time.thread_time() - began - built
-        mine = {
-            "drawing_seconds": drawn - clock.reading,
-            "reading_seconds": clock.reading,
-            "building_seconds": built,
-            "mib": max(memory, _proportional_mib()),
-            "bytes_read": float(_bytes_read() - read_before),
-        }
-        everyone = distributed.gather_objects(mine)
+            current.reading_seconds += clock.reading - reading_before
+            current.drawing_seconds += time.thread_time() - built + drawn - began - (clock.reading - reading_before)
+            current.building_seconds += built - drawn
+            current.steps += len(block)
+            current.target_tokens += sum(step.target_tokens for step in block)
+            current.bytes_read, bytes_before = current.bytes_read + _bytes_read() - bytes_before, _bytes_read()
+            if current.steps % 100 < len(block):
+                current.mib = max(current.mib, _proportional_mib())
+        everyone = distributed.gather_objects([dataclasses.asdict(epoch) for epoch in epochs])
         sharing.close()
-    first, others = everyone[0], everyone[1:] or everyone
+    return {name: _of_node(list(ranks)) for name, ranks in zip(_EPOCHS, zip(*everyone, strict=True), strict=True)}
+
+
+@dataclass(kw_only=True, slots=True)
+class _Epoch:
+    """CPU seconds of a process in an epoch, and what it took besides."""
+
+    steps: int = 0
+    target_tokens: int = 0
+    drawing_seconds: float = 0.0
+    reading_seconds: float = 0.0
+    building_seconds: float = 0.0
+    mib: float = 0.0
+    bytes_read: int = 0
+
+
+def _of_node(ranks: list[dict[str, float]]) -> dict[str, float]:
+    first, others = ranks[0], ranks[1:]
     return {
-        "steps": steps,
-        "target_tokens": target_tokens,
+        "steps": first["steps"],
+        "target_tokens": first["target_tokens"],
         "planning_seconds": first["drawing_seconds"],
         "reading_seconds": first["reading_seconds"],
-        "following_seconds": float(np.mean([rank["drawing_seconds"] for rank in others])) if len(everyone) > 1 else 0.0,
-        "building_seconds": float(np.mean([rank["building_seconds"] for rank in everyone])),
-        "ranks": len(everyone),
-        "node_mib": sum(rank["mib"] for rank in everyone),
-        "node_bytes_read": sum(rank["bytes_read"] for rank in everyone),
+        "following_seconds": float(np.mean([rank["drawing_seconds"] for rank in others])) if others else 0.0,
+        "building_seconds": float(np.mean([rank["building_seconds"] for rank in ranks])),
+        "ranks": len(ranks),
+        "node_mib": sum(rank["mib"] for rank in ranks),
+        "node_bytes_read": sum(rank["bytes_read"] for rank in ranks),
     }
 
 
@@ -185,10 +209,6 @@ def _shares(found: dict[str, float]) -> dict[str, float]:
     }
 
 
-def _target_tokens(block: list[Step]) -> int:
-    return sum(step.target_tokens for step in block)
-
-
 def _bytes_read() -> int:
     """Bytes that this process has asked the system for, from files and sockets."""
     lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
@@ -202,4 +222,4 @@ def _proportional_mib() -> float:
 
 
 if __name__ == "__main__":
-    answer(read_epoch)
+    answer(read_epochs)

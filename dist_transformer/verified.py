@@ -11,7 +11,7 @@ import json
 import mmap
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -37,6 +37,11 @@ class Sealed:
         """Map what another process sealed; the descriptor is then this object's."""
         return cls(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), descriptor)
 
+    @classmethod
+    def copy_of(cls, parts: Sequence[bytes | memoryview]) -> "Sealed":
+        """Hold the given bytes, end to end; Linux only."""
+        return _seal(sum(len(part) for part in parts), lambda view: _lay(parts, view))
+
     def __del__(self) -> None:
         if self.descriptor is not None:
             os.close(self.descriptor)
@@ -49,8 +54,6 @@ _NO_HASH = "0" * 64
 _SEALS = (
     0 if sys.platform != "linux" else fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 )
-# Bytes that are copied at a time.
-_COPIED_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +117,27 @@ def read_sealed(file: BinaryIO, size: int) -> Sealed:
     """
     if not hasattr(os, "memfd_create") or size == 0:
         return Sealed(_read_whole(file, size))
+    return _seal(size, lambda view: _fill(view, file))
+
+
+def _seal(size: int, fill: Callable[[memoryview], None]) -> Sealed:
     descriptor = os.memfd_create("dist_transformer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        copied = 0
-        while copied < size and (block := file.read(min(_COPIED_AT_ONCE, size - copied))):
-            view = memoryview(block)
-            while view:
-                count = os.write(descriptor, view)
-                copied, view = copied + count, view[count:]
         os.ftruncate(descriptor, size)
+        with mmap.mmap(descriptor, size) as writable, memoryview(writable) as view:
+            fill(view)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         return Sealed(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), descriptor)
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def _lay(parts: Sequence[bytes | memoryview], view: memoryview) -> None:
+    place = 0
+    for part in parts:
+        view[place : place + len(part)] = part
+        place += len(part)
 
 
 class VerifiedFile:
@@ -211,7 +221,12 @@ def _size_of(file: BinaryIO, stated: Stated) -> int:
 def _read_whole(file: BinaryIO, size: int) -> bytearray:
     """Read what a file has now; whether it is what it should be is seen by its hash."""
     content = bytearray(size)
-    view, filled = memoryview(content), 0
-    while filled < len(content) and (count := file.readinto(view[filled:])):  # type: ignore[attr-defined]
-        filled += count
+    _fill(memoryview(content), file)
     return content
+
+
+def _fill(view: memoryview, file: BinaryIO) -> None:
+    """Read to the end of the view or of the file."""
+    filled = 0
+    while filled < len(view) and (count := file.readinto(view[filled:])):  # type: ignore[attr-defined]
+        filled += count

@@ -224,11 +224,14 @@ class DataConfig:
     """For shards behind URLs: a folder on local disk; ~/.cache/dist_transformer if not given."""
     cache_gib: float = 50.0
     """How much of them is kept there, in GiB."""
+    memory_gib: float = 1.0
+    """How much of the shards read before a node keeps in memory, in GiB, so that the next epoch need not read them."""
     on_bad_shard: Literal["stop", "skip"] = "stop"
     """What a shard that is missing or damaged does: end the run, or be left out of the epoch and reported."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "data_temperature", "cache_gib")
+        _require_not_negative(self, "memory_gib")
         weights = self.data_weights
         fit = not weights or (len(weights) == len(self.data) and min(weights) > 0)
         _require(fit, "data_weights", weights, "give a number above 0 for each of --data")

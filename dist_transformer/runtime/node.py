@@ -44,35 +44,35 @@ class Node:
     def leads(self) -> bool:
         return self.rank == self.members[0]
 
-    def tell(self, message: Any, parts: Sequence[bytes] = (), descriptor: int | None = None) -> None:
+    @property
+    def is_shared(self) -> bool:
+        """Whether it has other processes."""
+        return len(self.members) > 1
+
+    def tell(self, message: Any, descriptor: int | None = None) -> None:
         """Send a message from the leader to all others.
 
         Args:
             message: what JSON can hold.
-            parts: bytes that go with it.
             descriptor: an open file that goes with it.
 
         Raises:
             UserError: one of them has ended.
         """
-        if not self._links:
-            return
-        sizes = [len(part) for part in parts]
-        text = json.dumps([message, sizes]).encode()
+        text = json.dumps(message).encode()
         header = _HEADER.pack(len(text))
         for rank, link in self._links.items():
             try:
                 socket.send_fds(link, [header], [] if descriptor is None else [descriptor])
-                for part in (text, *parts):
-                    link.sendall(part)
+                link.sendall(text)
             except OSError:
                 raise UserError(f"rank {rank} of this node has ended: see its message; {_STANDS}") from None
 
-    def hear(self) -> tuple[Any, list[bytearray], int | None]:
+    def hear(self) -> tuple[Any, int | None]:
         """Wait for the next message of the leader.
 
         Returns:
-            message, parts and descriptor, as `tell` was given them; the caller closes the descriptor.
+            message and descriptor, as `tell` was given them; the caller closes the descriptor.
 
         Raises:
             UserError: the leader has ended.
@@ -81,13 +81,12 @@ class Node:
         try:
             header, descriptors, _, _ = socket.recv_fds(link, _HEADER.size, 1, socket.MSG_CMSG_CLOEXEC)
             header += _receive(link, _HEADER.size - len(header))
-            message, sizes = json.loads(_receive(link, *_HEADER.unpack(header)))
-            parts = [_receive(link, size) for size in sizes]
+            message = json.loads(_receive(link, *_HEADER.unpack(header)))
         except OSError:
             raise UserError(
                 f"rank {self.members[0]}, which reads the data for this node, has ended: see its message; {_STANDS}"
             ) from None
-        return message, parts, descriptors[0] if descriptors else None
+        return message, descriptors[0] if descriptors else None
 
     def hang_up(self) -> None:
         """End all connections; a thread that waits in `tell` or `hear` gets the error there."""

@@ -54,8 +54,10 @@ class Split:
         self.sealed_lengths = lengths or _hold_lengths(folder / info.lengths_file, info)
         self.lengths = _as_array(self.sealed_lengths.content, folder / info.lengths_file, info)
         """Shape: (pairs, 2). Tokens with the one special token of each side. In memory that is sealed."""
+        self.kept_bytes = 0
+        """How much of past windows `forget_past` leaves in memory, for the next epoch: the newest of it."""
         self._held: dict[int, Columns] = {}
-        self._wanted: frozenset[int] = frozenset()
+        self._kept: list[int] = []
         self._used: OrderedDict[int, Columns] = OrderedDict()
 
     def tokens(self, pair_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -130,8 +132,11 @@ class Split:
         return problems
 
     def want(self, shards: Sequence[int]) -> None:
-        """Say which shards `forget_past` must keep."""
-        self._wanted = frozenset(shards)
+        """Say which shards `forget_past` must keep; after the same calls, all processes of a node keep the same."""
+        past = [shard for shard in self._kept if shard not in set(shards)]
+        after = np.cumsum([self.info.shards[shard].bytes for shard in reversed(past)])
+        fitting = int((after <= self.kept_bytes).sum())
+        self._kept = [*past[len(past) - fitting :], *shards]
 
     def put(self, shard: int, content: Sealed) -> None:
         """Keep a shard that another process of this node has read and verified."""
@@ -142,8 +147,8 @@ class Split:
         self.files.fetch_ahead(self.info.shards[shard] for shard in shards)
 
     def forget_past(self) -> None:
-        """Let go of the shards that `hold` was not asked for last."""
-        self._held = {shard: columns for shard, columns in self._held.items() if shard in self._wanted}
+        """Let go of the shards that `hold` was not asked for last, but for the newest `kept_bytes` of them."""
+        self._held = {shard: columns for shard, columns in self._held.items() if shard in self._kept}
 
     def close(self) -> None:
         """Let go of all shards."""

@@ -12,11 +12,11 @@ static int32_t tilt_of(int64_t source, int64_t target, int64_t max_source, int64
     return (int32_t)(source * TILT / max_source - target * TILT / max_target);
 }
 
-/* Returns the number of packs. `rows` gets the packs' rows end to end, `stops` where each pack ends in them, and `left`
-   the rows of no pack. All three have room for `pairs` entries. */
+/* Returns the number of packs. `rows` gets the packs' rows end to end, `stops` where each pack ends in them, `sources`
+   and `targets` the tokens of each pack, and `left` the rows of no pack. All have room for `pairs` entries. */
 extern "C" int64_t pack_pairs(const int32_t *sizes, int64_t pairs, int32_t max_source, int32_t max_target, int32_t max_sentences,
                    int32_t room_source, int32_t room_target, int32_t is_last, int32_t *rows, int32_t *stops,
-                   int32_t *left) {
+                   int32_t *sources, int32_t *targets, int32_t *left) {
     Pool pool;
     int64_t head = 0, out = 0, packs = 0;
 
@@ -65,6 +65,8 @@ extern "C" int64_t pack_pairs(const int32_t *sizes, int64_t pairs, int32_t max_s
             if (best == INT32_MAX) break;
             TAKE(best % POOL);
         }
+        sources[packs] = max_source - source;
+        targets[packs] = max_target - target;
         stops[packs++] = (int32_t)out;
     }
     for (int slot = 0; slot < POOL; slot++)

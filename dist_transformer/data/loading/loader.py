@@ -134,6 +134,8 @@ def open_training_data(
     """
     folders = open_folders(corpora) if folders is None else tuple(folders)
     splits = [folder.train for folder in folders]
+    for split in splits:
+        split.kept_bytes = int(corpora.memory_gib * 2**30 / len(splits))
     pairs = Corpora(splits)
     shares = _shares(corpora, [split.info.target_tokens for split in splits])
     # As the mixture has them for each target token.

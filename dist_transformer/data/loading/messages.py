@@ -10,12 +10,13 @@ from dist_transformer.data.loading.events import EpochSummary, LeftOut
 from dist_transformer.data.loading.mixture import position_from_json
 from dist_transformer.data.loading.packs import Packs
 from dist_transformer.data.loading.plan import Step
+from dist_transformer.verified import Content
 
 _ARRAYS = ("pair_ids", "stops", "source_tokens", "target_tokens")
 
 
 def encode(steps: Sequence[Step]) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """Give a description per step, and each array of their packs, of all steps end to end."""
+    """Give a description per step, and the arrays of their packs, each of all steps end to end."""
     texts = [
         {
             "epoch": step.epoch,
@@ -33,9 +34,14 @@ def encode(steps: Sequence[Step]) -> tuple[list[dict[str, Any]], list[bytes]]:
     return texts, [np.concatenate([nothing, *column], dtype=np.int64).tobytes() for column in columns]
 
 
-def decode(texts: Sequence[dict[str, Any]], parts: Sequence[bytearray]) -> list[Step]:
-    """Give the steps that `encode` was given."""
-    arrays = [np.frombuffer(part, dtype=np.int64) for part in parts]
+def decode(texts: Sequence[dict[str, Any]], content: Content) -> list[Step]:
+    """Give the steps that `encode` was given.
+
+    Args:
+        content: its arrays, end to end; the steps keep it.
+    """
+    counts = [sum(text["pairs"] for text in texts), *[sum(text["packs"] for text in texts)] * 3]
+    arrays = np.split(np.frombuffer(content, dtype=np.int64), np.cumsum(counts)[:-1])
     steps, pairs, packs = [], 0, 0
     for text in texts:
         of_pairs, of_packs = slice(pairs, pairs + text["pairs"]), slice(packs, packs + text["packs"])

@@ -42,15 +42,48 @@ class Budgets:
         return np.array([self.max_source_tokens, self.max_target_tokens])
 
 
-def pack_queue(sizes: np.ndarray, budgets: Budgets, *, is_last: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedQueue:
+    """Rows of a queue in packs."""
+
+    rows: np.ndarray
+    """Of the packs, end to end."""
+    stops: np.ndarray
+    """Where each pack ends in them."""
+    source_tokens: np.ndarray
+    """Of each pack."""
+    target_tokens: np.ndarray
+    left: np.ndarray
+    """Rows of no pack, in their order."""
+
+    def first(self, packs: int) -> "PackedQueue":
+        """The first so many packs, without what is left."""
+        stops = self.stops[:packs]
+        return PackedQueue(
+            rows=self.rows[: stops[-1] if len(stops) else 0],
+            stops=stops,
+            source_tokens=self.source_tokens[:packs],
+            target_tokens=self.target_tokens[:packs],
+            left=self.left[:0],
+        )
+
+    def then(self, more: "PackedQueue", rows: np.ndarray) -> "PackedQueue":
+        """Go on with the packs of another queue, that of the given rows of this one."""
+        return PackedQueue(
+            rows=np.concatenate([self.rows, rows[more.rows]]),
+            stops=np.concatenate([self.stops, more.stops + len(self.rows)]),
+            source_tokens=np.concatenate([self.source_tokens, more.source_tokens]),
+            target_tokens=np.concatenate([self.target_tokens, more.target_tokens]),
+            left=rows[more.left],
+        )
+
+
+def pack_queue(sizes: np.ndarray, budgets: Budgets, *, is_last: bool) -> PackedQueue:
     """Pack a queue of pairs, none of which is above the budgets.
 
     Args:
         sizes: (pairs, 2), source and target tokens in the order of the queue.
         is_last: nothing follows, so every pair is packed. Otherwise pairs are left for those to come.
-
-    Returns:
-        the rows of the packs, end to end; where each pack ends in them; the rows that are left, in their order.
     """
     sizes = np.ascontiguousarray(sizes, dtype=np.int32)
     # Nothing that a computer trains on is longer than what stands for nothing.
@@ -59,18 +92,21 @@ def pack_queue(sizes: np.ndarray, budgets: Budgets, *, is_last: bool) -> tuple[n
     totals = [int(sizes[:, side].sum(dtype=np.int64)) for side in range(2)]
     room = [min(_CHOSEN * total // max(1, len(sizes)), limit) for total, limit in zip(totals, limits, strict=False)]
     function = compiled.pack_pairs() if len(sizes) >= _WORTH_COMPILING else None
-    rows, stops, left = (function or _pack_in_python)(sizes, limits, room, is_last)
-    return rows, stops, np.sort(left)
+    rows, stops, source_tokens, target_tokens, left = (function or _pack_in_python)(sizes, limits, room, is_last)
+    return PackedQueue(
+        rows=rows, stops=stops, source_tokens=source_tokens, target_tokens=target_tokens, left=np.sort(left)
+    )
 
 
 def _pack_in_python(
     sizes: np.ndarray, limits: tuple[int, ...], room: list[int], is_last: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, ...]:
     """Do what compiled.cpp does: the same steps in the same order."""
     queue, (max_source, max_target, max_sentences) = sizes.tolist(), limits
     pool, slots = np.empty((4, POOL), dtype=np.int64), np.arange(POOL)
     rows: list[int] = []
     stops: list[int] = []
+    tokens: list[tuple[int, int]] = []
     head, source, target = 0, max_source, max_target
 
     def tilt(source: int, target: int) -> int:
@@ -117,5 +153,8 @@ def _pack_in_python(
                 break
             take(int(fits[costs[fits].argmin()]))
         stops.append(len(rows))
+        tokens.append((max_source - source, max_target - target))
     left = [*pool[0, pool[0] >= 0].tolist(), *range(head, len(queue))]
-    return (*(np.array(values, dtype=np.int32) for values in (rows, stops, left)),)  # type: ignore[return-value]
+    sources, targets = np.array(tokens, dtype=np.int32).reshape(-1, 2).T
+    rows_, stops_, left_ = (np.array(values, dtype=np.int32) for values in (rows, stops, left))
+    return rows_, stops_, sources, targets, left_

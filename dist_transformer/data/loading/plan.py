@@ -14,7 +14,7 @@ import numpy as np
 
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.loading.events import EpochSummary, Events, LeftOut, Totals
-from dist_transformer.data.loading.packing import Budgets, pack_queue
+from dist_transformer.data.loading.packing import Budgets, PackedQueue, pack_queue
 from dist_transformer.data.loading.packs import Packs
 from dist_transformer.errors import UserError
 
@@ -38,8 +38,15 @@ class Position:
     """Of this epoch; None when the version that began it did not count."""
 
     def to_json(self) -> dict[str, Any]:
-        lists = {"carry_over": list(self.carry_over), "left_out": [list(entry) for entry in self.left_out]}
-        return {"rule": RULE, **dataclasses.asdict(self), **lists}
+        return {
+            "rule": RULE,
+            "epoch": self.epoch,
+            "window": self.window,
+            "packs_consumed": self.packs_consumed,
+            "carry_over": list(self.carry_over),
+            "left_out": [list(entry) for entry in self.left_out],
+            "totals": self.totals and dataclasses.asdict(self.totals),
+        }
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Position":
@@ -190,13 +197,15 @@ class Plan:
         left_out = {**self.admit(window), **known}
         order, sizes = self._order(position, left_out)
         is_last = position.window == self.windows - 1
-        rows, stops, left = self._packs(order, sizes, left_out, is_last=is_last)
-        source, target = (_totals(sizes[:, side].take(rows), stops) for side in range(2))
+        packed = self._packs(order, sizes, left_out, is_last=is_last)
         return PlannedWindow(
             packs=Packs(
-                pair_ids=order.take(rows) + self.first_id, stops=stops, source_tokens=source, target_tokens=target
+                pair_ids=order.take(packed.rows) + self.first_id,
+                stops=packed.stops,
+                source_tokens=packed.source_tokens,
+                target_tokens=packed.target_tokens,
             ),
-            left=tuple(order[left].tolist()),
+            left=tuple(order[packed.left].tolist()),
             left_out=left_out,
             unsaid=tuple(
                 LeftOut(shard=shard, packs=packs, corpus=self.corpus, epoch=position.epoch, window=position.window)
@@ -234,37 +243,28 @@ class Plan:
         spans = [slice(*self.shard_starts[shard : shard + 2]) for shard in chosen]
         carried = np.array(position.carry_over, dtype=np.int64)
         pairs = np.concatenate([carried[:0], *(np.arange(span.start, span.stop) for span in spans)])
-        sizes = np.concatenate([self.lengths[:0], *(self.lengths[span] for span in spans)])
-        fits = self._fits(sizes)
-        if not fits.all():
-            pairs, sizes = pairs[fits], sizes[fits]
-        order = np.random.default_rng([self.seed, position.epoch, position.window]).permutation(len(pairs))
-        return (
-            np.concatenate([carried, pairs.take(order)]),
-            np.concatenate([self.lengths[carried], sizes.take(order, axis=0)]),
-        )
+        if self.skipped:
+            pairs = pairs[self._fits(np.concatenate([self.lengths[:0], *(self.lengths[span] for span in spans)]))]
+        np.random.default_rng([self.seed, position.epoch, position.window]).shuffle(pairs)
+        order = np.concatenate([carried, pairs])
+        return order, self.lengths.take(order, axis=0)
 
     def _packs(
         self, order: np.ndarray, sizes: np.ndarray, left_out: Mapping[int, int], *, is_last: bool
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows of the queue: its packs, where they end, and what is left.
-
-        Where a shard drops out, the rest is packed anew.
-        """
+    ) -> PackedQueue:
+        """Pack the queue; where a shard drops out, the rest is packed anew."""
+        packed = pack_queue(sizes, self.budgets, is_last=is_last)
         if not left_out:
-            return pack_queue(sizes, self.budgets, is_last=is_last)
-        rows = stops = left = np.empty(0, dtype=np.int64)
+            return packed
+        packed = packed.first(0)
         shards = self._shards_of(order)
         for past in sorted({0, *left_out.values()}):
-            stops = stops[:past]
-            rows = rows[: stops[-1] if len(stops) else 0]
+            packed = packed.first(past)
             waiting = ~np.isin(shards, [shard for shard, after in left_out.items() if after <= past])
-            waiting[rows] = False
+            waiting[packed.rows] = False
             queue = np.flatnonzero(waiting)
-            more, ends, left = pack_queue(sizes[queue], self.budgets, is_last=is_last)
-            stops = np.concatenate([stops, ends + len(rows)])
-            rows, left = np.concatenate([rows, queue[more]]), queue[left]
-        return rows, stops, left
+            packed = packed.then(pack_queue(sizes[queue], self.budgets, is_last=is_last), queue)
+        return packed
 
     def summary(self, position: Position) -> list[EpochSummary]:
         """Sum up the epoch that ends at `position`, when all of it was counted."""
@@ -295,11 +295,6 @@ class Plan:
         chunk = 2**20
         starts = range(0, len(self.lengths), chunk)
         return sum(int((~self._fits(self.lengths[start : start + chunk])).sum()) for start in starts)
-
-
-def _totals(values: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """Sums of the values up to each stop, from the stop before."""
-    return np.diff(values.cumsum(dtype=np.int64)[stops - 1], prepend=0)
 
 
 class Course:

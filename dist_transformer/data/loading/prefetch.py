@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dist_transformer.data.loading.collate import Collator, MicroBatch
 from dist_transformer.data.loading.plan import Step
@@ -61,7 +61,7 @@ class Prefetcher:
                 built = self._build(block)
                 self.collator.pairs.forget_past()
                 self._ready.put(built)
-                size = max(1, BLOCK_TOKENS * self.world_size // max(1, block[0].target_tokens))
+                size = steps_of_a_block(block, self.world_size)
             self._ready.put(None)
         except BaseException as error:  # the reader raises it
             self._ready.put(error)
@@ -71,6 +71,11 @@ class Prefetcher:
         if self.pin:
             shares = [[_pinned(micro) for micro in share] for share in shares]
         return list(zip(steps, shares, strict=True))
+
+
+def steps_of_a_block(steps: Sequence[Step], world_size: int) -> int:
+    """How many steps like these are drawn and built together."""
+    return max(1, BLOCK_TOKENS * world_size // max(1, steps[0].target_tokens))
 
 
 def _pinned(micro: MicroBatch) -> MicroBatch:

@@ -59,11 +59,11 @@ class Sharing:
             try:
                 data = open_training_data(corpora, batch, seed=seed, admit=self.admit)
             except UserError as error:
-                self.node.tell(["error", str(error)])
+                self._tell(["error", str(error)])
                 raise
             for folder in data.folders:
-                self.node.tell(["folder", str(folder.path)], descriptor=folder.train.sealed_lengths.descriptor)
-            self.node.tell(["opened", data.skipped])
+                self._tell(["folder", str(folder.path)], folder.train.sealed_lengths)
+            self._tell(["opened", data.skipped])
         self._splits = [folder.train for folder in data.folders]
         return data
 
@@ -80,7 +80,7 @@ class Sharing:
         """
 
         def share(shard: int, content: Sealed) -> None:
-            self.node.tell(["shard", window.corpus, shard], descriptor=content.descriptor)
+            self._tell(["shard", window.corpus, shard], content)
 
         problems = split.hold(window.shards, share)
         with self._counting:
@@ -92,7 +92,7 @@ class Sharing:
         if agreed and not self.skip:
             raise UserError(agreed[min(agreed)])
         self._keep(window.corpus, agreed)
-        self.node.tell(["window", window.corpus, window.shards, list(agreed.items())])
+        self._tell(["window", window.corpus, window.shards, list(agreed.items())])
         return dict.fromkeys(agreed, window.packs_consumed)
 
     def draw_from(self, steps: Iterator[Step]) -> Draw:
@@ -106,10 +106,12 @@ class Sharing:
             try:
                 block = list(itertools.islice(steps, count))
             except UserError as error:
-                self.node.tell(["error", str(error)])
+                self._tell(["error", str(error)])
                 raise
-            texts, arrays = encode(block)
-            self.node.tell(["steps", texts], arrays)
+            if self.node.is_shared:
+                texts, arrays = encode(block)
+                # In memory that all map: through the sockets, each of the others would copy what it hardly uses.
+                self._tell(["steps", texts], Sealed.copy_of(arrays) if block else None)
             return block
 
         return plan if self.node.leads else self._hear_steps
@@ -127,7 +129,7 @@ class Sharing:
     def _open_shared(self, corpora: DataConfig, batch: BatchConfig, *, seed: int) -> TrainingData:
         folders: list[DataFolder] = []
         while True:
-            (kind, content), _, sealed = self._hear()
+            (kind, content), sealed = self._hear()
             if kind == "opened":
                 return open_training_data(corpora, batch, seed=seed, folders=folders, skipped=content)
             assert sealed is not None
@@ -135,7 +137,7 @@ class Sharing:
 
     def _hear_steps(self, _: int) -> list[Step]:
         while True:
-            message, parts, sealed = self._hear()
+            message, sealed = self._hear()
             match message:
                 case "shard", corpus, shard:
                     assert sealed is not None
@@ -144,18 +146,21 @@ class Sharing:
                     self._splits[corpus].want(shards)
                     self._keep(corpus, dict(problems))
                 case "steps", texts:
-                    return decode(texts, parts)
+                    return decode(texts, sealed.content) if sealed else []
 
-    def _hear(self) -> tuple[Any, list[bytearray], Sealed | None]:
-        """The leader's next message, the arrays and the content that go with it.
+    def _tell(self, message: Any, content: Sealed | None = None) -> None:
+        self.node.tell(message, None if content is None else content.descriptor)
+
+    def _hear(self) -> tuple[Any, Sealed | None]:
+        """The leader's next message, and the content that goes with it.
 
         Raises:
             UserError: the leader has ended, or found an error.
         """
-        message, parts, descriptor = self.node.hear()
+        message, descriptor = self.node.hear()
         if message[0] == "error":
             raise UserError(message[1])
-        return message, parts, None if descriptor is None else Sealed.of(descriptor)
+        return message, None if descriptor is None else Sealed.of(descriptor)
 
     def _keep(self, corpus: int, problems: dict[int, str]) -> None:
         self.problems.update({(corpus, shard): problem for shard, problem in problems.items()})
