@@ -1,0 +1,84 @@
+"""The unambiguous part of our English: words that are never used, and how no docstring begins.
+
+The lists are here and nowhere else. They hold for code, messages, comments, scripts and pages.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+# Old or unclear words, each with what to write instead.
+FORBIDDEN = {
+    "lest": "so that … not, or otherwise",
+    "anew": "again, or from the start",
+    "mend": "fix",
+    "mended": "fixed",
+    "amiss": "wrong",
+    "thereof": "of it",
+    "whence": "from where",
+    "hence": "so",
+    "thus": "so",
+    "hitherto": "until now",
+    "henceforth": "from now on",
+    "nought": "nothing, or 0",
+    "betimes": "early",
+    "asunder": "apart",
+    "behold": "see",
+    "somebody": "a user, a process, …",
+    "heed": "follow",
+    "befall": "happen to",
+    "forsake": "leave",
+    "come to naught": "fail",
+    "tokens a second": "tokens per second",
+    "bytes a second": "bytes per second",
+    "steps a second": "steps per second",
+}
+# A function's docstring opens with an imperative verb, a field's with a noun phrase.
+OPENERS = ("Of", "What", "That", "Those", "Where", "Which", "Who", "Whose", "How", "For", "By", "From", "With", "Among", "As")
+
+_SOURCES = ("dist_transformer", "benchmarks", "tools")
+_PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "slurm", "containers", "ds_configs", "Makefile")
+_WORDS = re.compile(rf"\b({'|'.join(FORBIDDEN)})\b", re.IGNORECASE)
+
+
+def files() -> Iterator[Path]:
+    for place in (*_SOURCES, *_PAGES):
+        path = ROOT / place
+        found = sorted(path.rglob("*")) if path.is_dir() else [path] if path.exists() else []
+        yield from (file for file in found if file.is_file() and file.suffix not in {".pyc", ".png", ".svg"})
+
+
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """List line and text of the docstrings of a module, of its classes and functions, and of its fields."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for statement in getattr(node, "body", []) if isinstance(getattr(node, "body", None), list) else []:
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                if isinstance(statement.value.value, str):
+                    yield statement.lineno, statement.value.value
+
+
+@pytest.mark.parametrize("path", list(files()), ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_old_word(path: Path) -> None:
+    lines = path.read_text("utf-8").splitlines()
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {word!r}: write {FORBIDDEN[word.lower()]}"
+        for number, line in enumerate(lines, 1)
+        for word in _WORDS.findall(line)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("folder", _SOURCES)
+def test_docstrings_open_with_a_verb_or_a_noun(folder: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {text.split()[0]}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line, text in docstrings(path)
+        if text.split() and text.split()[0].rstrip(",:") in OPENERS
+    ]
+    assert found == []
