@@ -16,7 +16,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -m "slow and not slurm and not compat" -n 2 --dist loadfile
 
 compat-test: $(STAMP)
-	$(BIN)/python -m pytest tests/compat -m "not container and not store"
+	$(BIN)/python -m pytest tests/compat -m "not container"
 
 store-test: $(STAMP)
 	$(BIN)/python -m pytest tests/compat -m store

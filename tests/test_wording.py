@@ -39,7 +39,23 @@ FORBIDDEN = {
     "steps a second": "steps per second",
 }
 # A function's docstring opens with an imperative verb, a field's with a noun phrase.
-OPENERS = ("Of", "What", "That", "Those", "Where", "Which", "Who", "Whose", "How", "For", "By", "From", "With", "Among", "As")
+OPENERS = (
+    "Of",
+    "What",
+    "That",
+    "Those",
+    "Where",
+    "Which",
+    "Who",
+    "Whose",
+    "How",
+    "For",
+    "By",
+    "From",
+    "With",
+    "Among",
+    "As",
+)
 
 _SOURCES = ("dist_transformer", "benchmarks", "tools")
 _PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "slurm", "containers", "ds_configs", "Makefile")
@@ -57,9 +73,9 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
     """List line and text of the docstrings of a module, of its classes and functions, and of its fields."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         for statement in getattr(node, "body", []) if isinstance(getattr(node, "body", None), list) else []:
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                if isinstance(statement.value.value, str):
-                    yield statement.lineno, statement.value.value
+            value = statement.value if isinstance(statement, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield statement.lineno, value.value
 
 
 @pytest.mark.parametrize("path", list(files()), ids=lambda path: str(path.relative_to(ROOT)))

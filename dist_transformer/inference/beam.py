@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from dist_transformer.errors import UserError
 from dist_transformer.inference.candidates import best_extensions
+from dist_transformer.model.products import Linear
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import pack_side
 
@@ -77,6 +79,7 @@ def beam_search(
     settings: BeamSettings,
     slots: int | None = None,
     never: Sequence[int] = (),
+    linear: Linear = functional.linear,
 ) -> list[list[Hypothesis]]:
     """The `nbest` best hypotheses of each source, best first.
 
@@ -92,6 +95,7 @@ def beam_search(
         slots: search in so many sentences at a time, in their order; the next begins where one is done. Every step is
             then the same work, on CUDA a graph. When not given, all begin together, and steps get smaller as sentences
             are done.
+        linear: computes the products of each step.
 
     Returns:
         a list for each source, in order; fewer than `nbest` hypotheses only where there are no more so short ones.
@@ -102,7 +106,7 @@ def beam_search(
     model.eval()
     try:
         with torch.inference_mode():
-            return _Search(model, sources, settings, slots, never).run()
+            return _Search(model, sources, settings, slots, never, linear).run()
     finally:
         model.train(was_training)
 
@@ -164,6 +168,7 @@ class _Search:
         settings: BeamSettings,
         slots: int | None,
         never: Sequence[int] = (),
+        linear: Linear = functional.linear,
     ) -> None:
         self.model, self.sources, self.settings = model, sources, settings
         self.device = model.embedding.device
@@ -185,6 +190,7 @@ class _Search:
             source_room=longest_source,
             longest=longest,
             fixed_shapes=self.refills,
+            linear=linear,
         )
         self.beams = _Beams.idle(count, settings.beam_size, longest, self.device)
         self.never_chosen = torch.tensor([PAD_ID, UNK_ID, BOS_ID, *never], device=self.device)
@@ -224,9 +230,10 @@ class _Search:
         positions_N = self.state.positions_N
         hidden_BD = self.model.decode_step(beams.last_Nk.flatten(), self.state)
         logp_Nc, parent_Nc, token_Nc = best_extensions(
-            self.model,
             hidden_BD,
+            self.model.output_weight,
             beams.alive_logp_Nk,
+            linear=self.state.linear,
             count=2 * beam,
             never=self.never_chosen,
             ends_only_N=positions_N >= beams.limit_N,

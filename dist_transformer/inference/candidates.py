@@ -1,14 +1,15 @@
 """The best extensions of living hypotheses: softmax over the vocabulary, and the few largest of its values.
 
-The vocabulary makes the largest tensors of decoding. On a CPU some rows at a time go all the way, projection, softmax
-and selection, while they are in the cache: a third of the time of whole tensors.
+The vocabulary makes the largest tensors of decoding. On a CPU, projection, softmax and selection take some rows at a
+time, which stay in the cache. Compiled code reads a row twice; torch's operators, elsewhere, do so many times.
 """
 
 import torch
 from torch.nn import functional
 
 from dist_transformer.data.tokenizer import EOS_ID, PAD_ID
-from dist_transformer.model.transformer import Transformer
+from dist_transformer.model import cpu_kernels
+from dist_transformer.model.products import Linear
 
 # Logits that are computed at a time. CPU: 2 MB of fp32, a core's cache; a GPU wants large products.
 _ELEMENTS = {"cpu": 2**19, "cuda": 2**31}
@@ -17,19 +18,22 @@ _BLOCK = 64
 
 
 def best_extensions(
-    model: Transformer,
     hidden_BD: torch.Tensor,
+    weight_VD: torch.Tensor,
     alive_logp_Nk: torch.Tensor,
     *,
+    linear: Linear,
     count: int,
     never: torch.Tensor,
     ends_only_N: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The `count` most probable extensions of each sentence's k hypotheses; equal ones by hypothesis, then by token.
+    """Select the `count` most probable extensions of each sentence's k hypotheses; equal ones by hypothesis and token.
 
     Args:
         hidden_BD: of the hypotheses, sentence-major: (N · k, D).
+        weight_VD: of the output projection.
         alive_logp_Nk: log probability of the hypotheses.
+        linear: computes the projection.
         never: tokens that are not chosen; the probabilities of the others stay the model's.
         ends_only_N: bool; sentences whose hypotheses are of full length and may only take `</s>`.
 
@@ -38,21 +42,39 @@ def best_extensions(
         many, a log probability of -inf.
     """
     sentences, beam = alive_logp_Nk.shape
-    values, tokens = [], []
-    end_Nk = torch.empty_like(alive_logp_Nk)
-    rows = max(1, _ELEMENTS[hidden_BD.device.type] // model.config.vocab_size)
-    for hidden_RD, end_R in zip(hidden_BD.split(rows), end_Nk.view(-1).split(rows), strict=True):
-        logp_RV = torch.log_softmax(model.logits(hidden_RD), dim=-1)
-        end_R.copy_(logp_RV[:, EOS_ID])
-        value_RX, token_RX = largest(logp_RV.index_fill_(1, never, -torch.inf), min(count, model.config.vocab_size))
-        values.append(value_RX)
-        tokens.append(token_RX)
-    value_NkX, token_NkX = (torch.cat(found).view(sentences, beam, -1) for found in (values, tokens))
+    vocabulary = len(weight_VD)
+    rows = max(1, _ELEMENTS[hidden_BD.device.type] // vocabulary)
+    select = _select_compiled if _compiles(hidden_BD) else _select
+    found = [
+        select(linear(hidden_RD, weight_VD, None), min(count, vocabulary), never) for hidden_RD in hidden_BD.split(rows)
+    ]
+    value_BX, token_BX, end_B = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True))
+    value_NkX, token_NkX = value_BX.view(sentences, beam, -1), token_BX.view(sentences, beam, -1)
+    end_Nk = end_B.view(sentences, beam)
     value_NkX, token_NkX = _replace_by_ends(value_NkX, token_NkX, end_Nk, ends_only_N)
     # Of the best of each hypothesis the best of the sentence.
     value_NX, order_NX = (value_NkX + alive_logp_Nk.unsqueeze(2)).flatten(1).sort(dim=1, descending=True, stable=True)
     order_Nc = order_NX[:, :count]
     return value_NX[:, :count], order_Nc // value_NkX.shape[2], token_NkX.flatten(1).gather(1, order_Nc)
+
+
+def _compiles(hidden: torch.Tensor) -> bool:
+    return hidden.device.type == "cpu" and cpu_kernels.takes(hidden.dtype)
+
+
+def _select_compiled(
+    logits_RV: torch.Tensor, count: int, never: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return cpu_kernels.best_tokens(logits_RV, count=count, never=never, end=EOS_ID)
+
+
+def _select(
+    logits_RV: torch.Tensor, count: int, never: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Do what `cpu_kernels.best_tokens` does, on any device."""
+    logp_RV = torch.log_softmax(logits_RV.float(), dim=-1)
+    end_R = logp_RV[:, EOS_ID].clone()
+    return *largest(logp_RV.index_fill_(1, never, -torch.inf), count), end_R
 
 
 def _replace_by_ends(

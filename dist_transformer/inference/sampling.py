@@ -16,11 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from dist_transformer.errors import UserError
 from dist_transformer.inference.beam import Hypothesis, encode_sources, kept_slots
 from dist_transformer.inference.candidates import largest
+from dist_transformer.model.products import Linear
 from dist_transformer.model.transformer import Transformer
 
 # Logits that are computed at a time; without top_k each takes 28 bytes.
@@ -55,6 +57,7 @@ def sample(
     max_extra_tokens: int,
     length_penalty: float,
     never: Sequence[int] = (),
+    linear: Linear = functional.linear,
 ) -> list[Hypothesis]:
     """Draw one output for each source, in order.
 
@@ -65,6 +68,7 @@ def sample(
         sources: token ids without special tokens, each shorter than the model's `max_positions`.
         keys: a name of each sentence, which chance goes by.
         length_penalty: exponent of the penalty in the score, as in beam search; it has no part in what is drawn.
+        linear: computes the products of each step.
 
     Returns:
         outputs with their log probabilities under the model, all tokens and no temperature considered.
@@ -75,7 +79,7 @@ def sample(
     model.eval()
     try:
         with torch.inference_mode():
-            return _Sampler(model, sources, keys, settings, max_extra_tokens, never).run(length_penalty)
+            return _Sampler(model, sources, keys, settings, max_extra_tokens, never, linear).run(length_penalty)
     finally:
         model.train(was_training)
 
@@ -91,6 +95,7 @@ class _Sampler:
         settings: SamplingSettings,
         max_extra_tokens: int,
         never: Sequence[int],
+        linear: Linear,
     ) -> None:
         self.model, self.settings, self.device = model, settings, model.embedding.device
         most = model.config.max_positions - 1
@@ -99,7 +104,12 @@ class _Sampler:
         numbers = [np.random.default_rng([settings.seed, *key]).random(longest) for key in keys]
         self.numbers_NT = torch.from_numpy(np.stack(numbers)).to(self.device)
         self.state = model.new_decoder_state(
-            slots=len(sources), beam_size=1, source_room=source_room, longest=longest, fixed_shapes=False
+            slots=len(sources),
+            beam_size=1,
+            source_room=source_room,
+            longest=longest,
+            fixed_shapes=False,
+            linear=linear,
         )
         memory_NSD, mask_N1S = encode_sources(model, sources, source_room)
         model.begin_sentences(self.state, torch.arange(len(sources), device=self.device), memory_NSD, mask_N1S)
@@ -143,7 +153,8 @@ class _Sampler:
         for hidden_RD, numbers_R, ends_R in zip(
             hidden_ND.split(rows), numbers_N.split(rows), ends_only_N.split(rows), strict=True
         ):
-            logp_RV = torch.log_softmax(self.model.logits(hidden_RD), dim=-1)
+            logits_RV = self.state.linear(hidden_RD, self.model.output_weight, None)
+            logp_RV = torch.log_softmax(logits_RV.float(), dim=-1)
             token_R = draw(logp_RV.index_fill(1, self.never_drawn, -torch.inf), numbers_R, self.settings)
             token_R = torch.where(ends_R, EOS_ID, token_R)
             tokens.append(token_R)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import overload
 
@@ -16,6 +16,7 @@ from dist_transformer.inference.options import as_dtype
 from dist_transformer.inference.pieces import BEGIN, readable_pieces
 from dist_transformer.inference.scoring import PairScore, longest_line, score_pairs
 from dist_transformer.inference.translator import ScoredText, Translator
+from dist_transformer.model.products import Products
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, load_model
 from dist_transformer.runtime.device import find_device
@@ -50,6 +51,7 @@ class TrainedModel:
     tokenizer: Tokenizer
     info: ModelInfo
     device: torch.device
+    _products: Products = field(default_factory=Products, init=False, repr=False, compare=False)
 
     @classmethod
     def load(
@@ -145,7 +147,13 @@ class TrainedModel:
         )
         tags = self.info.direction.tags
         translator = Translator(
-            self.model, self.tokenizer, self.device, settings, tags=tags, max_batch_tokens=batch_tokens
+            self.model,
+            self.tokenizer,
+            self.device,
+            settings,
+            tags=tags,
+            max_batch_tokens=batch_tokens,
+            products=self._products,
         )
         translations = translator.translate([lines] if isinstance(lines, str) else lines)
         if nbest is not None:

@@ -11,6 +11,7 @@ from dist_transformer.inference.batches import Batch, make_batches
 from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
 from dist_transformer.inference.sampling import SamplingSettings, sample
 from dist_transformer.inference.splitting import LEAST_LIMIT, join_texts, split_text
+from dist_transformer.model.products import Products
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.distributed import gather_objects, on_all_ranks, rank, world_size
 
@@ -77,6 +78,7 @@ class Translator:
             device when not given.
         max_source_tokens: longer lines are split (`split_text`), their parts translated one by one and joined; when
             not given, what leaves positions for an output of max_extra_tokens more, and half of the positions at least.
+        products: of the model, whose weights must not change while they are used; its own when not given.
     """
 
     def __init__(
@@ -90,12 +92,14 @@ class Translator:
         tags: Sequence[str] = (),
         max_batch_tokens: int | None = None,
         max_source_tokens: int | None = None,
+        products: Products | None = None,
     ) -> None:
         self.prefix = tokenizer.tag_ids(tags)
         # The source's `</s>` and the target's `<s>` take a position, and so does each tag.
         positions = model.config.max_positions - 1 - len(self.prefix)
         self.model, self.tokenizer, self.settings = model.to(device), tokenizer, settings
         self.sampling = sampling
+        self.products = products or Products()
         self.refills = sampling is None and _REFILLS[device.type]
         self.max_batch_tokens = BATCH_TOKENS[device.type] if max_batch_tokens is None else max_batch_tokens
         default = max(positions - settings.max_extra_tokens, (positions + 1) // 2)
@@ -184,7 +188,14 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         never = self.tokenizer.tag_ids(self.tokenizer.tags)
         if self.sampling is None:
-            return beam_search(self.model, sources, settings=self.settings, slots=batch.slots, never=never)
+            return beam_search(
+                self.model,
+                sources,
+                settings=self.settings,
+                slots=batch.slots,
+                never=never,
+                linear=self.products,
+            )
         drawn = sample(
             self.model,
             sources,
@@ -193,6 +204,7 @@ class Translator:
             max_extra_tokens=self.settings.max_extra_tokens,
             length_penalty=self.settings.length_penalty,
             never=never,
+            linear=self.products,
         )
         return [[hypothesis] for hypothesis in drawn]
 

@@ -21,6 +21,7 @@ from dist_transformer.config.registry import ATTENTIONS
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model import cpu_kernels, packed_attention
 from dist_transformer.model.dropout import dropout
+from dist_transformer.model.products import Linear
 from dist_transformer.packed import PackedTokens
 
 # A group's sentences are at least this share of its longest. A pack of 4,096 tokens of mixed text then has 5 groups; at
@@ -250,10 +251,10 @@ class MultiHeadAttention(nn.Module):
         """Split the last dimension, n·H·K, into (n, H, K)."""
         return x.unflatten(-1, (-1, self.heads, self.head_width))
 
-    def project_query(self, x_TD: torch.Tensor) -> torch.Tensor:
+    def project_query(self, x_TD: torch.Tensor, linear: Linear = functional.linear) -> torch.Tensor:
         """Shape (T, H, K)."""
         inner = self.heads * self.head_width
-        return self._heads(functional.linear(x_TD, self.qkv_weight[:inner], self._bias()[:inner])).squeeze(-3)
+        return self._heads(linear(x_TD, self.qkv_weight[:inner], self.qkv_bias[:inner])).squeeze(-3)
 
     def _project_key_value(self, memory: torch.Tensor) -> torch.Tensor:
         inner = self.heads * self.head_width
@@ -312,9 +313,9 @@ class MultiHeadAttention(nn.Module):
         k_BHSK, v_BHSK = self._project_key_value(memory_BSD).transpose(1, 3).unbind(2)
         return k_BHSK, v_BHSK
 
-    def project_one(self, x_BD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def project_one(self, x_BD: torch.Tensor, linear: Linear) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Query, key and value of one position. Shapes: (B, D) to three of (B, H, K)."""
-        q_BHK, k_BHK, v_BHK = self._heads(functional.linear(x_BD, self.qkv_weight, self._bias())).unbind(1)
+        q_BHK, k_BHK, v_BHK = self._heads(linear(x_BD, self.qkv_weight, self.qkv_bias)).unbind(1)
         return q_BHK, k_BHK, v_BHK
 
     def attend_beams(
@@ -324,6 +325,7 @@ class MultiHeadAttention(nn.Module):
         v_NHXK: torch.Tensor,
         mask_NkX: torch.Tensor,
         places: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+        linear: Linear,
     ) -> torch.Tensor:
         """Attend with the k hypotheses of each sentence to X keys that they share, for decoding.
 
@@ -342,7 +344,8 @@ class MultiHeadAttention(nn.Module):
             scores_NHkX = self.adjust_scores(scores_NHkX, queries_N[:, None, None, None], keys_NX[:, None, None])
             weights_NHkX = torch.softmax(scores_NHkX + mask_NkX.unsqueeze(1), dim=-1)
             mixed_NHkK = weights_NHkX.to(v_NHXK.dtype) @ v_NHXK
-        return self.output(mixed_NHkK.transpose(1, 2).flatten(0, 1).flatten(1))
+        mixed_BD = mixed_NHkK.transpose(1, 2).flatten(0, 1).flatten(1)
+        return linear(mixed_BD, self.output.weight, self.output.bias)
 
     def weights(self, x_TD: torch.Tensor, memory_SD: torch.Tensor | None, *, causal: bool = False) -> torch.Tensor:
         """Return how much each token of one sentence attends to each token of its memory, fp32, shape (H, T, S).

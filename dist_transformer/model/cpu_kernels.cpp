@@ -1,10 +1,15 @@
-// Attention over packed sentences on a CPU, forward and backward, for `cpu_kernels.py`, which compiles it.
+// Kernels of the model on a CPU, for `cpu_kernels.py`, which compiles them.
+//
+// Attention over packed sentences, forward and backward:
 //
 //     S = Q K^T / sqrt(d_k)    P = softmax(S)    O = P V                                     (section 3.2.1)
 //     dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(P * dP))    dQ = dS K / sqrt(d_k)    dK = dS^T Q / sqrt(d_k)
 //
 // Every task is one head of one sentence, copied to fp32 buffers that fit in the caches: no padding, no mask, no score
 // in memory. Tasks write to places of their own, so the result does not depend on the number of threads.
+//
+// The most probable tokens of each row of logits, which decoding needs: log softmax and selection in two passes over a
+// row, which is then in the cache.
 
 #include <cmath>
 #include <cstdint>
@@ -364,6 +369,73 @@ void give_back(const Shape& shape, const T* q, const T* k, const T* v, const flo
             return_head(shape, q, k, v, sums, grad_out, grad_q, grad_k, grad_v, Task(shape, sentence, head));
 }
 
+// What the search for the best tokens takes and gives. Rows have `count` places in `values` and `tokens`.
+struct Best {
+    const int64_t* never;
+    int64_t never_count, end, count;
+    float *values, *ends;
+    int64_t* tokens;
+};
+
+// Puts a token where it belongs among the best so far, which are in order, the largest first. Equal values keep the
+// order of their tokens, because tokens come in order and only a larger value moves another one.
+void insert(float value, int64_t token, const Best& best, float* values, int64_t* tokens) {
+    for (int64_t i = 0; i < best.never_count; i++)
+        if (best.never[i] == token) return;
+    int64_t place = best.count - 1;
+    for (; place > 0 && value > values[place - 1]; place--) {
+        values[place] = values[place - 1];
+        tokens[place] = tokens[place - 1];
+    }
+    values[place] = value;
+    tokens[place] = token;
+}
+
+void best_of_row(const float* row, int64_t vocabulary, const Best& best, float* values, int64_t* tokens, float& end) {
+    constexpr int64_t BLOCK = 64;
+    for (int64_t i = 0; i < best.count; i++) {
+        values[i] = -INFINITY;
+        tokens[i] = 0;
+    }
+    float highest = -INFINITY;
+    for (int64_t first = 0; first < vocabulary; first += BLOCK) {
+        const int64_t count = vocabulary - first < BLOCK ? vocabulary - first : BLOCK;
+        const float of_block = largest(row + first, count);
+        if (of_block > highest) highest = of_block;
+        if (of_block > values[best.count - 1])
+            for (int64_t j = first; j < first + count; j++)
+                if (row[j] > values[best.count - 1]) insert(row[j], j, best, values, tokens);
+    }
+    Floats sums = {};
+    int64_t j = 0;
+    for (; j + LANES <= vocabulary; j += LANES)
+        sums += exponential(*reinterpret_cast<const Floats*>(row + j) - highest);
+    float sum = 0;
+    for (int l = 0; l < LANES; l++) sum += sums[l];
+    for (; j < vocabulary; j++) sum += std::exp(row[j] - highest);
+    const float log_sum = highest + std::log(sum);
+    for (int64_t i = 0; i < best.count; i++) values[i] -= log_sum;
+    end = row[best.end] - log_sum;
+}
+
+template <typename T>
+void best_of_rows(const T* logits, int64_t rows, int64_t vocabulary, const Best& best, int64_t threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t i = 0; i < rows; i++) {
+        const T* row = logits + i * vocabulary;
+        Buffers buffers(vocabulary);
+        const float* numbers;
+        if constexpr (sizeof(T) == sizeof(float)) {
+            numbers = row;
+        } else {
+            float* converted = buffers.take(vocabulary);
+            for (int64_t j = 0; j < vocabulary; j++) converted[j] = to_float(row[j]);
+            numbers = converted;
+        }
+        best_of_row(numbers, vocabulary, best, best.values + i * best.count, best.tokens + i * best.count, best.ends[i]);
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -386,6 +458,14 @@ void return_gradients_bf16(const Shape* shape, const BFloat16* q, const BFloat16
                            const float* sums, const BFloat16* grad_out, BFloat16* grad_q,
                            BFloat16* grad_k, BFloat16* grad_v) {
     give_back(*shape, q, k, v, sums, grad_out, grad_q, grad_k, grad_v);
+}
+
+void best_tokens_fp32(const float* logits, int64_t rows, int64_t vocabulary, const Best* best, int64_t threads) {
+    best_of_rows(logits, rows, vocabulary, *best, threads);
+}
+
+void best_tokens_bf16(const BFloat16* logits, int64_t rows, int64_t vocabulary, const Best* best, int64_t threads) {
+    best_of_rows(logits, rows, vocabulary, *best, threads);
 }
 
 }

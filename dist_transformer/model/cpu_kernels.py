@@ -1,6 +1,7 @@
-"""Attention over packed sentences on a CPU: `cpu_kernels.cpp`, compiled at first use.
+"""Kernels of the model on a CPU: `cpu_kernels.cpp`, compiled at first use.
 
-Shapes are those of `packed_attention`. `sums` holds the logarithm of each softmax' sum, shape (H, T), fp32.
+Shapes of attention are those of `packed_attention`. `sums` holds the logarithm of each softmax' sum, shape (H, T), in
+fp32.
 """
 
 import ctypes
@@ -27,9 +28,19 @@ class _Shape(ctypes.Structure):
     )
 
 
+class _Best(ctypes.Structure):
+    """`Best` of the source."""
+
+    _fields_ = (
+        ("never", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("never_count", "end", "count")),
+        *((name, ctypes.c_void_p) for name in ("values", "ends", "tokens")),
+    )
+
+
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    return load_native(__file__, slower="attention on a CPU")
+    return load_native(__file__, slower="attention and decoding on a CPU")
 
 
 def takes(dtype: torch.dtype) -> bool:
@@ -67,6 +78,38 @@ def return_gradients(
     """Write the gradients of queries, keys and values to `results`."""
     shape = _shape(inputs[0], inputs[1], query_offsets, key_offsets, causal=causal, results=results)
     _call("return_gradients", shape, (*inputs, sums, gradient.contiguous(), *results))
+
+
+def best_tokens(
+    logits_RV: torch.Tensor, *, count: int, never: torch.Tensor, end: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Select the most probable tokens of each row of logits.
+
+    Args:
+        logits_RV: contiguous, fp32 or bf16.
+        never: int64; tokens that are not selected. The probabilities of the others include theirs.
+        end: token whose log probability is returned in any case.
+
+    Returns:
+        log probabilities, shape (R, count), fp32, largest first, -inf where no token is left; their tokens, int64,
+        equal ones in order; log probabilities of `end`, shape (R,).
+    """
+    rows, vocabulary = logits_RV.shape
+    values_Rc, ends_R = torch.empty(rows, count), torch.empty(rows)
+    tokens_Rc = torch.empty(rows, count, dtype=torch.int64)
+    best = _Best(
+        never.data_ptr(), len(never), end, count, values_Rc.data_ptr(), ends_R.data_ptr(), tokens_Rc.data_ptr()
+    )
+    library = _library()
+    assert library is not None
+    library[f"best_tokens_{_SUFFIXES[logits_RV.dtype]}"](
+        ctypes.c_void_p(logits_RV.data_ptr()),
+        ctypes.c_int64(rows),
+        ctypes.c_int64(vocabulary),
+        ctypes.byref(best),
+        ctypes.c_int64(torch.get_num_threads()),
+    )
+    return values_Rc, tokens_Rc, ends_R
 
 
 def _shape(

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
+from dist_transformer.model.products import Linear
+
 # Places at first, beyond the length of the sources, where room grows; it grows by half.
 _SPARE = 8
 
@@ -50,10 +52,13 @@ class DecoderState:
         beam_size: k.
         longest: target tokens of a sentence, at most, `<s>` included.
         fixed_shapes: whether all steps are the same work.
+        linear: computes the products of each step.
     """
 
-    def __init__(self, layers: list[LayerCache], *, beam_size: int, longest: int, fixed_shapes: bool) -> None:
-        self.layers, self.beam_size, self.fixed_shapes = layers, beam_size, fixed_shapes
+    def __init__(
+        self, layers: list[LayerCache], *, beam_size: int, longest: int, fixed_shapes: bool, linear: Linear
+    ) -> None:
+        self.layers, self.beam_size, self.fixed_shapes, self.linear = layers, beam_size, fixed_shapes, linear
         like = layers[0].memory_keys_NHSK
         slots, _, source_room, _ = like.shape
         self._longest = longest

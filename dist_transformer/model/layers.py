@@ -14,6 +14,7 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model.attention import AttentionLayout, by_sentence, make_attention
 from dist_transformer.model.decoding import DecoderState, LayerCache
 from dist_transformer.model.dropout import dropout
+from dist_transformer.model.products import Linear
 
 
 class Residual(nn.Module):
@@ -48,6 +49,11 @@ class FeedForward(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.outer(dropout(self.activation(self.inner(x)), self.dropout, self.training))
+
+    def step(self, x_BD: torch.Tensor, linear: Linear) -> torch.Tensor:
+        """The same without dropout, for decoding."""
+        inner_BF = self.activation(linear(x_BD, self.inner.weight, self.inner.bias))
+        return linear(inner_BF, self.outer.weight, self.outer.bias)
 
 
 class EncoderLayer(nn.Module):
@@ -96,17 +102,21 @@ class DecoderLayer(nn.Module):
         """
 
         def attend_self(x: torch.Tensor) -> torch.Tensor:
-            q_NHkK, k_NHkK, v_NHkK = (by_sentence(y, state.beam_size) for y in self.self_attention.project_one(x))
+            q_NHkK, k_NHkK, v_NHkK = (
+                by_sentence(y, state.beam_size) for y in self.self_attention.project_one(x, state.linear)
+            )
             cache.add(state.place, k_NHkK, v_NHkK)
             return self.self_attention.attend_beams(
-                q_NHkK, *cache.until(state.end), history_NkX, state.places_in_history
+                q_NHkK, *cache.until(state.end), history_NkX, state.places_in_history, state.linear
             )
 
         def attend_memory(x: torch.Tensor) -> torch.Tensor:
-            q_NHkK = by_sentence(self.cross_attention.project_query(x), state.beam_size)
+            q_NHkK = by_sentence(self.cross_attention.project_query(x, state.linear), state.beam_size)
             memory = (cache.memory_keys_NHSK, cache.memory_values_NHSK)
-            return self.cross_attention.attend_beams(q_NHkK, *memory, state.memory_mask_N1S, state.places_in_memory)
+            return self.cross_attention.attend_beams(
+                q_NHkK, *memory, state.memory_mask_N1S, state.places_in_memory, state.linear
+            )
 
         x_BD = self.self_residual(x_BD, attend_self)
         x_BD = self.cross_residual(x_BD, attend_memory)
-        return self.ffn_residual(x_BD, self.feed_forward)
+        return self.ffn_residual(x_BD, lambda x: self.feed_forward.step(x, state.linear))

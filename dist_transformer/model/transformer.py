@@ -16,6 +16,7 @@ from dist_transformer.model.dropout import dropout
 from dist_transformer.model.layers import DecoderLayer, EncoderLayer, FeedForward
 from dist_transformer.model.loss import LossSums, smoothed_cross_entropy
 from dist_transformer.model.positions import make_positions
+from dist_transformer.model.products import Linear
 from dist_transformer.packed import PackedBatch, PackedTokens
 
 
@@ -95,7 +96,7 @@ class Transformer(nn.Module):
         hidden_TD = self.decode(batch.target, memory_SD, batch.source)
         return smoothed_cross_entropy(
             hidden_TD,
-            self._output_weight(),
+            self.output_weight,
             batch.labels_T,
             label_smoothing,
             compiled=self.training and self._compiled_layer is not None,
@@ -121,10 +122,17 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Shape (…, D) to (…, V), in fp32."""
-        return functional.linear(hidden, self._output_weight()).float()
+        return functional.linear(hidden, self.output_weight).float()
 
     def new_decoder_state(
-        self, *, slots: int, beam_size: int, source_room: int, longest: int, fixed_shapes: bool
+        self,
+        *,
+        slots: int,
+        beam_size: int,
+        source_room: int,
+        longest: int,
+        fixed_shapes: bool,
+        linear: Linear = functional.linear,
     ) -> DecoderState:
         """For `beam_size` hypotheses each of as many sentences at a time as there are slots; all are idle.
 
@@ -132,12 +140,13 @@ class Transformer(nn.Module):
             source_room: source tokens of a sentence, at most.
             longest: target tokens of a sentence, at most, `<s>` included.
             fixed_shapes: whether all steps are the same work, as CUDA graphs want it.
+            linear: computes the products of each step.
         """
         caches = [
             layer.new_cache(slots=slots, beam_size=beam_size, source_room=source_room)
             for layer in cast(Iterable[DecoderLayer], self.decoder)
         ]
-        return DecoderState(caches, beam_size=beam_size, longest=longest, fixed_shapes=fixed_shapes)
+        return DecoderState(caches, beam_size=beam_size, longest=longest, fixed_shapes=fixed_shapes, linear=linear)
 
     def begin_sentences(
         self, state: DecoderState, slots_n: torch.Tensor, memory_nSD: torch.Tensor, memory_mask_n1S: torch.Tensor
@@ -178,7 +187,8 @@ class Transformer(nn.Module):
     def _target_embedding(self) -> torch.Tensor:
         return self.embedding if self.config.tie_embeddings else self.target_embedding
 
-    def _output_weight(self) -> torch.Tensor:
+    @property
+    def output_weight(self) -> torch.Tensor:
         return self.embedding if self.config.tie_embeddings else self.output_projection
 
     def _kernel(self, longest: int) -> Kernel:

@@ -107,14 +107,17 @@ def communication_seconds(
     backend: Backend = "nccl",
     link_latency: float = LINK_LATENCY,
     network_latency: float = NETWORK_LATENCY,
+    host_seconds_per_byte: float = 0.0,
 ) -> float:
-    """Bytes of one step ÷ the slowest link of the ring, and what its messages wait for each other.
+    """Predict the seconds of one step: bytes ÷ the slowest link of the ring, the latency of its messages, host work.
 
     The ring crosses each link once in each direction; between nodes it has the whole network of a node.
 
     Args:
         link_latency: seconds of a message between two ranks of a node.
         network_latency: seconds of a message between two nodes.
+        host_seconds_per_byte: processor time to copy and add one byte that is sent. gloo does this on the CPU, after
+            the transfer; NCCL does it on the GPU during the transfer.
     """
     world = nodes * gpus_per_node
     if world == 1:
@@ -124,7 +127,8 @@ def communication_seconds(
     # A ring of several nodes crosses a network once per node; the message that closes it is not sent.
     crossings = nodes - 1
     latency = crossings * network_latency + (world - 1 - crossings) * link_latency
-    return sent.bytes * (world - 1) / world / (link * 1e9) + sent.passes * latency
+    sent_bytes = sent.bytes * (world - 1) / world
+    return sent_bytes * (1 / (link * 1e9) + host_seconds_per_byte) + sent.passes * latency
 
 
 def traffic(zero: ZeroSettings, sizes: ModelSizes, *, precision: str, accumulation: int, backend: Backend) -> Traffic:

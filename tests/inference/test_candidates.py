@@ -1,10 +1,12 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.inference import candidates
 from dist_transformer.inference.candidates import best_extensions, largest
+from dist_transformer.model import cpu_kernels
 from dist_transformer.model.transformer import Transformer
 
 EOS = 3
@@ -37,10 +39,47 @@ def test_the_largest_may_share_a_block_or_lie_in_the_rest() -> None:
     assert torch.equal(found_places, expected.indices[:, :6])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocabulary", [5, 15, 16, 64, 65, 1000, 64 * 40 + 23])
+def test_compiled_selection_is_that_of_a_stable_sort(vocabulary: int, dtype: torch.dtype) -> None:
+    """Few distinct values, or none equal, or some of -inf; in one case fewer tokens are left than are asked for."""
+    if not cpu_kernels.takes(dtype):
+        pytest.skip("no compiler")
+    rng = np.random.default_rng(vocabulary)
+    logits = torch.from_numpy(rng.integers(-3, 3, (60, vocabulary)).astype(np.float32))
+    logits[::3] += torch.from_numpy(rng.normal(size=(20, vocabulary), scale=20).astype(np.float32))
+    logits[::5, 4::7] = -torch.inf
+    logits = logits.to(dtype)
+    never, count = torch.tensor([0, 1, 2]), min(8, vocabulary)
+    values, tokens, ends = candidates._select_compiled(logits, count, never)
+    logp = torch.log_softmax(logits.double(), dim=-1)
+    torch.testing.assert_close(ends.double(), logp[:, EOS], rtol=1e-6, atol=1e-5)
+    order = logits.float().index_fill(1, never, -torch.inf).sort(dim=1, descending=True, stable=True)
+    is_left = order.values[:, :count] > -torch.inf
+    assert torch.equal(tokens[is_left], order.indices[:, :count][is_left])
+    assert torch.equal(values > -torch.inf, is_left)
+    torch.testing.assert_close(values.double()[is_left], logp.gather(1, tokens)[is_left], rtol=1e-6, atol=1e-5)
+
+
+def test_numbers_that_are_not_finite_stay_so() -> None:
+    """Search ends by them: a sentence without a comparable score is done."""
+    if not cpu_kernels.takes(torch.float32):
+        pytest.skip("no compiler")
+    logits = torch.full((2, 40), torch.nan)
+    logits[1, 7] = torch.inf
+    values, _, ends = candidates._select_compiled(logits, 4, torch.tensor([0]))
+    assert not values.isfinite().any()
+    assert not ends.isfinite().any()
+
+
+@pytest.mark.parametrize("compiles", [False, True])
 @pytest.mark.parametrize("elements", [1, 23 * 5, 2**19])
-def test_extensions_against_the_whole_softmax(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extensions_against_the_whole_softmax(elements: int, compiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few rows are computed at a time; the second sentence may only end."""
+    if compiles and not cpu_kernels.takes(torch.float32):
+        pytest.skip("no compiler")
     monkeypatch.setattr(candidates, "_ELEMENTS", {"cpu": elements})
+    monkeypatch.setattr(candidates, "_compiles", lambda _: compiles)
     torch.manual_seed(1)
     model = Transformer(
         ModelConfig(width=16, heads=2, ffn_width=32, encoder_layers=1, decoder_layers=1, vocab_size=23)
@@ -50,7 +89,13 @@ def test_extensions_against_the_whole_softmax(elements: int, monkeypatch: pytest
     never = torch.tensor([0, 1, 2])
     with torch.no_grad():
         value, hypothesis, token = best_extensions(
-            model, hidden_BD, alive_logp_Nk, count=4, never=never, ends_only_N=torch.tensor([False, True, False])
+            hidden_BD,
+            model.output_weight,
+            alive_logp_Nk,
+            linear=functional.linear,
+            count=4,
+            never=never,
+            ends_only_N=torch.tensor([False, True, False]),
         )
         total = torch.log_softmax(hidden_BD @ model.embedding.T, dim=-1).view(3, 3, 23) + alive_logp_Nk.unsqueeze(2)
     total[:, :, :3] = -torch.inf

@@ -34,7 +34,7 @@ def read_by_the_model(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """What a search is given from now on; it gives a source back."""
     seen: list[list[int]] = []
 
-    def fake(_, sources, *, settings, slots, never):  # type: ignore[no-untyped-def]
+    def fake(_, sources, **options):  # type: ignore[no-untyped-def]
         seen.extend(sources)
         return [[Hypothesis(tokens=source[2:], score=-1.0, log_probability=-1.0)] for source in sources]
 

@@ -99,7 +99,7 @@ def test_a_line_of_the_limit_is_translated_whole(make) -> None:
 def test_a_text_of_100_000_characters_without_a_space(make, monkeypatch: pytest.MonkeyPatch) -> None:
     translator, decoded = make(), list[list[int]]()
 
-    def fake(_, sources, *, settings, slots, never):  # type: ignore[no-untyped-def]
+    def fake(_, sources, **options):  # type: ignore[no-untyped-def]
         decoded.extend(sources)
         return [[Hypothesis(tokens=source, score=-1.0, log_probability=-1.0)] for source in sources]
 
