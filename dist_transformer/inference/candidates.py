@@ -11,8 +11,9 @@ from dist_transformer.data.tokenizer import EOS_ID, PAD_ID
 from dist_transformer.model import cpu_kernels
 from dist_transformer.model.products import Linear
 
-# Logits that are computed at a time. CPU: 2 MB of fp32, a core's cache; a GPU wants large products.
-_ELEMENTS = {"cpu": 2**19, "cuda": 2**31}
+# Logits that are computed at a time. On a CPU torch's operators read them many times, so 2 MB of fp32 stay in the cache
+# of a core. Compiled code reads them twice, and the product is faster with more rows. So it is on a GPU.
+_ELEMENTS = {"cpu": 2**19, "compiled": 2**22, "cuda": 2**31}
 # Values of which one stands for all while the largest are looked for.
 _BLOCK = 64
 
@@ -43,8 +44,8 @@ def best_extensions(
     """
     sentences, beam = alive_logp_Nk.shape
     vocabulary = len(weight_VD)
-    rows = max(1, _ELEMENTS[hidden_BD.device.type] // vocabulary)
-    select = _select_compiled if _compiles(hidden_BD) else _select
+    kind, select = ("compiled", _select_compiled) if _compiles(hidden_BD) else (hidden_BD.device.type, _select)
+    rows = max(1, _ELEMENTS[kind] // vocabulary)
     found = [
         select(linear(hidden_RD, weight_VD, None), min(count, vocabulary), never) for hidden_RD in hidden_BD.split(rows)
     ]

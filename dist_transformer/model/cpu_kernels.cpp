@@ -118,6 +118,15 @@ Floats exponential(Floats x) {
     return (Floats)result;
 }
 
+// The largest number of a vector, by halves: one by one, each comparison would wait for the one before it.
+float largest_of(Floats vector) {
+    float halves[LANES];
+    std::memcpy(halves, &vector, sizeof halves);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; l++) halves[l] = halves[l + half] > halves[l] ? halves[l + half] : halves[l];
+    return halves[0];
+}
+
 // The largest of a row's first `count` values, which are more than none.
 float largest(const float* row, int64_t count) {
     float result = row[0];
@@ -128,7 +137,7 @@ float largest(const float* row, int64_t count) {
             Floats values = *reinterpret_cast<const Floats*>(row + j);
             highest = values > highest ? values : highest;
         }
-        for (int l = 0; l < LANES; l++) result = highest[l] > result ? highest[l] : result;
+        result = largest_of(highest);
     }
     for (; j < count; j++) result = row[j] > result ? row[j] : result;
     return result;

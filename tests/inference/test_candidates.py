@@ -78,7 +78,7 @@ def test_extensions_against_the_whole_softmax(elements: int, compiles: bool, mon
     """However few rows are computed at a time; the second sentence may only end."""
     if compiles and not cpu_kernels.takes(torch.float32):
         pytest.skip("no compiler")
-    monkeypatch.setattr(candidates, "_ELEMENTS", {"cpu": elements})
+    monkeypatch.setattr(candidates, "_ELEMENTS", {"cpu": elements, "compiled": elements})
     monkeypatch.setattr(candidates, "_compiles", lambda _: compiles)
     torch.manual_seed(1)
     model = Transformer(
