@@ -15,6 +15,7 @@ from dist_transformer.data.prepare.duplicates import pair_keys, write_keys
 from dist_transformer.data.prepare.ingest import SHUFFLE, VOCABULARY, Chunk, Report, is_empty, pair_hash
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.prepare.tasks import TaskRunner
+from dist_transformer.data.prepare.words import words_of
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
 from dist_transformer.data.text.files import Pair
@@ -55,7 +56,7 @@ class EncodeChunk:
         parts, empty_parts = [], []
         for block in _blocks(sizes):
             texts = self.chunk.texts(self.work, rows[block])
-            parts.append([encode(tokenizer, side) for side in texts])
+            parts.append([words_of(tokenizer, side).encode(column) for side, column in enumerate(texts)])
             empty_parts.append(np.fromiter(map(is_empty, *texts), dtype=bool, count=len(texts[0])))
             progress(len(texts[0]))
         source, target = (TokenLists.concatenate(side) for side in zip(*parts, strict=True))
@@ -178,7 +179,7 @@ def write_validation_keys(work: Work, pairs: Sequence[Pair]) -> None:
         return
     tokenizer = Tokenizer.load(tokenizer_path(work))
     columns = [list(side) for side in zip(*pairs, strict=True)] or [[], []]
-    keys = np.unique(pair_keys(*(encode(tokenizer, column) for column in columns)))
+    keys = np.unique(pair_keys(*(words_of(tokenizer, side).encode(column) for side, column in enumerate(columns))))
     shards.write_batch(_validation_keys(work), {"key": pa.array(keys)})
 
 
@@ -188,11 +189,6 @@ def read_validation_keys(work: Work) -> np.ndarray:
 
 def _validation_keys(work: Work) -> Path:
     return work.folder / "keys-validation.arrow"
-
-
-def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> TokenLists:
-    kind = np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32
-    return TokenLists.from_lists(tokenizer.encode_batch(texts), kind)
 
 
 def tokenizer_path(work: Work) -> Path:

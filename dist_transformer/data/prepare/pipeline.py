@@ -26,7 +26,6 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.prepare.duplicates import count_repeats
 from dist_transformer.data.prepare.encode import (
     LONG_LINE,
-    encode,
     encode_chunks,
     make_tokenizer,
     tokenizer_path,
@@ -45,6 +44,7 @@ from dist_transformer.data.prepare.mpi_ranks import MpiRanks
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.prepare.shuffle import shard_path, write_shards
 from dist_transformer.data.prepare.tasks import TaskRunner
+from dist_transformer.data.prepare.words import words_of
 from dist_transformer.data.prepare.work_dir import Work, fingerprint, refuse_existing, work_folder
 from dist_transformer.data.prepare.worker_pool import WorkerPool
 from dist_transformer.data.text.files import LONGEST_LINE, Pair
@@ -286,7 +286,7 @@ def _write_validation(
         content = "".join(f"{text}\n" for text in column).encode("utf-8")
         write_file(valid / name, content)
         hashes.append(hashlib.sha256(content).hexdigest())
-    text, target = (encode(tokenizer, side) for side in columns)
+    text, target = (words_of(tokenizer, side).encode(column) for side, column in enumerate(columns))
     source = text.prefixed(tokenizer.tag_ids(settings.source_tags))
     shorter, longer = np.minimum(text.lengths, target.lengths), np.maximum(source.lengths, target.lengths)
     fitting = np.flatnonzero((shorter > 0) & (longer + 1 <= settings.max_tokens))

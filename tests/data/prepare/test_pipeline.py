@@ -89,7 +89,7 @@ def test_the_same_call_goes_on_after_an_interruption(
             run(tmp_path, corpus(20), "new/out")
     assert names(tmp_path / "new") == {".out.partial"}
     # Tokens are not made again: without the tokenizer no stage but the last could be done.
-    monkeypatch.setattr(encoding, "encode", lambda *_: pytest.fail("encoded again"))
+    monkeypatch.setattr(encoding, "words_of", lambda *_: pytest.fail("encoded again"))
     # The files keep their times: run would write them anew.
     settings = {"sources": tuple(line_files([tmp_path / "train.en"], [tmp_path / "train.de"])), "vocab_size": 400}
     report: list[str] = []
