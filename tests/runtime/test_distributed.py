@@ -141,7 +141,7 @@ class TestReadWorld:
             ({**SRUN, **TORCHRUN}, "GROUP_WORLD_SIZE is 2 but srun started 4 tasks"),
             (
                 {**SRUN, "RANK": 0, "WORLD_SIZE": 4, "CROSS_SIZE": 1, **MASTER},
-                "CROSS_SIZE is 1 but srun started 4 tasks: .* or start one torchrun or deepspeed a node",
+                "CROSS_SIZE is 1 but srun started 4 tasks: .* or start one torchrun or deepspeed per node",
             ),
             ({"RANK": 0, "WORLD_SIZE": 1, "PMI_RANK": 1, "PMI_SIZE": 3}, "WORLD_SIZE is 1 but mpirun started 3 tasks"),
             ({"RANK": 0}, "RANK is set but WORLD_SIZE is not: start the job by its launcher, or unset"),
