@@ -1,4 +1,4 @@
-"""The files that may lie in a run folder, and the model folders that were written into it."""
+"""Check which files a run folder contains, and the model folders that were written into it."""
 
 import os
 import re
@@ -76,4 +76,4 @@ def check_model(path: Path) -> str:
     model, _, info = load_model(path, torch.device("cpu"))
     parameters = sum(parameter.numel() for parameter in model.state_dict().values())
     steps = f"step{'s' * (len(info.steps) > 1)} {', '.join(f'{step:,}' for step in info.steps)}"
-    return f"model of {steps}: {parameters:,} parameters, all finite, hashes as {CONFIG_FILE} states"
+    return f"model of {steps}: {parameters:,} parameters, all finite, hashes match {CONFIG_FILE}"

@@ -130,7 +130,9 @@ def _refuse_other_folder(run_dir: Path) -> None:
         raise UserError(f"--run-dir {run_dir} has a name that is not valid UTF-8: choose another") from None
     for name, kind in ((INDEX_FILE, "a data"), (WEIGHTS_FILE, "a model")):
         if (run_dir / name).exists():
-            raise UserError(f"--run-dir {run_dir} is {kind} folder (it has {name}): choose a new folder or a run's")
+            raise UserError(
+                f"--run-dir {run_dir} is {kind} folder (it has {name}): choose a new folder or a run folder"
+            )
 
 
 def _begin(

@@ -85,7 +85,9 @@ def verify_run(
         )
     verification = _Verification(run_dir)
     if verification.in_progress:
-        verification.checks.append(Check(name="run", found="in progress: what is committed is checked", state="warn"))
+        verification.checks.append(
+            Check(name="run", found="in progress: only committed files are checked", state="warn")
+        )
     verification.check("settings", verification.settings)
     verification.check("files", verification.files)
     verification.check("ledger", verification.ledger)
@@ -195,7 +197,7 @@ class _Verification:
             raise UserError(f"{problem}: remove the folder, and training resumes from an older checkpoint")
         self._whole[_step_of(path.name)] = reader
         size = sum(file.stat().st_size for file in path.iterdir())
-        return f"{len(parts)} part(s), {size:,} bytes as the manifest states, tensors and state are valid"
+        return f"{len(parts)} part(s), {size:,} bytes, hashes match the manifest, tensors and state valid"
 
     def _require_state(self, path: Path, state: dict[str, Any]) -> None:
         """Check that the state belongs to this run: its step, model and tokenizer, and the ledger up to its step."""
@@ -216,7 +218,7 @@ class _Verification:
                 f"({state['target_tokens']!r} target tokens, the ledger has {tokens:,}): one is from another run"
             )
         if state["left_out"] != left_out_records(entries[:step]):
-            raise UserError(f"{path / 'state.json'} states other shards as left out than the ledger: it was edited")
+            raise UserError(f"{path / 'state.json'} lists other left-out shards than the ledger: it was edited")
 
     def pointer(self) -> str:
         if not self.checkpoint_folders():
@@ -251,7 +253,7 @@ class _Verification:
                 raise
             compared += _step_of(file.stem) in self._whole
         return (
-            f"{len(files)} file(s): hashes as {WEIGHT_HASHES} states, the model's parameters, all finite; {compared} "
+            f"{len(files)} file(s): hashes match {WEIGHT_HASHES}, the model's parameters, all finite; {compared} "
             "equal to a checkpoint's"
         )
 
@@ -284,7 +286,7 @@ class _Verification:
         if [sha256_of(folder.path / INDEX_FILE) for folder in self._folders] != self._described.get("data_sha256"):
             raise UserError(f"{', '.join(places)} is not the data that the run was trained on: give its --data")
         for corpus, folder in enumerate(self._folders):
-            # Which epochs left these out is known only when the steps are compared, so they are not checked here.
+            # A left-out shard may be bad. If another epoch used it, `sentences` reads and verifies it.
             folder.verify(without={shard.shard for shard in self._left_out if shard.corpus == corpus})
         corpora = " + ".join(folder.index.corpus for folder in self._folders)
         pairs = sum(folder.index.train.pairs for folder in self._folders)

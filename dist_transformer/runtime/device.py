@@ -24,7 +24,7 @@ def find_device(name: str | None = None, world: World | None = None) -> torch.de
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", _gpu_of(world))
         elif device.type == "cuda" and world.size > 1:
-            raise UserError(f"--device {name} is one GPU, and there are {world.size} processes: give cpu or cuda")
+            raise UserError(f"--device {name} is one GPU, but there are {world.size} processes: give cpu or cuda")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {name} cannot be used ({str(error).splitlines()[0]}): give cpu or cuda:0") from None

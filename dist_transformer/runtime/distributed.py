@@ -64,7 +64,7 @@ def new_cpu_group(timeout_minutes: float, ranks: Sequence[int] | None = None) ->
 
 
 def begin_all_reduce_max(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> dist.Work | None:
-    """Start a maximum over ranks, in place; the result is there once the returned work, if any, has been waited for."""
+    """Start to compute the maximum over ranks, in place; wait for the returned work, if any, before reading it."""
     if group is None:
         return None
     # Called in every step. `dist.all_reduce` takes twice as long to return (190 µs instead of 90).

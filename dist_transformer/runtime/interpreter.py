@@ -18,7 +18,7 @@ def check_interpreter():  # type: ignore[no-untyped-def]
     """
     if sys.version_info < (3, 11):  # noqa: UP036
         version = "{}.{}.{}".format(*sys.version_info[:3])
-        sys.exit(f"error: {sys.executable} is Python {version}, and 3.11 or newer is needed: {_remedy()}")
+        sys.exit(f"error: {sys.executable} is Python {version}, but 3.11 or newer is needed: {_remedy()}")
     sys.excepthook = _explain
 
 

@@ -113,7 +113,7 @@ def number_in(name: str) -> int | None:
     """
     text = os.environ.get(name)
     if text is not None and not text.isdecimal():
-        raise UserError(f"{name} is {text!r}, which is not a number: start the job by its launcher")
+        raise UserError(f"{name} is {text!r}, which is not a number: start the job with its launcher")
     return int(text) if text else None
 
 

@@ -19,7 +19,7 @@ _RANK_0_FIRST_SECONDS = 10.0
 # Time that the result of rank 0 needs at most to reach the other ranks.
 _GRACE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
-LOOPBACK_IS_DOWN = "the loopback interface of this machine is down: bring it up by `ip link set lo up`"
+LOOPBACK_IS_DOWN = "the loopback interface of this machine is down: bring it up with `ip link set lo up`"
 # A machine that is up refuses connections to a port that no process serves: then rank 0 has not started yet, and is
 # waited for. If nothing answers for this long, the address is wrong or a firewall is in between.
 _UNANSWERED_SECONDS = 30.0
@@ -111,7 +111,7 @@ def host_of(store: dist.Store, rank: int) -> str:
 def _address() -> tuple[str, int]:
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     if not host or not port.isdecimal():
-        raise UserError("MASTER_ADDR and MASTER_PORT are not set: start the job by its launcher, or set them")
+        raise UserError("MASTER_ADDR and MASTER_PORT are not set: start the job with its launcher, or set them")
     return host, int(port)
 
 

@@ -72,7 +72,7 @@ def _need_all(*names: str) -> None:
     missing = [name for name in names if name not in given]
     if missing:
         instead = f"{given[0]} is set but {missing[0]} is not" if given else f"{' and '.join(missing)} are not set"
-        raise UserError(f"{instead}: start the job by its launcher, or unset what an earlier one left")
+        raise UserError(f"{instead}: start the job with its launcher, or unset variables that an earlier one left")
 
 
 def _mpirun_differs() -> bool:
@@ -111,12 +111,17 @@ def _numbered(rank: str, size: str, local_rank: str, local_size: str) -> World:
         values = [int(os.environ.get(name, default)) for name, default in zip(names, defaults, strict=True)]  # type: ignore[arg-type]
     except (TypeError, ValueError):
         shown = ", ".join(f"{name}={os.environ.get(name)}" for name in names)
-        raise UserError(f"the launcher's variables are not numbers ({shown}): start the job by its launcher") from None
+        raise UserError(
+            f"the launcher's variables are not numbers ({shown}): start the job with its launcher"
+        ) from None
     if not 0 <= values[0] < values[1]:
-        raise UserError(f"{rank} is {values[0]} but {size} is {values[1]}: unset them or start the job by its launcher")
+        raise UserError(
+            f"{rank} is {values[0]} but {size} is {values[1]}: unset them or start the job with its launcher"
+        )
     if not 0 <= values[2] < values[3]:
         raise UserError(
-            f"{local_rank} is {values[2]} but {local_size} is {values[3]}: unset them or start the job by its launcher"
+            f"{local_rank} is {values[2]} but {local_size} is {values[3]}: unset them or start the job with its "
+            "launcher"
         )
     return World(rank=values[0], size=values[1], local_rank=values[2], local_size=values[3])
 

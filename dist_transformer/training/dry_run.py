@@ -194,7 +194,7 @@ def _resume_and_decode(config: TrainConfig, world: World, device: torch.device) 
 
 
 def _learn_by_heart(config: TrainConfig, scratch: Path, world: World, device: torch.device) -> Check:
-    """Check that gradients reach every part: a model with a gap learns no more than token frequencies."""
+    """Check that gradients reach every part: otherwise a model learns little more than token frequencies."""
     folder = DataFolder.open(config.corpora.data[0])
     write_subset(folder, np.arange(min(_HEART_PAIRS, folder.train.info.pairs)), scratch / "heart")
     split = DataFolder.open(scratch / "heart").train

@@ -35,7 +35,7 @@ class Logbook:
     interval: Interval = field(default_factory=Interval)
 
     def add(self, step: Step, **computed: Any) -> None:
-        """Add a step as `Interval.add` does; report shards that are left out from it on, and epochs that it ended."""
+        """Add a step as `Interval.add` does; report shards that the plan lacks from it on, and epochs that it ended."""
         progress = self.progress
         self.interval.add(progress.step, step, **computed)
         for shard in step.left_out:

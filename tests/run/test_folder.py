@@ -337,7 +337,7 @@ def test_a_data_or_model_folder_is_not_written_over(name: str, config: TrainConf
     (config.run_dir / name).write_text("{}")
     with (
         ExitStack() as held,
-        pytest.raises(UserError, match=rf"folder \(it has {name}\): choose a new folder or a run's$"),
+        pytest.raises(UserError, match=rf"folder \(it has {name}\): choose a new folder or a run folder$"),
     ):
         opened(config, held)
     assert [file.name for file in config.run_dir.iterdir()] == [name]

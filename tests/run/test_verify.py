@@ -51,7 +51,7 @@ def test_a_sound_model_inside_the_run(run: Path, model: Path) -> None:
     checks = verify_run(run)
     assert [check.name for check in checks[7:]] == ["model/", "models/best/"]
     assert failures(run) == {}
-    assert checks[7].found == ("model of steps 100, 200: 24,768 parameters, all finite, hashes as config.json states")
+    assert checks[7].found == ("model of steps 100, 200: 24,768 parameters, all finite, hashes match config.json")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
@@ -133,7 +133,7 @@ def test_a_manifest_that_leads_elsewhere(run: Path, name: str) -> None:
         ({"step": 3}, "states step 3: the folder was renamed"),
         ({"ledger_chain": "0" * 64}, "does not continue the ledger at step 4"),
         ({"target_tokens": 409}, "does not continue the ledger at step 4 (409 target tokens, the ledger has 410)"),
-        ({"left_out": []}, "states other shards as left out than the ledger"),
+        ({"left_out": []}, "lists other left-out shards than the ledger"),
         ({"model": {}}, "states another model than config.json"),
         ({"tokenizer_sha256": "0" * 64}, "states another tokenizer"),
     ],
@@ -277,7 +277,7 @@ def test_a_run_in_progress_is_checked_as_far_as_it_is_committed(run: Path) -> No
     with exclusive(run / "lock"):
         checks = verify_run(run)
         assert [check.name for check in checks if not check.passed] == []
-        assert checks[0].found == "in progress: what is committed is checked"
+        assert checks[0].found == "in progress: only committed files are checked"
         flip(run / PART)
         assert failures(run).keys() == {"checkpoint step-00000004", "latest"}
     assert "files" in failures(run)

@@ -99,7 +99,7 @@ class Verb:
 
 @dataclass(frozen=True, slots=True)
 class Determiner:
-    """A determiner. `german_stem` takes endings; `declension` decides those of the adjective that follows."""
+    """A determiner. `german_stem` takes endings; `declension` decides them and those of the adjective that follows."""
 
     english: str
     english_plural: str

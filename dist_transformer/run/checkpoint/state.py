@@ -25,7 +25,7 @@ class ParameterState:
 
 
 def copy_tensors(states: Iterable[ParameterState]) -> tuple[Tensors, Tensors, Tensors]:
-    """Copy this rank's share of the tensors, and on rank 0 all weights and averages; updates leave copies as they are.
+    """Copy this rank's share of the tensors, and on rank 0 all weights and averages.
 
     Returns:
         the share, the weights and the averages; the last two are empty on other ranks.

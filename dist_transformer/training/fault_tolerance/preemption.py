@@ -17,7 +17,7 @@ from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
 # Value of a ballot for the time limit, above every signal number.
 _TIME_LIMIT = 128
 _RANKS = 2**20
-# Besides the measured times, a job that saves before its time limit spares a twentieth of its time, at most a minute.
+# Besides the measured times, a job reserves a twentieth of its time for the save at its end, at most a minute.
 _SPARE_SHARE, _SPARE_SECONDS = 0.05, 60.0
 
 
