@@ -1,4 +1,4 @@
-"""The files that may lie in a run folder, and the model folders that were written into it."""
+"""Check which files a run folder contains, and the model folders that were written into it."""
 
 import os
 import re
@@ -25,18 +25,18 @@ def require_known(path: Path, run_dir: Path) -> None:
     """
     mode = path.lstat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise UserError(f"{path} is a link or no plain file: put the real file there, or remove it")
+        raise UserError(f"{path} is a link or not a regular file: put the real file there, or remove it")
     if path.name.endswith(".tmp"):
-        raise UserError(f"{path} was left by a writer that was killed, or is being written now: remove it in the first")
+        raise UserError(f"{path} is being written now, or a killed process left it: remove it if no training runs")
     if stat.S_ISREG(mode) and is_pickle(path):
-        raise UserError(f"{path} is a pickle, which runs code when it is loaded, and no file of a run: remove it")
+        raise UserError(f"{path} is a pickle, which can run code when it is loaded; a run writes none: remove it")
     place = path.relative_to(run_dir).parts
     known = {
         CHECKPOINTS: re.compile(rf"{POINTER}|{STEP_NAME.pattern}"),
         WEIGHTS: re.compile(rf"{WEIGHT_HASHES}|{WEIGHTS_NAME.pattern}"),
     }
     if len(place) == 2 and place[0] in known and not known[place[0]].fullmatch(place[1]):
-        raise UserError(f"{path} is no file of a run: move it away")
+        raise UserError(f"{path} is not a file of a run: move it away")
 
 
 def plain_file(path: Path) -> Path:
@@ -48,12 +48,12 @@ def plain_file(path: Path) -> Path:
     if not os.path.lexists(path):
         raise UserError(f"{path} is missing: restore it from a backup")
     if not stat.S_ISREG(path.lstat().st_mode):
-        raise UserError(f"{path} is a link, a folder or no plain file: put the real file there")
+        raise UserError(f"{path} is a link or not a regular file: put the real file there")
     return path
 
 
 def model_folders(run_dir: Path) -> list[Path]:
-    """List the models that were written into the run. A hidden folder is still being written, so it is left out."""
+    """List the models that were written into the run. Hidden folders are still being written, so they are left out."""
     found = []
     for parent, folders, files in os.walk(run_dir):
         path = Path(parent)
@@ -76,4 +76,4 @@ def check_model(path: Path) -> str:
     model, _, info = load_model(path, torch.device("cpu"))
     parameters = sum(parameter.numel() for parameter in model.state_dict().values())
     steps = f"step{'s' * (len(info.steps) > 1)} {', '.join(f'{step:,}' for step in info.steps)}"
-    return f"model of {steps}: {parameters:,} parameters, all finite, hashes as {CONFIG_FILE} states"
+    return f"model of {steps}: {parameters:,} parameters, all finite, hashes match {CONFIG_FILE}"

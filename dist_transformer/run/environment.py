@@ -1,7 +1,7 @@
-"""Where a run is trained: versions and hardware, kept in the run folder for its report.
+"""Record versions and hardware of each start of a run in the run folder, for its report.
 
-RUN/environment.json is a list with one entry a start of the run: {"step": steps done before, "time": UTC, versions,
-hardware, ranks}. No user, host or path is in it, so that a run folder can be shared.
+RUN/environment.json is a list with one entry per start of the run: {"step": steps done before, "time": UTC, versions,
+hardware, ranks}. It contains no user, host or path, so that a run folder can be shared.
 """
 
 import json
@@ -20,10 +20,10 @@ _PACKAGES = ("torch", "deepspeed")
 
 
 def describe_environment(*, world_size: int = 1, local_size: int = 1) -> dict[str, Any]:
-    """This machine, as JSON values.
+    """Describe this machine as JSON values.
 
     Args:
-        world_size: ranks of the run; `local_size` of them are on this host, and hosts are taken to be alike.
+        world_size: ranks of the run; `local_size` of them are on this host. All hosts are assumed to be alike.
     """
     import torch
 
@@ -43,7 +43,8 @@ def describe_environment(*, world_size: int = 1, local_size: int = 1) -> dict[st
 
 
 def versions() -> dict[str, str | None]:
-    """Our own is not asked of the package's metadata, which a clone on PYTHONPATH has none of."""
+    """Return the versions of this package, of the libraries that matter and of Python."""
+    # The own version does not come from package metadata, because a clone on PYTHONPATH has none.
     return {
         "dist_transformer": __version__,
         **{name: _version(name) for name in _PACKAGES},
@@ -59,7 +60,7 @@ def _version(package: str) -> str | None:
 
 
 def _processor(cpuinfo: Path) -> str:
-    """The name of the CPU; its architecture where the system does not tell more."""
+    """Return the name of the CPU, or its architecture if the system does not give a name."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -69,17 +70,17 @@ def _processor(cpuinfo: Path) -> str:
 
 
 def record_environment(run_dir: Path, described: dict[str, Any], *, step: int) -> None:
-    """Add a start of the run at `step` to its environment.json; for one rank to call."""
+    """Add a start of the run at `step` to its environment.json. One rank calls it."""
     entry = {"step": step, "time": datetime.now(UTC).isoformat(timespec="seconds"), **described}
     content = json.dumps([*read_environments(run_dir), entry], indent=1) + "\n"
     write_file(run_dir / ENVIRONMENT_FILE, content)
 
 
 def read_environments(run_dir: Path) -> list[dict[str, Any]]:
-    """The starts of a run, oldest first; none when the file is missing or damaged: it explains a run, and must not
-    stop one."""
+    """Read the starts of a run, oldest first."""
     try:
         entries = json.loads(read_small(run_dir / ENVIRONMENT_FILE))
     except (OSError, ValueError, RecursionError):
+        # The file only explains a run, so a missing or damaged one must not stop it.
         return []
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []

@@ -1,4 +1,4 @@
-"""A run folder: one run at a time, its settings, and what a resumed run may not change."""
+"""Open a run folder for one run at a time, record its settings, and check what a resumed run may not change."""
 
 import hashlib
 import json
@@ -37,29 +37,31 @@ from dist_transformer.run.warm_start import InitialWeights, read_initial_weights
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.launch import as_typed, own_command
 
-# Another value of one of these makes another run; everything else may change on resume and is reported.
+# Another value of one of these makes it another run. Every other setting may change on resume, and is reported.
 _FIXED = ("model", "batch", "seed", "data_sha256", "data_weights", "data_temperature", "init_from")
-# Of these, what may: it decides which dropout masks are drawn, and each start on other hardware may choose anew.
+# The exception: it decides which dropout masks are drawn, and a resume on other hardware may choose another value.
 _FREE = "batch.packs_per_micro_batch"
 
 
 def open_run(
     config: TrainConfig, described: dict[str, Any], data: DataFolder, held: ExitStack
 ) -> tuple[CheckpointReader | InitialWeights | None, list[str], Fence]:
-    """Take the run folder, choose where to begin, refuse settings that differ, and write the run's. A collective.
+    """Lock the run folder, choose where to start, refuse settings that differ, and write the run's settings.
+
+    Collective: every rank must call it.
 
     Args:
-        described: the settings, as `describe_run` gives them; what the run begins with is added.
-        data: whose tokenizer is that of the run.
-        held: keeps the folder for this run until it is closed.
+        described: the settings, as `describe_run` gives them; the hash of the initial weights is added.
+        data: the data folder whose tokenizer the run uses.
+        held: holds the lock of the folder until it is closed.
 
     Returns:
-        the state or the weights that training goes on from, lines for the user, and the fence of the folder, which
-        lets everything pass on other ranks than 0.
+        the checkpoint or the initial weights that training starts from, lines for the user, and the fence of the
+        folder, which is a no-op on all ranks but 0.
 
     Raises:
         UserError: on all ranks: the folder is in use or cannot be written, `--resume` forbids it, settings differ, or
-            settings, checkpoint and ledger are not of one run.
+            settings, checkpoint and ledger are not from one run.
     """
     run_dir, notes, fence = config.run_dir, list[str](), unfenced
     guard(run_dir)
@@ -112,7 +114,7 @@ def open_run(
                 lambda: read_initial_weights(source, config.model, data.tokenizer(), vocabulary=vocabulary)
             )
             described["init_from_sha256"] = initial.sha256
-            notes.append(f"begins with the weights of {source}" + (f": {initial.note}" if initial.note else ""))
+            notes.append(f"starts with the weights of {source}" + (f": {initial.note}" if initial.note else ""))
         distributed.barrier()
         by_main(lambda: _begin(run_dir, described, data.path / TOKENIZER_FILE, reader, fence))
         held.push(acquired.pop_all())
@@ -120,21 +122,23 @@ def open_run(
 
 
 def _refuse_other_folder(run_dir: Path) -> None:
-    """A run would write its settings over those of a model, and its tokenizer over that of data."""
+    """Refuse a model or data folder: a run would overwrite the model's settings or the data's tokenizer."""
     try:
         str(run_dir).encode()
     except UnicodeEncodeError:
-        # `safetensors` would write files there, and could not read them.
-        raise UserError(f"--run-dir {run_dir} has a name that is no UTF-8: choose another") from None
+        # `safetensors` would write files there, but could not read them.
+        raise UserError(f"--run-dir {run_dir} has a name that is not valid UTF-8: choose another") from None
     for name, kind in ((INDEX_FILE, "a data"), (WEIGHTS_FILE, "a model")):
         if (run_dir / name).exists():
-            raise UserError(f"--run-dir {run_dir} is {kind} folder (it has {name}): choose another, new or of a run")
+            raise UserError(
+                f"--run-dir {run_dir} is {kind} folder (it has {name}): choose a new folder or a run folder"
+            )
 
 
 def _begin(
     run_dir: Path, described: dict[str, Any], tokenizer: Path, reader: CheckpointReader | None, fence: Fence
 ) -> None:
-    """Write the settings, and take away what is newer than the checkpoint or was left half written; for rank 0."""
+    """Write the settings, and remove what is newer than the checkpoint or incomplete. Only rank 0 calls it."""
     fence()
     for folder in (run_dir, run_dir / SAMPLES):
         remove_unfinished(folder)
@@ -145,7 +149,7 @@ def _begin(
         truncate_jsonl(run_dir / name, last_step, fence=fence)
     if reader is not None:
         fence()
-        # A folder without checkpoints may still hold the only weights of a run: those stay.
+        # A folder without checkpoints may still hold the only weights of a run, so those stay.
         remove_newer(run_dir, last_step)
         pointer = run_dir / CHECKPOINTS / POINTER
         if not pointer.is_file() or read_small(pointer) != f"{reader.path.name}\n".encode():
@@ -153,7 +157,7 @@ def _begin(
 
 
 def describe_run(config: TrainConfig, folders: Sequence[Path], ds_config: dict[str, Any]) -> dict[str, Any]:
-    """What `config.json` holds: the resolved settings and the identity of the data.
+    """Return the content of `config.json`: the resolved settings and the identity of the data.
 
     Args:
         folders: the data folders on local disk.
@@ -167,17 +171,17 @@ def describe_run(config: TrainConfig, folders: Sequence[Path], ds_config: dict[s
 
 
 def settings_of(described: dict[str, Any], file: Path) -> TrainConfig:
-    """Give the settings that `config.json` holds, without the identity of the data.
+    """Return the settings in `config.json`, without the identity of the data.
 
     Args:
-        file: where `described` was read, for errors.
+        file: the file that `described` was read from, for errors.
     """
     values = {name: value for name, value in described.items() if name not in RUN_IDENTITY}
     return from_plain(TrainConfig, values, str(file))
 
 
 def run_identity(described: dict[str, Any]) -> str:
-    """Equal for two runs whose settings would let one resume the other: 16 hexadecimal digits."""
+    """Return 16 hexadecimal digits that are equal for two runs whose settings would let one resume the other."""
     settings = _flatten({name: described[name] for name in _FIXED})
     settings.pop(_FREE, None)
     fixed = json.dumps(settings, sort_keys=True)
@@ -185,7 +189,7 @@ def run_identity(described: dict[str, Any]) -> str:
 
 
 def settings_before(run_dir: Path, checkpoint: Path) -> tuple[dict[str, Any], list[str]]:
-    """Read the settings that a run was last started with; where `config.json` is lost, those of a sound checkpoint.
+    """Read the settings of the run's last start; if `config.json` is lost, take them from an intact checkpoint.
 
     Returns:
         the settings as `config.json` holds them, and lines for the user.
@@ -203,16 +207,16 @@ def settings_before(run_dir: Path, checkpoint: Path) -> tuple[dict[str, Any], li
 
 
 def check_settings(run_dir: Path, wanted: dict[str, Any], before: dict[str, Any]) -> list[str]:
-    """Compare with the settings that the run began with.
+    """Compare the settings with those of the run's last start.
 
     Args:
-        before: those, as `settings_before` gives them.
+        before: the earlier settings, as `settings_before` gives them.
 
     Returns:
-        one line for each setting that changed and may.
+        one line per setting that changed and may change.
 
     Raises:
-        UserError: a setting that must not change, by name.
+        UserError: a setting that must not change has changed; the error names it.
     """
     unwritten = omitted_defaults(TrainConfig)
     before = unwritten | _flatten(before)
@@ -236,13 +240,13 @@ def require_own_checkpoint(run_dir: Path, reader: CheckpointReader, described: d
     """Refuse a checkpoint that another run wrote.
 
     Args:
-        described: the run's settings, as `describe_run` gives them, and the weights that it began with.
+        described: the run's settings, as `describe_run` gives them, and the hash of its initial weights.
 
     Raises:
-        UserError: it names the checkpoint, and what differs.
+        UserError: the checkpoint is from another run; the error names it and what differs.
     """
     path, state = reader.path, reader.state
-    remedy = "move it out of the folder, and the run resumes from its own"
+    remedy = "move it out of the folder, then the run resumes from its own checkpoint"
     config = read_json(path / MANIFEST_FILE).get("config")
     if isinstance(config, dict):
         unwritten = omitted_defaults(TrainConfig)
@@ -252,22 +256,22 @@ def require_own_checkpoint(run_dir: Path, reader: CheckpointReader, described: d
         )
         if differing := next((name for name in names if theirs.get(name) != own.get(name)), None):
             raise UserError(
-                f"{path} is of another run than {run_dir}: it was trained with {differing} = "
+                f"{path} is from another run than {run_dir}: it was trained with {differing} = "
                 f"{theirs.get(differing)!r}, not {own.get(differing)!r}: {remedy}"
             )
     elif state.get("run", run_identity(described)) != run_identity(described):
-        raise UserError(f"{path} is of another run than {run_dir}: {remedy}")
+        raise UserError(f"{path} is from another run than {run_dir}: {remedy}")
 
 
 def require_ledger(run_dir: Path, reader: CheckpointReader) -> None:
-    """Refuse to resume where the ledger does not lead to the checkpoint: the proof of what was trained on is lost.
+    """Refuse to resume if the ledger does not lead to the checkpoint: the proof of the training data is lost.
 
     Raises:
-        UserError: it names the ledger, and what is wrong with it.
+        UserError: the ledger does not fit; the error names it and what is wrong.
     """
     file, step = run_dir / LEDGER_FILE, reader.state["step"]
     remedy = (
-        f"restore {LEDGER_FILE} from a backup, move {reader.path} away to resume from an older checkpoint, or begin a "
+        f"restore {LEDGER_FILE} from a backup, move {reader.path} away to resume from an older checkpoint, or start a "
         "new run with --init-from a model of these weights"
     )
     known, chain = 0, GENESIS
@@ -280,11 +284,11 @@ def require_ledger(run_dir: Path, reader: CheckpointReader) -> None:
     if known < step:
         raise UserError(f"{file} ends at step {known:,}, before step {step:,} of {reader.path}: {remedy}")
     if chain != reader.state["ledger_chain"]:
-        raise UserError(f"{file} and {reader.path} are of two runs, their chains differ at step {step:,}: {remedy}")
+        raise UserError(f"{file} and {reader.path} are from two runs, their chains differ at step {step:,}: {remedy}")
 
 
 def lost_records(run_dir: Path, step: int) -> list[str]:
-    """Say whether `metrics.jsonl` has lost what was logged until `step`: reports lack it, and training does not."""
+    """Report if `metrics.jsonl` has lost records up to `step`. Reports need them, training does not."""
     file = run_dir / METRICS_FILE
     records = scan_records(file)[0].get("train", []) if file.exists() else []
     if any(record["step"] == step for record in records):
@@ -297,12 +301,12 @@ def _other_data(run_dir: Path, old: list[str], new: list[str]) -> str:
     given = " ".join(new)
     if old == new:
         return (
-            f"{run_dir} was trained on other data: --data {given} has changed since: put back what was there, or "
+            f"{run_dir} was trained on other data: --data {given} has changed since: restore the earlier data, or "
             "choose another --run-dir"
         )
     return (
-        f"{run_dir} was trained on other data ({' '.join(old)}) than --data {given}: give the same data, which may be "
-        "elsewhere by now, or choose another --run-dir"
+        f"{run_dir} was trained on other data ({' '.join(old)}) than --data {given}: give the same data, which may "
+        "have moved, or choose another --run-dir"
     )
 
 
@@ -317,16 +321,16 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def average_notes(state: dict[str, Any], ema_decay: float) -> list[str]:
-    """What becomes of the moving average of the weights where a checkpoint's run did otherwise.
+    """Report what happens to the moving average of the weights if the checkpoint's run handled it differently.
 
     Args:
-        state: of the checkpoint.
+        state: the state in the checkpoint.
     """
     kept = state.get("ema_decay", 0.0) > 0
     if ema_decay > 0 and not kept:
-        return [f"the moving average of the weights begins with those of step {state['step']}"]
+        return [f"the moving average of the weights starts with the weights of step {state['step']}"]
     if kept and ema_decay == 0:
-        return ["the moving average of the weights is given up; its files in weights/ stay"]
+        return ["the moving average of the weights is no longer kept; its files in weights/ stay"]
     return []
 
 
@@ -337,7 +341,7 @@ def write_settings(run_dir: Path, described: dict[str, Any], tokenizer: Path, *,
 
 
 def next_command(run_dir: Path) -> str:
-    """What a user does with a run that has ended, as two lines."""
+    """Return two lines for a user whose run has ended: where the weights are, and the next command."""
     weights = min(5, len(weight_files(run_dir)))
     flags = ["--run-dir", run_dir, "--last", weights, "--out", run_dir / "model"]
     command = as_typed(own_command("average", *flags))
@@ -345,7 +349,7 @@ def next_command(run_dir: Path) -> str:
 
 
 def remove_newer(run_dir: Path, step: int) -> None:
-    """Remove weight files and samples after `step`: what a run that goes on from there computes anew."""
+    """Remove weight files and samples after `step`, because a run that resumes there computes them again."""
     for file in (*run_dir.glob("weights/step-*"), *run_dir.glob("weights/ema-*"), *run_dir.glob("samples/step-*")):
         if int(file.stem.rpartition("-")[2]) > step:
             remove(file)

@@ -1,4 +1,4 @@
-"""The names of everything in a run folder, once.
+"""Names of everything in a run folder.
 
 RUN/config.json                        resolved settings, identity of the data
 RUN/tokenizer.json                     the data folder's tokenizer
@@ -6,11 +6,11 @@ RUN/environment.json                   versions and hardware of each start
 RUN/metrics.jsonl, RUN/ledger.jsonl    what was logged, what was trained on
 RUN/checkpoints/latest                 the name of the newest checkpoint
 RUN/checkpoints/step-00001000/         manifest.json, state.json, part-00000.safetensors, one part per rank
-RUN/weights/step-00001000.safetensors  fp32 weights alone, for averaging; ema-… where a moving average is kept
+RUN/weights/step-00001000.safetensors  fp32 weights alone, for averaging; ema-… if a moving average is kept
 RUN/weights/SHA256SUMS                 their hashes, as `sha256sum --check` reads them
 RUN/samples/, RUN/tensorboard/         translations of each validation, event files
-RUN/heartbeats/, RUN/lock              where every rank is, who holds the folder
-RUN/hangs/                             what ranks did that did not go on
+RUN/heartbeats/, RUN/lock              what each rank is doing, which process holds the folder
+RUN/hangs/                             stacks of ranks that made no progress
 """
 
 import re
@@ -28,7 +28,7 @@ CHECKPOINTS, WEIGHTS, SAMPLES, TENSORBOARD, HEARTBEATS, HANGS = (
 )
 FOLDERS = (CHECKPOINTS, WEIGHTS, SAMPLES, TENSORBOARD, HEARTBEATS, HANGS)
 WRITTEN_IN_PLACE = (LOCK_FILE, METRICS_FILE, LEDGER_FILE, *FOLDERS)
-"""What a run adds to; its other files are written beside and replaced."""
+"""Files and folders that a run adds to. Its other files are written under a temporary name, then renamed."""
 POINTER, MANIFEST_FILE, STATE_FILE, WEIGHT_HASHES = "latest", "manifest.json", "state.json", "SHA256SUMS"
 
 _STEP_NAME = re.compile(r"step-(\d{8,})")
@@ -39,19 +39,19 @@ def step_name(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """Find the step in a checkpoint's or a weight file's name, without suffix; None if it is another name."""
+    """Return the step in the name of a checkpoint or (without suffix) a weight file; None for another name."""
     match = _STEP_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def checkpoints_of(run_dir: Path) -> list[Path]:
-    """List whatever has a checkpoint's name, newest first."""
+    """List the paths that have a checkpoint's name, newest first."""
     found = {step: path for path in (run_dir / CHECKPOINTS).glob("step-*") if (step := step_of(path.name)) is not None}
     return [found[step] for step in sorted(found, reverse=True)]
 
 
 def weight_files(run_dir: Path) -> dict[int, Path]:
-    """List the weight files of a run by step, oldest first; files of the moving average are not among them."""
+    """List the weight files of a run by step, oldest first, without those of the moving average."""
     files = (run_dir / WEIGHTS).glob("step-*.safetensors")
     found = {step: file for file in files if (step := step_of(file.stem)) is not None}
     return {step: found[step] for step in sorted(found)}

@@ -1,8 +1,8 @@
-"""The sample ledger: proof of which sentences each step trained on, whatever ranks and micro-batches computed them.
+"""The ledger proves which sentences each step trained on, independent of ranks and micro-batches.
 
 Each rank hashes the token tensors that it really computed. A step's hash is the sum, modulo 2^64, of the hashes of its
-pairs, so it does not depend on order or owner; `ledger.jsonl` chains the steps' hashes. It also tells which shards the
-plan was without from a step on, so that the plan can be made again from the data alone.
+pairs, so it does not depend on their order or rank. `ledger.jsonl` chains the steps' hashes. It also records from which
+step on shards were left out, so that the plan can be computed again from the data alone.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ def _sentence_sums(rows_T: torch.Tensor, side: PackedTokens) -> torch.Tensor:
 
 
 def batch_hash(batch: PackedBatch) -> torch.Tensor:
-    """Sum of the hashes of a micro-batch's pairs, int64, shape (); 0 for a pack of weight zero."""
+    """Return the sum of the hashes of a micro-batch's pairs, int64, shape (); 0 for a pack of weight zero."""
     source, target = batch.source, batch.target
     source_T = _mix((source.tokens_T + 1) * _GAMMA + source.positions_T * 2)
     target_T = _mix((target.tokens_T + 1) * _GAMMA + target.positions_T * 2 + 1) + _mix(batch.labels_T * _GAMMA)
@@ -49,11 +49,11 @@ def batch_hash(batch: PackedBatch) -> torch.Tensor:
 
 
 class Ledger:
-    """`ledger.jsonl`: per step its hash, its tokens and the chain over all steps so far. Written by rank 0.
+    """`ledger.jsonl`: hash and tokens of each step, and the chain over all steps so far. Rank 0 writes it.
 
     Args:
-        chain: of the steps that the file holds.
-        fence: of the run folder.
+        chain: the last link in the file.
+        fence: check of the run folder's lock.
     """
 
     def __init__(self, path: Path, *, chain: str = GENESIS, fence: Fence = unfenced) -> None:
@@ -83,18 +83,18 @@ def chain_link(chain: str, entry: dict[str, Any]) -> str:
 
 
 def left_out_records(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Shards that were left out, as plain JSON: the fields of `LeftOut`, and the first step that was without them."""
+    """List the left-out shards as plain JSON: the fields of `LeftOut`, and the first step without the shard."""
     return [{"step": entry["step"], **shard} for entry in entries for shard in entry.get("left_out", ())]
 
 
 def read_ledger(path: Path, *, in_progress: bool = False) -> list[dict[str, Any]]:
-    """The entries of a ledger, each checked against the chain.
+    """Read the entries of a ledger and check each against the chain.
 
     Args:
-        in_progress: leave out a last line that is being written.
+        in_progress: leave out a last line that is still being written.
 
     Raises:
-        UserError: a line that does not follow from the one before.
+        UserError: a line does not follow from the one before.
     """
     entries = []
     for number, entry in enumerate(follow_ledger(path, in_progress=in_progress), 1):
@@ -105,15 +105,15 @@ def read_ledger(path: Path, *, in_progress: bool = False) -> list[dict[str, Any]
 
 
 def follow_ledger(path: Path, *, in_progress: bool = False) -> Iterator[dict[str, Any] | None]:
-    """Read the entries of a ledger, each checked against the chain; None for a line that breaks it, which is the last.
+    """Read the entries of a ledger and check each against the chain; end with None at the first line that breaks it.
 
-    A ledger that does not exist has none.
+    A ledger that does not exist has no entries.
 
     Args:
-        in_progress: leave out a last line that is being written.
+        in_progress: leave out a last line that is still being written.
     """
     chain = GENESIS
-    # A byte that is no UTF-8 is damage too: its replacement breaks the chain on the line where it stands.
+    # A byte that is not UTF-8 is damage, too: its replacement breaks the chain in that line.
     text = read_log(path) if path.exists() else ""
     lines = (text[: text.rfind("\n") + 1] if in_progress else text).splitlines()
     for number, line in enumerate(lines, 1):
@@ -129,14 +129,14 @@ def follow_ledger(path: Path, *, in_progress: bool = False) -> Iterator[dict[str
 
 
 def truncate_jsonl(path: Path, last_step: int, *, fence: Fence = unfenced) -> None:
-    """Drop the lines after `last_step`, which a resumed run writes anew; a torn last line goes too."""
+    """Drop the lines after `last_step`, which a resumed run writes again, and a torn last line."""
     if not path.exists():
         return
     kept = []
     for line in read_log(path).splitlines():
         try:
             if json.loads(line)["step"] > last_step:
-                # Not the end: a save is recorded when it is done, some steps after its own.
+                # Lines are not in order of step: a save is recorded when it is complete, some steps later.
                 continue
         except (ValueError, KeyError, TypeError, RecursionError):
             break

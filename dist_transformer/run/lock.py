@@ -1,8 +1,8 @@
-"""The lock of a run folder, and the fence: who has lost the folder writes nothing into it any more.
+"""The lock of a run folder, and its fence: a process that has lost the folder must not write to it any more.
 
-A process may lose its folder while it trains: somebody removes the lock file, or puts another folder in its place, and
-a second training starts there. Or a process that was suspended wakes up after that. So the holder looks, right before
-each commit, whether the lock file is still its own.
+A process may lose its folder while it trains: a user removes the lock file or replaces the folder, and a second
+training starts there. Or the process was suspended and wakes up after that. So the holder checks right before each
+commit that the lock file is still its own.
 """
 
 import errno
@@ -24,41 +24,41 @@ from dist_transformer.locks import exclusive, exclusive_folder
 from dist_transformer.run.layout import LOCK_FILE
 
 Fence = Callable[[], None]
-"""Called by the holder of a run folder right before each commit.
+"""A check that the holder of a run folder calls right before each commit.
 
 Raises:
-    UserError: the folder is no longer held: nothing may be written.
+    UserError: the folder is no longer held, so nothing may be written.
 """
 
-# A requeued job starts while the last ranks of its former start still end.
+# A requeued job starts while the last ranks of its previous start are still exiting.
 _PATIENCE_SECONDS = 5.0
-# What file systems answer that know no locks, such as Lustre mounted without `flock`.
+# Errors from file systems without locks, such as Lustre mounted without `flock`.
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
-# The lock file is not there any more; other errors say nothing about who holds the folder.
+# The lock file no longer exists. Other errors do not show who holds the folder.
 _GONE = (FileNotFoundError, NotADirectoryError)
 
 
 def unfenced() -> None:
-    """Let everything pass: a fence for ranks that commit nothing, and for folders that nobody shares."""
+    """Do nothing: the fence for ranks that commit nothing, and for folders that no other process uses."""
 
 
 @contextmanager
 def sole_writer(run_dir: Path, note: Callable[[str], None], *, patience: float = _PATIENCE_SECONDS) -> Iterator[Fence]:
-    """Be the only process that writes a run folder.
+    """Lock a run folder, so that no other process writes to it.
 
-    The locks are the kernel's: they end with their process, however that ends, and nothing is ever left to remove.
-    Between nodes they hold on file systems whose locks do: NFS, GPFS, Lustre mounted with `flock`. Besides the lock
-    file, the folder itself is locked where the file system allows it, so that removing the file lets nobody in.
+    The kernel holds the locks: they end with their process, however it ends, and leave nothing to remove. They work
+    between nodes on file systems with shared locks: NFS, GPFS, Lustre mounted with `flock`. Besides the lock file, the
+    folder itself is locked if the file system allows it, so that removing the file does not admit another process.
 
     Args:
-        note: told when the file system knows no locks.
+        note: receives a message if the file system has no locks.
         patience: seconds to wait for a process that is about to end.
 
     Returns:
         the fence of this holder.
 
     Raises:
-        UserError: another process holds the folder; by host, process and time.
+        UserError: another process holds the folder; the error gives host, process and time.
     """
     make_folder(run_dir)
     path, deadline = run_dir / LOCK_FILE, time.monotonic() + patience
@@ -71,8 +71,8 @@ def sole_writer(run_dir: Path, note: Callable[[str], None], *, patience: float =
                 if error.errno not in _NO_LOCKS:
                     raise
                 note(
-                    f"{path} cannot be locked ({error}): make sure yourself that no other run writes to this folder; "
-                    "of two, the one that started first ends at its next save"
+                    f"{path} cannot be locked ({error}): make sure that no other run writes to this folder; if two do, "
+                    "the one that started first stops at its next save"
                 )
                 file = stack.enter_context(append_to(path))
             if file is None:
@@ -89,12 +89,12 @@ def sole_writer(run_dir: Path, note: Callable[[str], None], *, patience: float =
             yield partial(_require_held, run_dir, (at.st_dev, at.st_ino), token)
         finally:
             if _is_held(path, (at.st_dev, at.st_ino), token):
-                # Nobody's any more; and a run folder that is handed on should name no host.
+                # No process holds the folder now, and a run folder that is passed on should name no host.
                 file.truncate(0)
 
 
 def _acquire(run_dir: Path, path: Path, stack: ExitStack) -> IO[bytes] | None:
-    """Lock the folder and its lock file; None while another process holds one, or has just replaced one."""
+    """Lock the folder and its lock file; None if another process holds one of them, or has just replaced one."""
     with ExitStack() as attempt:
         try:
             folder = attempt.enter_context(exclusive_folder(run_dir.resolve(), wait=False))
@@ -123,9 +123,9 @@ def _is_held(path: Path, own: tuple[int, int], token: str) -> bool:
 def _require_held(run_dir: Path, own: tuple[int, int], token: str) -> None:
     if not _is_held(run_dir / LOCK_FILE, own, token):
         raise UserError(
-            f"{run_dir} is no longer held by this training: its lock file was removed or replaced, and another one may "
-            "have started there; nothing more is written: start this command again when no other training uses the "
-            "folder, and never remove the lock of one that runs"
+            f"{run_dir} is no longer held by this training: its lock file was removed or replaced, and another "
+            "training may have started there; nothing more is written: run this command again when no other training "
+            "uses the folder, and never remove the lock file of a running training"
         )
 
 

@@ -1,4 +1,4 @@
-"""Where a run stands; all of it is in every checkpoint."""
+"""The progress of a run. Every checkpoint contains all of it."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from dist_transformer.run.ledger import GENESIS
 
 @dataclass(slots=True)
 class Progress:
-    """Counters of a run, as plain JSON in its checkpoints."""
+    """Counters of a run, stored as plain JSON in its checkpoints."""
 
     step: int = 0
     """Steps whose data is consumed."""
@@ -24,19 +24,19 @@ class Progress:
     """Step and value of the best validations, best first."""
     validations_since_best: int = 0
     validated_step: int = 0
-    """The last one that was validated: a run that was stopped when a validation was due has yet to do it."""
+    """The last validated step. A run that stopped when a validation was due does that validation after its resume."""
     train_seconds: float = 0.0
-    """Time spent in steps, without validation and checkpoints."""
+    """Seconds spent in steps, without validation and checkpoints."""
     left_out: list[dict[str, Any]] = field(default_factory=list)
-    """Shards that could not be read, as `left_out_records` of the ledger gives them."""
+    """Shards that could not be read, in the form of `left_out_records` of the ledger."""
     source_tokens: int = 0
     target_tokens: int = 0
 
     def rank_validation(self, value: float, *, by: Literal["nll", "bleu"], keep: int) -> bool:
-        """Place this step's validation among the best, of which `keep`, but at least one, are remembered.
+        """Rank this step's validation among the best `keep` (at least one), and remember those.
 
         Returns:
-            whether it is the best so far; equal to the best is not better.
+            whether it is the best so far; a value equal to the best is not better.
         """
         sign = 1 if by == "nll" else -1
         self.best = sorted([*self.best, (self.step, value)], key=lambda entry: (sign * entry[1], entry[0]))
@@ -51,7 +51,7 @@ class Progress:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Progress":
-        # Checkpoints of earlier versions, which always validated first.
+        # Checkpoints of earlier versions lack `validated_step`: those versions validated before they saved.
         values = {"validated_step": values["step"], **values}
         known = {f.name: values[f.name] for f in dataclasses.fields(cls)}
         best = [(step, value) for step, value in values["best"]]

@@ -1,4 +1,4 @@
-"""The records of `metrics.jsonl`: read by reports, averaging and planning."""
+"""Read the records in `metrics.jsonl`, for reports, averaging and planning."""
 
 import contextlib
 import json
@@ -10,13 +10,13 @@ from dist_transformer.run.layout import METRICS_FILE
 
 
 def read_records(run_dir: Path, kind: str) -> list[dict[str, Any]]:
-    """The records of one kind in a run's `metrics.jsonl`, in order.
+    """Read the records of one kind in a run's `metrics.jsonl`, in order.
 
-    The last line may be torn, as after a loss of power; resuming the run removes it.
+    The last line may be torn after a power loss; resuming the run removes it.
 
     Raises:
-        OSError: there is no such file.
-        ValueError: another line is no record.
+        OSError: the file does not exist.
+        ValueError: another line is not a record.
     """
     *lines, last = read_log(run_dir / METRICS_FILE).split("\n")
     with contextlib.suppress(ValueError, RecursionError):
@@ -28,14 +28,14 @@ def read_records(run_dir: Path, kind: str) -> list[dict[str, Any]]:
         raise ValueError("a line is nested too deeply") from None
     for number, record in enumerate(records, 1):
         if not isinstance(record, dict) or type(record.get("step")) is not int:
-            raise ValueError(f"line {number} is no record of a run")
+            raise ValueError(f"line {number} is not a record of a run")
     return [record for record in records if record.get("kind") == kind]
 
 
 def scan_records(path: Path) -> tuple[dict[str, list[dict[str, Any]]], tuple[int, ...]]:
-    """The records by kind, in order of step, and the numbers of the lines that are none.
+    """Read the records by kind, in order of step, and the numbers of the lines that are not records.
 
-    A step that was recorded twice, as after a resume without truncation, counts once: the later record.
+    If a step was recorded twice, as after a resume without truncation, the later record counts.
     """
     records: dict[str, dict[int, dict[str, Any]]] = {}
     damaged = []

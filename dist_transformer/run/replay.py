@@ -1,4 +1,4 @@
-"""What each step of a run had to train on, from the data and the shards that its ledger says were left out."""
+"""Compute what each step of a run must have trained on, from the data and the left-out shards in its ledger."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,18 +15,18 @@ from dist_transformer.run.ledger import batch_hash
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedStep:
-    """What a step of a run must have trained on."""
+    """A step of a run as it must have been trained."""
 
     step: Step
     pair_hash: str
-    """As in the ledger: 16 hexadecimal digits."""
+    """Hash of the step's pairs as in the ledger: 16 hexadecimal digits."""
 
 
 def planned_steps(config: TrainConfig, left_out: Sequence[LeftOut] = ()) -> Iterator[PlannedStep]:
-    """The endless steps of a run, from the data alone: no model, no rank, no interruption.
+    """Yield the steps of a run without end, from the data alone: no model, no rank, no interruption.
 
     Args:
-        left_out: shards that the run went without.
+        left_out: shards that the run left out.
 
     Raises:
         UserError: a shard that the run used cannot be read.
@@ -42,7 +42,7 @@ def planned_steps(config: TrainConfig, left_out: Sequence[LeftOut] = ()) -> Iter
 
 
 class _Replay:
-    """In the place of a run's agreement: leaves out what the run left out, and nothing else."""
+    """Replace the agreement of a run's ranks: leave out what the run left out, and nothing else."""
 
     def __init__(self, left_out: Sequence[LeftOut]) -> None:
         self._missing: dict[tuple[int, int, int], dict[int, int]] = {}

@@ -1,7 +1,7 @@
-"""Is a run folder sound? Checkpoints, weights, pointer and ledger; and, from the data alone, what each step trained on.
+"""Check a run folder: checkpoints, weights, pointer and ledger, and from the data alone what each step trained on.
 
-Everything in the folder is taken as possibly damaged or hostile: links are never followed, names never trusted, and
-what one check finds does not stop the others.
+Everything in the folder may be damaged or hostile: links are never followed, names are never trusted, and a failed
+check does not stop the others.
 """
 
 import os
@@ -55,7 +55,7 @@ from dist_transformer.run.ledger import left_out_records, read_ledger
 from dist_transformer.run.replay import planned_steps
 
 _SHOWN_PROBLEMS = 5
-# What damaged or hostile content makes readers raise, besides errors in words, and torch for a file that vanished.
+# What readers raise for damaged or hostile content, besides UserError; RuntimeError is torch's for a vanished file.
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
 
 
@@ -66,11 +66,11 @@ def verify_run(
     cache_dir: Path | None = None,
     on_step: Callable[[], object] = lambda: None,
 ) -> list[Check]:
-    """Check everything that a run folder holds, and with `data` every step against the plan.
+    """Check everything that a run folder holds; with `data`, also compare every step with the plan.
 
     Args:
         data: the data folders that the run was trained on, in its order, or their URLs.
-        cache_dir: for shards behind URLs; that of the run if not given.
+        cache_dir: cache for shards behind URLs; default: that of the run.
         on_step: called after each step that is compared with the plan.
 
     Raises:
@@ -85,14 +85,16 @@ def verify_run(
         )
     verification = _Verification(run_dir)
     if verification.in_progress:
-        verification.checks.append(Check(name="run", found="in progress: what is committed is checked", state="warn"))
+        verification.checks.append(
+            Check(name="run", found="in progress: only committed files are checked", state="warn")
+        )
     verification.check("settings", verification.settings)
     verification.check("files", verification.files)
     verification.check("ledger", verification.ledger)
     for path in verification.checkpoint_folders():
         verification.check(f"checkpoint {path.name}", partial(verification.checkpoint, path))
         if verification.in_progress and not path.exists():
-            # Pruned meanwhile.
+            # Pruned in the meantime.
             verification.checks.pop()
     verification.check("latest", verification.pointer)
     verification.check("weights", verification.weights)
@@ -105,12 +107,12 @@ def verify_run(
 
 
 class _Verification:
-    """The checks in order, and what later ones need of earlier ones. A check returns its detail or raises."""
+    """The checks in order, and what later checks need from earlier ones. A check returns its finding or raises."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.in_progress = is_locked(run_dir / LOCK_FILE) is True
-        """Files are being written, and older ones pruned."""
+        """Whether a training is writing files and pruning older ones at this time."""
         self.checks: list[Check] = []
         self._config: TrainConfig | None = None
         self._described: dict[str, Any] = {}
@@ -134,7 +136,7 @@ class _Verification:
         self._described = read_json(plain_file(self.run_dir / SETTINGS_FILE))
         self._config = settings_of(self._described, self.run_dir / SETTINGS_FILE)
         model, batch = self._config.model, self._config.batch
-        return f"{SETTINGS_FILE} is complete: width {model.width}, {batch.packs_per_step} packs a step"
+        return f"{SETTINGS_FILE} is complete: width {model.width}, {batch.packs_per_step} packs per step"
 
     def files(self) -> str:
         count, problems = 0, []
@@ -155,7 +157,7 @@ class _Verification:
         if problems:
             more = len(problems) - _SHOWN_PROBLEMS
             raise UserError("; ".join([*problems[:_SHOWN_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]))
-        return f"{count:,} files: no link, no pickle, nothing temporary"
+        return f"{count:,} files: no links, no pickles, no temporary files"
 
     def ledger(self) -> str:
         path = plain_file(self.run_dir / LEDGER_FILE)
@@ -171,7 +173,7 @@ class _Verification:
         return f"unbroken from step 1 to {len(entries):,}, {_target_tokens(entries):,} target tokens{shards}"
 
     def checkpoint_folders(self) -> list[Path]:
-        """Those that have a checkpoint's name; `files` reports what else there is."""
+        """List the folders that have a checkpoint's name; `files` reports everything else."""
         folder = self.run_dir / CHECKPOINTS
         if folder.is_symlink() or not folder.is_dir():
             return []
@@ -179,7 +181,7 @@ class _Verification:
 
     def checkpoint(self, path: Path) -> str:
         if path.is_symlink() or not path.is_dir():
-            raise UserError(f"{path} is not a folder of its own: put the real folder there")
+            raise UserError(f"{path} is a link or not a folder: put the real folder there")
         for file in path.iterdir():
             plain_file(file)
         if problem := checkpoint_problem(path):
@@ -195,28 +197,28 @@ class _Verification:
             raise UserError(f"{problem}: remove the folder, and training resumes from an older checkpoint")
         self._whole[_step_of(path.name)] = reader
         size = sum(file.stat().st_size for file in path.iterdir())
-        return f"{len(parts)} part(s), {size:,} bytes as the manifest states, tensors and state sound"
+        return f"{len(parts)} part(s), {size:,} bytes, hashes match the manifest, tensors and state valid"
 
     def _require_state(self, path: Path, state: dict[str, Any]) -> None:
-        """The state belongs to this run: its step, its model, its tokenizer, and the ledger up to there."""
+        """Check that the state belongs to this run: its step, model and tokenizer, and the ledger up to its step."""
         step, entries = _step_of(path.name), self._known_entries()
         if state["step"] != step:
             raise UserError(f"{path / 'state.json'} states step {state['step']!r}: the folder was renamed")
         if state["model"] != self._described["model"]:
-            raise UserError(f"{path / 'state.json'} states another model than {SETTINGS_FILE}: it is of another run")
+            raise UserError(f"{path / 'state.json'} states another model than {SETTINGS_FILE}: it is from another run")
         tokenizer = plain_file(self.run_dir / TOKENIZER_FILE)
         if state["tokenizer_sha256"] != sha256_of(tokenizer):
-            raise UserError(f"{path / 'state.json'} states another tokenizer than {tokenizer}: copy that of the data")
+            raise UserError(f"{path / 'state.json'} states another tokenizer than {tokenizer}: copy it from the data")
         if step > len(entries):
-            raise UserError(f"{path} is of step {step:,}, and the ledger ends at step {len(entries):,}: lines are lost")
+            raise UserError(f"{path} is of step {step:,}, but the ledger ends at step {len(entries):,}: lines are lost")
         chain, tokens = entries[step - 1]["chain"], _target_tokens(entries[:step])
         if (state["ledger_chain"], state["target_tokens"]) != (chain, tokens):
             raise UserError(
                 f"{path / 'state.json'} does not continue the ledger at step {step:,} "
-                f"({state['target_tokens']!r} target tokens, the ledger has {tokens:,}): one of them is of another run"
+                f"({state['target_tokens']!r} target tokens, the ledger has {tokens:,}): one is from another run"
             )
         if state["left_out"] != left_out_records(entries[:step]):
-            raise UserError(f"{path / 'state.json'} states other shards as left out than the ledger: it was edited")
+            raise UserError(f"{path / 'state.json'} lists other left-out shards than the ledger: it was edited")
 
     def pointer(self) -> str:
         if not self.checkpoint_folders():
@@ -226,13 +228,13 @@ class _Verification:
         if not STEP_NAME.fullmatch(name):
             raise UserError(f"{path} holds {name!r:.60}, not the name of a checkpoint such as step-00001000")
         if self.in_progress and _step_of(name) not in self._whole and (path.parent / name).is_dir():
-            # Committed since; the ledger was flushed before.
+            # Committed since the checkpoints were listed; its ledger lines were flushed before.
             self._entries = read_ledger(plain_file(self.run_dir / LEDGER_FILE), in_progress=True)
             self.checkpoint(path.parent / name)
         if _step_of(name) not in self._whole:
-            what = "is not whole (above)" if (path.parent / name).exists() else "does not exist"
+            what = "is not intact (see above)" if (path.parent / name).exists() else "does not exist"
             raise UserError(f"{path} names {name}, which {what}: resume the training, which moves it")
-        return f"names {name}, which is whole"
+        return f"names {name}, which is intact"
 
     def weights(self) -> str:
         folder = self.run_dir / WEIGHTS
@@ -246,12 +248,12 @@ class _Verification:
                 self._require_weights(file, shapes)
             except (UserError, OSError):
                 if self.in_progress and not file.exists():
-                    # Pruned meanwhile.
+                    # Pruned in the meantime.
                     continue
                 raise
             compared += _step_of(file.stem) in self._whole
         return (
-            f"{len(files)} file(s): hashes as {WEIGHT_HASHES} states, the model's parameters, all finite; {compared} "
+            f"{len(files)} file(s): hashes match {WEIGHT_HASHES}, the model's parameters, all finite; {compared} "
             "equal to a checkpoint's"
         )
 
@@ -266,7 +268,7 @@ class _Verification:
             raise UserError(f"{file} states step {stated!r}: {remedy}")
         part = "weight" if file.name.startswith("step") else "ema"
         if step in self._whole and (name := differing_weight(file, self._whole[step], part=part)):
-            raise UserError(f"{file}: {name!r} is not what the checkpoint of the step holds: {remedy}")
+            raise UserError(f"{file}: {name!r} differs from the checkpoint of the same step: {remedy}")
         if file.name not in weight_hashes(file.parent):
             raise UserError(f"{file} is not in {WEIGHT_HASHES}, so no save of this run wrote it: {remedy}")
         if problem := weights_problem(file):
@@ -284,18 +286,18 @@ class _Verification:
         if [sha256_of(folder.path / INDEX_FILE) for folder in self._folders] != self._described.get("data_sha256"):
             raise UserError(f"{', '.join(places)} is not the data that the run was trained on: give its --data")
         for corpus, folder in enumerate(self._folders):
-            # Whether these must be sound is known when their epochs are compared.
+            # A left-out shard may be bad. If another epoch used it, `sentences` reads and verifies it.
             folder.verify(without={shard.shard for shard in self._left_out if shard.corpus == corpus})
         corpora = " + ".join(folder.index.corpus for folder in self._folders)
         pairs = sum(folder.index.train.pairs for folder in self._folders)
-        besides = " but for shards that the run left out" if self._left_out else ""
-        return f"{corpora}, {pairs:,} pairs: the run's, and every file{besides} has its hash"
+        besides = " except shards that the run left out" if self._left_out else ""
+        return f"{corpora}, {pairs:,} pairs: the run's data; every file{besides} matches its hash"
 
     def sentences(self, on_step: Callable[[], object]) -> str:
         """Compare every step of the ledger with the plan."""
         entries = self._known_entries()
         if self._with_data is None:
-            raise UserError("not compared, for the data folder cannot be read (above)")
+            raise UserError("not compared: the data folder cannot be read (see above)")
         wrong, planned = [], None
         steps = planned_steps(self._with_data, self._left_out)
         for entry in entries:
@@ -310,7 +312,7 @@ class _Verification:
             elif number in self._whole:
                 position = position_from_json(self._whole[number].state["position"])
                 if position != step.position:
-                    raise UserError(f"the checkpoint of step {number:,} continues at another place of the plan")
+                    raise UserError(f"the checkpoint of step {number:,} continues at another position of the plan")
             on_step()
         if wrong:
             raise UserError(
@@ -325,7 +327,7 @@ class _Verification:
         )
 
     def _describe_left_out(self) -> str:
-        """By name, with the epochs."""
+        """Describe the left-out shards by name, with their epochs."""
         epochs: dict[Path, list[int]] = {}
         for shard in self._left_out:
             split = self._folders[shard.corpus].train
@@ -335,12 +337,12 @@ class _Verification:
 
     def _known_config(self) -> TrainConfig:
         if self._config is None:
-            raise UserError(f"not checked, for {SETTINGS_FILE} cannot be read (above)")
+            raise UserError(f"not checked: {SETTINGS_FILE} cannot be read (see above)")
         return self._config
 
     def _known_entries(self) -> list[dict[str, Any]]:
         if self._entries is None:
-            raise UserError("not checked against the ledger, which cannot be read (above)")
+            raise UserError("not checked against the ledger, which cannot be read (see above)")
         return self._entries
 
 

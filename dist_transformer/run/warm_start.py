@@ -1,4 +1,4 @@
-"""A run that begins with the weights of a model folder: fine-tuning, another try from there, or another vocabulary."""
+"""Start a run with the weights of a model folder: fine-tuning, a different continuation, or another vocabulary."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -19,26 +19,26 @@ from dist_transformer.model_folder import (
     stated_weights,
 )
 
-# What a run may set anew: rates of dropout, and how weights are drawn, which these are not.
+# A run may change dropout rates and the initialization of weights, because neither affects the loaded weights.
 _FREE = {"dropout", "attention_dropout", "ffn_dropout", "embedding_init"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InitialWeights:
-    """What a run begins with."""
+    """The weights that a run starts with."""
 
     sha256: str
-    """Of the weight file."""
+    """SHA-256 of the weight file."""
     tensors: dict[str, torch.Tensor]
-    """fp32, on the host, by the names of `Transformer.named_parameters()`."""
+    """Weights in fp32 on the host, by the names of `Transformer.named_parameters()`."""
     rows: tuple[torch.Tensor, torch.Tensor] | None = None
-    """With another vocabulary: ids of the pieces in both, in the run's and in the folder's."""
+    """Ids of shared pieces in the run's and in the folder's vocabulary; None if the vocabularies are the same."""
     note: str = ""
-    """What came of the vocabularies, for the log."""
+    """Line for the log: how many pieces the vocabularies share."""
 
     @torch.no_grad()
     def put_into(self, model: Transformer) -> None:
-        """Replace the weights of a model that was drawn; rows of pieces that are new here stay as they were drawn."""
+        """Replace the weights of an initialized model; rows of pieces that the folder lacks stay as they are."""
         of_pieces = model.embedding_weights()
         for name, parameter in model.named_parameters():
             if self.rows is None or name not in of_pieces:
@@ -52,10 +52,10 @@ def read_initial_weights(source: Path, model: ModelConfig, tokenizer: Tokenizer,
     """Read the weights of the model folder `source` for a run of this model and tokenizer.
 
     Args:
-        vocabulary: `same`, or `shared_pieces` where that of the folder may be another one.
+        vocabulary: `same`, or `shared_pieces` if the folder's vocabulary may be another one.
 
     Raises:
-        UserError: it is no model folder, it is damaged, or it is of another tokenizer or of another network.
+        UserError: it is not a model folder, it is damaged, or its tokenizer or its network is another one.
     """
     if not (source / WEIGHTS_FILE).is_file():
         raise UserError(
@@ -66,7 +66,7 @@ def read_initial_weights(source: Path, model: ModelConfig, tokenizer: Tokenizer,
     is_other = info.tokenizer_sha256 != tokenizer.sha256
     if is_other and vocabulary == "same":
         raise UserError(
-            f"--init-from {source} was trained with another vocabulary than that of --data: prepare the data anew with "
+            f"--init-from {source} was trained with another vocabulary than --data has: prepare the data again with "
             f"dist-transformer prepare --tokenizer {source / TOKENIZER_FILE}, copy the pieces that are in both with "
             "--init-vocabulary shared_pieces, or leave --init-from out"
         )

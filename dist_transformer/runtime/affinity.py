@@ -1,4 +1,4 @@
-"""The CPUs beside a GPU: those of the memory node to which it is attached."""
+"""Run on the CPUs near a GPU: those of the NUMA node to which it is attached."""
 
 import os
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ _PCI = Path("/sys/bus/pci/devices")
 
 @contextmanager
 def beside(device: torch.device) -> Iterator[None]:
-    """Run this thread, and threads that it starts, on the CPUs beside a GPU while the block lasts.
+    """Run this thread, and threads that it starts, on the CPUs near a GPU while the block lasts.
 
-    On a machine with several sockets, the launch of a kernel and a copy from host memory otherwise cross the link
-    between the sockets, when the process happens to run on the wrong one. CPUs that the launcher has not given stay out
-    of it; where it has given none beside the GPU, nothing changes.
+    On a machine with several sockets, kernel launches and copies from host memory otherwise cross the link between
+    sockets if the process runs on the wrong one. Only CPUs that the launcher gave to the process are used; if none of
+    them is near the GPU, nothing changes.
     """
     before = os.sched_getaffinity(0)
     near = before & cpus_beside(device) if device.type == "cuda" else set()
@@ -30,7 +30,7 @@ def beside(device: torch.device) -> Iterator[None]:
 
 
 def cpus_beside(device: torch.device) -> set[int]:
-    """Read from the PCI bus which CPUs are beside a GPU; none where it does not report them, as in some containers."""
+    """Read from the PCI bus which CPUs are near a GPU; none if it does not report them, as in some containers."""
     properties = torch.cuda.get_device_properties(device)
     address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"  # type: ignore[attr-defined]
     try:
@@ -40,7 +40,7 @@ def cpus_beside(device: torch.device) -> set[int]:
 
 
 def _members(ranges: str) -> set[int]:
-    """`0-2,8` → 0, 1, 2, 8."""
+    """Parse `0-2,8` as 0, 1, 2, 8."""
     numbers = set[int]()
     for span in filter(None, ranges.strip().split(",")):
         first, _, last = span.partition("-")

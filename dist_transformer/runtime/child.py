@@ -1,4 +1,4 @@
-"""A command of this program as a child of a Python program that uses the package."""
+"""Run a command of this program as a child of a Python program that uses the package."""
 
 import os
 import signal
@@ -14,12 +14,12 @@ _ERROR = "error: "
 
 
 def run_child(command: Sequence[object]) -> tuple[int, str | None]:
-    """Run a command; its lines appear on this program's `sys.stdout` and `sys.stderr`, also in a notebook.
+    """Run a command and copy its lines to this program's `sys.stdout` and `sys.stderr`, also in a notebook.
 
-    Ctrl-C here is one Ctrl-C there: the command is told once and awaited, then KeyboardInterrupt is raised.
+    Ctrl-C is passed to the command once; KeyboardInterrupt is raised after the command has ended.
 
     Returns:
-        exit status, and what its last error line says, if it has one.
+        exit status, and the text of its last error line, if there is one.
     """
     process = subprocess.Popen(
         [str(word) for word in command],
@@ -29,7 +29,7 @@ def run_child(command: Sequence[object]) -> tuple[int, str | None]:
         encoding="utf-8",
         errors="replace",
         env={**os.environ, CALLER_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"},
-        # A terminal's Ctrl-C would reach it a second time.
+        # Otherwise the command would get a terminal's Ctrl-C a second time.
         start_new_session=True,
     )
     assert process.stdout is not None

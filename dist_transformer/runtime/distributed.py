@@ -1,4 +1,4 @@
-"""Collectives that do nothing in a world of one."""
+"""Collectives that are no-ops in a world of one."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -29,14 +29,14 @@ def barrier() -> None:
 
 
 def all_reduce_sum(tensor: torch.Tensor) -> torch.Tensor:
-    """Sum over ranks, in place; int64 wraps around, so hashes may be summed."""
+    """Sum over ranks, in place. int64 wraps around, so hashes can be summed."""
     if world_size() > 1:
         dist.all_reduce(tensor)
     return tensor
 
 
 def broadcast_object(value: T) -> T:
-    """Rank 0's value, on every rank."""
+    """Return rank 0's value on every rank."""
     if world_size() == 1:
         return value
     box = [value]
@@ -45,7 +45,7 @@ def broadcast_object(value: T) -> T:
 
 
 def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Every rank's value, in order of rank, on every rank of the group."""
+    """Return every rank's value, in order of rank, on every rank of the group."""
     size = world_size() if group is None else dist.get_world_size(group)
     if size == 1:
         return [value]
@@ -55,7 +55,7 @@ def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 
 
 def new_cpu_group(timeout_minutes: float, ranks: Sequence[int] | None = None) -> dist.ProcessGroup | None:
-    """Make a group of the given ranks, or of all, for collectives beside those of the training loop.
+    """Make a group of the given ranks (default: all) for collectives that overlap with those of the training loop.
 
     Collective: every rank must call it.
     """
@@ -64,10 +64,10 @@ def new_cpu_group(timeout_minutes: float, ranks: Sequence[int] | None = None) ->
 
 
 def begin_all_reduce_max(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> dist.Work | None:
-    """Start taking the maximum over ranks, in place; it is there when what this gives, if anything, was waited for."""
+    """Start to compute the maximum over ranks, in place; wait for the returned work, if any, before reading it."""
     if group is None:
         return None
-    # Called in every step: `dist.all_reduce` takes twice as long to come to this (190 µs against 90).
+    # Called in every step. `dist.all_reduce` takes twice as long to return (190 µs instead of 90).
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
     return group.allreduce([tensor], options)
@@ -75,11 +75,11 @@ def begin_all_reduce_max(tensor: torch.Tensor, group: dist.ProcessGroup | None) 
 
 @contextmanager
 def error_of_all(world: World) -> Iterator[None]:
-    """A `UserError` that every rank raises in the block is printed once, and every rank ends with status 1."""
+    """Print a `UserError` that every rank raises in the block once, and end every rank with status 1."""
     try:
         yield
     except UserError as error:
-        # Every rank is here. The first one speaks before any ends: a launcher kills the others then.
+        # Every rank is here. Rank 0 prints before any rank exits, because a launcher then kills the others.
         if world.is_main:
             say(f"error: {error}", file=sys.stderr)
         barrier()
@@ -93,10 +93,12 @@ def on_all_ranks(
     describe: Callable[[Exception], str] = str,
     group: dist.ProcessGroup | None = None,
 ) -> T:
-    """Do `work` on every rank; an error on one becomes the same error on all, so that none waits for the others.
+    """Do `work` on every rank; an error on one becomes the same error on all, so that no rank waits for another.
+
+    Collective: every rank must call it.
 
     Args:
-        group: of `new_cpu_group`, for another thread than that of the training loop.
+        group: from `new_cpu_group`, for another thread than that of the training loop.
 
     Returns:
         this rank's result.

@@ -1,4 +1,4 @@
-"""Code of a user that registers names: a module, or a file, that is imported before a command runs."""
+"""Import a user's code that registers names: a module or a file, before a command runs."""
 
 import importlib
 import importlib.util
@@ -9,12 +9,12 @@ from dist_transformer.errors import UserError
 
 
 def import_extension(name: str) -> None:
-    """Import a module by its name, looked for in the current folder first, or a file that ends with `.py`.
+    """Import a module by its name (the current folder is searched first) or a file that ends with `.py`.
 
     A file that is imported twice runs once.
 
     Raises:
-        UserError: there is no such module or file. An error inside of it is not caught: it is the user's code.
+        UserError: there is no such module or file. Errors inside it are not caught, because it is the user's code.
     """
     if not name.endswith(".py"):
         if "" not in sys.path:
@@ -27,7 +27,7 @@ def import_extension(name: str) -> None:
             raise UserError(f"--import {name}: there is no such module here: give its name or FILE.py") from None
         return
     file = Path(name).resolve()
-    # By its whole path: a file may have the name of a library, and that must not stand for it.
+    # The key is the whole path, so that a file with the name of a library does not replace the library.
     module_name = str(file)
     if module_name in sys.modules:
         return

@@ -1,4 +1,4 @@
-"""A program that the wrong Python runs ends with one sentence, which says what environment to activate.
+"""End a program that runs under the wrong Python with one sentence that names the environment to activate.
 
 Old Pythons must be able to read this file, so its syntax is plain and its functions have no types.
 """
@@ -12,18 +12,18 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 
 
 def check_interpreter():  # type: ignore[no-untyped-def]
-    """End the program if this Python is too old, and explain the first import that finds no package.
+    """End the program if this Python is too old, and explain the first import of a missing package.
 
     A program calls it before it imports anything else.
     """
     if sys.version_info < (3, 11):  # noqa: UP036
         version = "{}.{}.{}".format(*sys.version_info[:3])
-        sys.exit(f"error: {sys.executable} is Python {version}, and 3.11 or newer is needed: {_remedy()}")
+        sys.exit(f"error: {sys.executable} is Python {version}, but 3.11 or newer is needed: {_remedy()}")
     sys.excepthook = _explain
 
 
 def typed_path(path):  # type: ignore[no-untyped-def]
-    """Return a path as one types it here, not quoted: relative in the folders below, otherwise absolute."""
+    """Return a path as a user types it here, not quoted: relative if it is below this folder, otherwise absolute."""
     relative = os.path.relpath(path)
     return os.path.abspath(path) if relative.startswith("..") or "/" not in relative else relative
 

@@ -1,4 +1,4 @@
-"""Launchers: the commands that start this project's commands, and what a launcher tells the processes it starts."""
+"""Launchers: the commands that start this project's commands, and the variables that a launcher sets for its ranks."""
 
 import os
 import shlex
@@ -16,42 +16,42 @@ from dist_transformer.errors import UserError, say
 from dist_transformer.runtime.interpreter import typed_path
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What a launcher tells a process of its place, and a process of another job must not believe."""
+"""Variables in which a launcher describes a process's place in the job. A process of another job must not use them."""
 
 NODE_LAUNCHER = "deepspeed.launcher.launch"
-"""DeepSpeed's launcher of a node's ranks, as a module: one of the words that its process was started with."""
+"""DeepSpeed's launcher of a node's ranks, as a module name: a word in the command line of its process."""
 
 CALLER_VARIABLE = "DIST_TRANSFORMER_CALLER"
-"""The number of the process that started a command as a part of its own work: the command ends with it."""
+"""Process id of the program that started a command as part of its own work. The command ends with that program."""
 
 
 def deepspeed_command(ranks: int) -> list[object]:
-    """DeepSpeed's launcher beside this interpreter, for `ranks` processes, on a port that is free."""
+    """Build the command of this environment's DeepSpeed launcher for `ranks` processes, on a free port."""
     return [installed_program("deepspeed"), "--quiet", "--num_gpus", ranks, "--master_port", free_port()]
 
 
 def own_command(name: str, *arguments: object) -> list[object]:
-    """A command of `dist-transformer`, which is beside this interpreter where the package is installed."""
+    """Build a command of `dist-transformer`: the installed program of this environment, or the module."""
     program = installed_program("dist-transformer")
     start = [program] if program.exists() else [sys.executable, "-m", "dist_transformer"]
     return [*start, name, *arguments]
 
 
 def take_values(words: Sequence[str], flag: str) -> tuple[list[str], list[str]]:
-    """Take a flag and what follows it out of a command line, as often as it is there.
+    """Remove every occurrence of a flag and its value from a command line.
 
     Returns:
-        the values, and the other words.
+        the values, and the remaining words.
 
     Raises:
-        UserError: nothing follows.
+        UserError: the flag has no value.
     """
     values, left, rest = list[str](), list[str](), iter(words)
     for word in rest:
         if word == flag or word.startswith(f"{flag}="):
             value = word.partition("=")[2] if "=" in word else next(rest, "")
             if not value:
-                raise UserError(f"{flag} is followed by nothing: give its value")
+                raise UserError(f"{flag} has no value: give its value")
             values.append(value)
         else:
             left.append(word)
@@ -59,10 +59,10 @@ def take_values(words: Sequence[str], flag: str) -> tuple[list[str], list[str]]:
 
 
 def take_number(words: Sequence[str], flag: str) -> tuple[int | None, list[str]]:
-    """Take a flag and its number out of a command line; None where it is not there.
+    """Remove a flag and its number from a command line; None if the flag is not there.
 
     Raises:
-        UserError: what follows is no number.
+        UserError: the value is not a number.
     """
     values, left = take_values(words, flag)
     for value in values:
@@ -72,26 +72,26 @@ def take_number(words: Sequence[str], flag: str) -> tuple[int | None, list[str]]
 
 
 def installed_program(name: str) -> Path:
-    """A program that a package brought into the environment of this interpreter."""
+    """Return the path of a program that a package installed into this interpreter's environment."""
     return Path(sys.executable).with_name(name)
 
 
 def as_typed(command: Sequence[object]) -> str:
-    """Return a command, which begins with a program's path, as one types it in a new shell in this folder.
+    """Return a command that begins with a program's path as a user types it in a new shell in this folder.
 
-    A program's name is enough if the shell finds it by that: where the environment of this interpreter is active.
+    The program's name alone is enough if the shell finds it, which is so if this interpreter's environment is active.
     """
     program, *arguments = map(str, command)
     folder, name = os.path.split(program)
     found = shutil.which(name)
-    # The folders are compared: python is a link in each environment, and all of them lead to one file.
+    # Compare the folders: python is a link in each environment, and all of these links lead to one file.
     if found and os.path.samefile(os.path.dirname(found), folder):
         return shlex.join([name, *arguments])
     return shlex.join([typed_path(program), *arguments])
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Return a port of this machine that no process listens on."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
@@ -99,41 +99,41 @@ def free_port() -> int:
 
 
 def port_remedy() -> str:
-    """Say how to start again on a port that is free, as the launcher of this process takes it."""
+    """Tell a user how to start again on a free port, in the syntax of this process's launcher."""
     # Only DeepSpeed's launcher sets CROSS_SIZE. torchrun holds the port itself, or chooses it.
     flag = "deepspeed --master_port " if "CROSS_SIZE" in os.environ else "MASTER_PORT="
     return f"give another one, such as {flag}{free_port()}"
 
 
 def number_in(name: str) -> int | None:
-    """Read the number that a launcher put into a variable of the environment.
+    """Read the number that a launcher put into an environment variable.
 
     Raises:
-        UserError: it holds something else.
+        UserError: the variable is not a number.
     """
     text = os.environ.get(name)
     if text is not None and not text.isdecimal():
-        raise UserError(f"{name} is {text!r}, which is not a number: start the job by its launcher")
+        raise UserError(f"{name} is {text!r}, which is not a number: start the job with its launcher")
     return int(text) if text else None
 
 
 def slurm_tasks() -> int:
-    """Count the tasks of the step that this process belongs to; 1 outside of steps, as in a job script."""
+    """Count the tasks of the SLURM step that this process belongs to; 1 outside of steps, as in a job script."""
     if "SLURM_STEP_ID" not in os.environ:
         return 1
     return number_in("SLURM_STEP_NUM_TASKS") or number_in("SLURM_NTASKS") or 1
 
 
 def mpi_tasks() -> int:
-    """Count the tasks that an MPI launcher started, as far as its variables state it; 1 without one."""
+    """Count the tasks that an MPI launcher started, according to its variables; 1 without such a launcher."""
     return number_in("OMPI_COMM_WORLD_SIZE") or number_in("PMI_SIZE") or 1
 
 
 def needs_mpi() -> bool:
-    """Decide whether only MPI knows the peers of this process: a single one needs no MPI library."""
+    """Decide whether only MPI knows the peers of this process; a single process needs no MPI library."""
     if {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"} & os.environ.keys():
         return mpi_tasks() > 1
-    # PMIx puts no size into the environment; of a step of srun, SLURM states it.
+    # PMIx does not put the world size into the environment; for a step of srun, SLURM does.
     return "PMIX_RANK" in os.environ and "SLURM_STEP_ID" not in os.environ
 
 
@@ -146,7 +146,7 @@ def load_mpi() -> ModuleType:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        # The other lines list the places where it was looked for.
+        # The other lines list where the library was looked for.
         reason = (str(error).strip() or "no reason given").splitlines()[0]
         raise UserError(
             f"MPI cannot be loaded ({reason}): install one (pip install mpich), or start one process, without mpirun "
@@ -173,13 +173,13 @@ def command_of(process: int) -> list[str]:
 
 
 def run_printed(command: Sequence[object], *, output: TextIO = sys.stdout, seconds: float | None = None) -> str:
-    """Print a command to `output` and run it with its output there.
+    """Print a command to `output` and run it with its output going there, too.
 
     Returns:
-        the command for a record: its program by name, as it is typed where its environment is active.
+        the command for a record: its program by name, as a user types it in an active environment.
 
     Raises:
-        UserError: it failed, or took longer than `seconds` and was ended.
+        UserError: it failed, or took longer than `seconds` and was killed.
     """
     import torch
 
@@ -190,10 +190,10 @@ def run_printed(command: Sequence[object], *, output: TextIO = sys.stdout, secon
     try:
         status = subprocess.run(words, check=False, env=environment, stdout=output, timeout=seconds).returncode
     except subprocess.TimeoutExpired:
-        raise UserError(f"the command above took more than {seconds:.0f} s: give it more time, or less to do") from None
+        raise UserError(f"the command above took more than {seconds:.0f} s: give it more time or less work") from None
     if status < 0:
         name = signal.Signals(-status).name
-        raise UserError(f"the command above was ended by {name}: SIGKILL mostly comes where memory does not suffice")
+        raise UserError(f"the command above was ended by {name}: SIGKILL mostly means that memory ran out")
     if status != 0:
-        raise UserError(f"the command above ended with status {status}: mend what it says and run this one again")
+        raise UserError(f"the command above ended with status {status}: fix what it reports and run this one again")
     return shlex.join([Path(words[0]).name, *words[1:]])

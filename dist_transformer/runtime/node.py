@@ -1,8 +1,8 @@
-"""The processes of a launch that share a machine: one leads, and hands messages and open files to the others.
+"""Processes of a launch on one machine: one leads, and sends messages and open files to the others.
 
-Messages go through Unix sockets. Files go with them as descriptors (SCM_RIGHTS), so what is shared has no name that
-another process could open, and nothing of it is left when the processes end, however they end. A process whose peer has
-died finds the connection closed.
+Messages go through Unix sockets. Files go with them as descriptors (SCM_RIGHTS), so a shared file has no name that
+another process could open, and nothing of it is left when the processes end, however they end. If a peer has died,
+the connection is closed.
 """
 
 import hmac
@@ -24,16 +24,16 @@ _HEADER = struct.Struct("<Q")
 _CREDENTIALS = struct.Struct("3i")
 _TOKEN_BYTES = 32
 _CONNECT_SECONDS = 120.0
-_STANDS = "the last checkpoint stands"
+_INTACT = "the last checkpoint is intact"
 
 
 class Node:
-    """This process among those of its node; made by `join_node`.
+    """This process and the other processes of its node; made by `join_node`.
 
     Args:
         members: ranks of the node's processes, in order; the first one leads.
         leaders: the leading ranks of all nodes.
-        links: sockets to the other members, of the leader; to the leader, of each other member.
+        links: for the leader, sockets to the other members; for each other member, the socket to the leader.
     """
 
     def __init__(self, rank: int, members: Sequence[int], leaders: Sequence[int], links: dict[int, socket.socket]):
@@ -46,18 +46,18 @@ class Node:
 
     @property
     def is_shared(self) -> bool:
-        """Whether it has other processes."""
+        """Whether the node has other processes."""
         return len(self.members) > 1
 
     def tell(self, message: Any, descriptor: int | None = None) -> None:
         """Send a message from the leader to all others.
 
         Args:
-            message: what JSON can hold.
-            descriptor: an open file that goes with it.
+            message: a JSON value.
+            descriptor: an open file to send with the message.
 
         Raises:
-            UserError: one of them has ended.
+            UserError: one of the processes has ended.
         """
         text = json.dumps(message).encode()
         header = _HEADER.pack(len(text))
@@ -66,13 +66,13 @@ class Node:
                 socket.send_fds(link, [header], [] if descriptor is None else [descriptor])
                 link.sendall(text)
             except OSError:
-                raise UserError(f"rank {rank} of this node has ended: see its message; {_STANDS}") from None
+                raise UserError(f"rank {rank} of this node has ended: see its message; {_INTACT}") from None
 
     def hear(self) -> tuple[Any, int | None]:
         """Wait for the next message of the leader.
 
         Returns:
-            message and descriptor, as `tell` was given them; the caller closes the descriptor.
+            message and descriptor, as passed to `tell`; the caller closes the descriptor.
 
         Raises:
             UserError: the leader has ended.
@@ -84,22 +84,24 @@ class Node:
             message = json.loads(_receive(link, *_HEADER.unpack(header)))
         except OSError:
             raise UserError(
-                f"rank {self.members[0]}, which reads the data for this node, has ended: see its message; {_STANDS}"
+                f"rank {self.members[0]}, which reads the data for this node, has ended: see its message; {_INTACT}"
             ) from None
         return message, descriptors[0] if descriptors else None
 
     def hang_up(self) -> None:
-        """End all connections; a thread that waits in `tell` or `hear` gets the error there."""
+        """Close all connections; a thread that waits in `tell` or `hear` gets its error."""
         for link in self._links.values():
             with suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
 
 
 def join_node() -> Node:
-    """Find the processes of this node and connect them. Collective: every rank must call it.
+    """Find the processes of this node and connect them.
+
+    Collective: every rank must call it.
 
     Raises:
-        UserError: they cannot be connected; on all ranks.
+        UserError: on all ranks, if the processes of a node cannot be connected.
     """
     rank = distributed.rank()
     places = distributed.gather_objects(_place(rank))
@@ -129,11 +131,11 @@ def join_node() -> Node:
 
 
 def _place(rank: int) -> tuple[str, ...]:
-    """Equal for processes that can share memory: one boot of one machine, one network namespace, one user."""
+    """Return a value that is equal for processes that can share memory: same boot, network namespace and user."""
     if not hasattr(os, "memfd_create"):
         return (str(rank),)
     try:
-        # The kernel makes a buffer of the size that is asked for.
+        # A file in /proc has no size, and the kernel allocates a buffer of the size that is asked for.
         boot = read_small(Path("/proc/sys/kernel/random/boot_id"), most=100).decode()
         namespace = os.readlink("/proc/self/ns/net")
     except OSError:
@@ -142,7 +144,7 @@ def _place(rank: int) -> tuple[str, ...]:
 
 
 def _listen() -> socket.socket:
-    """A socket of a name that is in no file system, and that ends with its process."""
+    """Open a socket whose name is in no file system, and that ends with its process."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(f"\0dist_transformer-{secrets.token_hex(16)}")
     server.listen(128)
@@ -151,7 +153,7 @@ def _listen() -> socket.socket:
 
 
 def _accept(server: socket.socket, ranks: Sequence[int], token: bytes) -> dict[int, socket.socket]:
-    """Connections of the given ranks; others, which do not know the token, are closed."""
+    """Accept connections of the given ranks; close others, which do not know the token."""
     links: dict[int, socket.socket] = {}
     with server:
         while len(links) < len(ranks):
@@ -180,7 +182,7 @@ def _connect(address: bytes, token: bytes, rank: int) -> socket.socket:
 
 
 def _is_ours(link: socket.socket) -> bool:
-    """Whether the process at the other end is of this user."""
+    """Decide whether the process at the other end belongs to this user."""
     found = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(found)[1]) == os.getuid()
 

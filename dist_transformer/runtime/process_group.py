@@ -1,4 +1,4 @@
-"""The process group of a launch, and the device of this rank."""
+"""Join the process group of a launch, and claim the device of this rank."""
 
 import os
 import socket
@@ -25,7 +25,7 @@ COLLECTIVE_ADVICE = (
     "NCCL_DEBUG=INFO, whose lines name the devices that NCCL uses, and set NCCL_SOCKET_IFNAME and NCCL_IB_HCA (on "
     "CPUs: GLOO_SOCKET_IFNAME) to those that connect the nodes."
 )
-"""What to do when a collective fails or hangs."""
+"""Advice for a collective that fails or hangs."""
 
 
 @contextmanager
@@ -37,17 +37,17 @@ def process_group(
     timeout_minutes: float = 30.0,
     single: bool = False,
 ) -> Iterator[torch.device]:
-    """Join the process group, give the device of this rank, and leave the group at the end.
+    """Join the process group, yield the device of this rank, and leave the group at the end.
 
     Args:
-        device_name: as `find_device` takes it.
-        join_minutes: how long to wait for ranks that have not begun.
+        device_name: as for `find_device`.
+        join_minutes: how long to wait for ranks that have not started.
         timeout_minutes: how long a collective waits for a rank.
-        single: make a group for a world of one too; DeepSpeed asks for it.
+        single: make a group for a world of one, too, which DeepSpeed requires.
 
     Raises:
-        UserError: some ranks do not join, which it names; the port of the group is taken; nothing answers at rank 0's
-            address; or there is no such device.
+        UserError: some ranks do not join (the error names them), the port of the group is taken, nothing answers at
+            rank 0's address, or there is no such device.
     """
     device = _claim_device(world, device_name)
     with _restored(RANK_VARIABLES), beside(device):
@@ -62,15 +62,15 @@ def process_group(
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
-                # A thread of gloo may still hold the tensors of the last collective. Freed while the interpreter shuts
-                # down, they abort the process (1 run in 8 under ZeRO-3 on a CPU), and a run that is done counts as
-                # failed.
+                # A thread of gloo may still hold the tensors of the last collective. If they are freed while the
+                # interpreter shuts down, they abort the process (1 run in 8 under ZeRO-3 on a CPU), and a complete run
+                # counts as failed.
                 time.sleep(_SETTLE_SECONDS)
 
 
 @contextmanager
 def _restored(names: Sequence[str]) -> Iterator[None]:
-    """Afterwards the environment says what it said before: what this process starts then is no rank of its group."""
+    """Restore these environment variables at the end, so that later child processes are not ranks of this group."""
     before = {name: os.environ.get(name) for name in names}
     try:
         yield
@@ -99,7 +99,7 @@ def _join(world: World, device: torch.device, patience: timedelta, timeout: time
             timeout=timeout,
         )
     except RuntimeError:
-        # gloo wants an interface, even for one process.
+        # gloo needs a network interface, even for one process.
         if not loopback_is_down():
             raise
         raise UserError(

@@ -1,7 +1,7 @@
-"""Several processes of one command on this machine, under DeepSpeed's launcher and without its noise.
+"""Run several processes of one command on this machine, under DeepSpeed's launcher and without its messages.
 
-The launcher's own output goes to a file, and is shown only when it fails before any rank has begun. The ranks open the
-terminal again by themselves: the launcher would give them its own outputs.
+The launcher's own output goes to a file, and is shown only if the launcher fails before any rank has started. The ranks
+open the terminal themselves, because the launcher would give them its own outputs.
 """
 
 import os
@@ -21,16 +21,16 @@ _STREAMS = {0: os.O_RDONLY, 1: os.O_WRONLY | os.O_APPEND, 2: os.O_WRONLY | os.O_
 
 
 def run_processes(count: int, words: Sequence[str]) -> int:
-    """Run `dist-transformer` with these words as `count` ranks; give the launcher's exit status.
+    """Run `dist-transformer` with these words as `count` ranks; return the launcher's exit status.
 
     Raises:
-        UserError: `count` is below 1, this is a rank already, or the launcher fails before a rank has begun.
+        UserError: `count` is below 1, this process is a rank already, or the launcher fails before a rank has started.
     """
     if count < 1:
         raise UserError(f"--processes is {count}: give 1 or more")
     if present := [name for name in ("RANK", "WORLD_SIZE", "SLURM_STEP_ID", "PMI_SIZE") if name in os.environ]:
         raise UserError(
-            f"--processes starts processes, and a launcher has started this one ({present[0]} is set): leave it out"
+            f"--processes starts processes, but a launcher has started this one ({present[0]} is set): leave it out"
         )
     import torch
 
@@ -40,7 +40,7 @@ def run_processes(count: int, words: Sequence[str]) -> int:
         environment = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
         environment[_VARIABLE] = folder
         if not torch.cuda.is_available():
-            # The launcher would look for an accelerator, and warn.
+            # Otherwise the launcher looks for an accelerator, and warns.
             environment.setdefault("DS_ACCELERATOR", "cpu")
         launcher = [*deepspeed_command(count), "--no_local_rank", "--module", "dist_transformer", *words]
         log = Path(folder) / "launcher.log"
@@ -50,22 +50,23 @@ def run_processes(count: int, words: Sequence[str]) -> int:
             )
         status = _wait(process)
         for number in (1, 2):
-            # The ranks have added to a file that this process has open at its old place; a pipe has no place.
+            # If an output is a file, the ranks have appended to it, but this process's offset is still the old one. A
+            # pipe has no offset.
             with suppress(OSError):
                 os.lseek(number, 0, os.SEEK_END)
         if status != 0 and not any(Path(folder).glob("rank-*")):
-            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
-            raise UserError(f"DeepSpeed's launcher failed before any process began: {lines[-1]:.300}")
+            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it printed nothing"]
+            raise UserError(f"DeepSpeed's launcher failed before any process started: {lines[-1]:.300}")
     return status
 
 
 def adopt_streams() -> None:
-    """As a rank of `run_processes`, read and write where that process does."""
+    """In a rank of `run_processes`, use the standard streams of the process that called it."""
     folder = os.environ.pop(_VARIABLE, None)
     if folder is None:
         return
     for number, flags in _STREAMS.items():
-        # A socket cannot be opened by name: such a rank keeps what the launcher gave it.
+        # A socket cannot be opened by name: then the rank keeps the stream that the launcher gave it.
         with suppress(OSError):
             opened = os.open(f"{folder}/{number}", flags)
             os.dup2(opened, number)
@@ -74,7 +75,7 @@ def adopt_streams() -> None:
 
 
 def _wait(process: "subprocess.Popen[bytes]") -> int:
-    """Wait for the launcher, to which a terminal's Ctrl-C goes as well; pass other signals on."""
+    """Wait for the launcher, which gets a terminal's Ctrl-C as well; forward other signals to it."""
 
     def pass_on(number: int, _: object) -> None:
         process.send_signal(number)

@@ -1,4 +1,4 @@
-"""All ranks of one launch meet at the store of rank 0, and none of another launch among them."""
+"""Rendezvous: all ranks of a launch meet at the store of rank 0, and ranks of other launches are kept out."""
 
 import ipaddress
 import json
@@ -14,26 +14,28 @@ from dist_transformer.errors import UserError
 from dist_transformer.runtime.launch import NODE_LAUNCHER, command_of, parent_of, port_remedy, slurm_tasks
 from dist_transformer.runtime.world import World
 
-# A rank 0 that finds its port taken ends its launch meanwhile: one message, not one per rank.
+# A rank 0 that finds its port taken ends its launch in this time, so that there is one message, not one per rank.
 _RANK_0_FIRST_SECONDS = 10.0
-# What rank 0 found reaches the others so much later.
+# Time that the result of rank 0 needs at most to reach the other ranks.
 _GRACE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
-LOOPBACK_IS_DOWN = "the loopback interface of this machine is down: bring it up by `ip link set lo up`"
-# A machine that is there refuses a port that nobody serves: then rank 0 has not begun, and is waited for. Where nothing
-# answers for so long, the address is wrong or a firewall is between.
+LOOPBACK_IS_DOWN = "the loopback interface of this machine is down: bring it up with `ip link set lo up`"
+# A machine that is up refuses connections to a port that no process serves: then rank 0 has not started yet, and is
+# waited for. If nothing answers for this long, the address is wrong or a firewall is in between.
 _UNANSWERED_SECONDS = 30.0
 
 
 def meet(world: World, patience: timedelta) -> dist.Store:
-    """Give the store of rank 0, once all ranks have come to it. Collective: every rank must call it.
+    """Return the store of rank 0 once all ranks have connected to it.
+
+    Collective: every rank must call it.
 
     Raises:
-        UserError: the port is taken, nothing answers at rank 0's address, or some ranks do not come within `patience`;
-            it names them.
+        UserError: the port is taken, nothing answers at rank 0's address, or some ranks do not join within `patience`;
+            the error names them.
     """
     if world.size == 1:
-        # Nobody to meet: no port that could be taken, and no network that could be down.
+        # No other rank to meet: no port that could be taken, and no network that could be down.
         return dist.HashStore()
     began = time.monotonic()
     store = connect(world, patience)
@@ -42,26 +44,26 @@ def meet(world: World, patience: timedelta) -> dist.Store:
         raise UserError(f"port {_address()[1]} of {_address()[0]} is taken by another training: {port_remedy()}")
     store.set(_joined(world.rank), socket.gethostname())
     if world.is_main:
-        # What it finds, all raise.
+        # All ranks raise what rank 0 finds.
         store.set("met", _find_missing(store, world, patience, began) or "all")
     try:
         store.wait(["met"], patience + timedelta(seconds=_GRACE_SECONDS))
         found = store.get("met").decode()
     except dist.DistError:
-        found = f"rank 0 fell silent, says rank {world.rank} on {socket.gethostname()}: look at its output"
+        found = f"rank 0 stopped responding to rank {world.rank} on {socket.gethostname()}: look at its output"
     if found != "all":
         raise UserError(found)
     return store
 
 
 def connect(world: World, patience: timedelta, *, serve: bool = True) -> dist.Store:
-    """Reach the store that rank 0 serves.
+    """Connect to the store that rank 0 serves.
 
     Args:
-        serve: rank 0 begins to serve; False for one more connection.
+        serve: whether rank 0 starts the server; False for an additional connection.
 
     Raises:
-        UserError: rank 0 cannot serve, or cannot be reached: within `patience`, or at all.
+        UserError: rank 0 cannot serve, cannot be reached within `patience`, or cannot be reached at all.
     """
     host, port = _address()
     serves = serve and world.is_main and not _has_agents()
@@ -80,18 +82,18 @@ def connect(world: World, patience: timedelta, *, serve: bool = True) -> dist.St
             ) from None
         if serves:
             raise UserError(
-                f"{where} cannot serve at {host}:{port} ({reason:.200}): see that MASTER_ADDR is this node"
+                f"{where} cannot serve at {host}:{port} ({reason:.200}): check that MASTER_ADDR is this node"
             ) from None
         raise UserError(
-            f"{where} cannot reach rank 0 at {host}:{port} in {_duration(began)} ({reason:.200}): see whether it has "
-            "begun, whether MASTER_ADDR and MASTER_PORT are the same on all ranks, and whether a firewall is between"
+            f"{where} cannot reach rank 0 at {host}:{port} in {_duration(began)} ({reason:.200}): check that it has "
+            "started, that MASTER_ADDR and MASTER_PORT are the same on all ranks, and that no firewall is in between"
         ) from None
-    # An elastic launcher keeps its store when it starts all ranks again.
+    # An elastic launcher keeps its store when it restarts all ranks.
     return dist.PrefixStore(f"dist_transformer {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def as_ranges(ranks: Sequence[int]) -> str:
-    """`0-3, 6`."""
+    """Format ranks as `0-3, 6`."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:
@@ -102,19 +104,19 @@ def as_ranges(ranks: Sequence[int]) -> str:
 
 
 def host_of(store: dist.Store, rank: int) -> str:
-    """Name the host of a rank that has come."""
+    """Return the host name of a rank that has joined."""
     return store.get(_joined(rank)).decode()
 
 
 def _address() -> tuple[str, int]:
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     if not host or not port.isdecimal():
-        raise UserError("MASTER_ADDR and MASTER_PORT are not set: start the job by its launcher, or set them")
+        raise UserError("MASTER_ADDR and MASTER_PORT are not set: start the job with its launcher, or set them")
     return host, int(port)
 
 
 def _has_agents() -> bool:
-    """Decide whether agents of torchrun have met at a store of their own, which its ranks use."""
+    """Decide whether torchrun's agents have met at a store of their own, which its ranks use."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -123,14 +125,14 @@ def _joined(rank: int) -> str:
 
 
 class _UnreachableError(Exception):
-    """Nothing answers at an address; the reason and the remedy."""
+    """Nothing answers at an address; the text is the reason and the remedy."""
 
 
 def _reach(host: str, port: int, patience: timedelta, *, awaits_server: bool) -> None:
-    """Wait until the address answers: torch, which would wait too, prints a page at each attempt.
+    """Wait until the address answers. torch would wait, too, but prints a page at each attempt.
 
     Args:
-        awaits_server: the port must be open; otherwise a machine that refuses it is an answer as well.
+        awaits_server: wait until the port is open; otherwise a machine that refuses it counts as an answer.
 
     Raises:
         _UnreachableError: the address does not answer at all.
@@ -158,21 +160,21 @@ def _reach(host: str, port: int, patience: timedelta, *, awaits_server: bool) ->
             if now > unanswered_until:
                 raise _UnreachableError(
                     f"nothing answered for {now - answered:.0f} s ({error.strerror or error}): set MASTER_ADDR to "
-                    "an address of rank 0 to which this machine has a route, and see whether a firewall is between"
+                    "an address of rank 0 to which this machine has a route, and check that no firewall is in between"
                 ) from None
         time.sleep(_PAUSE_SECONDS)
 
 
 def _is_loopback(host: str) -> bool:
-    """Decide whether a name or an address leads to this machine alone."""
+    """Decide whether a name or an address leads only to this machine."""
     return all(ipaddress.ip_address(entry[4][0]).is_loopback for entry in socket.getaddrinfo(host, None))
 
 
 def loopback_is_down() -> bool:
-    """Decide whether this machine cannot even reach itself, as in a network namespace that nobody has set up."""
+    """Decide whether this machine cannot even reach itself, as in a network namespace that was never set up."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # Looks for a route; nothing is sent.
+            # This only looks up a route; nothing is sent.
             probe.connect(("127.0.0.1", 9))
         except OSError:
             return True
@@ -180,9 +182,9 @@ def loopback_is_down() -> bool:
 
 
 def _find_missing(store: dist.Store, world: World, patience: timedelta, began: float) -> str:
-    """Wait for all ranks; name those that do not come, or give nothing."""
+    """Wait for all ranks; describe those that do not join, or return an empty string."""
     everyone, pause = [_joined(rank) for rank in range(world.size)], _PAUSE_SECONDS
-    # Asked again and again, because a `wait` that ends prints a page.
+    # Poll, because a `wait` that times out prints a page.
     while not store.check(everyone):
         if time.monotonic() - began > patience.total_seconds():
             break
@@ -197,13 +199,13 @@ def _find_missing(store: dist.Store, world: World, patience: timedelta, began: f
             present.setdefault(host_of(store, rank), []).append(rank)
     here = ", ".join(f"{as_ranges(ranks)} on {host}" for host, ranks in present.items())
     return (
-        f"rank {as_ranges(missing)} of {world.size} did not join in {_duration(began)} (here: {here}): see in the logs "
-        f"why they have not begun, and whether their nodes reach {':'.join(map(str, _address()))}"
+        f"rank {as_ranges(missing)} of {world.size} did not join in {_duration(began)} (here: {here}): look in the "
+        f"logs why they have not started, and check that their nodes reach {':'.join(map(str, _address()))}"
     )
 
 
 def _is_of_another_launch(store: dist.Store, world: World) -> bool:
-    """Decide whether the rank 0 that answers is not ours: where our port is taken, another training's may answer."""
+    """Decide whether the rank 0 that answers belongs to another training, which may hold our port."""
     ours = _launch_name(world.size)
     if world.is_main:
         store.set("launch", json.dumps([world.size, ours]))
@@ -213,12 +215,12 @@ def _is_of_another_launch(store: dist.Store, world: World) -> bool:
         return True
     if their_size != world.size or (ours and theirs and ours != theirs):
         return True
-    # Where launches have no name, a rank's place that is taken is the sign. Nothing of theirs is written over.
+    # Launches without a name are recognized by a rank number that is already taken. Their entries are not overwritten.
     return store.add(f"taken/{world.rank}", 1) > 1
 
 
 def _launch_name(size: int) -> str:
-    """Name this launch, the same on all its ranks and on no other's; "" where the launcher gives nothing to go by."""
+    """Return a name of this launch that is the same on all its ranks and no others; "" if the launcher gives none."""
     process: int | None = os.getpid() if os.environ.get("CROSS_SIZE") == "1" else None
     while process and NODE_LAUNCHER not in command_of(process):
         process = parent_of(process)

@@ -1,6 +1,7 @@
-"""Standard output and error that a training outlives.
+"""Standard output and error that cannot end a training.
 
-A closed pipe (`train … | head`), a full disk under a log file or a terminal that is gone loses lines, not the run.
+After a closed pipe (`train … | head`), with a full disk under a log file or without a terminal, lines are lost and the
+run continues.
 """
 
 import io
@@ -13,9 +14,9 @@ _NAMES = {1: "stdout", 2: "stderr"}
 
 
 class _Lossy(io.RawIOBase):
-    """A file descriptor whose writes never fail: what it does not take is lost.
+    """A file descriptor whose writes never fail: data that it does not accept is lost.
 
-    Every write is tried, so that a log goes on when its disk has room again.
+    Every write is tried, so that a log continues when its disk has room again.
 
     Args:
         on_loss: called with the first error.
@@ -45,13 +46,12 @@ class _Lossy(io.RawIOBase):
 
 
 def outlive_streams(*, remedy: str) -> None:
-    """Replace `sys.stdout` and `sys.stderr` by streams that never raise; a process that was started without one of
-    them gets one that leads nowhere.
+    """Replace `sys.stdout` and `sys.stderr` by streams that never raise; a closed one is replaced by /dev/null.
 
     The first line that is lost on one of them is reported on the other.
 
     Args:
-        remedy: what the report says besides: what goes on, and where to look.
+        remedy: end of that report: what continues, and where to look.
     """
     _open_missing()
     for descriptor, name in _NAMES.items():
@@ -59,7 +59,7 @@ def outlive_streams(*, remedy: str) -> None:
         if before is not None:
             with suppress(OSError):
                 before.flush()
-        # A descriptor that was closed may be another file's by now.
+        # The number of a closed descriptor may belong to another file by now.
         target = descriptor if before is not None else os.open(os.devnull, os.O_WRONLY)
         raw = _Lossy(target, _reporter_of_loss(descriptor, remedy))
         stream = io.TextIOWrapper(
@@ -73,7 +73,7 @@ def outlive_streams(*, remedy: str) -> None:
 
 
 def _open_missing() -> None:
-    """Lead closed standard descriptors nowhere, so that no file that is opened later gets such a number."""
+    """Open closed standard descriptors on /dev/null, so that no file opened later gets their numbers."""
     for descriptor in (0, *_NAMES):
         try:
             os.fstat(descriptor)
@@ -82,7 +82,7 @@ def _open_missing() -> None:
 
 
 def _reporter_of_loss(descriptor: int, remedy: str) -> Callable[[OSError], None]:
-    """Make what reports a loss on the other stream, past all buffers; that stream may be lost as well."""
+    """Make a function that reports a loss on the other stream, without buffers; that stream may be lost, too."""
 
     def report(error: OSError) -> None:
         text = f"{_NAMES[descriptor]} cannot be written ({error.strerror}): {remedy}\n"

@@ -1,4 +1,4 @@
-"""Who am I: rank and world from any launcher.
+"""Find rank and world size of this process under any launcher.
 
 Launchers: `deepspeed` and `torchrun` (RANK, WORLD_SIZE, …), `srun` (SLURM_PROCID, …), `mpirun` (mpi4py), or none.
 """
@@ -14,7 +14,7 @@ from dist_transformer.runtime.launch import free_port, load_mpi, mpi_tasks, need
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """This process among its peers."""
+    """Rank and world size of this process."""
 
     rank: int = 0
     size: int = 1
@@ -27,7 +27,7 @@ class World:
 
 
 def read_world() -> World:
-    """Rank and world as the launcher gave them; sets MASTER_ADDR and MASTER_PORT where the launcher does not.
+    """Read rank and world from the launcher's variables; set MASTER_ADDR and MASTER_PORT if the launcher does not.
 
     Raises:
         UserError: as `find_world`, or rank 0's address cannot be found.
@@ -39,16 +39,16 @@ def read_world() -> World:
 
 
 def find_world() -> World:
-    """Rank and world as the launcher gave them, and nothing else: for processes that do not meet through torch.
+    """Read rank and world from the launcher's variables, for processes that do not use torch's process group.
 
-    Whatever starts the job, all ranks find the same world, or all are told which variables do not fit.
+    Under any launcher, all ranks find the same world, or all get an error that names the contradicting variables.
 
     Raises:
         UserError: the launcher's variables are incomplete, contradict each other or are not numbers.
     """
     if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
         _need_all("RANK", "WORLD_SIZE")
-        # torchrun says LOCAL_WORLD_SIZE, DeepSpeed's launcher LOCAL_SIZE.
+        # torchrun sets LOCAL_WORLD_SIZE, DeepSpeed's launcher LOCAL_SIZE.
         local_size = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in os.environ else "LOCAL_SIZE"
         world = _numbered("RANK", "WORLD_SIZE", "LOCAL_RANK", local_size)
         _check_outer_launchers()
@@ -67,16 +67,16 @@ def _is_task_of_slurm() -> bool:
 
 
 def _need_all(*names: str) -> None:
-    """Of variables that belong together, all must be set."""
+    """Refuse a partial set of variables that belong together."""
     given = [name for name in names if os.environ.get(name)]
     missing = [name for name in names if name not in given]
     if missing:
         instead = f"{given[0]} is set but {missing[0]} is not" if given else f"{' and '.join(missing)} are not set"
-        raise UserError(f"{instead}: start the job by its launcher, or unset what an earlier one left")
+        raise UserError(f"{instead}: start the job with its launcher, or unset variables that an earlier one left")
 
 
 def _mpirun_differs() -> bool:
-    """Whether an mpirun inside a SLURM job started this process: the tasks of the step are its helpers then."""
+    """Decide whether an mpirun inside a SLURM job started this process; then the step's tasks are mpirun's helpers."""
     if "OMPI_COMM_WORLD_SIZE" in os.environ:
         mpi = (number_in("OMPI_COMM_WORLD_RANK"), number_in("OMPI_COMM_WORLD_SIZE"))
     elif "PMI_SIZE" in os.environ:
@@ -87,20 +87,20 @@ def _mpirun_differs() -> bool:
 
 
 def _check_outer_launchers() -> None:
-    """RANK and WORLD_SIZE must come from the innermost launcher: what a shell left would make many worlds of one."""
-    # A launcher that runs once a node says how many of its kind there are: torchrun and DeepSpeed's.
+    """Check that RANK and WORLD_SIZE come from the innermost launcher; a shell's leftovers would give worlds of one."""
+    # A launcher that runs once per node sets the number of its instances: torchrun and DeepSpeed's.
     parts = next((name for name in ("GROUP_WORLD_SIZE", "CROSS_SIZE") if name in os.environ), "WORLD_SIZE")
     outer = {"srun": slurm_tasks(), "mpirun": mpi_tasks()}
     for launcher, tasks in outer.items():
         if tasks > 1 and number_in(parts) != tasks:
             raise UserError(
                 f"{parts} is {os.environ[parts]} but {launcher} started {tasks} tasks: unset RANK and WORLD_SIZE "
-                f"before {launcher}, or start one torchrun or deepspeed a node that know of each other"
+                f"before {launcher}, or start one torchrun or deepspeed per node that know of each other"
             )
 
 
 def _most_tasks(per_node: str) -> int:
-    """SLURM writes `2(x3),1`: two tasks on each of three nodes, one on the next."""
+    """Parse the largest number of tasks in SLURM's `2(x3),1`: two tasks on each of three nodes, one on the next."""
     return max(int(part.split("(")[0]) for part in per_node.split(","))
 
 
@@ -111,12 +111,17 @@ def _numbered(rank: str, size: str, local_rank: str, local_size: str) -> World:
         values = [int(os.environ.get(name, default)) for name, default in zip(names, defaults, strict=True)]  # type: ignore[arg-type]
     except (TypeError, ValueError):
         shown = ", ".join(f"{name}={os.environ.get(name)}" for name in names)
-        raise UserError(f"the launcher's variables are not numbers ({shown}): start the job by its launcher") from None
+        raise UserError(
+            f"the launcher's variables are not numbers ({shown}): start the job with its launcher"
+        ) from None
     if not 0 <= values[0] < values[1]:
-        raise UserError(f"{rank} is {values[0]} but {size} is {values[1]}: unset them or start the job by its launcher")
+        raise UserError(
+            f"{rank} is {values[0]} but {size} is {values[1]}: unset them or start the job with its launcher"
+        )
     if not 0 <= values[2] < values[3]:
         raise UserError(
-            f"{local_rank} is {values[2]} but {local_size} is {values[3]}: unset them or start the job by its launcher"
+            f"{local_rank} is {values[2]} but {local_size} is {values[3]}: unset them or start the job with its "
+            "launcher"
         )
     return World(rank=values[0], size=values[1], local_rank=values[2], local_size=values[3])
 
@@ -137,8 +142,8 @@ def _set_master_from_slurm() -> None:
                 f"scontrol cannot name the first host of {command[-1]} ({error}): set MASTER_ADDR in the job script"
             ) from None
         os.environ["MASTER_ADDR"] = hosts[0]
-    # Every task must compute the same port without talking: the job and step number give one, below those that the
-    # system hands out by itself.
+    # Every task must compute the same port without communication: the job and step numbers give one, below the range
+    # from which the system assigns ports.
     job, step = int(os.environ.get("SLURM_JOB_ID", "0")), int(os.environ.get("SLURM_STEP_ID", "0"))
     os.environ.setdefault("MASTER_PORT", str(10_000 + (job * 31 + step) % 20_000))
 

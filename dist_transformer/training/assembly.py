@@ -1,4 +1,4 @@
-"""Builds a run's parts, in the order in which they need each other. The loop is in `trainer`."""
+"""Build the parts of a run, in the order of their dependencies. The loop is in `trainer`."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -37,8 +37,8 @@ from dist_transformer.training.trainer import Trainer
 from dist_transformer.training.validation import Validator
 
 ChoosePacks = Callable[[TrainConfig, dict[str, Any], int, int], int]
-"""Of settings, DeepSpeed config, source tokens of a pack and ranks."""
-# More positions than this are a blur.
+"""Packs per micro-batch, chosen from settings, DeepSpeed config, source tokens of a pack and number of ranks."""
+# More positions than this cannot be told apart in the picture.
 _PICTURED_POSITIONS = 128
 
 
@@ -52,15 +52,18 @@ def assemble(
     choose_packs: ChoosePacks = lambda *_: 1,
     quiet: bool = False,
 ) -> Trainer:
-    """Open data and run folder, build the engine, and restore the run. Collective: every rank must call it.
+    """Open data and run folder, build the engine, and restore the run.
+
+    Collective: every rank must call it.
 
     Args:
-        peak_flops: operations per second that all devices together can do at most; None where that is not known.
-        choose_packs: that this rank computes at once, where the settings leave it open; the ranks agree on the fewest.
-        quiet: report to the run folder only.
+        peak_flops: peak operations per second of all devices together; None if it is not known.
+        choose_packs: chooses the packs per micro-batch if the settings leave them open. The ranks agree on the smallest
+            choice.
+        quiet: report only to the run folder.
 
     Raises:
-        UserError: settings, data or run folder cannot be used; on all ranks.
+        UserError: on all ranks, if settings, data or run folder cannot be used.
     """
     watchdog = watchdog or Watchdog(world, {})
     timeout, held = config.timeouts.collective_timeout_minutes, ExitStack()
@@ -70,7 +73,7 @@ def assemble(
     index = data.first.index
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=index.vocab_size))
     ds_config = load_ds_config(config.deepspeed_config)
-    # As it was given: each start chooses what was left open.
+    # Described before open settings are filled in: each start chooses those again.
     described = describe_run(config, [folder.path for folder in data.folders], ds_config)
     identity = run_identity(described)
     if config.batch.packs_per_micro_batch is None:
@@ -153,7 +156,7 @@ def _check_lengths(config: TrainConfig, data: TrainingData, validators: Sequence
 
 
 def _make_model(config: TrainConfig, origin: CheckpointReader | InitialWeights | None) -> Transformer:
-    """Make the same weights on every rank: read, or drawn from the seed."""
+    """Make the same weights on every rank: from a checkpoint or model folder, or initialized from the seed."""
     torch.manual_seed(config.seed)
     model = Transformer(config.model)
     if isinstance(origin, InitialWeights):
@@ -173,7 +176,7 @@ def _restore(engine: Engine, data: TrainingData, origin: CheckpointReader | Init
 def _introduce(
     config: TrainConfig, world: World, data: TrainingData, engine: Engine, reporter: Reporter, notes: list[str]
 ) -> None:
-    """Say what is trained, on what, for how long and how; warn of what is hardly meant."""
+    """Report what is trained, on which data, for how long and how; warn of settings that are probably not intended."""
     index = data.first.index
     corpora = " + ".join(folder.index.corpus for folder in data.folders)
     pairs = sum(folder.index.train.pairs for folder in data.folders)
@@ -186,7 +189,7 @@ def _introduce(
     skipped = f", {data.plan.skipped:,} of them too long for a pack" if data.plan.skipped else ""
     reporter.say(
         f"{corpora} ({languages}): {pairs:,} pairs{skipped}\n"
-        f"{engine.parameters:,} parameters; {config.batch.packs_per_step} packs a step, "
+        f"{engine.parameters:,} parameters; {config.batch.packs_per_step} packs per step, "
         f"at most {batch:,} target tokens\n"
         f"{config.max_steps:,} steps, about {epochs:,.{1 if epochs < 100 else 0}f} epochs of {target_tokens:,} "
         "target tokens\n"
@@ -202,7 +205,7 @@ def _introduce(
 def _record_setting(
     config: TrainConfig, world: World, engine: Engine, reporter: Reporter, positions_PD: np.ndarray
 ) -> None:
-    """Record the machine, the schedule and the positions, for those who look at the run later."""
+    """Record the machine, the learning rates and the position vectors for later inspection of the run."""
     reporter.fence()
     environment = describe_environment(world_size=world.size, local_size=world.local_size)
     record_environment(config.run_dir, {**environment, "state_bytes": state_bytes(engine)}, step=reporter.first_step)

@@ -1,4 +1,4 @@
-"""Settings that can be trained with, and hardly are what was meant: one sentence for each, before training starts."""
+"""Warn before training starts of settings that are valid, but probably not intended: one sentence for each."""
 
 import math
 from collections.abc import Iterator
@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.loading.loader import TrainingData
 
-# No preset on the corpus that it is for comes near: `multi30k` plans about 170 epochs at most, WMT's `big` 60, the demo
-# 6. Even a few thousand sentences are known by heart long before. A preset on the wrong corpus is far above:
+# Presets on the corpora that they are made for stay far below: `multi30k` plans about 170 epochs at most, WMT's `big`
+# 60, the demo 6. Even a few thousand sentences are memorized long before. A preset on the wrong corpus is far above:
 # `big` on 5,000 sentences plans tens of thousands.
 ABSURD_EPOCHS = 1000
-# What the remedy names: many for a small corpus, and still a length that people train.
+# Epochs that the remedy suggests: many for a small corpus, but a length that is used in practice.
 _LONG_EPOCHS = 100
 
 
 def planned_epochs(config: TrainConfig, data: TrainingData) -> float:
-    """Give the epochs of all corpora together that `max_steps` comes to, as if packs were full.
+    """Compute how many epochs of all corpora together `max_steps` takes, assuming full packs.
 
-    It needs the totals of the corpora only, so it is known at once for any size.
+    It needs only the totals of the corpora, so it is fast for any size.
     """
     budgets, packs = data.budgets, 0
     for folder in data.folders:
@@ -34,19 +34,19 @@ def planned_epochs(config: TrainConfig, data: TrainingData) -> float:
 
 
 def cautions(config: TrainConfig, *, epochs: float | None, target_tokens: int | None) -> Iterator[str]:
-    """Name what is absurd in a plan, each with its remedy.
+    """Yield a warning with its remedy for each setting that makes no sense.
 
     Args:
-        epochs: that the run plans; None where there is no data to count them.
-        target_tokens: of an epoch.
+        epochs: epochs that the run plans; None if there is no data to count them.
+        target_tokens: target tokens of an epoch.
     """
     steps, warmup = config.max_steps, config.optimizer.warmup_steps
-    # With patience, `max_steps` is only an upper limit: the run ends when it gets no better.
+    # With patience, `max_steps` is only an upper limit: the run ends when validation stops improving.
     if epochs is not None and epochs > ABSURD_EPOCHS and config.validation.patience == 0:
         fewer = max(1, round(steps * _LONG_EPOCHS / epochs))
         yield (
             f"--max-steps {steps} means about {epochs:,.0f} epochs of {target_tokens:,} target tokens, which the "
-            f"model would learn by heart: lower --max-steps ({fewer} is about {_LONG_EPOCHS} epochs), or take a "
+            f"model would memorize: lower --max-steps ({fewer} is about {_LONG_EPOCHS} epochs), or use a "
             "smaller preset"
         )
     if warmup >= steps:

@@ -1,7 +1,7 @@
-"""`--test-mode`: what one runs for minutes before a job is queued for days.
+"""`--test-mode`: a dry run of some minutes, to do before a job is queued for days.
 
-The preset's model, optimizer, precision and packs go through the real trainer on one process: it trains on a few packs
-of the given data, saves, resumes and decodes, learns a few sentences by heart, and says what it measured on the way.
+The preset's model, optimizer, precision and packs go through the real trainer on one process. It trains on a few packs
+of the given data, saves, resumes and decodes, memorizes a few sentences, and prints what it measured.
 """
 
 import dataclasses
@@ -41,15 +41,16 @@ from dist_transformer.training.trainer import Trainer
 
 _STEPS, _SAVED_AT = 20, 10
 _PARTS = 2
-# Of each pack's pairs: drawn anew each epoch, they must fit as many packs again.
+# Share of each pack's pairs that is kept. Packs are built again each epoch, and the pairs must fit into as many packs.
 _PAIRS_KEPT = 0.95
 _DECODED = 16
-# Shares of the peak rate and of the steps: with so gentle a warm-up every preset learns in so few steps, big too.
+# Shares of the peak rate and of the steps. With such a gentle warm-up, every preset learns in so few steps, `big` too.
 _RATE, _WARMUP = 0.4, 0.5
 _HEART_STEPS, _HEART_PAIRS = 60, 16
-# What a model reaches that knows only how often each token occurs is their entropy. Knowing the sentences is far below.
+# A model that knows only token frequencies reaches their entropy; one that has memorized the sentences is far below.
+# The loss must be below this share of the entropy.
 _HEART_SHARE = 0.75
-# Of a sentence's log probability: beam search computes it position by position, training all at once.
+# Relative tolerance of log probabilities: beam search computes them position by position, training all at once.
 _TOLERANCE = {"fp32": 1e-4, "bf16": 0.02}
 
 
@@ -60,7 +61,7 @@ def run_dry_run(config: TrainConfig, world: World, device: torch.device) -> None
         UserError: a check failed, or there is more than one process.
     """
     if world.size > 1:
-        raise UserError(f"--test-mode is for one process, and {world.size} were started: start it without a launcher")
+        raise UserError(f"--test-mode is for one process, but {world.size} were started: start it without a launcher")
     with tempfile.TemporaryDirectory(prefix="dist_transformer-test-") as scratch:
         if config.corpora.data == EMBEDDED_CORPUS:
             config = config.changed(data=(str(_embedded_data(Path(scratch))),))
@@ -69,7 +70,7 @@ def run_dry_run(config: TrainConfig, world: World, device: torch.device) -> None
         checks, records = _train(small, world, device)
         say("resuming and decoding …")
         checks += _resume_and_decode(small, world, device)
-        say(f"learning {_HEART_PAIRS} sentences by heart …")
+        say(f"memorizing {_HEART_PAIRS} sentences …")
         checks.append(_learn_by_heart(small, Path(scratch), world, device))
     _print_measures(config, records, device)
     say(check_table(checks))
@@ -83,14 +84,14 @@ def _embedded_data(scratch: Path) -> Path:
     sources, validation = (line_files([text / f"{name}.en"], [text / f"{name}.de"]) for name in ("train", "valid"))
     settings = PrepareSettings(out=data, sources=tuple(sources), validation=tuple(validation), vocab_size=1000)
     prepare(settings, lambda _: None)
-    say("no --data: the embedded corpus, with 1,000 words; a larger vocabulary needs more memory and time")
+    say("no --data: using the embedded corpus and 1,000 words; a larger vocabulary needs more memory and time")
     return data
 
 
 def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
-    """The run on a few packs of the data; warm-up and intervals shrink with it.
+    """Return the settings of the run for a few packs of the data, with a shorter warm-up and shorter intervals.
 
-    It begins with drawn weights also where the run will not: trained ones would pass checks that are of learning.
+    The small run always starts with random weights, because trained ones would pass the checks of learning.
     """
     data = open_training_data(
         config.changed(data=config.corpora.data[:1], data_weights=()).corpora, config.batch, seed=config.seed
@@ -154,11 +155,11 @@ def _train(config: TrainConfig, world: World, device: torch.device) -> tuple[lis
         Check.that(
             records["end"][-1]["skipped_steps"] == 0 and bool(np.isfinite(losses).all()),
             name="every update applied",
-            found=f"{records['end'][-1]['skipped_steps']} skipped for a loss or gradient that was not finite",
+            found=f"{records['end'][-1]['skipped_steps']} skipped because loss or gradient was not finite",
         ),
         Check.that(
             problem is None,
-            name="saves a whole checkpoint",
+            name="saves a complete checkpoint",
             found=problem or f"{size:,.0f} MiB in {records['checkpoint'][-1]['seconds']:.1f} s, hashes verified",
         ),
     ]
@@ -166,7 +167,7 @@ def _train(config: TrainConfig, world: World, device: torch.device) -> tuple[lis
 
 
 def _resume_and_decode(config: TrainConfig, world: World, device: torch.device) -> list[Check]:
-    """Take the last checkpoint away, resume from the one before, and compare what comes out."""
+    """Remove the last checkpoint, resume from the one before, and compare the results."""
     run = config.run_dir
     weights = run / WEIGHTS / f"{step_name(_STEPS)}.safetensors"
     expected = {name: tensor.clone() for name, tensor in load_file(weights).items()}
@@ -179,7 +180,7 @@ def _resume_and_decode(config: TrainConfig, world: World, device: torch.device) 
     apart = max(float((found[name] - tensor).abs().max()) for name, tensor in expected.items())
     scale = max(float(tensor.abs().max()) for tensor in expected.values())
     same_ledger = (run / LEDGER_FILE).read_text(encoding="utf-8") == ledger
-    # On CUDA sums in the attention's backward pass come in any order.
+    # On CUDA, sums in the attention's backward pass are added in no fixed order.
     limit = 0.0 if device.type == "cpu" else 0.02 * scale
     return [
         Check.that(
@@ -193,7 +194,7 @@ def _resume_and_decode(config: TrainConfig, world: World, device: torch.device) 
 
 
 def _learn_by_heart(config: TrainConfig, scratch: Path, world: World, device: torch.device) -> Check:
-    """Gradients that reach every part: a model that learns no more than frequencies has lost some on the way."""
+    """Check that gradients reach every part: otherwise a model learns little more than token frequencies."""
     folder = DataFolder.open(config.corpora.data[0])
     write_subset(folder, np.arange(min(_HEART_PAIRS, folder.train.info.pairs)), scratch / "heart")
     split = DataFolder.open(scratch / "heart").train
@@ -220,14 +221,14 @@ def _learn_by_heart(config: TrainConfig, scratch: Path, world: World, device: to
     entropy = _token_entropy(split)
     return Check.that(
         nll < _HEART_SHARE * entropy,
-        name="learns by heart",
+        name="memorizes sentences",
         found=f"{split.info.pairs} sentences in {_HEART_STEPS} steps: nll {nll:.2f} (must be below "
-        f"{_HEART_SHARE * entropy:.2f}; knowing how often each word occurs gives {entropy:.2f})",
+        f"{_HEART_SHARE * entropy:.2f}; knowing only how often each word occurs gives {entropy:.2f})",
     )
 
 
 def _token_entropy(split: Split) -> float:
-    """Entropy in nats of the targets' tokens, each sentence with its end."""
+    """Compute the entropy in nats of the target tokens, with the end of each sentence."""
     _, _, values, lengths = split.tokens(np.arange(split.info.pairs))
     counts = np.append(np.unique(values, return_counts=True)[1], len(lengths))
     shares = counts / counts.sum()
@@ -236,7 +237,7 @@ def _token_entropy(split: Split) -> float:
 
 @torch.no_grad()
 def _decode(trainer: Trainer, config: TrainConfig) -> Check:
-    """The log probability that beam search gives its outputs must be what the training path gives them."""
+    """Check that beam search and the training path give the same log probability for beam search's outputs."""
     split = trainer.data.first.valid
     values, lengths, *_ = split.tokens(np.arange(min(_DECODED, split.info.pairs)))
     sources = [row.tolist() for row in np.split(values, np.cumsum(lengths)[:-1])]
@@ -256,7 +257,7 @@ def _decode(trainer: Trainer, config: TrainConfig) -> Check:
 
 
 def _pack(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> PackedBatch:
-    """Pairs of ids without special tokens, laid end to end without dummy sentences."""
+    """Pack pairs of ids without special tokens end to end, without dummy sentences."""
 
     def side(rows: Sequence[Sequence[int]]) -> PackedTokens:
         tokens, lengths = np.concatenate(rows), np.array([len(row) for row in rows])
@@ -271,13 +272,13 @@ def _pack(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) ->
 
 
 def _peak_memory(device: torch.device) -> str:
-    kind = "GPU memory" if device.type == "cuda" else "memory, this process in all"
+    kind = "GPU memory" if device.type == "cuda" else "memory of this process"
     return f"{peak_memory_bytes(device) / 2**30:.2f} GiB of {kind}"
 
 
 def _print_measures(config: TrainConfig, records: dict[str, Sequence[Any]], device: torch.device) -> None:
     batch = config.batch
-    # The first intervals hold warm-up of caches and compilers.
+    # The first intervals include the warm-up of caches and compilers.
     speed = median(record["target_tokens_per_second"] for record in records["train"][2:])
     tokens = batch.packs_per_step * batch.max_target_tokens
     hours = tokens * config.max_steps / speed / 3600
@@ -285,7 +286,7 @@ def _print_measures(config: TrainConfig, records: dict[str, Sequence[Any]], devi
         ("device", f"{torch.cuda.get_device_name(device) if device.type == 'cuda' else 'CPU'}, {config.arithmetic}"),
         ("peak memory", f"{records['peak']}, {batch.packs_at_once} pack(s) at a time"),
         ("speed", f"{speed:,.0f} target tokens/s"),
-        ("effective batch", f"{batch.packs_per_step} packs, at most {tokens:,} target tokens a step"),
+        ("effective batch", f"{batch.packs_per_step} packs, at most {tokens:,} target tokens per step"),
         ("accumulation", f"{batch.accumulation_steps(1)} on 1 process, {_accumulations(config)}"),
         ("the whole run", f"{config.max_steps:,} steps: {hours:,.1f} hours on one such process, at this speed"),
     )

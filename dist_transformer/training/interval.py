@@ -1,4 +1,4 @@
-"""The steps between two log lines."""
+"""Figures of the steps between two log lines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from dist_transformer.runtime import distributed
 
 @dataclass(slots=True)
 class Interval:
-    """Losses and hashes stay on the device and on their rank until the interval ends."""
+    """Steps since the last log line. Losses and hashes stay on their device and rank until the interval ends."""
 
     steps: list[int] = field(default_factory=list)
     hashes: list[torch.Tensor] = field(default_factory=list)
@@ -24,14 +24,14 @@ class Interval:
     applied: list[bool] = field(default_factory=list)
     left_out: list[tuple[LeftOut, ...]] = field(default_factory=list)
     epochs: dict[int, str] = field(default_factory=dict)
-    """By corpus, what is said of the last epoch that ended: there are corpora that fit a step."""
+    """Report of the last epoch that ended, by corpus; a step may contain several epochs of a small corpus."""
     source_tokens: int = 0
     packs: int = 0
     seconds: float = 0.0
     stall_seconds: float = 0.0
-    """Of these, waiting for data."""
+    """Part of `seconds`: waiting for data."""
     waited_seconds: float = 0.0
-    """Of these, waiting of this rank's host for collectives."""
+    """Part of `seconds`: waiting of this rank's host for collectives."""
 
     def add(
         self,
@@ -45,11 +45,11 @@ class Interval:
         stall: float,
         waited: float,
     ) -> None:
-        """Count a step.
+        """Add a step.
 
         Args:
-            hashes: of this rank's micro-batches.
-            losses: theirs too, shape (2,) each: sums of the loss and of -log p.
+            hashes: one per micro-batch of this rank.
+            losses: one per micro-batch, shape (2,): sums of the loss and of -log p.
         """
         self.steps.append(number)
         self.hashes.append(torch.stack(tuple(hashes)).sum())
@@ -64,9 +64,9 @@ class Interval:
         self.waited_seconds += waited
 
     def reduce(self) -> tuple[list[int], float, float]:
-        """The hash of each step over all ranks; loss and nll a target token of the steps that were applied.
+        """Return the hash of each step over all ranks; loss and nll per target token of the applied steps.
 
-        A collective, and the only place where the loop reads losses from the device.
+        Collective: every rank must call it. It is the only place where the loop reads losses from the device.
         """
         hashes = distributed.all_reduce_sum(torch.stack(self.hashes)).tolist()
         sums = distributed.all_reduce_sum(torch.stack(self.losses).double()).tolist()
@@ -78,7 +78,7 @@ class Interval:
         return hashes, loss, nll
 
     def speed(self, budgets: Budgets) -> dict[str, float]:
-        """Target tokens per second, the share of the time that training waited for data, and how full packs were."""
+        """Return target tokens per second, the share of time spent waiting for data, and how full packs were."""
         target_tokens = sum(self.tokens)
         room = self.packs * (budgets.max_source_tokens + budgets.max_target_tokens)
         return {
@@ -88,14 +88,14 @@ class Interval:
         }
 
     def communication(self, device: torch.device) -> dict[str, float]:
-        """Give the seconds per step that collectives made this rank wait; nothing on a GPU, where the host goes on."""
+        """Return the seconds per step that this rank waited for collectives; nothing on a GPU."""
         return {} if device.type == "cuda" else {"exposed_communication_seconds": self.waited_seconds / len(self.steps)}
 
     def utilization(self, model: ModelConfig, peak_flops: float | None) -> dict[str, float]:
-        """Give the MFU: the share of the devices' peak that the model's operations on these tokens are.
+        """Return the MFU (model FLOPs utilization): operations of the model on these tokens ÷ the devices' peak.
 
         Args:
-            peak_flops: operations per second of all devices; None where that is not known, and then nothing is given.
+            peak_flops: operations per second of all devices; None if it is not known, and then nothing is returned.
         """
         if peak_flops is None:
             return {}

@@ -1,4 +1,4 @@
-"""What a run writes down about its steps: ledger, metrics and lines for the user."""
+"""Record the steps of a run: ledger, metrics and lines for the user."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from dist_transformer.training.interval import Interval
 
 @dataclass(kw_only=True, slots=True)
 class Logbook:
-    """Keeps the interval between two log lines, and writes it when it ends."""
+    """Collect the interval between two log lines, and write it when it ends."""
 
     config: TrainConfig
     data: TrainingData
@@ -31,11 +31,11 @@ class Logbook:
     ledger: Ledger
     reporter: Reporter
     peak_flops: float | None
-    """Operations per second that all devices together can do at most; None where that is not known."""
+    """Peak operations per second of all devices together; None if it is not known."""
     interval: Interval = field(default_factory=Interval)
 
     def add(self, step: Step, **computed: Any) -> None:
-        """Count a step, as `Interval.add` does; report the shards that are missing from it on, and epochs it ended."""
+        """Add a step as `Interval.add` does; report shards that the plan lacks from it on, and epochs that it ended."""
         progress = self.progress
         self.interval.add(progress.step, step, **computed)
         for shard in step.left_out:
@@ -83,7 +83,7 @@ class Logbook:
         )
 
     def _write(self, values: dict[str, Any]) -> None:
-        """Ledger and metrics, by rank 0; when it cannot, all end."""
+        """Write ledger and metrics on rank 0; if it cannot, all ranks end."""
 
         def write() -> None:
             if distributed.rank() == 0:
@@ -97,7 +97,7 @@ class Logbook:
                 str(error)
                 if isinstance(error, UserError)
                 else f"cannot write in {self.config.run_dir}: {error}: free space or fix the folder; "
-                "the run goes on from its last checkpoint"
+                "the run resumes from its last checkpoint"
             ),
         )
 

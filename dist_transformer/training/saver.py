@@ -1,4 +1,4 @@
-"""Saves of a run: what goes into a checkpoint, what is kept, and what is said of it."""
+"""Save a run: choose what a checkpoint contains and what is kept, and report completed saves."""
 
 import json
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saver:
-    """Begins saves, which are written while training continues, and reports those that are done."""
+    """Start saves, which are written while training continues, and report those that are complete."""
 
     settings: CheckpointConfig
     model: ModelConfig
     index: DataIndex
-    """Of the data folder whose vocabulary is the run's; its languages are those of the first direction."""
+    """Index of the data folder whose vocabulary the run uses; its languages are those of the first direction."""
     directions: tuple[Direction, ...]
     run: str
     """Identity of the run, for weight files."""
@@ -33,7 +33,7 @@ class Saver:
     watchdog: Watchdog
 
     def begin(self) -> None:
-        """Begin a save; what it writes is as it is now. Collective: every rank must call it."""
+        """Start a save of the current state. Collective: every rank must call it."""
         self.end()
         described = self._describe_model()
         self.writer.start(
@@ -53,11 +53,11 @@ class Saver:
         )
 
     def poll(self) -> None:
-        """Report the save in flight if it is done. Collective: every rank must call it."""
+        """Report the save in progress if it is complete. Collective: every rank must call it."""
         self._report(self.writer.poll())
 
     def end(self) -> None:
-        """Wait for the save in flight, if there is one. Collective: every rank must call it."""
+        """Wait for the save in progress, if there is one. Collective: every rank must call it."""
         self.watchdog.enter(Phase.CHECKPOINT, self.progress.step)
         self._report(self.writer.wait())
 

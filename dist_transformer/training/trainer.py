@@ -31,14 +31,14 @@ from dist_transformer.training.validation import Validator, summarize
 
 
 def micro_batch_seed(seed: int, epoch: int, step: int, first_pack: int) -> int:
-    """Seed of everything random in a micro-batch; knows neither rank nor time."""
+    """Derive the seed of everything random in a micro-batch; it depends on neither rank nor time."""
     digest = hashlib.blake2b(f"{seed} {epoch} {step} {first_pack}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trainer:
-    """One run: from a data folder to checkpoints and weights."""
+    """A run of training, from a data folder to checkpoints and weights."""
 
     config: TrainConfig
     world: World
@@ -47,20 +47,20 @@ class Trainer:
     engine: Engine
     progress: Progress
     validators: tuple[Validator, ...]
-    """One per direction; none in a run that is not validated."""
+    """One per direction; empty if the run is not validated."""
     logbook: Logbook
     saver: Saver
     reporter: Reporter
     preemption: Preemption
     watchdog: Watchdog
     held: ExitStack
-    """Keeps the run folder for this run until training ends."""
+    """Holds the lock of the run folder until training ends."""
 
     def train(self) -> bool:
-        """Train to `max_steps`, until patience ends, or until a stop is asked for; the folder is this run's until then.
+        """Train to `max_steps`, until patience ends, or until a stop is requested. The folder is locked until then.
 
         Returns:
-            whether the run is finished; otherwise it is saved, and goes on when it is started again.
+            whether the run is finished; otherwise it is saved, and the same command resumes it.
         """
         with self.held:
             step = self.progress.step
@@ -68,19 +68,19 @@ class Trainer:
                 if self.world.is_main and not self.reporter.has_recorded("end", step):
                     # Killed between its last checkpoint and this record.
                     self.logbook.end_run(why=self._why_finished())
-                self.reporter.say(f"finished before, at step {step}: {self._why_finished()}")
+                self.reporter.say(f"already finished at step {step}: {self._why_finished()}")
             else:
                 stopped_by = self._train()
                 if self._is_finished():
                     self.logbook.end_run(why=self._why_finished())
                 else:
                     step = self.progress.step
-                    self.reporter.say(f"stopped at step {step}, {stopped_by}: the same command goes on from here")
+                    self.reporter.say(f"stopped at step {step}, {stopped_by}: the same command resumes from here")
             self.reporter.close()
         return self._is_finished()
 
     def _train(self) -> str | None:
-        """Train until the run is finished, or a stop is asked for; says by what."""
+        """Train until the run is finished or a stop is requested; return the reason for a stop."""
         if self._owes_validation():
             self._validate()
         stopped_by = None
@@ -92,7 +92,7 @@ class Trainer:
             stopped_by = self.preemption.outcome()
             self.saver.poll()
             is_last = self.progress.step == self.config.max_steps
-            # Who stops a run may be in a hurry: it validates when it goes on.
+            # A stop may be urgent, so a due validation is done after the resume.
             validates = (is_last or stopped_by is None) and self._owes_validation()
             saves = is_last or validates or stopped_by is not None or self._is_due(self.config.checkpoints.save_every)
             if saves or self._is_due(self.config.log_every):
@@ -122,7 +122,7 @@ class Trainer:
         yield from itertools.islice(steps, self.config.max_steps - self.progress.step)
 
     def _train_step(self, step: Step, micro_batches: list[MicroBatch], stall: float) -> None:
-        """Forward, backward, update; counts what was consumed."""
+        """Run forward, backward and update, and count what was consumed."""
         started, waited_before = time.monotonic(), self.engine.waited_seconds
         progress = self.progress
         progress.step += 1
@@ -164,7 +164,7 @@ class Trainer:
             )
 
     def _validate(self) -> None:
-        """Measure loss and BLEU, and rank them. Collective: every rank must call it."""
+        """Measure loss and BLEU, and rank the result among the best. Collective: every rank must call it."""
         progress, by = self.progress, self.config.validation.best_by
         results = []
         for validator in self.validators:

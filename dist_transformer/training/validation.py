@@ -1,4 +1,4 @@
-"""Validation: loss on all validation pairs, BLEU of a bounded sample by real beam search, sample translations."""
+"""Validate a model: loss on all validation pairs, BLEU of a bounded sample by beam search, sample translations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,21 +22,21 @@ from dist_transformer.reporting.reporter import perplexity
 from dist_transformer.runtime import distributed
 from dist_transformer.training.engine.engine import Engine
 
-# Shown of each validation, and those of them with cross-attention maps.
+# Samples per validation, and how many of them have cross-attention maps.
 _SAMPLES, _MAPS = 8, 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationResult:
-    """Of one direction at one validation, the same on every rank."""
+    """The result of one direction at one validation, the same on every rank."""
 
     direction: Direction
     loss: float
-    """Training loss (label-smoothed) a token."""
+    """Training loss (label-smoothed) per token."""
     nll: float
-    """-log p a token, not smoothed."""
+    """-log p per token, without label smoothing."""
     sheet: SampleSheet | None
-    """BLEU and samples; None when no sentence is translated."""
+    """BLEU and samples; None if no sentence is translated."""
 
     @property
     def values(self) -> dict[str, float]:
@@ -50,10 +50,10 @@ class ValidationResult:
 
 
 def summarize(results: Sequence[ValidationResult]) -> tuple[dict[str, float], str]:
-    """Give the values of a validation for its record, and a text for the user.
+    """Return the values of a validation for its record, and a text for the user.
 
-    Every direction counts alike: the values are means over the directions (`ppl` is that of the mean `nll`). Those of
-    each follow where there are several, named as in `en-de/nll`.
+    Every direction has equal weight: the values are means over the directions (`ppl` is that of the mean `nll`). If
+    there are several directions, the values of each follow, with names such as `en-de/nll`.
     """
     if len(results) == 1:
         return results[0].values, results[0].text
@@ -70,14 +70,14 @@ def summarize(results: Sequence[ValidationResult]) -> tuple[dict[str, float], st
 
 
 class Validator:
-    """Validates a model on a data folder's validation set, each rank a share.
+    """Validate a model on a data folder's validation set; each rank computes a share.
 
     Args:
-        sentences: how many are translated, spread evenly over the set.
+        sentences: number of sentences to translate, spread evenly over the set.
         named: samples state their languages, because the run has several directions.
 
     Raises:
-        UserError: the set cannot be used; at construction, so that it ends a run before it begins.
+        UserError: the set cannot be used. It is raised at construction, so that a run ends before it starts.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Validator:
             )
         except UserError as error:
             raise UserError(f"validation set of {folder.path}: {error}, or set --validate-every 0") from None
-        # As training holds its own: a file that changes between two validations changes neither.
+        # Kept in memory as training does: a file that changes between two validations does not change the results.
         for problem in split.hold(range(len(split.info.shards))).values():
             raise UserError(f"validation set of {folder.path}: {problem}")
         self.collator = Collator(split, budgets, packs_per_micro_batch=batch.packs_at_once)
@@ -102,7 +102,7 @@ class Validator:
         self.sources, self.references = ([text[i] for i in chosen] for text in texts)
 
     def run(self, engine: Engine, *, step: int) -> ValidationResult:
-        """A collective."""
+        """Measure loss and BLEU. Collective: every rank must call it."""
         loss, nll = self._losses(engine)
         sheet = self._translate(engine.plain_model(), engine.device, step) if self.sources else None
         return ValidationResult(direction=self.direction, loss=loss, nll=nll, sheet=sheet)

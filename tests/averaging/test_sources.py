@@ -209,7 +209,7 @@ def empty_folder(run: Path) -> Path:
         (truncated_before_it_was_hashed, "cannot be read as safetensors .*leave it out, or restore it"),
         (flipped_file, "is damaged: its SHA-256 is not what SHA256SUMS states: leave it out, or restore it"),
         (flipped_model, "is damaged: its SHA-256 is not what config.json states: write the folder anew"),
-        (file_without_hash, "has no hash in .*SHA256SUMS, so it cannot be checked: give weight files where"),
+        (file_without_hash, "has no hash in .*SHA256SUMS, so it cannot be checked: give weight files in"),
         (text_file, "cannot be read .*leave it out, or restore it"),
         (foreign_file, "is not a weight file of a run: give files of RUN/weights"),
         (lambda run: foreign_file(run, {"format": "pt"}), "is not a weight file of a run"),

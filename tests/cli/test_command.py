@@ -110,7 +110,7 @@ def test_ctrl_c_saves_and_shows_no_traceback(toy_data: DataFolder, tmp_path: Pat
     text = output.decode(errors="replace")
     # As deepspeed gives it: docs/fault_tolerance.md.
     assert status == 130, text
-    assert "the same command goes on from here" in text
+    assert "the same command resumes from here" in text
     assert "Traceback" not in text
     assert "launch.py" not in text
     assert checkpoint_problem(checkpoints_of(tmp_path / "run")[0]) is None

@@ -138,6 +138,6 @@ def test_a_store_that_keeps_failing_ends_the_run_in_one_sentence(
     assert said.count("error: ") == 1, said
     assert "Traceback" not in said
     assert reason in said
-    assert ".arrow cannot be had after 5 attempts" in said
+    assert ".arrow cannot be fetched after 5 attempts" in said
     assert unfinished(tmp_path) == []
     assert not list((tmp_path / "cache").rglob("train-*.arrow"))

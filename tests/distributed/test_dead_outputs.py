@@ -111,7 +111,7 @@ def test_a_training_outlives_its_outputs(toy_data: DataFolder, tmp_path: Path) -
     lines = metrics.read_text().splitlines(keepends=True)
     assert json.loads(lines[-1])["kind"] == "end"
     metrics.write_text("".join(lines[:-1]))
-    assert "finished before, at step 8" in start("undisturbed", "").output()
+    assert "already finished at step 8" in start("undisturbed", "").output()
 
 
 def test_a_training_outlives_the_disk_of_tensorboard(toy_data: DataFolder, tmp_path: Path, held: ExitStack) -> None:

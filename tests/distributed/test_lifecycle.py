@@ -59,7 +59,7 @@ def test_stopped_twice_a_run_ends_as_if_it_was_not(toy_data: DataFolder, tmp_pat
     again = Job(tmp_path, toy_data, run_dir, *steps).start_ranks(1)
     jobs.append(again)
     assert again.statuses() == [0], again.output
-    assert "finished before, at step 12: all steps done" in again.output
+    assert "already finished at step 12: all steps done" in again.output
     assert " average --run-dir" in again.output
     assert (run_dir / "metrics.jsonl").read_text() == before
 
@@ -81,7 +81,7 @@ def test_whatever_happens_to_one_rank_ends_all(toy_data: DataFolder, tmp_path: P
     assert interrupted.statuses() == [INTERRUPTED] * 2, interrupted.output
     lines = interrupted.output.splitlines()
     told = [line for line in lines if line.startswith(("stopping after", "stopped at step"))]
-    assert told[:-1] == ["stopping after this step; again to end now"], interrupted.output
+    assert told[:-1] == ["stopping after this step; press Ctrl-C again to end now"], interrupted.output
     assert ", SIGINT on rank " in told[-1]
 
     assert limited.statuses() == [INTERRUPTED] * 2, limited.output

@@ -126,12 +126,12 @@ def test_a_run_begins_with_a_model(worlds: dict[int, Path], toy_data: DataFolder
     # In bf16 the fp32 weights must still be the model's, to the last bit but for the update.
     flags = ("--init-from", model, "--optimizer.peak-lr", 1e-12, "--save-every", 1)
     output = train(1, toy_data.path, run_dir, *flags, "--max-steps", 1)
-    assert f"begins with the weights of {model}" in output
+    assert f"starts with the weights of {model}" in output
     weights = run_dir / "weights"
     assert farthest(load_file(weights / "step-00000001.safetensors"), begun) <= 1e-11
     model.rename(tmp_path / "moved")
     output = train(1, toy_data.path, run_dir, *flags, "--max-steps", 2, "--ema-decay", 0.9)
-    assert "the moving average of the weights begins with those of step 1" in output
+    assert "the moving average of the weights starts with the weights of step 1" in output
     assert farthest(load_file(weights / "ema-00000002.safetensors"), begun) <= 1e-11
     recorded = json.loads((run_dir / "config.json").read_text())
     assert recorded["init_from"] == str(model)
@@ -311,28 +311,28 @@ def test_mode_checks_a_run_before_it_is_queued(toy_data: DataFolder) -> None:
     names = [
         "loss falls",
         "every update applied",
-        "saves a whole checkpoint",
+        "saves a complete checkpoint",
         "resumes exactly",
         "decodes as it trains",
-        "learns by heart",
+        "memorizes sentences",
     ]
     rows = re.findall(r"^(\S.*?) +(ok|FAIL)  ", output, flags=re.MULTILINE)
     assert rows == [(name, "ok") for name in names]
     # Of the trainings inside nothing is shown.
     assert not [line for line in output.splitlines() if line.startswith(("step ", "epoch ", "finished ", "resumed "))]
     assert "tok/s" not in output
-    assert "effective batch  4 packs, at most 1,024 target tokens a step" in output
+    assert "effective batch  4 packs, at most 1,024 target tokens per step" in output
     assert "GiB" in output
     output = run_command(*command, "--data", toy_data.path, "--optimizer.peak-lr", 1e-9, status=1)
     rows = re.findall(r"^(\S.*?) +(ok|FAIL)  ", output, flags=re.MULTILINE)
-    assert ("learns by heart", "FAIL") in rows
+    assert ("memorizes sentences", "FAIL") in rows
     assert ("resumes exactly", "ok") in rows
     assert "Traceback" not in output
 
 
 def test_mode_is_for_one_process() -> None:
     output = run_command(*deepspeed_command(2), "--module", "dist_transformer.train", "--test-mode", *SMALL, status=1)
-    assert "--test-mode is for one process, and 2 were started" in output
+    assert "--test-mode is for one process, but 2 were started" in output
 
 
 def test_weights_stay_where_the_checkpoints_are_gone(toy_data: DataFolder, tmp_path: Path) -> None:

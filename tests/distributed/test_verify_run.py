@@ -117,5 +117,5 @@ def test_a_position_that_is_not_the_plans_is_found(run: Path, toy_data: DataFold
     manifest["files"]["state.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     (newest / "manifest.json").write_bytes(with_own_hash(manifest))
     assert failures(run, toy_data.path) == {
-        "sentences": "the checkpoint of step 48 continues at another place of the plan"
+        "sentences": "the checkpoint of step 48 continues at another position of the plan"
     }

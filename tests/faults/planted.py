@@ -215,13 +215,13 @@ BUGS = [
             "the pointer moves when rank 0 has written its part",
             f"{_WRITER}:CheckpointWriter._write_share",
             point_early,
-            "is a link or no folder",
+            "is a link or not a folder",
         ),
         (
             "older checkpoints are removed before the new one is written",
             f"{_WRITER}:CheckpointWriter._write_share",
             prune_early,
-            "is a link or no folder",
+            "is a link or not a folder",
         ),
         (
             "the manifest states the part of rank 0 alone",

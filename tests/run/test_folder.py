@@ -151,14 +151,14 @@ def test_other_data_is_refused(config: TrainConfig, run_dir: Path) -> None:
     with pytest.raises(UserError) as refused:
         changed_settings(run_dir, described(config.changed(data=(str(other),))))
     assert str(refused.value) == (
-        f"{run_dir} was trained on other data ({data}) than --data {other}: give the same data, which may be elsewhere "
-        "by now, or choose another --run-dir"
+        f"{run_dir} was trained on other data ({data}) than --data {other}: give the same data, which may have moved, "
+        "or choose another --run-dir"
     )
     (Path(data) / "index.json").write_text('{"corpus": "another"}')
     with pytest.raises(UserError) as refused:
         changed_settings(run_dir, described(config))
     assert str(refused.value) == (
-        f"{run_dir} was trained on other data: --data {data} has changed since: put back what was there, or choose "
+        f"{run_dir} was trained on other data: --data {data} has changed since: restore the earlier data, or choose "
         "another --run-dir"
     )
 
@@ -234,9 +234,13 @@ def test_what_a_resumed_run_computes_anew_is_removed(tmp_path: Path) -> None:
     [
         ({}, 0.0, []),
         ({"ema_decay": 0.99}, 0.999, []),
-        ({}, 0.999, ["the moving average of the weights begins with those of step 7"]),
-        ({"ema_decay": 0.0}, 0.999, ["the moving average of the weights begins with those of step 7"]),
-        ({"ema_decay": 0.999}, 0.0, ["the moving average of the weights is given up; its files in weights/ stay"]),
+        ({}, 0.999, ["the moving average of the weights starts with the weights of step 7"]),
+        ({"ema_decay": 0.0}, 0.999, ["the moving average of the weights starts with the weights of step 7"]),
+        (
+            {"ema_decay": 0.999},
+            0.0,
+            ["the moving average of the weights is no longer kept; its files in weights/ stay"],
+        ),
     ],
 )
 def test_an_average_that_begins_or_ends_is_told(before: dict[str, Any], now: float, expected: list[str]) -> None:
@@ -284,7 +288,7 @@ def test_a_file_system_without_locks_is_used_and_said(tmp_path: Path, monkeypatc
         pass
     assert len(notes) == 1
     assert "lock cannot be locked" in notes[0]
-    assert "make sure yourself that no other run writes to this folder" in notes[0]
+    assert "make sure that no other run writes to this folder" in notes[0]
 
 
 def opened(config: TrainConfig, held: ExitStack) -> tuple[str | None, list[str]]:
@@ -331,7 +335,10 @@ def test_a_mistyped_folder_is_not_made(config: TrainConfig) -> None:
 def test_a_data_or_model_folder_is_not_written_over(name: str, config: TrainConfig) -> None:
     config.run_dir.mkdir(parents=True)
     (config.run_dir / name).write_text("{}")
-    with ExitStack() as held, pytest.raises(UserError, match=rf"folder \(it has {name}\): choose another"):
+    with (
+        ExitStack() as held,
+        pytest.raises(UserError, match=rf"folder \(it has {name}\): choose a new folder or a run folder$"),
+    ):
         opened(config, held)
     assert [file.name for file in config.run_dir.iterdir()] == [name]
 
@@ -352,6 +359,6 @@ def test_the_next_command_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
 def test_a_name_that_is_no_utf_8_is_refused_at_the_start(config: TrainConfig) -> None:
     """A run could be saved there, and not resumed."""
     run_dir = config.run_dir.with_name("r\udcff")
-    with ExitStack() as held, pytest.raises(UserError, match=r"has a name that is no UTF-8: choose another$"):
+    with ExitStack() as held, pytest.raises(UserError, match=r"has a name that is not valid UTF-8: choose another$"):
         opened(config.changed(run_dir=run_dir), held)
     assert not run_dir.exists()

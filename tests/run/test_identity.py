@@ -65,8 +65,8 @@ def test_the_checkpoint_of_another_run_is_refused(config: TrainConfig, tmp_path:
     train_and_save(other, 6)
     copied = shutil.copytree(other.run_dir / "checkpoints/step-00000006", config.run_dir / "checkpoints/step-00000006")
     assert refusal(config) == (
-        f"{copied} is of another run than {config.run_dir}: it was trained with seed = 2, not 1: move it out of the "
-        "folder, and the run resumes from its own"
+        f"{copied} is from another run than {config.run_dir}: it was trained with seed = 2, not 1: move it out of the "
+        "folder, then the run resumes from its own checkpoint"
     )
     shutil.rmtree(copied)
     assert resumed(config).resumed_at == 4
@@ -77,7 +77,7 @@ def test_a_renamed_checkpoint_is_not_used(config: TrainConfig) -> None:
     (folder / "step-00000004").rename(folder / "step-00000009")
     run = resumed(config)
     assert run.resumed_at == 2
-    assert "step-00000009/state.json states step 4, and is not of that step: it is not used" in run.notes[0]
+    assert "step-00000009/state.json states step 4, which is not the step of its folder: it is not used" in run.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_the_ledger_of_another_run_is_refused(config: TrainConfig) -> None:
         run.train(3)
         run.reporter.close()
     shutil.copy(other.run_dir / "ledger.jsonl", ledger)
-    assert "are of two runs, their chains differ at step 4" in refusal(config)
+    assert "are from two runs, their chains differ at step 4" in refusal(config)
 
 
 def test_a_ledger_that_goes_on_behind_the_checkpoint_is_cut(config: TrainConfig) -> None:

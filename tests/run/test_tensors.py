@@ -58,8 +58,8 @@ TENSORS = [
     (set_nan, "holds values that are not finite"),
     (set_infinite, "holds values that are not finite"),
     (remove, "is in none of the files"),
-    (add, "is no parameter of the model in config.json"),
-    (reshape, "where config.json gives"),
+    (add, "is not a parameter of the model in config.json"),
+    (reshape, "but config.json gives"),
     (halve, "is torch.bfloat16, not torch.float32"),
 ]
 
@@ -96,7 +96,7 @@ def test_a_weight_file_that_is_none(run: Path, content: bytes) -> None:
 def test_a_weight_file_is_compared_with_the_checkpoint(run: Path) -> None:
     """One bit of one weight; the comparison says which one, where the hash would not."""
     flip(run / WEIGHTS, -4)
-    assert "is not what the checkpoint of the step holds" in failures(run)["weights"]
+    assert "differs from the checkpoint of the same step" in failures(run)["weights"]
 
 
 def test_a_weight_file_has_its_hash(run: Path) -> None:

@@ -28,7 +28,7 @@ def test_a_link_is_not_followed(run: Path, place: str) -> None:
 def test_settings_or_tokenizer_behind_a_link(run: Path, place: str) -> None:
     (run / place).rename(run.parent / "elsewhere")
     (run / place).symlink_to(run.parent / "elsewhere")
-    assert f"{run / place} is a link, a folder or no plain file" in "".join(failures(run).values())
+    assert f"{run / place} is a link or not a regular file" in "".join(failures(run).values())
 
 
 def zipped_pickle() -> bytes:
@@ -67,7 +67,7 @@ def test_a_zip_without_a_pickle_is_none(run: Path) -> None:
 )
 def test_what_a_killed_writer_leaves(run: Path, name: str) -> None:
     (run / name).write_text("")
-    assert f"{run / name} was left by a writer that was killed" in failures(run)["files"]
+    assert f"{run / name} is being written now, or a killed process left it" in failures(run)["files"]
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_what_a_killed_writer_leaves(run: Path, name: str) -> None:
 )
 def test_what_is_no_file_of_a_run(run: Path, name: str) -> None:
     (run / name).write_text("")
-    assert f"{run / name} is no file of a run" in failures(run)["files"]
+    assert f"{run / name} is not a file of a run" in failures(run)["files"]
 
 
 def test_a_pipe_stops_nothing(run: Path) -> None:
     os.mkfifo(run / "pipe")
-    assert "pipe is a link or no plain file" in failures(run)["files"]
+    assert "pipe is a link or not a regular file" in failures(run)["files"]
 
 
 def test_all_that_does_not_belong_is_named(run: Path) -> None:
@@ -88,7 +88,7 @@ def test_all_that_does_not_belong_is_named(run: Path) -> None:
     for number in range(7):
         (run / f"checkpoints/notes-{number}.txt").write_text("")
     found = failures(run)["files"]
-    assert found.count("is no file of a run: move it away") == 5
+    assert found.count("is not a file of a run: move it away") == 5
     assert found.endswith("; and 2 more")
 
 

@@ -33,7 +33,7 @@ def test_a_sound_run(run: Path) -> None:
     assert len(checks) == 7
     details = {check.name: check.found for check in checks}
     assert details["ledger"] == "unbroken from step 1 to 5, 515 target tokens, shards left out 1 times"
-    assert details["latest"] == "names step-00000004, which is whole"
+    assert details["latest"] == "names step-00000004, which is intact"
     assert details["weights"].startswith("2 file(s)")
     assert details["weights"].endswith("; 2 equal to a checkpoint's")
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
@@ -51,7 +51,7 @@ def test_a_sound_model_inside_the_run(run: Path, model: Path) -> None:
     checks = verify_run(run)
     assert [check.name for check in checks[7:]] == ["model/", "models/best/"]
     assert failures(run) == {}
-    assert checks[7].found == ("model of steps 100, 200: 24,768 parameters, all finite, hashes as config.json states")
+    assert checks[7].found == ("model of steps 100, 200: 24,768 parameters, all finite, hashes match config.json")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
@@ -106,7 +106,7 @@ def test_a_flipped_byte_of_a_checkpoint(run: Path) -> None:
     found = failures(run)
     assert found.keys() == {"checkpoint step-00000004", "latest"}
     assert f"{run / PART} is damaged" in found["checkpoint step-00000004"]
-    assert "names step-00000004, which is not whole" in found["latest"]
+    assert "names step-00000004, which is not intact" in found["latest"]
 
 
 @pytest.mark.parametrize("name", ["state.json", "part-00000.safetensors", "manifest.json"])
@@ -124,7 +124,7 @@ def test_a_manifest_that_leads_elsewhere(run: Path, name: str) -> None:
     entry = {"bytes": 1, "sha256": hashlib.sha256(b"x").hexdigest()}
     manifest = json.loads((run / NEWEST / "manifest.json").read_text())
     edit_manifest(run / NEWEST, files={**manifest["files"], name: entry})
-    assert "is missing or not a plain file" in failures(run)["checkpoint step-00000004"]
+    assert "is missing or not a regular file" in failures(run)["checkpoint step-00000004"]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_manifest_that_leads_elsewhere(run: Path, name: str) -> None:
         ({"step": 3}, "states step 3: the folder was renamed"),
         ({"ledger_chain": "0" * 64}, "does not continue the ledger at step 4"),
         ({"target_tokens": 409}, "does not continue the ledger at step 4 (409 target tokens, the ledger has 410)"),
-        ({"left_out": []}, "states other shards as left out than the ledger"),
+        ({"left_out": []}, "lists other left-out shards than the ledger"),
         ({"model": {}}, "states another model than config.json"),
         ({"tokenizer_sha256": "0" * 64}, "states another tokenizer"),
     ],
@@ -222,7 +222,7 @@ def test_a_ledger_that_lost_its_end(run: Path) -> None:
     (run / "ledger.jsonl").write_text("".join(lines[:3]))
     found = failures(run)
     assert found.keys() == {"checkpoint step-00000004", "latest"}
-    assert "is of step 4, and the ledger ends at step 3" in found["checkpoint step-00000004"]
+    assert "is of step 4, but the ledger ends at step 3" in found["checkpoint step-00000004"]
 
 
 def test_a_ledger_rewritten_with_a_chain_of_its_own(run: Path) -> None:
@@ -249,7 +249,7 @@ def test_checks_that_need_the_settings_say_so(run: Path) -> None:
     (run / "config.json").write_text("{")
     found = failures(run)
     assert "cannot be read as JSON" in found["settings"]
-    assert found["weights"] == "not checked, for config.json cannot be read (above)"
+    assert found["weights"] == "not checked: config.json cannot be read (see above)"
     edit = {"seed": "one"}
     (run / "config.json").write_text(json.dumps(edit))
     assert "config.json: seed must be int, not 'one'" in failures(run)["settings"]
@@ -258,7 +258,7 @@ def test_checks_that_need_the_settings_say_so(run: Path) -> None:
 def test_a_data_folder_that_is_none(run: Path, tmp_path: Path) -> None:
     found = {check.name: check.found for check in verify_run(run, [str(tmp_path / "none")]) if not check.passed}
     assert found.keys() == {"data", "sentences"}
-    assert found["sentences"] == "not compared, for the data folder cannot be read (above)"
+    assert found["sentences"] == "not compared: the data folder cannot be read (see above)"
 
 
 def test_another_number_of_data_folders_is_refused(run: Path, tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_a_run_in_progress_is_checked_as_far_as_it_is_committed(run: Path) -> No
     with exclusive(run / "lock"):
         checks = verify_run(run)
         assert [check.name for check in checks if not check.passed] == []
-        assert checks[0].found == "in progress: what is committed is checked"
+        assert checks[0].found == "in progress: only committed files are checked"
         flip(run / PART)
         assert failures(run).keys() == {"checkpoint step-00000004", "latest"}
     assert "files" in failures(run)

@@ -40,11 +40,11 @@ def test_each_process_has_its_own(name: str | None, world: World, device: str) -
 
 @pytest.mark.usefixtures("two_gpus")
 def test_processes_do_not_share_a_gpu() -> None:
-    with pytest.raises(UserError, match=r"^--device cuda:1 is one GPU, and there are 2 processes: give cpu or cuda$"):
+    with pytest.raises(UserError, match=r"^--device cuda:1 is one GPU, but there are 2 processes: give cpu or cuda$"):
         find_device("cuda:1", SECOND_OF_TWO)
     third = World(rank=2, size=3, local_rank=2, local_size=3)
     with pytest.raises(
-        UserError, match=r"^local rank 2 has no GPU: this node shows 2; start at most one process a GPU"
+        UserError, match=r"^local rank 2 has no GPU: this node shows 2; start at most one process per GPU"
     ):
         find_device(None, third)
 
@@ -97,7 +97,5 @@ def test_the_arithmetic_of_a_cpu(capability: str, wanted: Any, chosen: str, monk
 def test_a_gpu_without_bf16_is_refused_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
-    with pytest.raises(
-        UserError, match=r"^Tesla T4 computes no bf16: give --precision fp32, or a GPU of .* 8 or more$"
-    ):
+    with pytest.raises(UserError, match=r"^Tesla T4 has no bf16: give --precision fp32, or use a GPU of .* 8 or more$"):
         choose_precision(torch.device("cuda", 0), "bf16")

@@ -74,7 +74,7 @@ def test_an_old_python(clone: Path) -> None:
     )
     for start in started:
         line = refused(sys.executable, "-c", program.format(start), folder=clone)
-        assert f"{Path(sys.executable).name} is Python 3.9.2, and 3.11 or newer is needed: " in line
+        assert f"{Path(sys.executable).name} is Python 3.9.2, but 3.11 or newer is needed: " in line
 
 
 @pytest.mark.parametrize("path", [*FIRST, TRAIN, *TOOLS], ids=lambda path: path.name)

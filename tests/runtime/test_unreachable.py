@@ -62,7 +62,7 @@ def test_a_machine_without_loopback_is_told_at_once(rank: int, size: int, what: 
         check=False,
     )
     assert ended.returncode == 1
-    remedy = "the loopback interface of this machine is down: bring it up by `ip link set lo up`"
+    remedy = "the loopback interface of this machine is down: bring it up with `ip link set lo up`"
     assert re.fullmatch(f"error: {what}: {remedy}.*\n", ended.stdout + ended.stderr)
 
 

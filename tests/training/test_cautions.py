@@ -57,8 +57,8 @@ def test_thousands_of_epochs_are_absurd() -> None:
     (caution,) = cautions(config, epochs=34_851.4, target_tokens=215_959)
     # 300,000 · 100 / 34,851.4
     assert caution == (
-        "--max-steps 300000 means about 34,851 epochs of 215,959 target tokens, which the model would learn by heart: "
-        "lower --max-steps (861 is about 100 epochs), or take a smaller preset"
+        "--max-steps 300000 means about 34,851 epochs of 215,959 target tokens, which the model would memorize: "
+        "lower --max-steps (861 is about 100 epochs), or use a smaller preset"
     )
     assert list(cautions(config, epochs=1000.0, target_tokens=7_500_000)) == []
     assert list(cautions(config, epochs=None, target_tokens=None)) == []

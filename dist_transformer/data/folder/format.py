@@ -1,13 +1,13 @@
-"""The data folder: token ids in Arrow shards, all lengths in one array, and an index that says what is there.
+"""The format of a data folder: token ids in Arrow shards, all lengths in one array, and an index of both.
 
     DATA/index.json            written last; format version, languages, counts, hashes
     DATA/tokenizer.json
-    DATA/train-00000.arrow …   columns `src`, `tgt`: lists of ids without special tokens, one record batch a shard;
+    DATA/train-00000.arrow …   columns `src`, `tgt`: lists of ids without special tokens, one record batch per shard;
                                the ids of the folder's tags are in front of each `src`
     DATA/lengths.npy           [pairs, 2]: source and target tokens of each pair, one special token each included
     DATA/valid/                the same for the validation pairs, and their raw text: source.txt, target.txt
 
-Shards are Arrow IPC streams, so `datasets.Dataset.from_file` opens them as they are. Nothing is pickled.
+Shards are Arrow IPC streams, so `datasets.Dataset.from_file` can open them. Nothing is pickled.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ _SHARD_SCHEMAS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class TokenLists:
-    """Rows of ids, laid end to end: row i is `values[offsets[i]:offsets[i + 1]]`."""
+    """Rows of ids, end to end: row i is `values[offsets[i]:offsets[i + 1]]`."""
 
     values: np.ndarray
     offsets: np.ndarray
@@ -75,7 +75,7 @@ class TokenLists:
         return TokenLists(self.values, self.offsets[start : stop + 1])
 
     def prefixed(self, ids: Sequence[int]) -> "TokenLists":
-        """Every row with `ids` in front."""
+        """Return all rows with `ids` in front of each."""
         if not ids:
             return self
         lengths = self.lengths.astype(np.int64) + len(ids)
@@ -89,7 +89,7 @@ class TokenLists:
         return TokenLists(values, offsets)
 
     def take(self, rows: np.ndarray) -> "TokenLists":
-        """The given rows in the given order."""
+        """Return the given rows in the given order."""
         lengths = self.lengths[rows].astype(np.int64)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         values = np.empty(offsets[-1], dtype=self.values.dtype)
@@ -100,10 +100,10 @@ class TokenLists:
 def copy_rows(
     parts: Sequence[tuple[TokenLists, np.ndarray]], lengths: np.ndarray, out: np.ndarray, places: np.ndarray
 ) -> None:
-    """Write rows of several lists to `out`: the i-th of all these rows, of `lengths[i]`, from `places[i]` on."""
+    """Copy rows of several lists to `out`: the i-th of these rows has length `lengths[i]` and starts at `places[i]`."""
     begins = np.concatenate([lists.offsets.take(rows) for lists, rows in parts], dtype=np.int64)
     before = np.concatenate([[0], np.cumsum(lengths)])
-    # The number of a token among all that are copied, moved to where it is and to where it goes.
+    # Number all copied tokens, then turn the numbers into source indices and target places.
     number = np.arange(before[-1])
     index = np.repeat(begins - before[:-1], lengths)
     index += number
@@ -115,23 +115,23 @@ def copy_rows(
         for (lists, _), first, last in zip(parts, edges[:-1], edges[1:], strict=True)
         if before[first] < before[last]
     ]
-    # Rows lie anywhere in large files. Their first and last tokens are touched before all others, for a processor waits
-    # for many of those at once: 1.8 ns a token in place of 4.
+    # Rows are scattered over large files. Reading the first and last token of each row before all others lets the
+    # processor wait for many of them at once: 1.8 ns per token instead of 4.
     for values, rows, _ in chosen:
         values.take(begins[rows], mode="clip")
         values.take(begins[rows] + lengths[rows] - 1, mode="clip")
     for values, _, numbers in chosen:
-        # Nothing is to clip; numpy is faster where it need not stop half-way.
+        # No index needs clipping, but in this mode numpy is faster, because it never has to stop with an error.
         tokens[numbers] = values.take(index[numbers], mode="clip")
     out[number] = tokens
 
 
-# What sums of a million shards still hold in 64 bits.
+# Sums over a million shards still fit into 64 bits.
 _LARGEST_COUNT = 2**43
 
 
 class _Counts:
-    """A record of the index: none of its numbers is negative, or larger than a corpus can be."""
+    """A record of the index. None of its numbers is negative or larger than a corpus can be."""
 
     __slots__ = ()
 
@@ -140,9 +140,9 @@ class _Counts:
             value = getattr(self, field.name)
             numbers = value.values() if isinstance(value, dict) else (value,)
             if any(isinstance(number, int) and number < 0 for number in numbers):
-                raise UserError(f"{field.name} is {value!r:.60}, and cannot be below 0: {REMEDY}")
+                raise UserError(f"{field.name} is {value!r:.60}, but cannot be below 0: {REMEDY}")
             if field.name != "seed" and any(isinstance(number, int) and number > _LARGEST_COUNT for number in numbers):
-                raise UserError(f"{field.name} is {value!r:.60}, and cannot be above {_LARGEST_COUNT:,}: {REMEDY}")
+                raise UserError(f"{field.name} is {value!r:.60}, but cannot be above {_LARGEST_COUNT:,}: {REMEDY}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +150,7 @@ class ShardInfo(_Counts):
     file: str
     pairs: int
     source_tokens: int
-    """Special tokens included, as everywhere in the index."""
+    """Source tokens with special tokens, as everywhere in the index."""
     target_tokens: int
     bytes: int
     sha256: str
@@ -179,7 +179,7 @@ class SplitInfo(_Counts):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextInfo(_Counts):
-    """The raw validation text, in full; its shards hold only the pairs that fit `max_tokens`."""
+    """The complete raw validation text. The shards hold only the pairs that fit `max_tokens`."""
 
     pairs: int
     source_sha256: str
@@ -190,30 +190,30 @@ class TextInfo(_Counts):
 class DataIndex(_Counts):
     format_version: int
     corpus: str
-    """A name for reports and model cards."""
+    """Name for reports and model cards."""
     synthetic: bool
     source_language: str
     target_language: str
     source_tags: tuple[str, ...] = dataclasses.field(default=(), metadata=OMIT_DEFAULT)
-    """In front of every source sentence of the shards, in this order, and part of its tokens."""
+    """Tags in front of every source sentence of the shards, in this order; part of its tokens."""
     lowercase: bool
     tokenizer_sha256: str
     vocab_size: int
     sources: tuple[str, ...]
-    """Names of the files or datasets, without their folders: the same data prepared elsewhere has the same index."""
+    """Names of the files or datasets without their folders, so that the same data gives the same index elsewhere."""
     seed: int
     max_tokens: int
     max_length_ratio: float
     pairs_per_shard: int
     pairs_read: int
     dropped: dict[str, int]
-    """Training pairs left out, by reason."""
+    """Number of training pairs left out, by reason."""
     overlap: int
-    """Training pairs that are validation pairs too, in `dropped` unless they were kept on demand."""
+    """Training pairs that are also validation pairs; counted in `dropped` unless the user chose to keep them."""
     repeats: int
-    """Kept training pairs that repeat another one exactly."""
+    """Kept training pairs that exactly repeat another one."""
     valid_held_out: bool
-    """True when the validation pairs were taken from the training text."""
+    """Whether the validation pairs were taken from the training text."""
     valid_dropped: dict[str, int]
     valid_text: TextInfo
     train: SplitInfo
@@ -244,22 +244,22 @@ Columns = tuple[TokenLists, TokenLists]
 
 
 def read_shard(path: Path, content: Content | None = None, *, checked: bool = False) -> Columns:
-    """Source and target ids of a shard: of its `content` where that was read, otherwise of the memory-mapped file.
+    """Read source and target ids of a shard from its `content` if given, otherwise from the memory-mapped file.
 
     Args:
-        checked: this content was read before, by this process or by another, and was found to be sound.
+        checked: this content was read and validated before, by this process or another.
 
     Raises:
-        UserError: it is not one record batch of two columns of lists of ids.
+        UserError: the shard is not one record batch of two columns of lists of ids.
     """
     batch = read_batch(path, content, schemas=_SHARD_SCHEMAS, checked=checked)
     if not checked and any(column.null_count or column.values.null_count for column in batch.columns):
-        raise UserError(f"{path} lacks some ids, where a shard has all of them: {REMEDY}")
+        raise UserError(f"{path} lacks some ids, but a shard must have all of them: {REMEDY}")
     return TokenLists.from_arrow(batch.column("src")), TokenLists.from_arrow(batch.column("tgt"))
 
 
 def write_split(folder: Path, shards: Sequence[ShardInfo]) -> SplitInfo:
-    """Write `lengths.npy` for the shards of a folder, in their order; memory does not grow with their number."""
+    """Write `lengths.npy` for the shards of a folder, in their order. Memory does not grow with their number."""
     longest = [0, 0]
     for shard in shards:
         for side, column in enumerate(read_shard(folder / shard.file)):
@@ -304,24 +304,24 @@ def write_batch(path: Path, columns: dict[str, pa.Array]) -> None:
 def read_batch(
     path: Path, content: Content | None = None, *, schemas: Sequence[pa.Schema] = (), checked: bool = False
 ) -> pa.RecordBatch:
-    """Read the one record batch of an Arrow IPC stream, and check it in full before anything uses it.
+    """Read the only record batch of an Arrow IPC stream, and validate it in full before it is used.
 
-    Arrow trusts the lengths and offsets that a file states: false ones would end the process, or give other rows.
+    Arrow trusts the lengths and offsets in a file: wrong ones would crash the process or give other rows.
 
     Args:
-        content: of the file, where that was read.
-        schemas: the columns must be as one of these says; any will do where there are none.
-        checked: this content was found to be sound before.
+        content: content of the file, if it was read already.
+        schemas: allowed schemas of the columns; any schema if empty.
+        checked: this content was validated before.
 
     Raises:
-        UserError: it cannot be read, is not sound, or holds something else.
+        UserError: the file cannot be read, is not valid, or holds something else.
     """
     try:
         opened = pa.memory_map(os.fsencode(regular(path))) if content is None else pa.BufferReader(content)
         with opened as file, pa.ipc.open_stream(file) as stream:
             if schemas and not any(stream.schema.equals(schema) for schema in schemas):
                 columns = ", ".join(f"{field.name!r}: {field.type}" for field in stream.schema)
-                raise UserError(f"{path} holds {columns or 'nothing'}, which is not what a shard holds: {REMEDY}")
+                raise UserError(f"{path} holds {columns or 'nothing'}, which is not the content of a shard: {REMEDY}")
             batch = stream.read_next_batch()
             if not checked:
                 batch.validate(full=True)

@@ -1,4 +1,4 @@
-"""A prepared data folder, opened: in a folder of this machine, or behind a URL with a cache on local disk."""
+"""Open a prepared data folder: on this machine, or behind a URL with a cache on local disk."""
 
 import stat
 from collections.abc import Collection, Iterator
@@ -33,7 +33,7 @@ from dist_transformer.verified import Sealed, read_verified
 
 
 class DataFolder:
-    """A prepared data folder, opened for reading. `path` is on local disk, and the cache when the folder is not."""
+    """A prepared data folder, opened for reading. `path` is on local disk; for a URL it is in the cache."""
 
     def __init__(
         self, path: Path, index: DataIndex, files: ShardFiles | None = None, *, lengths: Sealed | None = None
@@ -47,15 +47,15 @@ class DataFolder:
     def open(
         cls, place: Path | str, cache: CacheSettings | None = None, *, shards_may_be_bad: bool = False
     ) -> "DataFolder":
-        """Open and check a folder. Shards are verified at their first use, or all by `verify`.
+        """Open and check a folder. Each shard is verified at its first use; `verify` checks all.
 
         Args:
             place: a folder, or a URL for `fsspec`.
-            cache: for a URL.
-            shards_may_be_bad: leave it to their first use whether training shards are there and of the right size.
+            cache: settings of the cache, for a URL.
+            shards_may_be_bad: check existence and size of training shards only at their first use.
 
         Raises:
-            UserError: not a data folder, a newer format, or a file that is missing, of another size or damaged; a URL
+            UserError: not a data folder, a newer format, a file that is missing, damaged or of another size, or a URL
                 with a secret.
         """
         if is_url(str(place)):
@@ -70,16 +70,16 @@ class DataFolder:
                 continue
             file = _check_inside(path, shard.file)
             if (size := file.stat().st_size) != shard.bytes and not shards_may_be_bad:
-                raise UserError(f"{file} has {size:,} bytes where the index states {shard.bytes:,}: {REMEDY}")
+                raise UserError(f"{file} has {size:,} bytes, but the index states {shard.bytes:,}: {REMEDY}")
         _check_small_files(path, index)
         return cls(path, index)
 
     @classmethod
     def open_shared(cls, path: Path, lengths: Sealed) -> "DataFolder":
-        """Open a folder that another process of this node has opened: training shards come from there.
+        """Open a folder that another process of this node has opened and whose training shards it provides.
 
         Args:
-            lengths: content of its file of lengths.
+            lengths: content of the folder's file of lengths.
         """
         index = _read_index(path)
         _check_small_files(path, index)
@@ -87,7 +87,7 @@ class DataFolder:
 
     @classmethod
     def _open_url(cls, url: str, cache: CacheSettings) -> "DataFolder":
-        """All but the training shards is copied to the cache; the processes of a node do it in turn."""
+        """Copy everything but the training shards to the cache; the processes of a node take turns."""
         try:
             make_folder(cache.folder)
             guard(cache.folder)
@@ -103,8 +103,8 @@ class DataFolder:
                 move(cache.folder / INDEX_FILE, path / INDEX_FILE)
         except OSError as error:
             raise UserError(
-                f"the cache {cache.folder} cannot be written ({error.strerror or error}): choose a place with room by "
-                "--cache-dir"
+                f"the cache {cache.folder} cannot be written ({error.strerror or error}): choose a folder with free "
+                "space with --cache-dir"
             ) from None
         for shard in index.train.shards:
             _inside(path, shard.file)
@@ -112,7 +112,8 @@ class DataFolder:
         return cls(path, index, CachedFiles(url, path, cache.limit_bytes))
 
     def tokenizer(self) -> Tokenizer:
-        """
+        """Load the tokenizer of the folder.
+
         Raises:
             UserError: it is no longer the one that the index states.
         """
@@ -121,10 +122,10 @@ class DataFolder:
         return tokenizer
 
     def valid_text(self) -> tuple[list[str], list[str]]:
-        """Source and target lines of the validation text, as the user gave them.
+        """Read source and target lines of the validation text, as the user gave them.
 
         Raises:
-            UserError: they are missing, not those that the index states, no UTF-8, or not as many as it states.
+            UserError: the texts are missing, changed, not UTF-8, or have another number of lines than the index states.
         """
         folder, info = self.path / VALID_FOLDER, self.index.valid_text
         stated = ((VALID_SOURCE_FILE, info.source_sha256), (VALID_TARGET_FILE, info.target_sha256))
@@ -140,10 +141,10 @@ class DataFolder:
         return source, target
 
     def verify(self, *, without: Collection[int] = ()) -> None:
-        """Check every file against the index, shards behind a URL too, but for the training shards `without`.
+        """Check every file against the index, also shards behind a URL, except the training shards `without`.
 
         Raises:
-            UserError: naming the first file that is not what the index states.
+            UserError: a file is not what the index states; the error names the first one.
         """
         for name, sha256 in _small_files(self.index):
             check_file(self.path / name, sha256=sha256)
@@ -154,7 +155,7 @@ class DataFolder:
                 self.train.read(shard)
 
     def files(self) -> Iterator[tuple[Path, str]]:
-        """Every file that the index describes, and its SHA-256."""
+        """List every file that the index describes, with its SHA-256."""
         for name, sha256 in _small_files(self.index):
             yield self.path / name, sha256
         for shard in self.train.info.shards:
@@ -166,7 +167,7 @@ class DataFolder:
 
 
 def _small_files(index: DataIndex) -> Iterator[tuple[str, str]]:
-    """All but the training shards: their names and SHA-256."""
+    """List names and SHA-256 of all files but the training shards."""
     yield TOKENIZER_FILE, index.tokenizer_sha256
     yield index.train.lengths_file, index.train.lengths_sha256
     yield f"{VALID_FOLDER}/{VALID_SOURCE_FILE}", index.valid_text.source_sha256
@@ -179,38 +180,38 @@ def _small_files(index: DataIndex) -> Iterator[tuple[str, str]]:
 def _check_small_files(path: Path, index: DataIndex) -> None:
     valid = path / VALID_FOLDER
     if valid.is_symlink():
-        raise UserError(f"{valid} is a link, which may lead out of the folder: {REMEDY}")
+        raise UserError(f"{valid} is a link, which may lead outside the folder: {REMEDY}")
     names = [index.valid.lengths_file, VALID_SOURCE_FILE, VALID_TARGET_FILE]
     for file in (*names, *(shard.file for shard in index.valid.shards)):
         _check_inside(valid, file)
     _check_inside(path, index.train.lengths_file)
     for shard in index.valid.shards:
         if (size := (valid / shard.file).stat().st_size) != shard.bytes:
-            raise UserError(f"{valid / shard.file} has {size:,} bytes where the index states {shard.bytes:,}: {REMEDY}")
+            raise UserError(f"{valid / shard.file} has {size:,} bytes, but the index states {shard.bytes:,}: {REMEDY}")
     check_file(_check_inside(path, TOKENIZER_FILE), sha256=index.tokenizer_sha256)
     if (entries := Tokenizer.load(path / TOKENIZER_FILE).vocab_size) != index.vocab_size:
         raise UserError(
-            f"the index of {path} states a vocab_size of {index.vocab_size:,}, and {TOKENIZER_FILE} has {entries:,} "
+            f"the index of {path} states a vocab_size of {index.vocab_size:,}, but {TOKENIZER_FILE} has {entries:,} "
             f"entries: {REMEDY}"
         )
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """A place in the folder; refuses names that lead out of it."""
+    """Return the path of a name in the folder; refuse names that lead outside it."""
     if name in ("", ".", "..") or Path(name).name != name:
         raise UserError(f'"{name}" in the index of {folder} is not a plain file name: {REMEDY}')
     return folder / name
 
 
 def _check_inside(folder: Path, name: str) -> Path:
-    """A regular file of the folder, or a link to one: in a cache of the hub all files are links."""
+    """Require a regular file of the folder, or a link to one, because in a cache of the hub all files are links."""
     path = _inside(folder, name)
     try:
         mode = path.stat().st_mode
     except OSError as error:
         raise UserError(f"{path} is missing or unreadable ({error.strerror}): {REMEDY}") from None
     if not stat.S_ISREG(mode):
-        raise UserError(f"{path} is not a regular file (it is or leads to a folder, a pipe or a device): {REMEDY}")
+        raise UserError(f"{path} is not a regular file, but a folder, a pipe or a device, or a link to one: {REMEDY}")
     return path
 
 
@@ -220,7 +221,7 @@ def _read_index(folder: Path) -> DataIndex:
         content = parse_json(read_small(path))
     except OSError as error:
         raise UserError(
-            f"{folder} is not a data folder, for {path} cannot be read ({error.strerror}): "
+            f"{folder} is not a data folder: {path} cannot be read ({error.strerror}): "
             "give a folder made by dist-transformer prepare"
         ) from None
     except ValueError as error:
@@ -228,7 +229,7 @@ def _read_index(folder: Path) -> DataIndex:
     version = content.get("format_version") if isinstance(content, dict) else None
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise UserError(
-            f"{path} has format version {version!r:.60} and this program reads {FORMAT_VERSION}: "
+            f"{path} has format version {version!r:.60}, but this program reads {FORMAT_VERSION}: "
             "upgrade dist_transformer, or prepare the data again"
         )
     if version != FORMAT_VERSION:

@@ -1,4 +1,4 @@
-"""An opened split of a data folder: its lengths, and its shards as they are needed."""
+"""An opened split of a data folder: its lengths, and its shards, which are read on demand."""
 
 import io
 from collections import OrderedDict
@@ -20,20 +20,20 @@ from dist_transformer.data.folder.storage import LocalFiles, ShardFiles
 from dist_transformer.errors import UserError
 from dist_transformer.verified import Content, Sealed, Stated, hold_verified
 
-# Shards in memory, besides those that a plan holds; 100,000 pairs of 30 tokens a side take 13 MB.
+# Shards kept in memory besides those that a plan holds. 100,000 pairs of 30 tokens per side take 13 MB.
 _KEPT_SHARDS = 64
-# Bytes of the header of an array whose format is 1.0, at most.
+# Largest size in bytes of an array's header in format 1.0.
 _LARGEST_HEADER = 2**16 + 10
 
 
 class Split:
-    """An opened split: its lengths are a copy that was verified, which nothing that happens to the file can change.
+    """An opened split. Its lengths are a verified copy, which later changes of the file do not affect.
 
-    Shards are read and verified when they are used; a plan holds those of its window.
+    Shards are read and verified on demand; a plan holds those of its window.
 
     Args:
-        vocab_size: ids must lie below it.
-        lengths: content of the file of lengths, where another process of this node has read and verified it.
+        vocab_size: every id must be below it.
+        lengths: content of the file of lengths, if another process of this node has read and verified it.
     """
 
     def __init__(
@@ -53,15 +53,15 @@ class Split:
         """Shape: (shards + 1). First pair id of each shard."""
         self.sealed_lengths = lengths or _hold_lengths(folder / info.lengths_file, info)
         self.lengths = _as_array(self.sealed_lengths.content, folder / info.lengths_file, info)
-        """Shape: (pairs, 2). Tokens with the one special token of each side. In memory that is sealed."""
+        """Shape: (pairs, 2). Tokens per side, with one special token. In sealed memory."""
         self.kept_bytes = 0
-        """How much of past windows `forget_past` leaves in memory, for the next epoch: the newest of it."""
+        """Bytes of past windows that `forget_past` leaves in memory for the next epoch: the newest shards."""
         self._held: dict[int, Columns] = {}
         self._kept: list[int] = []
         self._used: OrderedDict[int, Columns] = OrderedDict()
 
     def tokens(self, pair_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Ids of the given pairs, laid end to end in the given order, without special tokens.
+        """Read the ids of the given pairs, end to end in the given order, without special tokens.
 
         Returns:
             source values, source lengths, target values, target lengths; all int64.
@@ -77,22 +77,22 @@ class Split:
 
     @property
     def longest(self) -> tuple[int, int]:
-        """Tokens of the longest source and target, one special token each."""
+        """Tokens of the longest source and target, each with one special token."""
         return self.info.max_source_tokens, self.info.max_target_tokens
 
     def sizes(self, pair_ids: np.ndarray) -> np.ndarray:
-        """Shape: (2, pairs), int64: source and target tokens of the given pairs, one special token each."""
+        """Return source and target tokens of the given pairs, each with one special token; shape (2, pairs), int64."""
         return self.lengths.take(pair_ids, axis=0).T.astype(np.int64, order="C")
 
     def copy_tokens(self, pair_ids: np.ndarray, source: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
         """Write the ids of the given pairs, without special tokens, to two buffers.
 
         Args:
-            places: (2, pairs), where in `source` and in `target` each pair begins.
+            places: (2, pairs), where each pair starts in `source` and in `target`.
         """
         shards = np.searchsorted(self.shard_starts, pair_ids, side="right") - 1
         counts = np.bincount(shards)
-        # Small numbers are sorted by radix.
+        # numpy sorts small integer types by radix.
         by_shard = np.argsort(shards.astype(np.min_scalar_type(len(counts))), kind="stable")
         sorted_ids, stops = pair_ids[by_shard], np.cumsum(counts)
         present = np.flatnonzero(counts)
@@ -105,12 +105,15 @@ class Split:
                 copy_rows(parts, lengths[side], out, places[side, by_shard])
 
     def hold(self, shards: Sequence[int], share: Callable[[int, Sealed], None] = lambda *_: None) -> dict[int, str]:
-        """Read the given shards and keep them, whatever happens to their files; says of those that cannot be read why.
+        """Read the given shards and keep them, whatever happens to their files.
 
-        Those held before stay until `forget_past`: packs may be waiting that need them.
+        Shards held before stay until `forget_past`, because waiting packs may need them.
 
         Args:
-            share: gets each shard that was not held before, and its content.
+            share: receives each shard that was not held before, and its content.
+
+        Returns:
+            the reason for each shard that cannot be read.
         """
         problems = {}
         self.want(shards)
@@ -122,7 +125,7 @@ class Split:
             except UserError as error:
                 problems[shard] = str(error)
             except OSError as error:
-                # A cache that was removed or is full, on this machine alone: to be said by all ranks, as the rest.
+                # A cache that was removed or is full on this machine only. All ranks must report it, like the rest.
                 problems[shard] = (
                     f"{self.info.shards[shard].file} in {self.folder} cannot be read ({error.strerror or error}): "
                     "check that folder, its rights and its free space"
@@ -132,7 +135,7 @@ class Split:
         return problems
 
     def want(self, shards: Sequence[int]) -> None:
-        """Say which shards `forget_past` must keep; after the same calls, all processes of a node keep the same."""
+        """Choose which shards `forget_past` must keep; after the same calls, all processes of a node keep the same."""
         past = [shard for shard in self._kept if shard not in set(shards)]
         after = np.cumsum([self.info.shards[shard].bytes for shard in reversed(past)])
         fitting = int((after <= self.kept_bytes).sum())
@@ -147,19 +150,19 @@ class Split:
         self.files.fetch_ahead(self.info.shards[shard] for shard in shards)
 
     def forget_past(self) -> None:
-        """Let go of the shards that `hold` was not asked for last, but for the newest `kept_bytes` of them."""
+        """Release the shards that the last `hold` did not name, except the newest `kept_bytes` of them."""
         self._held = {shard: columns for shard, columns in self._held.items() if shard in self._kept}
 
     def close(self) -> None:
-        """Let go of all shards."""
+        """Release all shards."""
         self._held.clear()
         self._used.clear()
 
     def read(self, shard: int) -> Columns:
-        """Source and target ids of a shard, verified.
+        """Read and verify source and target ids of a shard.
 
         Raises:
-            UserError: it cannot be had, or is not what index and lengths state.
+            UserError: it cannot be read, or is not what index and lengths state.
         """
         return self._read(shard)[0]
 
@@ -212,12 +215,12 @@ def _as_array(content: Content, path: Path, info: SplitInfo) -> np.ndarray:
     try:
         version = np.lib.format.read_magic(header)
         shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(header)
-    except Exception as error:  # numpy gives its header to Python's own parser, which has errors of many types
+    except Exception as error:  # numpy passes its header to Python's own parser, which raises errors of many types
         raise UserError(f"{path} cannot be read ({error}): {REMEDY}") from None
     if version != (1, 0) or shape != (info.pairs, 2) or dtype not in (np.uint16, np.uint32) or is_fortran:
-        raise UserError(f"{path} holds {dtype} of shape {shape} where ({info.pairs}, 2) was stated: {REMEDY}")
+        raise UserError(f"{path} holds {dtype} of shape {shape}, but ({info.pairs}, 2) was stated: {REMEDY}")
     if len(content) != header.tell() + 2 * info.pairs * dtype.itemsize:
-        raise UserError(f"{path} has {len(content):,} bytes, which {info.pairs:,} pairs do not have: {REMEDY}")
+        raise UserError(f"{path} has {len(content):,} bytes, which is not the size for {info.pairs:,} pairs: {REMEDY}")
     lengths = np.frombuffer(content, dtype, offset=header.tell()).reshape(shape)
     lengths.flags.writeable = False
     return lengths

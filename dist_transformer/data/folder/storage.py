@@ -1,8 +1,8 @@
-"""Shards where they lie: in a folder of this machine, or behind a URL with a bounded cache on local disk.
+"""Read shards: from a folder of this machine, or from a URL through a bounded cache on local disk.
 
-Any `fsspec` URL will do (`s3://`, `gs://`, `hf://`, `https://`, `memory://`, …). A shard is read whole, and the very
-bytes that are used are verified against its SHA-256: what happens to the file later does not reach them. The processes
-of a node share one cache: one lock a shard, which ends with its holder, lets one of them fetch while the others wait.
+Any `fsspec` URL works (`s3://`, `gs://`, `hf://`, `https://`, `memory://`, …). A shard is read whole, and exactly the
+bytes that are used are verified against its SHA-256, so later changes of the file do not matter. The processes of a
+node share one cache. One lock per shard, which ends with its holder, lets one of them fetch while the others wait.
 """
 
 import contextlib
@@ -29,24 +29,24 @@ _BLOCK_BYTES = 2**22
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheSettings:
-    """Where copies of remote shards are kept, and how much of them."""
+    """Folder and size limit of the cache of remote shards."""
 
     folder: Path
     limit_bytes: int
 
 
 class ShardFiles(Protocol):
-    """Where the shards of a split are."""
+    """Storage of the shards of a split."""
 
     def read(self, shard: ShardInfo) -> Sealed:
-        """Copy a shard to memory and verify it there; waits until it is on local disk.
+        """Copy a shard to memory and verify it there. Waits until it is on local disk.
 
         Raises:
-            UserError: it cannot be had, or is not what the index states.
+            UserError: it cannot be read, or is not what the index states.
         """
 
     def fetch_ahead(self, shards: Iterable[ShardInfo]) -> None:
-        """Bring these, which are needed next, in the background."""
+        """Fetch the shards that are needed next in the background."""
 
 
 class LocalFiles:
@@ -59,11 +59,11 @@ class LocalFiles:
         return _read_verified(self.folder / shard.file, shard)
 
     def fetch_ahead(self, shards: Iterable[ShardInfo]) -> None:
-        """They are here."""
+        """Do nothing, because the shards are local."""
 
 
 class CachedFiles:
-    """Shards behind a URL. At most `limit_bytes` of them are kept in `cache`."""
+    """Shards behind a URL. The folder `cache` keeps at most `limit_bytes` of them."""
 
     def __init__(self, url: str, cache: Path, limit_bytes: int) -> None:
         self.url, self.cache, self.limit_bytes = url, cache, limit_bytes
@@ -77,12 +77,12 @@ class CachedFiles:
             except UserError:
                 self._fetch(shard)
                 content = _read_verified(path, shard)
-            # When room is made, the least recently used shard goes.
+            # `_make_room` removes the least recently used shard first.
             os.utime(path)
             return content
 
     def fetch_ahead(self, shards: Iterable[ShardInfo]) -> None:
-        """As many as half of the limit holds. What cannot be had is told when it is needed."""
+        """Fetch as many of the shards as half of the limit holds. A failure is reported when the shard is needed."""
         if self._fetcher is not None and self._fetcher.is_alive():
             return
         chosen, total = [], 0
@@ -107,7 +107,7 @@ class CachedFiles:
         fetch(f"{self.url}/{shard.file}", self.cache / shard.file, size=shard.bytes, sha256=shard.sha256)
 
     def _make_room(self, shard: ShardInfo) -> None:
-        """Remove the least recently used shards, without those that a process is opening."""
+        """Remove the least recently used shards, except those that a process is opening."""
         with exclusive(self.cache / "room.lock"):
             files = sorted(self.cache.glob("*.arrow"), key=lambda file: file.stat().st_mtime)
             total = shard.bytes + sum(file.stat().st_size for file in files)
@@ -120,12 +120,12 @@ class CachedFiles:
 
 
 def fetch(url: str, path: Path, *, size: int | None = None, sha256: str | None = None) -> None:
-    """Copy a remote file to `path`, whole or not at all; with pauses that grow, as a busy server wants it.
+    """Copy a remote file to `path`, whole or not at all. Retry with growing pauses, as busy servers need.
 
     Raises:
-        UserError: all attempts failed; the last reason is given.
+        UserError: all attempts failed; the error gives the last reason.
     """
-    # One process at a time fetches a file: it holds the lock.
+    # One process at a time fetches a file, because it holds the lock.
     remove_unfinished(path.parent, path.name)
     for attempt in range(_ATTEMPTS):
         if attempt:
@@ -137,12 +137,12 @@ def fetch(url: str, path: Path, *, size: int | None = None, sha256: str | None =
             raise UserError(f"{url} is missing: check the URL, or copy the data folder there again") from None
         except ImportError as error:
             raise UserError(f"{url} needs another package: {without_secrets(str(error))}") from None
-        except Exception as error:  # every kind of store has its own
-            # The URL of a store that one was sent on to may let anybody in.
+        except Exception as error:  # every kind of store has its own errors
+            # After a redirect, the URL in the error may grant access to anyone.
             problem = without_secrets(str(error).strip().split("\n")[0]) or type(error).__name__
     raise UserError(
-        f"{url} cannot be had after {_ATTEMPTS} attempts ({problem}): check the network and rights, or copy the data "
-        "folder there again"
+        f"{url} cannot be fetched after {_ATTEMPTS} attempts ({problem}): check the network and rights, or copy the "
+        "data folder there again"
     )
 
 
@@ -156,7 +156,7 @@ def _copy(url: str, path: Path, *, size: int | None, sha256: str | None) -> None
 
     digest, copied = hashlib.sha256(), 0
     with fsspec.open(url, "rb") as remote:
-        # A store may fail for a long time before the first bytes come. A process that ends meanwhile leaves nothing.
+        # A store may fail for a long time before the first bytes arrive. A process that ends until then leaves nothing.
         block = remote.read(_BLOCK_BYTES)
         with whole_path(path) as partial, partial.open("wb") as file:
             while block:
@@ -165,15 +165,16 @@ def _copy(url: str, path: Path, *, size: int | None, sha256: str | None) -> None
                 copied += len(block)
                 block = remote.read(_BLOCK_BYTES)
             if size is not None and copied != size:
-                raise OSError(f"it has {copied:,} bytes where the index states {size:,}")
+                raise OSError(f"it has {copied:,} bytes, but the index states {size:,}")
             if sha256 is not None and digest.hexdigest() != sha256:
-                raise OSError("its SHA-256 is not the index's")
+                raise OSError("its SHA-256 differs from the index")
 
 
 def check_file(path: Path, *, sha256: str) -> None:
-    """
+    """Check a file's SHA-256.
+
     Raises:
-        UserError: the file is of another content than the index states, or cannot be read.
+        UserError: the content differs from the index, or cannot be read.
     """
     try:
         if sha256_of(path) != sha256:
@@ -183,14 +184,15 @@ def check_file(path: Path, *, sha256: str) -> None:
 
 
 def _read_verified(path: Path, shard: ShardInfo) -> Sealed:
-    """
+    """Read a shard and verify its size and SHA-256.
+
     Raises:
-        UserError: the file is of another size or content than the index states, or cannot be read.
+        UserError: size or content differs from the index, or the file cannot be read.
     """
     try:
         with open_regular(path) as file:
             if (found := os.fstat(file.fileno()).st_size) != shard.bytes:
-                raise UserError(f"{path} has {found:,} bytes where the index states {shard.bytes:,}: {REMEDY}")
+                raise UserError(f"{path} has {found:,} bytes, but the index states {shard.bytes:,}: {REMEDY}")
             copied = read_sealed(file, shard.bytes)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): {REMEDY}") from None
@@ -200,4 +202,4 @@ def _read_verified(path: Path, shard: ShardInfo) -> Sealed:
 
 
 def _damaged(path: Path) -> UserError:
-    return UserError(f"{path} is damaged or from another folder, for its SHA-256 is not the index's: {REMEDY}")
+    return UserError(f"{path} is damaged or from another folder: its SHA-256 differs from the index: {REMEDY}")

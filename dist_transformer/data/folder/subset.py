@@ -1,4 +1,4 @@
-"""A small data folder made of training pairs of another: what `--test-mode` trains on."""
+"""Write a small data folder with some training pairs of another one, on which `--test-mode` trains."""
 
 import dataclasses
 from pathlib import Path
@@ -22,7 +22,7 @@ from dist_transformer.files import make_folder, sha256_of, write_file
 
 
 def write_subset(folder: DataFolder, pair_ids: np.ndarray, out: Path) -> None:
-    """Write the given training pairs to the data folder `out`; its validation set is the same pairs."""
+    """Write the given training pairs to the data folder `out`; its validation set has the same pairs."""
     source_values, source_lengths, target_values, target_lengths = folder.train.tokens(pair_ids)
     sides = [_token_lists(source_values, source_lengths), _token_lists(target_values, target_lengths)]
     splits = []

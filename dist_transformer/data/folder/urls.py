@@ -1,7 +1,7 @@
-"""URLs of data folders, and the secrets that may be in them.
+"""URLs of data folders, and secrets in them.
 
-Launchers print commands, run folders hold settings, and both are shared: a URL with a secret is refused, and what a
-store says of an error is shown without.
+Launchers print commands, run folders contain settings, and users share both. So a URL with a secret is refused, and
+errors of a store are shown without secrets.
 """
 
 import re
@@ -9,14 +9,14 @@ from urllib.parse import unquote
 
 from dist_transformer.errors import UserError
 
-# Names of parameters, lower case, whose values let somebody in: of presigned URLs, SAS tokens and the like.
+# Names of parameters, in lower case, whose values grant access: those of presigned URLs, SAS tokens and the like.
 _SECRET_NAME = re.compile(
     r"token|secret|passw|pwd|signature|credential|auth(?!or)|api.?key|access.?key"
     r"|^(x-(amz|goog)-.*|sig|sas|key)$|[-_](key|sig)$"
 )
 _PARAMETER = re.compile(r"(?<=[?&;#])([^=&;#\s]+)=([^&;#\s'\")]*)")
-# `://` and what may be a user with a password, or a token alone; a password may hold a slash, and then its first part
-# stands where a port would. A path may hold an @ as well, as those of the hub do before a revision.
+# `://` and then a user with a password, or only a token. A password may contain a slash, and then its first part looks
+# like a port. A path may contain an @, too, such as the hub's paths before a revision.
 _USER = re.compile(r"(?<=://)(?:[^/?#\s@]*:[^/?#\s@]*|[^/?#\s@:]*:(?!\d*/)[^\s@]*)@")
 _WEB_USER = re.compile(r"(?i)(https?://)[^/?#\s@]+@")
 _SHOWN = "***"
@@ -27,7 +27,7 @@ def is_url(place: str) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """Give a text with `***` in place of each secret of the URLs in it."""
+    """Replace each secret in the URLs of a text by `***`."""
 
     def hide(parameter: re.Match[str]) -> str:
         is_secret = _SECRET_NAME.search(unquote(parameter[1]).lower()) and parameter[2]
@@ -42,6 +42,6 @@ def refuse_secrets(url: str) -> None:
     shown = without_secrets(url)
     if shown != url:
         raise UserError(
-            f"{shown} holds a password, which would be written to logs and to the run folder: give it by the store's "
-            "own variables or files, or by those of fsspec (FSSPEC_FTP_PASSWORD, ~/.config/fsspec)"
+            f"{shown} holds a password, which would be written to logs and to the run folder: pass it in the store's "
+            "own variables or files, or in those of fsspec (FSSPEC_FTP_PASSWORD, ~/.config/fsspec)"
         )

@@ -1,4 +1,4 @@
-"""From packs to the tensors that a rank computes."""
+"""Build the tensors that a rank computes from packs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,38 +19,38 @@ class Pairs(Protocol):
 
     @property
     def longest(self) -> tuple[int, int]:
-        """Tokens of the longest source and target, one special token each."""
+        """Tokens of the longest source and target, each with one special token."""
 
     def sizes(self, pair_ids: np.ndarray) -> np.ndarray:
-        """Shape: (2, pairs), int64: source and target tokens of the given pairs, one special token each."""
+        """Return source and target tokens of the given pairs, each with one special token; shape (2, pairs), int64."""
 
     def copy_tokens(self, pair_ids: np.ndarray, source: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
         """Write the ids of the given pairs, without special tokens, to two buffers.
 
         Args:
-            places: (2, pairs), where in `source` and in `target` each pair begins.
+            places: (2, pairs), where each pair starts in `source` and in `target`.
         """
 
     def forget_past(self) -> None:
-        """Let go of the shards that only windows before the one admitted last need."""
+        """Release the shards that only windows before the last admitted one need."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """What a rank computes at once."""
+    """The packs that a rank computes at once."""
 
     first_pack: int
-    """Place in the step of the first pack: with seed, epoch and step it names every random choice."""
+    """Index in the step of the first pack. With seed, epoch and step it determines every random choice."""
     batch: PackedBatch
 
 
 class Collator:
-    """Builds micro-batches. The rank's slice is taken last, so nothing before it knows the world."""
+    """Build micro-batches. The rank's slice is taken last, so nothing before it depends on the world size."""
 
     def __init__(self, pairs: Pairs, budgets: Budgets, *, packs_per_micro_batch: int) -> None:
         self.pairs = pairs
         self.packs_per_micro_batch = packs_per_micro_batch
-        # A multiple of 8 keeps matrix shapes friendly.
+        # A multiple of 8 gives matrix shapes that are fast.
         self.sizes = -(-budgets.tokens * packs_per_micro_batch // 8) * 8
         self.caps = np.maximum(1, np.minimum(budgets.tokens, pairs.longest))
         """Tokens of the longest sentence on each side, dummies included."""
@@ -58,11 +58,11 @@ class Collator:
         self.offset_count = 1 + budgets.max_sentences * packs_per_micro_batch + dummies
 
     def micro_batches(self, step: Step, *, rank: int, world_size: int) -> list[MicroBatch]:
-        """This rank's share of a step: equally many on every rank, the last ones of weight zero where packs run out."""
+        """Return this rank's share of a step. All ranks get equally many; the last may have weight zero."""
         return self.micro_batches_of([step], rank=rank, world_size=world_size)[0]
 
     def micro_batches_of(self, steps: Sequence[Step], *, rank: int, world_size: int) -> list[list[MicroBatch]]:
-        """The same for several steps, for less: what numpy costs a call is shared by all."""
+        """Return the shares of several steps at once, which is faster because they share numpy's cost per call."""
         size = self.packs_per_micro_batch
         firsts = [
             [(turn * world_size + rank) * size for turn in range(-(-len(step.packs) // (size * world_size)))]
@@ -77,7 +77,7 @@ class Collator:
         return self.build_all([packs])[0]
 
     def build_all(self, shares: Sequence[Packs]) -> list[PackedBatch]:
-        """The same for several micro-batches."""
+        """Lay out the pairs of several micro-batches at once."""
         pairs = np.concatenate([packs.pair_ids for packs in shares])
         counts = np.array([len(packs.pair_ids) for packs in shares])
         lengths = self.pairs.sizes(pairs)
@@ -91,7 +91,7 @@ class Collator:
         self.pairs.copy_tokens(pairs, source.reshape(-1), target.reshape(-1), places)
         source.reshape(-1)[source_starts + lengths[0] - 1] = EOS_ID
         target.reshape(-1)[target_starts] = BOS_ID
-        # Target out is target in one place earlier.
+        # The labels are the target tokens, shifted by one.
         labels = np.empty_like(target)
         labels[:, :-1] = target[:, 1:]
         labels.reshape(-1)[target_starts + lengths[1] - 1] = EOS_ID
@@ -105,7 +105,7 @@ class Collator:
 
 
 def epoch_steps(plan: Plan, *, packs_per_step: int) -> Iterator[Step]:
-    """One pass over a split, always the same, for validation."""
+    """Yield one pass over a split, always the same, for validation."""
     for step in plan.steps(Position(), packs_per_step):
         if step.epoch > 0:
             return

@@ -1,4 +1,4 @@
-"""The compiled form of packing's loop, where this machine has a compiler."""
+"""Load the compiled form of the packing loop, if this machine has a compiler."""
 
 import ctypes
 import functools
@@ -10,7 +10,7 @@ from dist_transformer.native import load_native
 
 
 def pack_pairs() -> Callable[..., tuple[np.ndarray, ...]] | None:
-    """Give the compiled loop, which takes and gives what `packing._pack_in_python` does; None without a compiler."""
+    """Return the compiled loop, with the interface of `packing._pack_in_python`; None without a compiler."""
     library = _load()
     return None if library is None else functools.partial(_call, library.pack_pairs)
 

@@ -1,4 +1,4 @@
-"""What comes up while packs are planned, besides packs: shards that are left out, epochs that end."""
+"""Events during planning, besides packs: shards that are left out, and epochs that end."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +9,7 @@ from dist_transformer.data.loading.packs import Packs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Totals:
-    """What an epoch has come to so far."""
+    """Totals of an epoch so far."""
 
     packs: int = 0
     pairs: int = 0
@@ -27,32 +27,32 @@ class Totals:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeftOut:
-    """A shard that could not be read: the pairs that a window of an epoch misses."""
+    """A shard that could not be read, whose pairs a window of an epoch misses."""
 
     corpus: int
     shard: int
     epoch: int
     window: int
     packs: int
-    """Packs of the window that came before; 0 when the window is without the shard from its start."""
+    """Packs of the window before the shard went missing; 0 if the window lacks it from its start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochSummary:
-    """An epoch of a corpus that has ended."""
+    """Figures of an epoch of a corpus that has ended."""
 
     corpus: int
     epoch: int
     budgets: Budgets
     totals: Totals
     unfit_pairs: int
-    """Too long for any pack, and never trained on."""
+    """Pairs that are too long for any pack and are never trained on."""
     left_out_pairs: int
-    """Of shards that could not be read."""
+    """Pairs of shards that could not be read."""
 
     @property
     def source_fill(self) -> float:
-        """Share of the source budgets that is text."""
+        """Share of the source budgets that text fills."""
         return self.totals.source_tokens / (self.totals.packs * self.budgets.max_source_tokens)
 
     @property
@@ -61,20 +61,20 @@ class EpochSummary:
 
     @property
     def fill(self) -> float:
-        """Of both budgets together."""
+        """Share of both budgets together that text fills."""
         room = self.budgets.max_source_tokens + self.budgets.max_target_tokens
         return (self.totals.source_tokens + self.totals.target_tokens) / (self.totals.packs * room)
 
 
 @dataclass(slots=True)
 class Events:
-    """What came up while packs were drawn, until a step takes it along."""
+    """Events while packs were drawn, until a step reports them."""
 
     left_out: list[LeftOut] = field(default_factory=list)
     ended: list[EpochSummary] = field(default_factory=list)
 
     def take(self) -> dict[str, Any]:
-        """As fields of the step that is made now."""
+        """Return the events as fields of the current step, and clear them."""
         taken = {"left_out": tuple(self.left_out), "ended": tuple(self.ended)}
         self.left_out.clear()
         self.ended.clear()

@@ -1,4 +1,4 @@
-"""What a run's `--data` comes to: opened folders, the plan over them, the collator that builds its micro-batches."""
+"""Open the data of a run: the folders of `--data`, the plan over them, and the collator of their micro-batches."""
 
 import dataclasses
 import hashlib
@@ -38,28 +38,28 @@ class Planner(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingData:
-    """Opened for training."""
+    """The opened data of a run."""
 
     folders: tuple[DataFolder, ...]
     budgets: Budgets
     plan: Planner
     skipped: tuple[int, ...]
-    """Pairs of each corpus that fit no pack."""
+    """Number of pairs per corpus that fit no pack."""
     collator: Collator
 
     def at_once(self, packs: int) -> "TrainingData":
-        """With so many packs in a micro-batch."""
+        """Return the same data with `packs` packs per micro-batch."""
         collator = Collator(self.collator.pairs, self.budgets, packs_per_micro_batch=packs)
         return dataclasses.replace(self, collator=collator)
 
     @property
     def first(self) -> DataFolder:
-        """Whose vocabulary is the run's."""
+        """The folder whose vocabulary the run uses."""
         return self.folders[0]
 
     @property
     def of_directions(self) -> tuple[DataFolder, ...]:
-        """The first folder of each pair of languages, whose validation set and tags are those of the direction."""
+        """The first folder of each language pair; its validation set and tags are those of the direction."""
         found: dict[str, DataFolder] = {}
         for folder in self.folders:
             found.setdefault(folder.index.direction.name, folder)
@@ -74,7 +74,7 @@ def open_folders(corpora: DataConfig) -> tuple[DataFolder, ...]:
     """Open the data folders of a run.
 
     Raises:
-        UserError: a folder cannot be used, or several do not go together.
+        UserError: a folder cannot be used, or several do not fit together.
     """
     if not corpora.data:
         raise UserError("--data is empty: give a data folder made by dist-transformer prepare")
@@ -102,7 +102,7 @@ def open_folders(corpora: DataConfig) -> tuple[DataFolder, ...]:
 
 
 def _check_tags(places: Sequence[str], folders: Sequence[DataFolder]) -> None:
-    """Refuse folders of two target languages with the same tags: the source would not say which is meant."""
+    """Refuse two target languages with the same tags, because the source would not show which one is meant."""
     for (place, one), (other_place, other) in itertools.combinations(zip(places, folders, strict=True), 2):
         first, second = one.index.direction, other.index.direction
         if first.target_language != second.target_language and first.tags == second.tags:
@@ -125,12 +125,12 @@ def open_training_data(
     """Open the data folders of a run and plan it.
 
     Args:
-        admit: for a `Plan`, with the split first.
-        folders: the data folders, where they are open.
-        skipped: pairs of each that fit no pack, where they were counted.
+        admit: as for `Plan`, with the split as first argument.
+        folders: the data folders, if they are open already.
+        skipped: number of pairs per folder that fit no pack, if they were counted already.
 
     Raises:
-        UserError: a folder cannot be used, or several do not go together.
+        UserError: a folder cannot be used, or several do not fit together.
     """
     folders = open_folders(corpora) if folders is None else tuple(folders)
     splits = [folder.train for folder in folders]
@@ -138,7 +138,7 @@ def open_training_data(
         split.kept_bytes = int(corpora.memory_gib * 2**30 / len(splits))
     pairs = Corpora(splits)
     shares = _shares(corpora, [split.info.target_tokens for split in splits])
-    # As the mixture has them for each target token.
+    # Source tokens per target token in the mixture.
     ratio = sum(
         (
             Fraction(share) * Fraction(split.info.source_tokens, split.info.target_tokens)

@@ -1,4 +1,4 @@
-"""Steps as JSON and arrays, for the processes of a node."""
+"""Encode steps as JSON and arrays, to send them to the other processes of a node."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ _ARRAYS = ("pair_ids", "stops", "source_tokens", "target_tokens")
 
 
 def encode(steps: Sequence[Step]) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """Give a description per step, and the arrays of their packs, each of all steps end to end."""
+    """Return a description per step, and the arrays of their packs: each holds all steps end to end."""
     texts = [
         {
             "epoch": step.epoch,
@@ -35,10 +35,10 @@ def encode(steps: Sequence[Step]) -> tuple[list[dict[str, Any]], list[bytes]]:
 
 
 def decode(texts: Sequence[dict[str, Any]], content: Content) -> list[Step]:
-    """Give the steps that `encode` was given.
+    """Return the steps that were passed to `encode`.
 
     Args:
-        content: its arrays, end to end; the steps keep it.
+        content: the arrays of `encode`, end to end. The steps keep a reference to it.
     """
     counts = [sum(text["pairs"] for text in texts), *[sum(text["packs"] for text in texts)] * 3]
     arrays = np.split(np.frombuffer(content, dtype=np.int64), np.cumsum(counts)[:-1])

@@ -1,7 +1,7 @@
-"""Several corpora in fixed proportions: each has its own plan and its own epochs.
+"""Mix several corpora in fixed proportions. Each has its own plan and its own epochs.
 
-Every pack is of one corpus. The next one comes from the corpus that is furthest behind its share of the target tokens
-so far, so that proportions hold from the first steps on, and nothing is left to chance.
+Every pack is from one corpus. The next pack comes from the corpus that is furthest behind its share of the target
+tokens so far. So the proportions hold from the first steps on, and no randomness is involved.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,15 +18,15 @@ from dist_transformer.data.loading.plan import Course, Plan, Position, Step
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MixturePosition:
-    """How far each corpus is consumed; plain JSON through `to_json` and `from_json`."""
+    """Progress of each corpus; plain JSON through `to_json` and `from_json`."""
 
     corpora: tuple[Position, ...]
     target_tokens: tuple[int, ...]
-    """Of each corpus so far."""
+    """Target tokens of each corpus so far."""
 
     @property
     def epoch(self) -> int:
-        """Of the first corpus."""
+        """Epoch of the first corpus."""
         return self.corpora[0].epoch
 
     def to_json(self) -> dict[str, Any]:
@@ -43,16 +43,16 @@ def position_from_json(values: dict[str, Any]) -> Position | MixturePosition:
 
 
 def temperature_shares(tokens: Sequence[int], temperature: float) -> tuple[float, ...]:
-    """Shares ∝ tokens^(1 / temperature): 1 takes corpora by size, larger evens them out (Arivazhagan et al. 2019)."""
+    """Return shares ∝ tokens^(1 / temperature): 1 is by size, higher is more even (Arivazhagan et al. 2019)."""
     weights = [(count / max(tokens)) ** (1 / temperature) for count in tokens]
     return tuple(weight / sum(weights) for weight in weights)
 
 
 class Mixture:
-    """Steps from several plans. Takes the place of a `Plan`.
+    """Draw steps from several plans, with the interface of a `Plan`.
 
     Args:
-        shares: of the target tokens, one for each plan; they sum to 1.
+        shares: shares of the target tokens, one per plan; they sum to 1.
     """
 
     def __init__(self, plans: Sequence[Plan], shares: Sequence[float]) -> None:
@@ -63,7 +63,7 @@ class Mixture:
         return MixturePosition(corpora=(Position(),) * len(self.plans), target_tokens=(0,) * len(self.plans))
 
     def steps(self, position: MixturePosition, packs_per_step: int) -> Iterator[Step]:
-        """Endless steps; no step has a pack of weight zero, for the next epoch of a corpus fills it."""
+        """Yield steps without end. No step has a pack of weight zero, because a corpus' next epoch fills it."""
         events = Events()
         courses = [Course(plan, place, events) for plan, place in zip(self.plans, position.corpora, strict=True)]
         tokens = list(position.target_tokens)
@@ -76,7 +76,7 @@ class Mixture:
             yield Step(epoch=after.epoch, packs=Packs.join(parts), position=after, **events.take())
 
     def _draw(self, courses: Sequence[Course], tokens: list[int], count: int) -> Packs:
-        """Draw up to `count` packs, and count their tokens; fewer when a corpus comes to the end of a window."""
+        """Draw up to `count` packs, and count their tokens; fewer if a corpus reaches the end of a window."""
         ahead = [course.target_tokens(count) for course in courses]
         corpora, used = range(len(courses)), [0] * len(courses)
         chosen: list[int] = []
@@ -89,12 +89,12 @@ class Mixture:
             used[furthest] += 1
             chosen.append(furthest)
         drawn = Packs.join([course.take(packs) for course, packs in zip(courses, used, strict=True)])
-        # From corpus by corpus to the order of choice.
+        # Sort the packs from the order of corpora to the order of choice.
         return drawn.taken(np.argsort(np.argsort(chosen, kind="stable"), kind="stable"))
 
 
 class Corpora:
-    """Several splits as one: the pairs of split k have the ids from `first_ids[k]` on."""
+    """Several splits as one: the ids of split k's pairs start at `first_ids[k]`."""
 
     def __init__(self, splits: Sequence[Split]) -> None:
         self.splits = splits
@@ -102,7 +102,7 @@ class Corpora:
 
     @property
     def longest(self) -> tuple[int, int]:
-        """Tokens of the longest source and target, one special token each."""
+        """Tokens of the longest source and target, each with one special token."""
         source, target = (max(side) for side in zip(*(split.longest for split in self.splits), strict=True))
         return source, target
 

@@ -1,11 +1,11 @@
-"""Packing: a queue of sentence pairs to packs whose source and target budgets are both full.
+"""Pack a queue of sentence pairs so that the source and the target budget of each pack are both full.
 
 A pack takes pairs in the order of the queue until there is room for about four more. Those are chosen from a pool of
 the next 64 pairs: always the pair that leaves both budgets equally full, or one that fills them to the last few tokens.
 The oldest pair of the pool is in every pack, so no pair waits for more than 64 packs.
 
-A long queue is packed by compiled code: 0.2 µs per pack of 392 tokens, against 120 µs in Python. Both give the same
-packs.
+A long queue is packed by compiled code: 0.2 µs per pack of 392 tokens, compared with 120 µs in Python. Both give the
+same packs.
 """
 
 import dataclasses
@@ -15,22 +15,22 @@ import numpy as np
 
 from dist_transformer.data.loading import compiled
 
-# Pairs that may complete a pack; more than 99% of budgets of 392 is then text.
+# Number of pairs that may complete a pack. With this pool, text fills more than 99% of budgets of 392.
 POOL = 64
-# A pack is filled in order up to room for so many average pairs, which are chosen.
+# A pack is filled in order until it has room for this many average pairs, which are then chosen from the pool.
 _CHOSEN = 4
-# A pair that leaves no more than so many tokens of either budget completes the pack before all others.
+# A pair that leaves at most this many tokens of either budget completes the pack before all others.
 _NEAR = 3
-# Tilts are in units of 1/4096 of the budgets; those that are further apart than 1,022 count alike.
+# Tilts are in units of 1/4096 of the budgets; tilts that differ by more than 1,022 are treated alike.
 _TILT, _MOST = 4096, 1022
 _NOTHING = 1 << 28
-# Shorter queues are packed sooner than the code is compiled.
+# Packing a shorter queue in Python takes less time than compiling the code.
 _WORTH_COMPILING = 30_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budgets:
-    """What fits a pack; tokens include `<s>` and `</s>`."""
+    """Limits of a pack; tokens include `<s>` and `</s>`."""
 
     max_source_tokens: int
     max_target_tokens: int
@@ -44,20 +44,20 @@ class Budgets:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedQueue:
-    """Rows of a queue in packs."""
+    """The rows of a queue, grouped into packs."""
 
     rows: np.ndarray
-    """Of the packs, end to end."""
+    """Rows of all packs, end to end."""
     stops: np.ndarray
-    """Where each pack ends in them."""
+    """End of each pack in `rows`."""
     source_tokens: np.ndarray
-    """Of each pack."""
+    """Source tokens of each pack."""
     target_tokens: np.ndarray
     left: np.ndarray
-    """Rows of no pack, in their order."""
+    """Rows that are in no pack, in their order."""
 
     def first(self, packs: int) -> "PackedQueue":
-        """The first so many packs, without what is left."""
+        """Return the first `packs` packs, without the rows that are left."""
         stops = self.stops[:packs]
         return PackedQueue(
             rows=self.rows[: stops[-1] if len(stops) else 0],
@@ -68,7 +68,7 @@ class PackedQueue:
         )
 
     def then(self, more: "PackedQueue", rows: np.ndarray) -> "PackedQueue":
-        """Go on with the packs of another queue, that of the given rows of this one."""
+        """Append the packs of another queue, which consists of the given rows of this one."""
         return PackedQueue(
             rows=np.concatenate([self.rows, rows[more.rows]]),
             stops=np.concatenate([self.stops, more.stops + len(self.rows)]),
@@ -79,16 +79,16 @@ class PackedQueue:
 
 
 def pack_queue(sizes: np.ndarray, budgets: Budgets, *, is_last: bool) -> PackedQueue:
-    """Pack a queue of pairs, none of which is above the budgets.
+    """Pack a queue of pairs, none of which exceeds the budgets.
 
     Args:
         sizes: (pairs, 2), source and target tokens in the order of the queue.
-        is_last: nothing follows, so every pair is packed. Otherwise pairs are left for those to come.
+        is_last: nothing follows, so every pair is packed. Otherwise some pairs are left for the next queue.
     """
     sizes = np.ascontiguousarray(sizes, dtype=np.int32)
-    # Nothing that a computer trains on is longer than what stands for nothing.
+    # No sentence is as long as _NOTHING, which marks empty slots.
     limits = tuple(min(limit, _NOTHING - 1) for limit in dataclasses.astuple(budgets))
-    # Column by column: numpy takes 14 times as long for both at once.
+    # Column by column, because numpy takes 14 times as long for both at once.
     totals = [int(sizes[:, side].sum(dtype=np.int64)) for side in range(2)]
     room = [min(_CHOSEN * total // max(1, len(sizes)), limit) for total, limit in zip(totals, limits, strict=False)]
     function = compiled.pack_pairs() if len(sizes) >= _WORTH_COMPILING else None
@@ -101,7 +101,7 @@ def pack_queue(sizes: np.ndarray, budgets: Budgets, *, is_last: bool) -> PackedQ
 def _pack_in_python(
     sizes: np.ndarray, limits: tuple[int, ...], room: list[int], is_last: bool
 ) -> tuple[np.ndarray, ...]:
-    """Do what compiled.cpp does: the same steps in the same order."""
+    """Compute the same as compiled.cpp, with the same steps in the same order."""
     queue, (max_source, max_target, max_sentences) = sizes.tolist(), limits
     pool, slots = np.empty((4, POOL), dtype=np.int64), np.arange(POOL)
     rows: list[int] = []
@@ -110,7 +110,7 @@ def _pack_in_python(
     head, source, target = 0, max_source, max_target
 
     def tilt(source: int, target: int) -> int:
-        """By how much more of the source budget than of the target budget they are."""
+        """Return how much larger a part of the source budget than of the target budget the tokens are."""
         return source * _TILT // max_source - target * _TILT // max_target
 
     def refill(slot: int) -> None:
@@ -145,7 +145,7 @@ def _pack_in_python(
         while len(rows) < end:
             source_left, target_left = source - pool[1], target - pool[2]
             most = np.maximum(source_left, target_left)
-            # What stays is even when the pair tilts as the room does.
+            # The remaining room is even if the pair tilts as the room does.
             apart = np.minimum(np.abs(pool[3] - tilt(source, target)) + _NEAR + 1, _MOST)
             costs = np.where(most <= _NEAR, most, apart) * POOL + slots
             fits = np.flatnonzero((source_left | target_left) >= 0)

@@ -1,4 +1,4 @@
-"""Packs as arrays: a step has hundreds of them, and a plan millions."""
+"""Packs as arrays, because a step has hundreds of them and a plan millions."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ class Pack:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Packs(Sequence[Pack | None]):
-    """Packs in order, and then some of weight zero: None, where they are looked at one by one."""
+    """Packs in order, followed by packs of weight zero, which are None when accessed one by one."""
 
     pair_ids: np.ndarray
     """Pairs of all packs, end to end."""
     stops: np.ndarray
-    """Where each pack ends in them."""
+    """End of each pack in `pair_ids`."""
     source_tokens: np.ndarray
     """Source tokens of each pack."""
     target_tokens: np.ndarray
     empty: int = 0
-    """Packs of weight zero."""
+    """Number of packs of weight zero."""
 
     @classmethod
     def of(cls, packs: Sequence[Pack], *, empty: int = 0) -> "Packs":
@@ -42,7 +42,7 @@ class Packs(Sequence[Pack | None]):
 
     @classmethod
     def join(cls, parts: Sequence["Packs"], *, empty: int = 0) -> "Packs":
-        """Parts without packs of weight zero, one after another."""
+        """Concatenate parts that have no packs of weight zero."""
         if len(parts) == 1 and not empty:
             return parts[0]
         before = np.cumsum([0, *(len(part.pair_ids) for part in parts)])
@@ -81,7 +81,7 @@ class Packs(Sequence[Pack | None]):
         return (self[number] for number in range(len(self)))
 
     def taken(self, order: np.ndarray) -> "Packs":
-        """The given packs, in the given order."""
+        """Return the given packs in the given order."""
         counts = np.diff(self.stops, prepend=0)
         stops = np.cumsum(counts[order])
         first = (self.stops - counts)[order] - (stops - counts[order])

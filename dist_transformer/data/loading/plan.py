@@ -1,8 +1,8 @@
-"""The plan: which sentence pairs make which pack, as a pure function of (lengths, seed, epoch, budgets).
+"""The plan: which sentence pairs form which pack, as a pure function of (lengths, seed, epoch, budgets).
 
-An epoch takes the shards in random order, a window of them at a time; the pairs of a window are shuffled and packed.
-Only lengths are read, only one window is in memory, and a position inside an epoch is plain JSON from which planning
-goes on without repeating the windows that are past.
+An epoch takes the shards in random order, a window of them at a time. The pairs of a window are shuffled and packed.
+Planning reads only lengths and keeps one window in memory. A position inside an epoch is plain JSON, from which
+planning continues without repeating earlier windows.
 """
 
 import dataclasses
@@ -18,24 +18,24 @@ from dist_transformer.data.loading.packing import Budgets, PackedQueue, pack_que
 from dist_transformer.data.loading.packs import Packs
 from dist_transformer.errors import UserError
 
-# Goes up when the same lengths, seed and budgets give other packs: a position means nothing to another rule.
+# Incremented when the same lengths, seed and budgets give other packs: positions of another rule are not valid.
 RULE = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
-    """How far the plan is consumed; plain JSON through `to_json` and `from_json`."""
+    """Progress in the plan; plain JSON through `to_json` and `from_json`."""
 
     epoch: int = 0
     window: int = 0
     packs_consumed: int = 0
-    """Packs of this window that are past."""
+    """Packs of this window that were consumed."""
     carry_over: tuple[int, ...] = ()
-    """Pairs that the windows before left for this one, in order."""
+    """Pairs that earlier windows left for this one, in order."""
     left_out: tuple[tuple[int, int], ...] = ()
-    """Shards that this window goes on without, each with the packs of the window that came before that."""
+    """Shards that the rest of this window lacks, each with the number of the window's packs before it went missing."""
     totals: Totals | None = field(default=Totals(), compare=False)
-    """Of this epoch; None when the version that began it did not count."""
+    """Totals of this epoch; None if it was started by a version that did not count."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -50,14 +50,15 @@ class Position:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Position":
-        """
+        """Read a position.
+
         Raises:
             UserError: the position was written by a version whose plan differs.
         """
         values = {"totals": None, **values}
         if values.pop("rule", 1) != RULE:
             raise UserError(
-                "the checkpoint's place in the data was written by a version that packs sentences in another order: "
+                "the checkpoint's position in the data is from a version that packs sentences in another order: "
                 "finish the run with that version, or start a new one"
             )
         left_out = tuple((shard, packs) for shard, packs in values.pop("left_out"))
@@ -71,31 +72,31 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """What is planned at once."""
+    """A group of shards that are planned at once."""
 
     corpus: int
-    """Its place among those of the run."""
+    """Index of the corpus in the run."""
     epoch: int
     number: int
     packs_consumed: int
-    """Above 0 when the plan goes on inside the window."""
+    """Packs that were consumed already; above 0 if planning continues inside the window."""
     shards: tuple[int, ...]
-    """That hold its pairs, those carried over from earlier windows among them."""
+    """Shards that hold the window's pairs, including pairs carried over from earlier windows."""
     following: tuple[int, ...]
-    """Of the next window."""
+    """Shards of the next window."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What one optimizer step trains on."""
+    """The data of one optimizer step."""
 
     epoch: int
     packs: Packs
-    """`packs_per_step` of them; those at the tail of an epoch may be of weight zero."""
+    """`packs_per_step` packs; at the end of an epoch, some may have weight zero."""
     position: Any
-    """Where the plan stands after the step: a `Position`, or that of a mixture."""
+    """Position in the plan after the step: a `Position`, or that of a mixture."""
     left_out: tuple[LeftOut, ...] = ()
-    """Shards that the plan misses from this step on, in the window that is said."""
+    """Shards that the plan lacks from this step on, in the window that each entry names."""
     ended: tuple[EpochSummary, ...] = ()
     """Epochs whose last pack is in this step."""
 
@@ -105,16 +106,16 @@ class Step:
 
     @property
     def target_tokens(self) -> int:
-        """What the step's summed gradient is divided by."""
+        """Divisor of the step's summed gradient."""
         return int(self.packs.target_tokens.sum())
 
 
 Admit = Callable[[Window], Mapping[int, int]]
-"""Gives the shards of a window that must be left out, each with the packs of the window that come before that."""
+"""Returns the shards of a window that must be left out, each with the number of the window's packs before that."""
 
 
 def resolve_budgets(batch: BatchConfig, *, source_tokens: int, target_tokens: int) -> Budgets:
-    """Budgets of a run, where the corpus' totals decide what the config leaves open."""
+    """Return the budgets of a run; the corpus' totals decide what the config leaves open."""
     max_source = batch.max_source_tokens
     if max_source is None:
         max_source = -(-batch.max_target_tokens * source_tokens // target_tokens)
@@ -132,11 +133,11 @@ class PlannedWindow:
     packs: Packs
     left: tuple[int, ...]
     left_out: Mapping[int, int]
-    """Shards that are missing, each with the packs of the window that come before that."""
+    """Missing shards, each with the number of the window's packs before it went missing."""
     unsaid: tuple[LeftOut, ...]
-    """Those of them that no step has reported."""
+    """Missing shards that no step has reported yet."""
     is_last: bool
-    """Whether the epoch ends with it."""
+    """Whether the epoch ends with this window."""
 
 
 class Plan:
@@ -144,11 +145,11 @@ class Plan:
 
     Args:
         lengths: (pairs, 2), source and target tokens of each pair; may be memory-mapped.
-        shard_starts: first pair of each shard, and at the end the number of pairs.
-        admit: called before a window is planned, or planned on.
-        corpus: place of this corpus among those of the run.
-        first_id: added to the ids of all pairs: their place among several corpora.
-        skipped: pairs that fit no pack, where they were counted before.
+        shard_starts: first pair of each shard, followed by the number of pairs.
+        admit: called before a window is planned or planning continues in it.
+        corpus: index of this corpus in the run.
+        first_id: offset of all pair ids, for a corpus that is one of several.
+        skipped: number of pairs that fit no pack, if they were counted already.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class Plan:
         return Position()
 
     def steps(self, position: Position, packs_per_step: int) -> Iterator[Step]:
-        """Endless steps from `position`, which must lie between steps."""
+        """Yield steps without end from `position`, which must be between steps."""
         events = Events()
         course = Course(self, position, events)
         while True:
@@ -191,7 +192,7 @@ class Plan:
                 yield Step(epoch=epoch, packs=packs, position=course.position, **events.take())
 
     def window(self, position: Position) -> "PlannedWindow":
-        """Plan the window in which `position` lies."""
+        """Plan the window that contains `position`."""
         window = self._window(position)
         known = dict(position.left_out)
         left_out = {**self.admit(window), **known}
@@ -230,7 +231,7 @@ class Plan:
         )
 
     def _shards(self, epoch: int, window: int) -> list[int]:
-        """Those whose turn it is, in order."""
+        """Return the shards of a window, sorted."""
         shard_order = np.random.default_rng([self.seed, epoch]).permutation(self.shards)
         return np.sort(shard_order[window * self.window_shards :][: self.window_shards]).tolist()
 
@@ -238,7 +239,7 @@ class Plan:
         return np.searchsorted(self.shard_starts, pairs, side="right") - 1
 
     def _order(self, position: Position, left_out: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
-        """The queue of a window, and its sizes: pairs that were carried over, then those of its shards at random."""
+        """Return the queue of a window and its sizes: carried-over pairs, then those of its shards in random order."""
         chosen = [shard for shard in self._shards(position.epoch, position.window) if left_out.get(shard) != 0]
         spans = [slice(*self.shard_starts[shard : shard + 2]) for shard in chosen]
         carried = np.array(position.carry_over, dtype=np.int64)
@@ -252,7 +253,7 @@ class Plan:
     def _packs(
         self, order: np.ndarray, sizes: np.ndarray, left_out: Mapping[int, int], *, is_last: bool
     ) -> PackedQueue:
-        """Pack the queue; where a shard drops out, the rest is packed anew."""
+        """Pack the queue; when a shard drops out, pack the rest again."""
         packed = pack_queue(sizes, self.budgets, is_last=is_last)
         if not left_out:
             return packed
@@ -267,14 +268,14 @@ class Plan:
         return packed
 
     def summary(self, position: Position) -> list[EpochSummary]:
-        """Sum up the epoch that ends at `position`, when all of it was counted."""
+        """Summarize the epoch that ends at `position`, if all of it was counted."""
         totals = position.totals
         if totals is None:
             return []
         if totals.packs == 0:
             raise UserError(
-                f"epoch {position.epoch + 1} has no sentence pair, for every shard of data folder {self.corpus + 1} "
-                "was left out: mend the folder, and start the same command again"
+                f"epoch {position.epoch + 1} has no sentence pair, because every shard of data folder "
+                f"{self.corpus + 1} was left out: fix the folder, and start the same command again"
             )
         fitting = len(self.lengths) - self.skipped
         return [
@@ -298,7 +299,7 @@ class Plan:
 
 
 class Course:
-    """The packs of a corpus from a position on, over windows and epochs, and the position after those taken."""
+    """The packs of a corpus from a position on, over windows and epochs, and the position after the packs taken."""
 
     def __init__(self, plan: Plan, position: Position, events: Events) -> None:
         self.plan, self.position, self.events = plan, position, events
@@ -306,7 +307,7 @@ class Course:
         self._unsaid: list[LeftOut] = []
 
     def take(self, count: int) -> Packs:
-        """Take the next `count` packs of this epoch: fewer at its end, where the position is that of the next epoch.
+        """Take the next `count` packs of this epoch; fewer at its end, where the position moves to the next epoch.
 
         Raises:
             UserError: no shard of the corpus can be read.
@@ -323,14 +324,14 @@ class Course:
         return Packs.join(parts)
 
     def target_tokens(self, most: int) -> list[int]:
-        """Look ahead: target tokens of the next packs of one window, at least one and `most` at most."""
+        """Look ahead: return target tokens of the next packs of one window, at least one and at most `most`."""
         while not len(upcoming := self._upcoming(most)):
             self._next_window()
         found: list[int] = upcoming.target_tokens.tolist()
         return found
 
     def _upcoming(self, most: int) -> Packs:
-        """The next packs of this window."""
+        """Return the next packs of this window."""
         if self._window is None:
             self._window = self.plan.window(self.position)
             self._unsaid = list(self._window.unsaid)
@@ -348,7 +349,7 @@ class Course:
             left_out=tuple(sorted(entry for entry in window.left_out.items() if entry[1] < after)),
             totals=position.totals and position.totals.plus(packs),
         )
-        # Where a shard then went bad that had more packs, the run did not know yet that the epoch ends here.
+        # If a shard with more packs went bad at this point, the run did not know yet that the epoch ends here.
         if window.is_last and after == len(window.packs) and after not in window.left_out.values():
             self._end_epoch()
 
@@ -357,7 +358,7 @@ class Course:
         assert window is not None
         self._say(len(window.packs))
         if window.is_last:
-            # Its shards and those of the pairs that were left for it could not be read.
+            # Neither its shards nor those of the carried-over pairs could be read.
             self._end_epoch()
             return
         self._window = None
@@ -371,7 +372,7 @@ class Course:
         self.position = Position(epoch=self.position.epoch + 1)
 
     def _say(self, packs: int) -> None:
-        """Report the shards that are missing after so many packs of the window, each once."""
+        """Report the shards that are missing after this many packs of the window, each once."""
         due = [shard for shard in self._unsaid if shard.packs <= packs]
         self.events.left_out += sorted(due, key=lambda shard: max(shard.packs, self.position.packs_consumed))
         self._unsaid = [shard for shard in self._unsaid if shard.packs > packs]

@@ -1,4 +1,4 @@
-"""Micro-batches built ahead of their use, in a thread: the training loop finds them ready."""
+"""Prefetch micro-batches: a thread builds them before the training loop needs them."""
 
 import queue
 import threading
@@ -10,18 +10,18 @@ from dist_transformer.data.loading.plan import Step
 from dist_transformer.data.loading.sharing import Draw
 
 # Target tokens per rank that are built together, and how many such blocks may wait. Between two windows, shards are
-# read, verified and planned, and nothing is built: what waits then lasts one second at 600,000 tokens/s.
+# read, verified and planned, and nothing is built; the waiting blocks then last one second at 600,000 tokens/s.
 BLOCK_TOKENS, _WAITING = 50_000, 12
 
 Share = tuple[Step, list[MicroBatch]]
 
 
 class Prefetcher:
-    """Iterates over steps: each with this rank's micro-batches, and the seconds that the reader has waited for them.
+    """Iterate over steps, each with this rank's micro-batches and the seconds that the caller waited for them.
 
     Args:
-        draw: gives the next steps; called in the thread, so planning is ahead too.
-        pin: copy to page-locked memory, from which a GPU reads while it computes.
+        draw: returns the next steps. It is called in the thread, so planning runs ahead, too.
+        pin: copy micro-batches to page-locked memory, from which a GPU can copy while it computes.
     """
 
     def __init__(self, draw: Draw, collator: Collator, *, rank: int, world_size: int, pin: bool) -> None:
@@ -45,7 +45,7 @@ class Prefetcher:
                 stall = 0.0
 
     def close(self) -> None:
-        """Stop building; returns when the thread has ended."""
+        """Stop building, and wait until the thread has ended."""
         self._closing.set()
         while self._thread.is_alive():
             try:
@@ -55,7 +55,7 @@ class Prefetcher:
 
     def _work(self, draw: Draw) -> None:
         try:
-            # The first step comes alone, for somebody waits for it.
+            # The first step is built alone, because the training loop is waiting for it.
             size = 1
             while not self._closing.is_set() and (block := draw(size)):
                 built = self._build(block)
@@ -74,7 +74,7 @@ class Prefetcher:
 
 
 def steps_of_a_block(steps: Sequence[Step], world_size: int) -> int:
-    """How many steps like these are drawn and built together."""
+    """Return how many steps like these are drawn and built together."""
     return max(1, BLOCK_TOKENS * world_size // max(1, steps[0].target_tokens))
 
 

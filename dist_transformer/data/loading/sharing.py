@@ -1,7 +1,8 @@
-"""One process per node opens, plans, reads and verifies; the others get what it found.
+"""Share data within a node: one process opens, plans, reads and verifies, and the others get the results.
 
-What the leading process of a node has verified lies in sealed memory, which the others map: a shard is read, hashed and
-held once per node, and nobody can change it. The steps that it plans go to the others as they are prefetched.
+The leading process of a node keeps verified data in sealed memory, which the other processes map. So a shard is read,
+hashed and held once per node, and no process can change it. The leader sends the steps that it plans to the others as
+they are prefetched.
 """
 
 import itertools
@@ -22,25 +23,25 @@ from dist_transformer.runtime.node import join_node
 from dist_transformer.verified import Sealed
 
 Draw = Callable[[int], list[Step]]
-"""Gives the next steps, as many as asked for or a few others; none at the end."""
+"""Returns the next steps, about as many as requested; none at the end."""
 
 
 class Sharing:
     """The data of a run on this rank. Collective: every rank must construct it.
 
-    A plan uses the shards of a window that all nodes can read: no node decides alone.
+    All nodes use only those shards of a window that every node can read; no node decides alone.
 
     Args:
-        skip: leave the others out. Otherwise they end the run on all ranks.
+        skip: leave out shards that some node cannot read. Otherwise they end the run on all ranks.
         timeout_minutes: how long a node that is ahead waits for the others.
     """
 
     def __init__(self, *, skip: bool, timeout_minutes: float) -> None:
         self.skip = skip
         self.problems: dict[tuple[int, int], str] = {}
-        """By corpus and shard: why it is left out."""
+        """Reason why a shard is left out, by corpus and shard."""
         self.node = join_node()
-        # The training loop's collectives go on at the same time: ours need a group of their own.
+        # Collectives of the training loop run at the same time, so sharing needs a process group of its own.
         self._group = distributed.new_cpu_group(timeout_minutes, self.node.leaders)
         self._splits: list[Split] = []
         self._begun = 0
@@ -51,7 +52,7 @@ class Sharing:
         """Open the data folders of a run and plan it.
 
         Raises:
-            UserError: a folder cannot be used, or several do not go together; the same on all ranks of a node.
+            UserError: on all ranks of a node: a folder cannot be used, or several do not fit together.
         """
         if not self.node.leads:
             data = self._open_shared(corpora, batch, seed=seed)
@@ -68,16 +69,15 @@ class Sharing:
         return data
 
     def admit(self, split: Split, window: Window) -> dict[int, int]:
-        """Read a window's shards, and let the following be fetched; gives those that are left out.
+        """Read a window's shards and prefetch the next ones; return those that are left out.
 
         Collective: the leading rank of every node must call it, in the thread that plans ahead.
 
-        They are held until the window is past, so no shard goes bad inside it but between a run and its resumption:
-        the plan then goes on without the shard from the next pack on.
-
         Raises:
-            UserError: a shard cannot be read; the same on all ranks.
+            UserError: on all ranks: a shard cannot be read.
         """
+        # Shards are held until the window is past, so a shard cannot go bad inside it, but only between a run and its
+        # resume. The plan then continues without the shard from the next pack on.
 
         def share(shard: int, content: Sealed) -> None:
             self._tell(["shard", window.corpus, shard], content)
@@ -96,10 +96,10 @@ class Sharing:
         return dict.fromkeys(agreed, window.packs_consumed)
 
     def draw_from(self, steps: Iterator[Step]) -> Draw:
-        """Draw from the steps of the node's plan.
+        """Make a function that draws from the steps of the node's plan.
 
         Args:
-            steps: of this rank's plan; they are drawn where it leads its node.
+            steps: steps of this rank's plan, which are used if it leads its node.
         """
 
         def plan(count: int) -> list[Step]:
@@ -110,14 +110,14 @@ class Sharing:
                 raise
             if self.node.is_shared:
                 texts, arrays = encode(block)
-                # In memory that all map: through the sockets, each of the others would copy what it hardly uses.
+                # Shared memory: with sockets, each other process would copy arrays that it hardly uses.
                 self._tell(["steps", texts], Sealed.copy_of(arrays) if block else None)
             return block
 
         return plan if self.node.leads else self._hear_steps
 
     def close(self) -> None:
-        """End without leaving any node in a window that others will not reach. Collective: every rank must call it."""
+        """End without leaving a node in a window that others do not reach. Collective: every rank must call it."""
         with self._counting:
             self._closed = True
             begun = self._begun
@@ -152,7 +152,7 @@ class Sharing:
         self.node.tell(message, None if content is None else content.descriptor)
 
     def _hear(self) -> tuple[Any, Sealed | None]:
-        """The leader's next message, and the content that goes with it.
+        """Receive the leader's next message, and the content that comes with it.
 
         Raises:
             UserError: the leader has ended, or found an error.
@@ -166,7 +166,7 @@ class Sharing:
         self.problems.update({(corpus, shard): problem for shard, problem in problems.items()})
 
     def _agree(self, problems: dict[int, str]) -> dict[int, str]:
-        """The problems of all nodes; of several with one shard, that of the lowest rank."""
+        """Merge the problems of all nodes; if several nodes report the same shard, the lowest rank's text counts."""
         with self._agreeing:
             merged: dict[int, str] = {}
             for found in reversed(distributed.gather_objects(problems, self._group)):

@@ -1,4 +1,4 @@
-"""What is in a data folder: lengths of sentences, how full packs get, and sentences as text.
+"""Statistics of a data folder: sentence lengths, how full packs get, and example sentences.
 
 Lengths are counted a million pairs at a time, so memory does not grow with the corpus.
 """
@@ -18,19 +18,19 @@ from dist_transformer.data.loading.plan import Plan
 from dist_transformer.data.tokenizer import Tokenizer
 
 _CHUNK_PAIRS = 2**20
-# What is longer than all but this share of the sentences goes into the last row of a histogram.
+# Sentences longer than all but this share go into the last row of a histogram.
 _SHOWN_SHARE = 0.995
 _BAR = 21
-# Widths of a histogram's rows, in tokens: numbers that people count in.
+# Widths of a histogram's rows in tokens: round numbers.
 _ROW_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 _MOST_ROWS = 15
-# Unicode's classes of characters that move the cursor or end a line.
+# Unicode categories of characters that move the cursor or end a line.
 _CONTROL = ("Cc", "Zl", "Zp")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lengths:
-    """Sentences of one side by their length, the one special token included."""
+    """Number of sentences of one side by length, which includes the one special token."""
 
     counts: np.ndarray
     """`counts[n]` sentences have n tokens."""
@@ -52,12 +52,12 @@ class Lengths:
         return int(np.flatnonzero(self.counts)[-1])
 
     def quantile(self, share: float) -> int:
-        """The shortest length that at least this share of the sentences does not exceed."""
+        """Return the smallest length that at least this share of the sentences does not exceed."""
         return int(np.searchsorted(np.cumsum(self.counts), share * self.sentences))
 
 
 def count_lengths(split: Split) -> tuple[Lengths, Lengths]:
-    """Source and target side of a split."""
+    """Count the lengths of the source and the target side of a split."""
     sizes = (split.info.max_source_tokens + 1, split.info.max_target_tokens + 1)
     counts = [np.zeros(size, dtype=np.int64) for size in sizes]
     for start in range(0, len(split.lengths), _CHUNK_PAIRS):
@@ -67,20 +67,20 @@ def count_lengths(split: Split) -> tuple[Lengths, Lengths]:
 
 
 def first_epoch(split: Split, budgets: Budgets, *, window_shards: int, seed: int) -> EpochSummary:
-    """Plan the first epoch and count."""
+    """Plan the first epoch and return its figures."""
     plan = Plan(split.lengths, split.shard_starts, budgets=budgets, window_shards=window_shards, seed=seed)
     return next(step.ended[0] for step in epoch_steps(plan, packs_per_step=1) if step.ended)
 
 
 def histogram_edges(sides: Sequence[Lengths]) -> list[int]:
-    """First lengths of the rows that all sides share; the last row has no end."""
+    """Return the first length of each row that all sides share; the last row has no end."""
     shown = max(side.quantile(_SHOWN_SHARE) for side in sides)
     row = next((tokens for tokens in _ROW_TOKENS if -(-shown // tokens) <= _MOST_ROWS), -(-shown // _MOST_ROWS))
     return list(range(1, shown + row + 1, row))
 
 
 def length_histograms(sides: Sequence[Lengths], names: Sequence[str]) -> str:
-    """Both sides beside each other in at most 80 characters a line: share of the sentences, and a bar of it."""
+    """Format both sides in columns of at most 80 characters per line: share of the sentences, and a bar."""
     edges = histogram_edges(sides)
     ranges = [f"{first}-{after - 1}" if after - first > 1 else f"{first}" for first, after in pairwise(edges)]
     ranges.append(f"{edges[-1]} up")
@@ -96,7 +96,7 @@ def length_histograms(sides: Sequence[Lengths], names: Sequence[str]) -> str:
 
 
 def random_examples(split: Split, tokenizer: Tokenizer, count: int, *, seed: int) -> list[tuple[str, str]]:
-    """Source and target text of `count` pairs, or of all when there are fewer; no pair comes twice."""
+    """Return source and target text of `count` random pairs, or of all if there are fewer; no pair occurs twice."""
     pairs = np.random.default_rng([seed]).choice(split.info.pairs, min(count, split.info.pairs), replace=False)
     source, source_lengths, target, target_lengths = split.tokens(pairs)
     sides = [
@@ -107,7 +107,7 @@ def random_examples(split: Split, tokenizer: Tokenizer, count: int, *, seed: int
 
 
 def printable(text: str) -> str:
-    """A text that stays on its line and cannot drive a terminal: control characters as `\\x1b`."""
+    """Escape control characters as `\\x1b`, so that a text stays on its line and cannot control a terminal."""
     return "".join(
         character.encode("unicode_escape").decode("ascii") if unicodedata.category(character) in _CONTROL else character
         for character in text

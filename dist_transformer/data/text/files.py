@@ -1,7 +1,7 @@
-"""Parallel text from files, as (source, target) pairs of strings.
+"""Read parallel text from files, as (source, target) pairs of strings.
 
 Only "\\n" and "\\r\\n" end a line. `str.splitlines` also breaks at \\x0b, \\x85 and \\u2028, which occur in web text on
-one side of a pair only and would shift every later line of that side.
+only one side of a pair and would shift every later line of that side.
 """
 
 import bz2
@@ -23,12 +23,12 @@ from dist_transformer.errors import UserError
 Pair = tuple[str, str]
 
 LONGEST_LINE = 2**20
-"""Bytes of the longest line that is read. A compressed file of 458 KB may hold one of 3 GB."""
+"""Bytes of the longest line that is read. A compressed file of 458 KB can contain a line of 3 GB."""
 
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 _DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# Bytes that show a line to be too long, whatever mark is before and whatever end is behind it.
+# Bytes after which a line is too long in any case, with a byte order mark before it and a line end behind it.
 _BOUND = LONGEST_LINE + 8
 _ENDED = object()
 
@@ -39,23 +39,23 @@ _LINE_BREAK = re.compile(r"\r\n|\r|\n")
 
 
 class PairSource(Protocol):
-    """Where pairs come from: a dataclass of plain values and paths."""
+    """A source of pairs: a dataclass of plain values and paths."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def name(self) -> str:
-        """For reports and the index: without folders."""
+        """Name without folders, for reports and the index."""
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
-        """Of source and target, where they can be told."""
+        """Languages of source and target, if they are known."""
 
     def files(self) -> list[Path]:
-        """The local files that are read: when one of them changes, so may the pairs."""
+        """List the local files that are read; if one of them changes, the pairs may change."""
 
     def pairs(self) -> Iterator[Pair | None]:
-        """The pairs, the same ones in the same order at every call; None for one with a line above `LONGEST_LINE`."""
+        """Yield the same pairs in the same order at every call; None for one with a line above `LONGEST_LINE`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,10 +86,10 @@ class LineFiles:
             yield (source, target) if isinstance(source, str) and isinstance(target, str) else None
 
     def whole_pairs(self) -> Iterator[Pair]:
-        """All pairs, where none may be left out.
+        """Yield all pairs, for callers that may not leave one out.
 
         Raises:
-            UserError: a line is above `LONGEST_LINE`; the file and its number are given.
+            UserError: a line is above `LONGEST_LINE`; the error names the file and the line number.
         """
         for number, pair in enumerate(self.pairs(), 1):
             if pair is None:
@@ -99,18 +99,18 @@ class LineFiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TsvFile:
-    """One file of tab-separated columns, no quoting."""
+    """A file of tab-separated columns without quoting."""
 
     path: Path
     source_column: int = 0
-    """Counted from 0."""
+    """Column number, counted from 0."""
     target_column: int = 1
 
     def __post_init__(self) -> None:
         if self.source_column < 0 or self.target_column < 0 or self.source_column == self.target_column:
             raise UserError(
                 f"TSV columns {self.source_column} and {self.target_column} must be two different columns, "
-                "counted from 0: mend --tsv-columns"
+                "counted from 0: fix --tsv-columns"
             )
 
     @property
@@ -133,15 +133,15 @@ class TsvFile:
             columns = line.split("\t")
             if len(columns) < needed:
                 raise UserError(
-                    f"{self.path} line {number} has {len(columns)} tab-separated columns and {needed} are needed: "
-                    "mend the line, or choose the columns with --tsv-columns"
+                    f"{self.path} line {number} has {len(columns)} tab-separated columns, but {needed} are needed: "
+                    "fix the line, or choose the columns with --tsv-columns"
                 )
             yield columns[self.source_column], columns[self.target_column]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldFile:
-    """A file of rows whose two texts have names."""
+    """A file of rows whose two texts have field names."""
 
     path: Path
     source_field: str
@@ -160,7 +160,7 @@ class FieldFile:
 
 
 class JsonlFile(FieldFile):
-    """One JSON object a line; the two texts are string fields of it. Blank lines are passed over."""
+    """A file of one JSON object per line; the two texts are string fields of it. Blank lines are skipped."""
 
     def pairs(self) -> Iterator[Pair | None]:
         for number, line in enumerate(read_short_lines(self.path), 1):
@@ -173,10 +173,10 @@ class JsonlFile(FieldFile):
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise UserError(
-                    f"{self.path} line {number} is not JSON ({error}): write one JSON object a line"
+                    f"{self.path} line {number} is not JSON ({error}): write one JSON object per line"
                 ) from None
             if not isinstance(row, dict):
-                raise UserError(f"{self.path} line {number} is not a JSON object: write one JSON object a line")
+                raise UserError(f"{self.path} line {number} is not a JSON object: write one JSON object per line")
             yield self._text(row, self.source_field, number), self._text(row, self.target_field, number)
 
     def _text(self, row: dict[str, Any], field: str, number: int) -> str:
@@ -187,17 +187,15 @@ class JsonlFile(FieldFile):
                 "name the fields with --src-field and --tgt-field"
             )
         if not isinstance(row[field], str):
-            raise UserError(
-                f'{where}: field "{field}" must be a string, not {type(row[field]).__name__}: mend the line'
-            )
+            raise UserError(f'{where}: field "{field}" must be a string, not {type(row[field]).__name__}: fix the line')
         return one_line(row[field], where)
 
 
 def expand(paths: Iterable[Path], flag: str) -> list[Path]:
-    """The paths, with those that are patterns (`*`, `?`, `[…]`, `**`) replaced by the files they match, sorted by name.
+    """Replace paths that are patterns (`*`, `?`, `[…]`, `**`) by the files that they match, sorted by name.
 
     Raises:
-        UserError: a pattern matches nothing; `flag` and the pattern are named.
+        UserError: a pattern matches nothing; the error names `flag` and the pattern.
     """
     files: list[Path] = []
     for path in paths:
@@ -225,10 +223,10 @@ def line_files(sources: Iterable[Path], targets: Iterable[Path]) -> list[LineFil
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 text file, plain or compressed, without their ends and without a byte order mark.
+    """Read the lines of a UTF-8 text file, plain or compressed, without line ends and byte order mark.
 
     Raises:
-        UserError: the file cannot be read, or a line is above `LONGEST_LINE` or is not UTF-8, by its number.
+        UserError: the file cannot be read, or a line is above `LONGEST_LINE` or not UTF-8; the error has its number.
     """
     for number, line in enumerate(read_short_lines(path), 1):
         if line is None:
@@ -237,7 +235,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def read_short_lines(path: Path) -> Iterator[str | None]:
-    """The same, with None for each line above `LONGEST_LINE`."""
+    """Read lines like `read_lines`, with None for each line above `LONGEST_LINE`."""
     opener = _OPENERS.get(path.suffix, open)
     lines = 0
     try:
@@ -249,17 +247,18 @@ def read_short_lines(path: Path) -> Iterator[str | None]:
         raise UserError(f"{path} does not exist: check the name") from None
     except _DAMAGED as error:
         raise UserError(
-            f"{path} is not a whole {path.suffix} file (after line {lines}: {error}): fetch it again, or rename it"
+            f"{path} is not a complete {path.suffix} file (after line {lines}: {error}): download it again, or rename "
+            "it"
         ) from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}): check the file and its rights") from None
 
 
 def read_aligned(*paths: Path) -> list[list[str]]:
-    """The lines of small files, line i of each of which belongs to line i of the others.
+    """Read the lines of small files; line i of each file belongs to line i of the others.
 
     Raises:
-        UserError: one cannot be read, they are of different length, or they are empty.
+        UserError: a file cannot be read, the lengths differ, or the files are empty.
     """
     first, *others = paths
     texts = [list(read_lines(path)) for path in paths]
@@ -279,13 +278,13 @@ def _unequal(one: Path, one_lines: int, other: Path, other_lines: int) -> UserEr
 
 
 def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
-    """The lines of a UTF-8 byte stream without their ends and without a byte order mark.
+    """Decode the lines of a UTF-8 byte stream, without line ends and byte order mark.
 
     Args:
-        stream: lines; `bounded_lines` keeps those of a file from filling the memory.
+        stream: lines; `bounded_lines` limits the memory that those of a file need.
 
     Raises:
-        UserError: a line is not UTF-8, or above `LONGEST_LINE`; `name` and its number are given.
+        UserError: a line is not UTF-8, or above `LONGEST_LINE`; the error has `name` and the line number.
     """
     for number, line in enumerate(_decoded(stream, name), 1):
         if line is None:
@@ -294,7 +293,7 @@ def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
 
 
 def bounded_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of an open file; of one above `LONGEST_LINE` no more than its first bytes are given or kept."""
+    """Read the lines of an open file; of a line above `LONGEST_LINE`, only the first bytes are kept and returned."""
     for line in iter(functools.partial(file.readline, _BOUND), b""):
         yield line
         rest = line
@@ -323,7 +322,7 @@ def _decoded(stream: Iterable[bytes], name: str) -> Iterator[str | None]:
 
 
 def language_of(path: Path) -> str | None:
-    """The language that a file's suffixes name: `train.en.gz` → `en`; None when they name none."""
+    """Return the language in a file's suffixes: `train.en.gz` → `en`; None if there is none."""
     for suffix in reversed(path.suffixes):
         if (language := as_language(suffix[1:])) is not None:
             return language
@@ -331,26 +330,26 @@ def language_of(path: Path) -> str | None:
 
 
 def as_language(name: str) -> str | None:
-    """The name, if it looks like that of a language."""
+    """Return the name if it looks like a language, otherwise None."""
     return name if _LANGUAGE.fullmatch(name) and not _NOT_A_LANGUAGE.fullmatch(name) else None
 
 
 def short_pair(source: str, target: str) -> Pair | None:
-    """The pair, or None when a side is above `LONGEST_LINE`."""
+    """Return the pair, or None if a side is above `LONGEST_LINE`."""
     longest = max(len(source), len(target))
-    # No character takes more than four bytes.
+    # A character takes at most four bytes.
     if longest * 4 > LONGEST_LINE and max(len(side.encode("utf-8")) for side in (source, target)) > LONGEST_LINE:
         return None
     return source, target
 
 
 def one_line(text: str, where: str) -> str:
-    """A text from JSON or a table may hold line breaks, which no line-based file can: they become spaces."""
+    """Replace line breaks, which text from JSON or a table may contain, by spaces, because files have one line each."""
     if not text.isascii():
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
-            raise UserError(f"{where} holds half of a surrogate pair (\\ud800 to \\udfff): mend the text") from None
+            raise UserError(f"{where} holds half of a surrogate pair (\\ud800 to \\udfff): fix the text") from None
     return _LINE_BREAK.sub(" ", text)
 
 

@@ -1,4 +1,4 @@
-"""Parallel text from tables: Parquet files and the datasets that the `datasets` library opens.
+"""Read parallel text from tables: Parquet files, and datasets that the `datasets` library opens.
 
 The two texts of a row are two columns, or two fields of a column `translation`. A missing text counts as empty.
 """
@@ -16,13 +16,13 @@ from dist_transformer.data.text.files import FieldFile, Pair, listed, one_line, 
 from dist_transformer.errors import TransientError, UserError
 
 _BATCH_ROWS = 1_000
-# A row group of web-scale files holds a million rows: it is read through a buffer, not whole.
+# A row group of a web-scale file holds a million rows, so it is read through a buffer instead of whole.
 _PARQUET_BUFFER = 1 << 20
 _NESTED = "translation"
 
 
 class ParquetFile(FieldFile):
-    """One Parquet file; the two texts are string columns, or string fields of its column `translation`."""
+    """A Parquet file; the two texts are string columns, or string fields of its column `translation`."""
 
     def pairs(self) -> Iterator[Pair | None]:
         row = 0
@@ -44,12 +44,12 @@ class ParquetFile(FieldFile):
                     f"{self.path} cannot be read ({error.strerror}): check the file and its rights"
                 ) from None
             raise UserError(
-                f"{self.path} is not a whole Parquet file of UTF-8 text (after row {row}: {_first_line(error)}): "
-                "fetch it again, or check --parquet"
+                f"{self.path} is not a complete Parquet file of UTF-8 text (after row {row}: {_first_line(error)}): "
+                "download it again, or check --parquet"
             ) from None
 
     def _column(self, schema: pa.Schema, field: str) -> list[str]:
-        """The path of names to a field's column."""
+        """Return the path of names that leads to a field's column."""
         nested = schema.field(_NESTED).type if _NESTED in schema.names else pa.struct([])
         inner = [nested.field(i).name for i in range(nested.num_fields)] if pa.types.is_struct(nested) else []
         if field in schema.names:
@@ -75,7 +75,7 @@ class ParquetFile(FieldFile):
 class HubDataset:
     """A dataset that `datasets.load_dataset` opens: a hub name or a local folder of JSON, Parquet, … files.
 
-    Its rows have a `translation` column of {language: text}, or one column a language.
+    Its rows have a `translation` column of {language: text}, or one column per language.
     """
 
     dataset: str
@@ -83,10 +83,10 @@ class HubDataset:
     target_language: str
     config: str | None = None
     revision: str | None = None
-    """Commit, tag or branch of the hub's repository; its newest commit if not given, which is not recorded."""
+    """Commit, tag or branch of the hub's repository; default: its newest commit, which is not recorded."""
     split: str = "train"
     streaming: bool = False
-    """Rows are read as they arrive, and nothing is stored in the cache of `datasets`."""
+    """Whether rows are read as they arrive, without storing anything in the cache of `datasets`."""
 
     @property
     def name(self) -> str:
@@ -98,7 +98,7 @@ class HubDataset:
         return self.source_language, self.target_language
 
     def files(self) -> list[Path]:
-        """Those of a local folder; what the hub holds is not asked."""
+        """List the files of a local folder; for a dataset of the hub, the list is empty."""
         path = Path(self.dataset)
         return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
 
@@ -126,8 +126,8 @@ class HubDataset:
         except Exception as error:  # one of many types: not found, no network, unknown config or split, gated, …
             if rows:
                 raise TransientError(
-                    f'dataset "{self.dataset}" (split {self.split}) broke off after row {rows:,} '
-                    f"({_first_line(error)}): run the same command again, which goes on"
+                    f'dataset "{self.dataset}" (split {self.split}) failed after row {rows:,} '
+                    f"({_first_line(error)}): run the same command again, which resumes"
                 ) from error
             raise UserError(
                 f'dataset "{self.dataset}" (config {self.config or "default"}, split {self.split}) cannot be loaded '
@@ -162,7 +162,7 @@ class HubDataset:
 
 
 def _values(batch: pa.RecordBatch, path: list[str]) -> list[str | None]:
-    """A column, or a field of one that holds structures."""
+    """Return the values of a column, or of a field of a struct column."""
     column = batch.column(path[0])
     return (pc.struct_field(column, path[1:]) if path[1:] else column).to_pylist()
 

@@ -1,6 +1,6 @@
-"""A synchronous English–German grammar: any number of distinct sentence pairs, for demos and tests without a download.
+"""A synthetic English–German corpus: any number of distinct sentence pairs, for demos and tests without a download.
 
-Every English sentence has exactly one German translation and the reverse. What a model must learn is real: gender,
+Every English sentence has exactly one German translation and vice versa. What a model must learn is real: gender,
 number and case agreement, weak, mixed and strong adjective endings, verb-second and verb-final order, separable
 prefixes, the perfect with haben or sein, negation, and number words. Words are in `toy_lexicon.py`, rules in
 `toy_grammar.py`; this module draws sentences.
@@ -54,7 +54,7 @@ VERBS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToyCorpus:
-    """(English, German) pairs; no English and no German sentence stands in two splits."""
+    """(English, German) pairs; no English and no German sentence occurs in two splits."""
 
     train: list[SentencePair]
     valid: list[SentencePair]
@@ -62,7 +62,7 @@ class ToyCorpus:
 
 
 def draw_sentence(rng: random.Random) -> Sentence:
-    """A random sentence: half are single clauses, the others join two."""
+    """Draw a random sentence: half are single clauses, the others join two."""
     connective = rng.choice((None, None, None, None, None, AND, BUT, BECAUSE, THAT, IF))
     if connective is None:
         return Sentence(_draw_clause(rng))
@@ -79,12 +79,12 @@ def draw_sentence(rng: random.Random) -> Sentence:
 
 def _draw_clause(rng: random.Random, *, tenses: tuple[Tense, ...] = ALL_TENSES, may_front: bool = True) -> Clause:
     verb = rng.choice(VERBS)
-    # Lamps want nothing.
+    # Things, such as lamps, cannot want anything.
     tense = rng.choice([tense for tense in tenses if tense != "want" or "thing" not in verb.subject_kinds])
     denied = tense in DENIABLE_TENSES and verb is not lexicon.COST and rng.random() < 0.2
     with_kein = denied and bool(verb.object_kinds) and rng.random() < 0.5
     negated = denied and not with_kein
-    # "ein Hund" or "jeder Hund" beside a negation would leave its scope open.
+    # "ein Hund" or "jeder Hund" with a negation would leave its scope open.
     determiners = DEFINITE_DETERMINERS if denied else DETERMINERS
     subject = _draw_subject(rng, verb.subject_kinds, determiners)
     # "sieht den Hund nicht im Garten" would deny only the place.
@@ -177,7 +177,7 @@ def _draw_noun_phrase(rng: random.Random, kinds: tuple[Kind, ...], determiners: 
 
 
 def draw_pair(rng: random.Random) -> SentencePair:
-    """A random sentence of `MIN_WORDS` to `MAX_WORDS` words in both languages."""
+    """Draw a random sentence of `MIN_WORDS` to `MAX_WORDS` words in both languages."""
     while True:
         pair = render(draw_sentence(rng))
         if all(MIN_WORDS <= len(sentence.split()) <= MAX_WORDS for sentence in pair):
@@ -185,13 +185,13 @@ def draw_pair(rng: random.Random) -> SentencePair:
 
 
 def generate_pairs(count: int, seed: int) -> list[SentencePair]:
-    """`count` distinct pairs, a function of the seed alone; a smaller count gives a prefix of the same list.
+    """Generate `count` distinct pairs from the seed alone; a smaller count gives a prefix of the same list.
 
     Raises:
-        UserError: if `count` is negative or more than `MAX_DRAWS` draws can give.
+        UserError: `count` is negative, or more than `MAX_DRAWS` draws can give.
     """
     if count < 0:
-        raise UserError(f"the number of toy sentence pairs is {count}; ask for 0 or more")
+        raise UserError(f"the number of toy sentence pairs is {count}: ask for 0 or more")
     rng = random.Random(seed)
     english_of: dict[str, str] = {}
     for _ in range(MAX_DRAWS):
@@ -200,26 +200,26 @@ def generate_pairs(count: int, seed: int) -> list[SentencePair]:
         english, german = draw_pair(rng)
         english_of[german] = english
     if len(english_of) < count:
-        raise UserError(f"the toy grammar gave only {len(english_of)} of {count} distinct pairs; ask for fewer")
+        raise UserError(f"the toy grammar gave only {len(english_of)} of {count} distinct pairs: ask for fewer")
     return [(english, german) for german, english in english_of.items()]
 
 
 def make_toy_corpus(*, train_pairs: int, valid_pairs: int = 500, test_pairs: int = 500, seed: int = 1) -> ToyCorpus:
-    """Three splits that share no sentence; test and validation do not change when `train_pairs` grows.
+    """Make three splits that share no sentence; test and validation do not change when `train_pairs` grows.
 
     Raises:
         UserError: as `generate_pairs`, for any of the three numbers.
     """
     for name, count in (("train_pairs", train_pairs), ("valid_pairs", valid_pairs), ("test_pairs", test_pairs)):
         if count < 0:
-            raise UserError(f"{name} is {count}; ask for 0 or more")
+            raise UserError(f"{name} is {count}: ask for 0 or more")
     pairs = generate_pairs(test_pairs + valid_pairs + train_pairs, seed)
     held_out = test_pairs + valid_pairs
     return ToyCorpus(train=pairs[held_out:], valid=pairs[test_pairs:held_out], test=pairs[:test_pairs])
 
 
 def write_toy_corpus(folder: Path, corpus: ToyCorpus) -> None:
-    """Write `train.en`, `train.de`, `valid.en` … `test.de`: UTF-8, one sentence a line."""
+    """Write `train.en`, `train.de`, `valid.en` … `test.de`: UTF-8, one sentence per line."""
     make_folder(folder)
     for split, pairs in (("train", corpus.train), ("valid", corpus.valid), ("test", corpus.test)):
         for language, side in (("en", 0), ("de", 1)):

@@ -1,4 +1,4 @@
-"""Trees of the toy English–German grammar, and how a tree reads in either language.
+"""Syntax trees of the toy English–German grammar, and their rendering in both languages.
 
 One tree gives both sentences, so English and German agree by construction.
 """
@@ -34,16 +34,16 @@ def _join(words: Iterable[str | None]) -> str:
     return " ".join(filter(None, words))
 
 
-# Endings of dieser, and of an adjective that no determiner precedes.
+# Endings of dieser, and of an adjective without a determiner.
 STRONG_ENDINGS: dict[Case, dict[Gender | Literal["plural"], str]] = {
     "nominative": {"masculine": "er", "feminine": "e", "neuter": "es", "plural": "e"},
     "accusative": {"masculine": "en", "feminine": "e", "neuter": "es", "plural": "e"},
     "dative": {"masculine": "em", "feminine": "er", "neuter": "em", "plural": "en"},
 }
 DEFINITE_ENDINGS = {"er": "er", "e": "ie", "es": "as", "en": "en", "em": "em"}
-# Where ein, kein and mein have no ending, so the adjective shows the gender: ein alter Mann, ein altes Buch.
+# Cases in which ein, kein and mein have no ending, so the adjective shows the gender: ein alter Mann, ein altes Buch.
 ENDINGLESS = {("nominative", "masculine"), ("nominative", "neuter"), ("accusative", "neuter")}
-# Where an adjective after der or dieser ends in -e; it ends in -en everywhere else.
+# Cases in which an adjective after der or dieser ends in -e; it ends in -en in all others.
 WEAK_E = {*ENDINGLESS, ("nominative", "feminine"), ("accusative", "feminine")}
 
 ENGLISH_ONES = _words(
@@ -70,13 +70,13 @@ class NounPhrase:
 
     @property
     def agreement(self) -> Agreement:
-        """The verb form that this phrase asks for as the subject."""
+        """The verb form that this phrase requires as a subject."""
         return "plural" if self.plural else "third"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clause:
-    """A verb with its arguments. `fronted` is what stands before the finite verb of a German main clause."""
+    """A verb with its arguments. `fronted` is the phrase before the finite verb of a German main clause."""
 
     subject: NounPhrase | Pronoun
     verb: Verb
@@ -93,18 +93,18 @@ class Clause:
 
 @dataclass(frozen=True, slots=True)
 class Connective:
-    """How a second clause is joined to the main clause."""
+    """A connective that joins a second clause to the main clause."""
 
     english: str
     german: str
     order: WordOrder
     leads: bool = False
-    """The second clause stands before the main clause, whose verb then comes first: Wenn …, lacht …."""
+    """Whether the second clause comes before the main clause, which then starts with its verb: Wenn …, lacht …."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """A main clause, alone or with a second one."""
+    """A main clause, alone or with a second clause."""
 
     main: Clause
     connective: Connective | None = None
@@ -119,7 +119,7 @@ IF = Connective("if ", "wenn ", "verb_final", leads=True)
 
 
 def english_number(number: int) -> str:
-    """0 to 99 in words: 21 → twenty-one."""
+    """Write 0 to 99 in words: 21 → twenty-one."""
     tens, ones = divmod(number, 10)
     if tens < 2:
         return ENGLISH_ONES[number]
@@ -127,7 +127,7 @@ def english_number(number: int) -> str:
 
 
 def german_number(number: int) -> str:
-    """0 to 99 in words: 21 → einundzwanzig."""
+    """Write 0 to 99 in words: 21 → einundzwanzig."""
     tens, ones = divmod(number, 10)
     if tens < 2:
         return GERMAN_ONES[number]
@@ -136,7 +136,7 @@ def german_number(number: int) -> str:
 
 
 def english_noun_phrase(phrase: NounPhrase | Pronoun) -> str:
-    """The phrase in English, with a or an by the sound of the next word."""
+    """Render the phrase in English, with a or an by the sound of the next word."""
     if isinstance(phrase, Pronoun):
         return phrase.english
     words = [english_number(phrase.numeral)] if phrase.numeral else []
@@ -150,7 +150,7 @@ def english_noun_phrase(phrase: NounPhrase | Pronoun) -> str:
 
 
 def german_noun_phrase(phrase: NounPhrase | Pronoun, case: Case) -> str:
-    """The phrase in German, declined."""
+    """Render the phrase in German, declined."""
     if isinstance(phrase, Pronoun):
         return phrase.german
     noun = phrase.noun
@@ -167,7 +167,7 @@ def german_noun_phrase(phrase: NounPhrase | Pronoun, case: Case) -> str:
 
 
 def german_noun(noun: Noun, case: Case, *, plural: bool) -> str:
-    """The dative plural adds -n unless the plural ends in -n: den Hunden, den Frauen."""
+    """Decline a noun: the dative plural adds -n unless the plural ends in -n: den Hunden, den Frauen."""
     if not plural:
         return noun.german
     needs_n = case == "dative" and not noun.german_plural.endswith("n")
@@ -175,7 +175,7 @@ def german_noun(noun: Noun, case: Case, *, plural: bool) -> str:
 
 
 def german_determiner(determiner: Determiner, case: Case, gender: Gender | Literal["plural"]) -> str:
-    """The determiner with its ending; nothing for the bare one."""
+    """Return the determiner with its ending; empty for the bare one."""
     ending = STRONG_ENDINGS[case][gender]
     match determiner.declension:
         case "definite":
@@ -188,7 +188,7 @@ def german_determiner(determiner: Determiner, case: Case, gender: Gender | Liter
 
 
 def adjective_ending(determiner: Determiner, case: Case, gender: Gender | Literal["plural"]) -> str:
-    """Weak after der and dieser, mixed after ein and mein, strong without a determiner."""
+    """Return the ending: weak after der and dieser, mixed after ein and mein, strong without a determiner."""
     shows_gender = determiner.declension == "mixed" and (case, gender) in ENDINGLESS
     if determiner.declension == "strong" or shows_gender:
         return STRONG_ENDINGS[case][gender]
@@ -196,7 +196,7 @@ def adjective_ending(determiner: Determiner, case: Case, gender: Gender | Litera
 
 
 def english_clause(clause: Clause) -> str:
-    """Subject, verb, recipient, object, complement, company, place, time; a fronted phrase goes first."""
+    """Order subject, verb, recipient, object, complement, company, place, time; a fronted phrase goes first."""
     place, time = (phrase.english if phrase else None for phrase in (clause.place, clause.time))
     company = clause.company
     return _join(
@@ -230,7 +230,7 @@ def _english_verb_group(clause: Clause) -> str:
 
 
 def german_clause(clause: Clause, order: WordOrder) -> str:
-    """Subject and middle field around the finite verb; a participle, infinitive or separable prefix closes."""
+    """Put subject and middle field around the finite verb; a participle, infinitive or separable prefix goes last."""
     subject = german_noun_phrase(clause.subject, "nominative")
     finite, closing = _german_verb_group(clause)
     middle = _german_middle_field(clause)
@@ -247,7 +247,7 @@ def german_clause(clause: Clause, order: WordOrder) -> str:
 
 
 def _german_middle_field(clause: Clause) -> str:
-    """Time, dative, accusative, nicht, company, place, complement; without what is fronted."""
+    """Order time, dative, accusative, nicht, company, place, complement, without the fronted phrase."""
     place, time = (phrase.german if phrase else None for phrase in (clause.place, clause.time))
     company = clause.company
     return _join(
@@ -264,7 +264,7 @@ def _german_middle_field(clause: Clause) -> str:
 
 
 def _german_verb_group(clause: Clause) -> tuple[str, str]:
-    """The finite verb, and the prefix, participle or infinitive that closes the clause."""
+    """Return the finite verb, and the prefix, participle or infinitive that closes the clause."""
     verb, agreement = clause.verb, clause.subject.agreement
     match clause.tense:
         case "present":
@@ -276,7 +276,7 @@ def _german_verb_group(clause: Clause) -> tuple[str, str]:
 
 
 def render(sentence: Sentence) -> SentencePair:
-    """The sentence in English and in German."""
+    """Render the sentence in English and in German."""
     main, connective, second = sentence.main, sentence.connective, sentence.second
     english, german = english_clause(main), german_clause(main, "verb_second")
     if connective and second:

@@ -1,6 +1,6 @@
 """Words of the toy English–German grammar in `toy_corpus.py`.
 
-Every English word has one German word and the reverse, so that a translation is either right or wrong. Left out are
+Every English word has one German word and vice versa, so that a translation is either right or wrong. Not included are
 nouns of the n-declension (der Junge, den Jungen), uncountable nouns, and words with several senses.
 """
 
@@ -46,7 +46,7 @@ class Adjective:
     english: str
     german: str
     german_stem: str
-    """What the endings are added to: müde → müd-, teuer → teur-."""
+    """Stem to which endings are added: müde → müd-, teuer → teur-."""
     kinds: tuple[Kind, ...]
 
 
@@ -77,18 +77,18 @@ class Modal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verb:
-    """A full verb: its forms in both languages and the phrases that it asks for."""
+    """A full verb: its forms in both languages and the phrases that it requires."""
 
     english: Finite
     english_infinitive: str
     english_participle: str
     german: Finite
-    """Without the separable prefix: (sie) laden."""
+    """Forms without the separable prefix: (sie) laden."""
     german_infinitive: str
     german_participle: str
     german_prefix: str = ""
     german_auxiliary: Finite
-    """Of the perfect tense: haben or sein."""
+    """Auxiliary of the perfect tense: haben or sein."""
     subject_kinds: tuple[Kind, ...] = PERSON
     object_kinds: tuple[Kind, ...] = ()
     object_case: Case = "accusative"
@@ -99,7 +99,7 @@ class Verb:
 
 @dataclass(frozen=True, slots=True)
 class Determiner:
-    """A determiner; `german_stem` takes endings, which are weak or mixed on the adjective that follows it."""
+    """A determiner. `german_stem` takes endings; `declension` decides them and those of the adjective that follows."""
 
     english: str
     english_plural: str
@@ -322,7 +322,7 @@ def _verb(
     prepositions: tuple[Preposition, ...] = (),
     complement: Complement = "none",
 ) -> Verb:
-    """A regular paradigm from `infinitive, third person, participle` in each language."""
+    """Build a verb with regular forms from `infinitive, third person, participle` in each language."""
     infinitive, third, participle = english.split(", ")
     german_infinitive, german_third, german_participle = german.split(", ")
     german_plural = german_infinitive.removeprefix(prefix)

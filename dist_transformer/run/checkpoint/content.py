@@ -1,6 +1,7 @@
-"""What a checkpoint must hold to be resumed from, besides the hashes of its manifest.
+"""Check that a checkpoint holds what a resume needs, besides the hashes of its manifest.
 
-Whoever wrote a file may have written the manifest too. Types and headers are looked at, no tensor is read.
+An attacker who wrote a file may have written the manifest too, so matching hashes are not enough. The checks read
+types and headers, and no tensor.
 """
 
 import re
@@ -18,21 +19,21 @@ from dist_transformer.run.checkpoint.tensors import Shapes, checkpoint_shapes, p
 from dist_transformer.run.layout import STATE_FILE, step_of
 
 _CHAIN = re.compile(r"[0-9a-f]{64}")
-# What numpy's and torch's integers hold.
+# The range of numpy's and torch's integers.
 _LARGEST = 2**63 - 1
 
 Rule = Callable[[Any], bool]
 
 
 def content_problem(path: Path) -> str | None:
-    """What is wrong with the state or the tensors of a checkpoint whose hashes are right, or None."""
+    """Describe what is wrong with the state or the tensors of a checkpoint whose hashes match; None if nothing is."""
     try:
         state = read_json(path / STATE_FILE)
         due = {name: fits for name, fits in _STATE.items() if name in state or name not in _NEWER}
         if wrong := next((name for name, fits in due.items() if not fits(state.get(name))), None):
             return f"{path / STATE_FILE} states {wrong} {state.get(wrong)!r:.60}, which no run writes"
         if state["step"] != step_of(path.name):
-            return f"{path / STATE_FILE} states step {state['step']}, and is not of that step"
+            return f"{path / STATE_FILE} states step {state['step']}, which is not the step of its folder"
         model = from_plain(ModelConfig, state["model"], f"{path / STATE_FILE}: model")
     except UserError as error:
         return str(error)
@@ -41,7 +42,7 @@ def content_problem(path: Path) -> str | None:
 
 
 def _tensors_problem(path: Path, expected: Shapes) -> str | None:
-    """Each tensor of a model's checkpoint is in one of the parts, in fp32."""
+    """Describe a tensor that is missing, repeated, or not in the model's shape in fp32; None if there is none."""
     seen: set[str] = set()
     for part in sorted(path.glob("part-*.safetensors")):
         try:
@@ -106,7 +107,7 @@ _PLACE = _object(
 )
 _MIXTURE = _object({"corpora": _list_of(_PLACE), "target_tokens": _list_of(_is_count)})
 _LEFT_OUT = _object(dict.fromkeys(("step", "corpus", "shard", "epoch", "window", "packs"), _is_count))
-# Not in checkpoints of the first versions.
+# Checkpoints of the first versions lack these.
 _NEWER = ("validated_step", "ema_decay")
 _STATE: dict[str, Rule] = {
     **dict.fromkeys(("step", "skipped_steps", "skipped_in_a_row", "validations_since_best"), _is_count),

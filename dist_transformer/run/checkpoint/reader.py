@@ -1,6 +1,6 @@
-"""Checkpoints as they lie on disk: one fp32 tensor a parameter, for any world and any ZeRO stage; choosing and reading.
+"""Choose, verify and read checkpoints: one fp32 tensor per parameter, for any world size and any ZeRO stage.
 
-`layout` names their files; `writer` writes them.
+`layout` has the names of their files; `writer` writes them.
 """
 
 import re
@@ -20,20 +20,20 @@ from dist_transformer.runtime import distributed
 from dist_transformer.verified import Stated, has_own_hash
 
 FORMAT_VERSION = 2
-"""Since 2 a manifest states its own hash."""
+"""Version of the checkpoint format. Since version 2, a manifest states its own hash."""
 _HASH_LINE = re.compile(r"([0-9a-f]{64})  ([^/\n]+)")
 
 
 def checkpoint_problem(path: Path) -> str | None:
-    """What is wrong with a checkpoint, or None when every file has the size and hash that its manifest states."""
+    """Describe what is wrong with a checkpoint; None if every file has the size and hash that its manifest states."""
     files, problem = _stated_files(path)
     return problem or next(filter(None, (_file_problem(path, name, files[name]) for name in files)), None)
 
 
 def _stated_files(path: Path) -> tuple[dict[str, Any], str | None]:
-    """What the manifest says of each file, and what is wrong with the folder, its names or the manifest."""
+    """Read what the manifest states about each file, and describe what is wrong with the folder or the manifest."""
     if path.is_symlink() or not path.is_dir():
-        return {}, f"{path} is a link or no folder"
+        return {}, f"{path} is a link or not a folder"
     try:
         if (path / MANIFEST_FILE).is_symlink():
             return {}, f"{path / 'manifest.json'} is a link"
@@ -47,15 +47,15 @@ def _stated_files(path: Path) -> tuple[dict[str, Any], str | None]:
     except (UserError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         return {}, f"{path} has no usable manifest ({error})"
     if STATE_FILE not in files:
-        return {}, f"{path} has no usable manifest (it states no state.json)"
+        return {}, f"{path} has no usable manifest (it does not list state.json)"
     return files, f"{path / min(unlisted)} is not in the manifest" if unlisted else None
 
 
 def stated_files(path: Path) -> dict[Path, Stated]:
-    """The files of a checkpoint with the hashes that its manifest states; whoever reads them checks the hashes.
+    """List the files of a checkpoint with the hashes that its manifest states. The caller checks the hashes.
 
     Raises:
-        UserError: there is no usable manifest, or a file is missing or not its own.
+        UserError: there is no usable manifest, or a file is missing or not a regular file.
     """
     remedy = "choose another checkpoint"
     files, problem = _stated_files(path)
@@ -67,12 +67,12 @@ def stated_files(path: Path) -> dict[Path, Stated]:
 def _name_problem(folder: Path, name: str) -> str | None:
     file = folder / name
     try:
-        # A name with a slash would lead out of the folder.
+        # A name with a slash would point outside the folder.
         is_own = Path(name).name == name and not file.is_symlink() and file.is_file()
     except (OSError, ValueError):
-        # It is too long for a name, or has a null in it.
+        # The name is too long or contains a null.
         is_own = False
-    return None if is_own else f"{file} is missing or not a plain file"
+    return None if is_own else f"{file} is missing or not a regular file"
 
 
 def _file_problem(folder: Path, name: str, stated: tuple[Any, Any]) -> str | None:
@@ -82,7 +82,7 @@ def _file_problem(folder: Path, name: str, stated: tuple[Any, Any]) -> str | Non
     try:
         if (file.stat().st_size, sha256_of(file)) != stated:
             return f"{file} is damaged: its size or SHA-256 is not what the manifest states"
-        # Whoever wrote the file may have written the manifest too.
+        # An attacker who wrote the file may have written the manifest too.
         if file.suffix == ".json":
             read_json(file)
         else:
@@ -90,7 +90,7 @@ def _file_problem(folder: Path, name: str, stated: tuple[Any, Any]) -> str | Non
     except UserError as error:
         return str(error)
     except (SafetensorError, OSError, RuntimeError) as error:
-        # A RuntimeError is torch's, which opens the file once more: it may be pruned in between.
+        # torch opens the file once more, and raises RuntimeError if it was pruned in between.
         return f"{file} cannot be read ({error})"
     return None
 
@@ -98,14 +98,16 @@ def _file_problem(folder: Path, name: str, stated: tuple[Any, Any]) -> str | Non
 def newest_checkpoint(
     run_dir: Path, warn: Callable[[str], None], judge: Callable[[Path], str | None] = lambda path: None
 ) -> Path | None:
-    """The newest checkpoint that is whole, the same on all ranks, which share the hashing. A collective.
+    """Find the newest intact checkpoint, the same on all ranks, which share the hashing.
+
+    Collective: every rank must call it.
 
     Args:
-        warn: told of every newer one that is not used, and which steps are computed again.
-        judge: asked on rank 0 what else is wrong with a checkpoint that is whole.
+        warn: receives each newer checkpoint that is not used, and which steps are computed again.
+        judge: called on rank 0 with an intact checkpoint; returns what else is wrong with it, or None.
 
     Raises:
-        UserError: there are checkpoints, and all are damaged; training does not silently start anew.
+        UserError: there are checkpoints, and all are damaged. Training does not silently start from the beginning.
     """
     folder = run_dir / CHECKPOINTS
     linked, found = distributed.broadcast_object((folder.is_symlink(), checkpoints_of(run_dir)))
@@ -119,13 +121,16 @@ def newest_checkpoint(
             return path
         warn(f"{problem}: it is not used")
     if found:
-        remedy = "restore one from a backup, or choose another --run-dir to start anew"
+        remedy = "restore one from a backup, or choose another --run-dir to start a new run"
         raise UserError(f"no checkpoint in {folder} is usable: {remedy}")
     return None
 
 
 def _agreed_problem(path: Path, judge: Callable[[Path], str | None]) -> str | None:
-    """`checkpoint_problem`, for which each rank hashes a share of the files, then `judge`. A collective."""
+    """Run `checkpoint_problem` with the hashing shared among ranks, then `judge`.
+
+    Collective: every rank must call it.
+    """
     files, problem = distributed.broadcast_object(_stated_files(path) if distributed.rank() == 0 else ({}, None))
     if problem:
         return problem
@@ -139,7 +144,7 @@ def _agreed_problem(path: Path, judge: Callable[[Path], str | None]) -> str | No
 
 
 def weight_hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of the weight files of a run's `weights/` by name, as they were when they were written."""
+    """Read the SHA-256 of the files in a run's `weights/` by name, as recorded when they were written."""
     file = folder / WEIGHT_HASHES
     lines = read_small(file).decode(errors="replace").splitlines() if file.is_file() else []
     matches = (_HASH_LINE.fullmatch(line) for line in lines)
@@ -147,22 +152,22 @@ def weight_hashes(folder: Path) -> dict[str, str]:
 
 
 def stated_weights(file: Path) -> Stated:
-    """The hash that is recorded of a weight file, beside it.
+    """Return the hash that is recorded for a weight file in its folder.
 
     Raises:
-        UserError: there is none.
+        UserError: no hash is recorded.
     """
     sha256 = weight_hashes(file.parent).get(file.name)
     if sha256 is None:
         raise UserError(
-            f"{file} has no hash in {file.parent / WEIGHT_HASHES}, so it cannot be checked: give weight files where "
-            "their run wrote them, checkpoints or model folders"
+            f"{file} has no hash in {file.parent / WEIGHT_HASHES}, so it cannot be checked: give weight files in the "
+            "folder that their run wrote, checkpoints or model folders"
         )
     return Stated(sha256, WEIGHT_HASHES, "leave it out, or restore it")
 
 
 def weights_problem(file: Path) -> str | None:
-    """What is wrong with a weight file; None when it has the hash that is stated beside it, or none is stated."""
+    """Describe what is wrong with a weight file; None if it matches its recorded hash, or none is recorded."""
     stated = weight_hashes(file.parent).get(file.name)
     if stated is not None and sha256_of(file) != stated:
         return f"{file} is damaged: its SHA-256 is not what {WEIGHT_HASHES} states"
@@ -170,10 +175,10 @@ def weights_problem(file: Path) -> str | None:
 
 
 class CheckpointReader:
-    """Reads a verified checkpoint, tensor by tensor.
+    """Read a verified checkpoint, tensor by tensor.
 
     Raises:
-        UserError: a part of it is no safetensors file.
+        UserError: a part is not a safetensors file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -184,7 +189,7 @@ class CheckpointReader:
             try:
                 opened = safe_open(regular(part), framework="pt")
             except (SafetensorError, OSError, RuntimeError) as error:
-                # As its manifest states, and still no such file: it was not written by training.
+                # The hash matches its manifest, but the file is not safetensors: training did not write it.
                 raise UserError(f"{part} cannot be read ({error}): restore {path} from a backup") from None
             self._files.update(dict.fromkeys(opened.keys(), opened))
 
@@ -192,7 +197,7 @@ class CheckpointReader:
         return self.tensor("weight", name)
 
     def tensor(self, part: str, name: str) -> torch.Tensor:
-        """Weight, moment or average of a parameter."""
+        """Return the weight, a moment or the average of a parameter."""
         return self._files[f"{part}/{name}"].get_tensor(f"{part}/{name}")
 
     def parameter(self, name: str) -> ParameterState:

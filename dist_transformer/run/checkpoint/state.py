@@ -1,4 +1,4 @@
-"""A parameter as a checkpoint keeps it, and copies that no update changes."""
+"""A parameter in a checkpoint, and copies of parameters that later updates do not change."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Tensors = dict[str, torch.Tensor]
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 EMA = "ema"
-"""Beside Adam's moments, and partitioned as they are: the exponential moving average of the weights."""
+"""Key of the exponential moving average of the weights, which is stored and partitioned like Adam's moments."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,11 +21,15 @@ class ParameterState:
     name: str
     weight: torch.Tensor
     moments: dict[str, torch.Tensor]
-    """Adam's, and under EMA the moving average of the weight, where the run keeps one."""
+    """Adam's moments, and under EMA the moving average of the weight if the run keeps one."""
 
 
 def copy_tensors(states: Iterable[ParameterState]) -> tuple[Tensors, Tensors, Tensors]:
-    """This rank's share of the tensors, and on rank 0 all weights and averages: copies, which no update changes."""
+    """Copy this rank's share of the tensors, and on rank 0 all weights and averages.
+
+    Returns:
+        the share, the weights and the averages; the last two are empty on other ranks.
+    """
     share: Tensors = {}
     weights: Tensors = {}
     averages: Tensors = {}

@@ -1,4 +1,4 @@
-"""What safetensors files of a run must hold: the model's parameters, each once, in fp32, with finite values.
+"""Check that safetensors files of a run hold the model's parameters, each once, in fp32, with finite values.
 
 Tensors are read one at a time, so a file may be larger than the memory.
 """
@@ -19,19 +19,19 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def parameter_shapes(model: ModelConfig) -> Shapes:
-    """Names and shapes of the parameters, without the memory for them."""
+    """Return names and shapes of the parameters without allocating them."""
     with torch.device("meta"):
         return {name: tuple(parameter.shape) for name, parameter in Transformer(model).named_parameters()}
 
 
 def checkpoint_shapes(parameters: Shapes, *, averaged: bool) -> Shapes:
-    """The tensors of a checkpoint: weight and both moments of every parameter, and where one is kept the average."""
+    """Return the tensors of a checkpoint: weight and both moments of each parameter, and the average if one is kept."""
     parts = ("weight", *MOMENTS, *([EMA] if averaged else []))
     return {f"{part}/{name}": shape for part in parts for name, shape in parameters.items()}
 
 
 def tensors_problem(files: Sequence[Path], expected: Shapes) -> str | None:
-    """What is wrong with the tensors that some files hold together, or None."""
+    """Describe what is wrong with the tensors that the files hold together; None if nothing is."""
     place: dict[str, Path] = {}
     for file in files:
         try:
@@ -50,7 +50,7 @@ def tensors_problem(files: Sequence[Path], expected: Shapes) -> str | None:
 
 
 def differing_weight(file: Path, checkpoint: CheckpointReader, *, part: str) -> str | None:
-    """The first parameter whose values in a weight file are not those of the checkpoint of the same step.
+    """Return the first parameter whose values in a weight file differ from the checkpoint of the same step.
 
     Args:
         part: `weight`, or `ema` for a file of averaged weights.
@@ -64,12 +64,12 @@ def differing_weight(file: Path, checkpoint: CheckpointReader, *, part: str) -> 
 
 def _tensor_problem(tensor: torch.Tensor, shape: tuple[int, ...] | None) -> str | None:
     if shape is None:
-        return "is no parameter of the model in config.json"
+        return "is not a parameter of the model in config.json"
     if tuple(tensor.shape) != shape:
-        return f"has the shape {tuple(tensor.shape)} where config.json gives {shape}"
+        return f"has shape {tuple(tensor.shape)}, but config.json gives {shape}"
     if tensor.dtype != torch.float32:
         return f"is {tensor.dtype}, not torch.float32"
-    # The sum of absolute values would be quicker, but may overflow where every value is finite.
+    # The sum of absolute values would be faster, but may overflow although every value is finite.
     if not torch.isfinite(tensor).all():
         return "holds values that are not finite"
     return None

@@ -1,8 +1,8 @@
-"""Checkpoints are written while training goes on, and are whole or absent.
+"""Write checkpoints in the background while training continues. Each is complete or absent, never partial.
 
-A save copies all tensors to host memory, for which training waits. A thread on each rank does the rest, in this order:
-temporary folder → every rank writes, flushes and hashes its share → all agree → rank 0 writes state, manifest and the
-hash of the weight file → rename → the pointer `latest` moves → older ones are pruned.
+A save copies all tensors to host memory; training waits for this part only. A thread on each rank does the rest, in
+this order: temporary folder → every rank writes, flushes and hashes its share → all agree → rank 0 writes state,
+manifest and the hash of the weight file → rename → the pointer `latest` moves → older checkpoints are pruned.
 """
 
 import copy
@@ -41,7 +41,7 @@ from dist_transformer.run.lock import Fence, unfenced
 from dist_transformer.runtime import distributed
 from dist_transformer.verified import with_own_hash
 
-# Of the state, what the manifest repeats: a reader need not open anything else to know what it has before it.
+# Fields of the state that the manifest repeats, so that a reader can identify a checkpoint from one file.
 _IDENTITY = ("step", "position", "tokenizer_sha256")
 
 T = TypeVar("T")
@@ -49,39 +49,39 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retention:
-    """What is kept."""
+    """Checkpoints and weight files to keep."""
 
     checkpoints: int
-    """So many of the newest; and of the files of averaged weights."""
+    """Number of newest checkpoints, and of newest files of averaged weights."""
     weights: int
-    """So many of the newest."""
+    """Number of newest weight files."""
     best_steps: frozenset[int] = frozenset()
-    """And the weights of these steps."""
+    """Steps whose weight files are kept in addition."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
-    """A save that is done."""
+    """A completed save."""
 
     step: int
     path: Path
     stall: float
-    """Seconds that training waited for it."""
+    """Seconds that training waited for the save."""
     seconds: float
-    """From its start until it was on disk."""
+    """Seconds from the start of the save until it was on disk."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Snapshot:
-    """What this rank has to write."""
+    """The tensors and the state that this rank writes."""
 
     state: dict[str, Any]
     share: Tensors
-    """Weights and moments of every n-th parameter, n ranks."""
+    """Weights and moments of every n-th parameter, where n is the number of ranks."""
     weights: Tensors
-    """On rank 0 all weights, elsewhere none."""
+    """All weights on rank 0, empty on other ranks."""
     averages: Tensors
-    """On rank 0 all averaged weights, where an average is kept."""
+    """All averaged weights on rank 0 if an average is kept, otherwise empty."""
     weights_metadata: dict[str, str]
     retention: Retention
 
@@ -92,7 +92,7 @@ class _Snapshot:
 
 @dataclass(kw_only=True, slots=True)
 class _Save:
-    """A save in flight. The thread sets `seconds` and what comes of it."""
+    """A save in progress. Its thread sets `seconds`, and `path` or `error`."""
 
     step: int
     started: float
@@ -104,23 +104,23 @@ class _Save:
 
     @contextmanager
     def stalling(self) -> Iterator[None]:
-        """Training waits here."""
+        """Count the time inside as time that training waits."""
         started = time.monotonic()
         yield
         self.stall += time.monotonic() - started
 
 
 class CheckpointWriter:
-    """Writes the checkpoints and weight files of one run, one after the other.
+    """Write the checkpoints and weight files of one run, one save at a time.
 
-    One snapshot at a time is in host memory: 4 bytes a parameter for the weight and for each moment, divided by the
-    number of ranks, and on rank 0 another 4 bytes for the weights that are not in its own share.
+    One snapshot at a time is in host memory: 4 bytes per parameter for the weight and for each moment, divided by the
+    number of ranks, and on rank 0 another 4 bytes per parameter for the weights outside its own share.
 
     Args:
         config: the run's settings, for the manifests.
         flushed: files of the run that the state refers to; they are on disk before the checkpoint is.
-        fence: of the run folder; for rank 0, which alone commits.
-        timeout_minutes: for how long ranks wait for one another's writing.
+        fence: check of the run folder's lock; used on rank 0, which alone commits.
+        timeout_minutes: how long ranks wait for each other's writes.
     """
 
     def __init__(
@@ -133,9 +133,9 @@ class CheckpointWriter:
         timeout_minutes: float = 30.0,
     ) -> None:
         self.run_dir, self.config, self.flushed, self._fence = run_dir, config, flushed, fence
-        # The training loop's collectives go on at the same time: ours need a group of their own.
+        # Collectives of the training loop run at the same time, so a save needs a process group of its own.
         self._group = distributed.new_cpu_group(timeout_minutes=timeout_minutes)
-        # A rank that outlived the run's last start must not write into a folder of this one.
+        # A rank that outlived an earlier start of the run must not write into a folder of this start.
         self._token = distributed.broadcast_object(uuid.uuid4().hex[:8])
         self._save: _Save | None = None
 
@@ -147,12 +147,14 @@ class CheckpointWriter:
         retention: Retention,
         weights_metadata: dict[str, str],
     ) -> None:
-        """Copy everything and begin to write it. A collective; no other save may be in flight.
+        """Copy everything and start writing it. No other save may be in progress.
+
+        Collective: every rank must call it.
 
         Args:
             states: every parameter, as `Engine.parameter_states` gives them.
             state: plain JSON; step, position and counters.
-            weights_metadata: strings that go into the weight file's header.
+            weights_metadata: strings for the header of the weight file.
         """
         assert self._save is None, "wait for the save before"
         save = _Save(step=state["step"], started=time.monotonic())
@@ -171,25 +173,27 @@ class CheckpointWriter:
         save.thread.start()
 
     def poll(self) -> Saved | None:
-        """The save that all ranks are done with by now, if there is one. A collective, cheap when none is in flight.
+        """Return the save that all ranks have finished, if there is one. Cheap when none is in progress.
+
+        Collective: every rank must call it.
 
         Raises:
-            UserError: as `wait`.
+            UserError: see `wait`.
         """
         if self._save is None:
             return None
         if self._save.error is not None and not isinstance(self._save.error, UserError):
-            # Not agreed on: the other ranks still wait for this one's share.
+            # The ranks have not agreed on this error: the others still wait for this rank's share.
             return self.wait()
         with self._save.stalling():
             writing = distributed.all_reduce_sum(torch.tensor(int(self._save.thread.is_alive())))
         return None if writing else self.wait()
 
     def wait(self) -> Saved | None:
-        """The save in flight, when it is done; None when there is none.
+        """Wait for the save in progress and return it; None if there is none.
 
         Raises:
-            UserError: on all ranks, when one of them could not write; what was there before is untouched.
+            UserError: on all ranks, if one of them could not write. Earlier checkpoints are untouched.
         """
         if self._save is None:
             return None
@@ -199,12 +203,12 @@ class CheckpointWriter:
         if save.error is not None:
             raise save.error
         assert save.path is not None
-        # Of a training that did nothing but wait, the clocks may differ by the end of a thread.
+        # If training did nothing but wait, the two clocks differ by the time that the thread takes to end.
         stall = min(save.stall, save.seconds)
         return Saved(step=save.step, path=save.path, stall=stall, seconds=save.seconds)
 
     def close(self) -> None:
-        """Let the save in flight end, whatever comes of it: for a run that another error ends. Not a collective."""
+        """Wait for the save in progress and ignore its result, when another error ends the run. Not a collective."""
         if self._save is not None:
             self._save.thread.join()
 
@@ -216,7 +220,7 @@ class CheckpointWriter:
         save.seconds = time.monotonic() - save.started
 
     def _write(self, snapshot: _Snapshot) -> Path:
-        """In the thread of every rank."""
+        """Write a snapshot; runs in the thread of every rank."""
         temporary = self.run_dir / CHECKPOINTS / f".{snapshot.name}.{self._token}.tmp"
         is_main = distributed.rank() == 0
         try:
@@ -225,16 +229,16 @@ class CheckpointWriter:
             files = dict(ChainMap(*distributed.gather_objects(written, self._group)))
             self._agree(lambda: self._commit(temporary, snapshot, files) if is_main else None)
         except UserError:
-            # All ranks are here: nobody writes into the folder any more.
+            # All ranks are here: no process writes into the folder any more.
             if is_main:
                 self._clean_up(temporary)
-            # No rank reports the error, and ends, before the folder is clean.
+            # No rank may report the error and exit before the folder is clean.
             distributed.gather_objects(None, self._group)
             raise
         return self.run_dir / CHECKPOINTS / snapshot.name
 
     def _agree(self, action: Callable[[], T]) -> T:
-        """Run `action` on every rank; when one cannot write, all raise its error."""
+        """Run `action` on every rank; if one cannot write, all raise its error."""
         remedy = "free space or fix the folder; older checkpoints are intact"
         return distributed.on_all_ranks(
             self._behind_fence(action),
@@ -248,7 +252,7 @@ class CheckpointWriter:
         )
 
     def _behind_fence(self, action: Callable[[], T]) -> Callable[[], T]:
-        """A folder that was taken away makes other errors, too: its loss is told instead of them."""
+        """Check the fence before `action`, and again if it fails, because a lost folder causes other errors, too."""
 
         def act() -> T:
             self._fence()
@@ -267,7 +271,7 @@ class CheckpointWriter:
         make_folder(temporary)
 
     def _clean_up(self, temporary: Path) -> None:
-        """After a save that failed: in a folder that is another training's by now, this save's own files alone."""
+        """Clean up after a failed save; if another training has the folder by now, remove only this save's files."""
         try:
             self._fence()
         except (UserError, OSError):
@@ -276,7 +280,7 @@ class CheckpointWriter:
             remove_unfinished_saves(self.run_dir)
 
     def _write_share(self, temporary: Path, snapshot: _Snapshot) -> dict[str, Any]:
-        """This rank's part, and on rank 0 the weight file; what the manifest says of each."""
+        """Write this rank's part, and on rank 0 the weight files; return what the manifest states about each."""
         part = temporary / f"part-{distributed.rank():05d}.safetensors"
         files = {part.name: _write_tensors(part, snapshot.share)}
         for name, tensors in _weight_files(snapshot).items():
@@ -296,7 +300,7 @@ class CheckpointWriter:
         write_file(temporary / MANIFEST_FILE, with_own_hash(manifest))
         final = temporary.with_name(snapshot.name)
         self._fence()
-        # Of the same step there may be a damaged one, which this run was resumed past.
+        # A damaged checkpoint of the same step may be there if the run was resumed from an older one.
         replaced = _set_aside(final)
         self._fence()
         move(temporary, final)
@@ -306,7 +310,7 @@ class CheckpointWriter:
         self._prune(snapshot)
 
     def _name_weights(self, written: Path, files: dict[str, Any]) -> None:
-        """Move the weight file to its place; wherever the process is killed, what is there has its hash beside it."""
+        """Move the weight file to its final name, which has its hash in SHA256SUMS even if the process is killed."""
         file = self.run_dir / WEIGHTS / written.name
         self._fence()
         remove(file)
@@ -316,7 +320,7 @@ class CheckpointWriter:
 
     def _prune(self, snapshot: _Snapshot) -> None:
         retention, newest = snapshot.retention, snapshot.state["step"]
-        # Newer than the one just written are damaged ones that the run was resumed past: they do not count.
+        # Checkpoints newer than this one are damaged and the run was resumed from an older one: they do not count.
         older = [path for path in checkpoints_of(self.run_dir) if (step_of(path.name) or 0) <= newest]
         for path in older[retention.checkpoints :]:
             self._fence()
@@ -334,19 +338,19 @@ class CheckpointWriter:
 
 
 def remove_unfinished_saves(run_dir: Path) -> None:
-    """Remove what a killed or failed save left; for rank 0, which alone may write this run."""
+    """Remove what a killed or failed save left. Only rank 0, which writes the run, may call it."""
     for folder in (CHECKPOINTS, WEIGHTS):
         for left in (run_dir / folder).glob(".*.tmp"):
             _remove(left)
 
 
 def move_pointer(checkpoint: Path, *, fence: Fence = unfenced) -> None:
-    """Let `latest` name a checkpoint that is whole and has its name."""
+    """Point `latest` to a checkpoint that is complete and has its final name."""
     write_file(checkpoint.with_name(POINTER), f"{checkpoint.name}\n", fence=fence)
 
 
 def _weight_files(snapshot: _Snapshot) -> dict[str, Tensors]:
-    """What this rank writes into `weights/`, by name."""
+    """Return the tensors that this rank writes into `weights/`, by file name."""
     name = f"{snapshot.name}.safetensors"
     files = {name: snapshot.weights, name.replace("step", EMA): snapshot.averages}
     return {name: tensors for name, tensors in files.items() if tensors}
@@ -367,14 +371,14 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 def _write_hashes(folder: Path, new: dict[str, str], *, fence: Fence) -> None:
-    """Hashes of the weight files that are there, and of `new` ones."""
+    """Record the hashes of the existing weight files and of the `new` ones."""
     hashes = {name: value for name, value in weight_hashes(folder).items() if (folder / name).exists()} | new
     text = "".join(f"{value}  {name}\n" for name, value in sorted(hashes.items()))
     write_file(folder / WEIGHT_HASHES, text, fence=fence)
 
 
 def _set_aside(checkpoint: Path) -> Path:
-    """Take a checkpoint's name away before it is removed: killed meanwhile, nothing that is half there has a name."""
+    """Rename a checkpoint before its removal, so that a kill in between leaves no partial checkpoint under its name."""
     aside = checkpoint.with_name(f".{checkpoint.name}.removed.tmp")
     with suppress(FileNotFoundError):
         move(checkpoint, aside)
@@ -382,6 +386,6 @@ def _set_aside(checkpoint: Path) -> Path:
 
 
 def _remove(path: Path) -> None:
-    """Remove what is of no use any more, if that can be done."""
+    """Remove a path that is no longer needed; ignore a failure."""
     with suppress(OSError):
         remove_tree(path)

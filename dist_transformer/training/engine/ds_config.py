@@ -1,7 +1,7 @@
-"""The DeepSpeed config: what a user's JSON may say, and what we add to it.
+"""The DeepSpeed config: check the user's JSON, and add the keys that the project owns.
 
 DeepSpeed ignores misspelt keys and reads "auto" as off; here both are errors. Batch sizes, accumulation, optimizer,
-scheduler, clipping and precision have one owner, the run's own settings.
+scheduler, clipping and precision are set in one place only: the run's own settings.
 """
 
 from pathlib import Path
@@ -38,7 +38,7 @@ _OURS = {
     "data_types": "--precision",
     "communication_data_type": "the trainer, which sums gradients in fp32",
     "steps_per_print": "--log-every",
-    "timers": "the trainer, which tells the speed itself",
+    "timers": "the trainer, which reports the speed itself",
     "tensorboard": "the run folder's tensorboard/, which is always written",
 }
 _ALLOWED = {
@@ -53,13 +53,13 @@ _ALLOWED = {
 
 
 def load_ds_config(path: Path | None) -> dict[str, Any]:
-    """The user's part of the DeepSpeed config, checked.
+    """Read and check the user's part of the DeepSpeed config.
 
     Args:
-        path: a file, or the name of a shipped one: zero0, zero1, zero2, zero3, zero3_offload.
+        path: a file, or the name of a shipped config: zero0, zero1, zero2, zero3, zero3_offload.
 
     Raises:
-        UserError: a key that this project owns, an unknown key, or an "auto" value; named, with the file.
+        UserError: a key that this project owns, an unknown key, or an "auto" value; the error names it and the file.
     """
     if path is None:
         return {"zero_optimization": dict(DEFAULT_ZERO)}
@@ -76,7 +76,7 @@ def load_ds_config(path: Path | None) -> dict[str, Any]:
 
 
 def _shipped() -> dict[str, Path]:
-    """Find the files of `ds_configs/` by name: in an installed package, or beside the package of a clone."""
+    """Find the files of `ds_configs/` by name: in an installed package, or next to the package of a clone."""
     package = Path(__file__).resolve().parents[2]
     places = (package / "ds_configs", package.parent / "ds_configs")
     return {file.stem: file for place in places for file in place.glob("*.json")}
@@ -102,7 +102,7 @@ def _check_zero(zero: Any, path: Path) -> None:
     if zero.get("compute_grad_norm") is False:
         raise UserError(
             f"{path}: zero_optimization.compute_grad_norm is false, "
-            "but the norm tells whether a step is finite: remove it"
+            "but the norm shows whether a step is finite: remove it"
         )
     if zero.get("zenflow"):
         raise UserError(f"{path}: zero_optimization.zenflow does not sum gradients, as the trainer does: remove it")
@@ -111,10 +111,10 @@ def _check_zero(zero: Any, path: Path) -> None:
 
 
 def complete_ds_config(user: dict[str, Any], config: TrainConfig, world_size: int) -> dict[str, Any]:
-    """Add what we own. Always writes the clipping: DeepSpeed's own default is 1.0, the paper has none.
+    """Add the keys that the project owns. Clipping is always written, because DeepSpeed's default is 1.0.
 
     Raises:
-        UserError: a moving average of weights that lie on NVMe between steps, where it cannot be kept.
+        UserError: a moving average is wanted, but weights are on NVMe between steps, where it cannot be kept.
     """
     offload = user.get("zero_optimization", {}).get("offload_optimizer") or {}
     if config.ema_decay > 0 and offload.get("device") == "nvme":
@@ -124,11 +124,11 @@ def complete_ds_config(user: dict[str, Any], config: TrainConfig, world_size: in
         )
     accumulation = config.batch.accumulation_steps(world_size)
     stage = user.get("zero_optimization", {}).get("stage", 0)
-    # At stage 0 bf16 and clipping are `PlainAdam`'s: DeepSpeed sees a plain fp32 optimizer.
+    # At stage 0, `PlainAdam` handles bf16 and clipping: DeepSpeed sees a plain fp32 optimizer.
     bf16 = config.arithmetic == "bf16" and stage > 0
     zero = dict(user.get("zero_optimization", {}))
     if world_size == 1:
-        # There is nothing to overlap with, and DeepSpeed waits for the device at each reduction.
+        # There is nothing to overlap with, and DeepSpeed would wait for the device at each reduction.
         zero["overlap_comm"] = False
     return {
         **user,
@@ -137,14 +137,14 @@ def complete_ds_config(user: dict[str, Any], config: TrainConfig, world_size: in
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": config.optimizer.max_grad_norm if stage > 0 else 0.0,
-        # The loss is divided by the tokens of all ranks. Stage 3 knows the mean alone, which `Engine` undoes.
+        # The loss is divided by the tokens of all ranks. Stage 3 supports only the mean, which `Engine` undoes.
         "gradient_allreduce_op": "mean" if stage == 3 else "sum",
-        # Stage 1 adds each gradient to its fp32 sum as soon as it is there, so that no second copy of all stays.
+        # Stage 1 adds each gradient to its fp32 sum at once, so that no second copy of all gradients stays.
         "bf16": {"enabled": bf16, "immediate_grad_update": True},
-        # Without these DeepSpeed sums over micro-batches and ranks in bf16: up to 1.6% off at 128 micro-batches.
+        # Otherwise DeepSpeed sums over micro-batches and ranks in bf16: up to 1.6% off at 128 micro-batches.
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
         "steps_per_print": None,
-        # DeepSpeed's clock of throughput waits for the device twice per micro-batch.
+        # DeepSpeed's throughput timer waits for the device twice per micro-batch.
         "timers": {"throughput": {"enabled": False}},
     }

@@ -1,7 +1,7 @@
-"""DeepSpeed behind one module: forward, backward, step, and one fp32 tensor a parameter in and out.
+"""All use of DeepSpeed in one class: forward, backward, step, and state as one fp32 tensor per parameter.
 
-Stages 0 to 3 in bf16 and fp32 behave alike towards the rest of the code: the gradient is divided by the step's tokens,
-a step whose gradient is not finite is skipped by all ranks, and state is read and written as full tensors.
+Stages 0 to 3 in bf16 and fp32 behave the same for the rest of the code: the gradient is divided by the step's tokens,
+all ranks skip a step whose gradient is not finite, and state is read and written as full tensors.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,8 +39,8 @@ class Engine:
         self.loss_factor = ds_config["gradient_accumulation_steps"]
         if ds_config["gradient_allreduce_op"] == "mean":
             self.loss_factor *= world_size
-        # DeepSpeed rounds the model to bf16, and would make the fp32 weights of that. The first small updates of a
-        # warm-up would then be lost: a weight in the middle between two roundings does not move until they add up.
+        # DeepSpeed rounds the model to bf16, and would make the fp32 weights from that. The first small updates of a
+        # warm-up would then be lost: a weight halfway between two bf16 values does not change until they add up.
         weights = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
         offloads = ds_config["zero_optimization"].get("offload_optimizer", {}).get("device", "none") != "none"
         self.optimizer = _make_optimizer(model, config, stage=self.stage, offloads=offloads)
@@ -78,7 +78,7 @@ class Engine:
 
     @property
     def parameters(self) -> int:
-        """Parameters of the whole model, also where this rank holds a part."""
+        """Number of parameters of the whole model, also if this rank holds only a part."""
         return sum(internals.full_shape(parameter).numel() for parameter in self.module.parameters())
 
     @property
@@ -88,29 +88,27 @@ class Engine:
 
     @property
     def learning_rate(self) -> float:
-        """Rate of the last update; before the first, of that one."""
+        """Rate of the last update; before the first update, the rate of the first."""
         return self.scheduler.rate(max(1, self.scheduler.updates))
 
     @property
     def waited_seconds(self) -> float:
-        """Seconds that the calling thread has waited for collectives so far; on a GPU the host does not wait."""
+        """Seconds that the calling thread has waited for collectives so far. On a GPU the host does not wait."""
         return internals.waited_seconds()
 
     def forward_backward(self, batch: PackedBatch, *, step_tokens: int) -> LossSums:
-        """Add a micro-batch's part to the gradient of (sum of token losses) ÷ `step_tokens`.
-
-        DeepSpeed divides the loss by the accumulation, and stage 3 averages over ranks: both are undone here.
-        """
+        """Add a micro-batch's part to the gradient of (sum of token losses) ÷ `step_tokens`."""
+        # DeepSpeed divides the loss by the accumulation steps, and stage 3 averages over ranks: undo both.
         sums = self.ds(batch, self.config.optimizer.label_smoothing)
         self.ds.backward(sums.loss * (self.loss_factor / step_tokens))
         return sums
 
     def evaluate(self, batch: PackedBatch) -> LossSums:
-        """Sums of a micro-batch without gradient; the loss is the training loss. A collective under ZeRO-3."""
+        """Return a micro-batch's sums without gradient; the loss is the training loss. A collective under ZeRO-3."""
         return self.ds(batch, self.config.optimizer.label_smoothing)
 
     def plain_model(self) -> Transformer:
-        """The model as it stands, free of DeepSpeed, for decoding. A collective under ZeRO-3, which gathers a copy."""
+        """Return the current model without DeepSpeed, for decoding. A collective under ZeRO-3, which gathers a copy."""
         if self.stage < 3:
             return self.module
         from deepspeed import zero
@@ -122,7 +120,7 @@ class Engine:
         return model
 
     def end_micro_batch(self) -> bool:
-        """Step when the micro-batch was the step's last. False when the update was skipped."""
+        """Update the weights if the micro-batch was the step's last. False if the update was skipped."""
         is_last = self.ds.is_gradient_accumulation_boundary()
         self.ds.step()
         if not is_last:
@@ -133,7 +131,7 @@ class Engine:
         return applied
 
     def parameter_states(self) -> Iterator[ParameterState]:
-        """Every parameter with its moments. A collective: all ranks iterate in step."""
+        """Yield every parameter with its moments. Collective: all ranks must iterate together."""
         read_weight, read_moment = self._readers()
         for name, parameter in self.module.named_parameters():
             weight = read_weight(parameter).detach().float()
@@ -144,14 +142,14 @@ class Engine:
             )
 
     def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter, fp32. A collective: all ranks iterate in step."""
+        """Yield every parameter in fp32. Collective: all ranks must iterate together."""
         return ((state.name, state.weight) for state in self.parameter_states())
 
     def restore(self, load: Callable[[str], ParameterState], *, updates: int) -> None:
-        """Set moments and counters, so that training goes on exactly.
+        """Set moments and counters, so that training continues exactly.
 
-        The model that was given to the constructor must hold the weights already. Moments that are not given stay zero,
-        and a moving average begins with the weights.
+        The model that was passed to the constructor must hold the weights already. Moments that `load` does not give
+        stay zero, and a moving average starts with the weights.
         """
         _, write_moment = self._writers()
         for name, parameter in self.module.named_parameters():
@@ -163,7 +161,7 @@ class Engine:
 
     @torch.no_grad()
     def _set_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """In fp32, and as the begin of the moving average; the low-precision copies are left as they are."""
+        """Set the fp32 weights, and start the moving average with them; the low-precision copies do not change."""
         write_weight, write_moment = self._writers()
         for name, parameter in self.module.named_parameters():
             weight = weights[name].to(self.device)
@@ -173,17 +171,15 @@ class Engine:
 
     @torch.no_grad()
     def _move_average(self) -> None:
-        """ema += (1 - decay) · (weight - ema), on what this rank updates itself: no communication."""
+        """Apply ema += (1 - decay) · (weight - ema) to the tensors that this rank updates; no communication."""
         decay = average_decay(self.scheduler.updates, self.config.ema_decay)
         averages = [state[EMA] for state in self.optimizer.state.values()]
         internals.lerp_all(averages, list(self.optimizer.state), 1 - decay)
 
     def _create_moments(self) -> None:
-        """Make Adam's state exist and be zero, whatever DeepSpeed's constructor did to it.
-
-        Stage 3 runs a step on zero gradients to allocate it, which advances Adam's counter; the others allocate at
-        the first step, too late for a restore.
-        """
+        """Allocate Adam's state and set it to zero, whatever DeepSpeed's constructor did to it."""
+        # Stage 3 allocates it by a step on zero gradients, which advances Adam's counter. The other stages allocate it
+        # in the first step, which is too late for a restore.
         missing = [p for p in self._updated_tensors() if not self.optimizer.state[p]]
         if missing:
             self._step_on_zeros(missing)
@@ -197,13 +193,13 @@ class Engine:
         self._set_adam_steps(0)
 
     def _updated_tensors(self) -> list[torch.Tensor]:
-        """What Adam updates: parameters, fp32 copies, or this rank's flat partitions."""
+        """Return the tensors that Adam updates: parameters, fp32 copies, or this rank's flat partitions."""
         if self.stage == 3:
             return internals.flat_partitions(self.ds.optimizer)
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def _step_on_zeros(self, tensors: list[torch.Tensor]) -> None:
-        """A step that only allocates: gradients and rate are zero. Puts back what DeepSpeed keeps in the optimizer."""
+        """Run a step that only allocates, with zero gradients and rate; then restore the optimizer's groups."""
         groups, gradients = self.optimizer.param_groups, [p.grad for p in tensors]
         for p in tensors:
             p.grad = torch.zeros_like(p)
@@ -221,7 +217,7 @@ class Engine:
                 state["step"] = count
 
     def _masters(self) -> dict[int, torch.Tensor]:
-        """Stage 0: the fp32 tensor that Adam updates, by the identity of the module's parameter."""
+        """Map each parameter of the module, by its id, to the fp32 tensor that Adam updates at stage 0."""
         assert isinstance(self.optimizer, PlainAdam)
         return {id(p): master for p, master in zip(self.optimizer.parameters, self.optimizer.masters, strict=True)}
 
@@ -241,7 +237,7 @@ class Engine:
                 lambda p, value, key: state[masters[id(p)]][key].copy_(value),
             )
         if self.stage == 3:
-            # DeepSpeed pads parameters to a multiple of the ranks, but not the full tensors that are written to them.
+            # DeepSpeed pads parameters to a multiple of the ranks, but not the full tensors written to them.
             from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
 
             return (
@@ -254,7 +250,7 @@ class Engine:
 
 
 def _own_part(parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a ZeRO-3 parameter's full value; the parts are equal, so the last ones are padded."""
+    """Return this rank's part of a ZeRO-3 parameter's full value. All parts have equal size, so the last are padded."""
     size = internals.part_size(parameter)
     part = value.flatten()[size * distributed.rank() :][:size]
     return nn.functional.pad(part, (0, size - part.numel()))
@@ -263,7 +259,7 @@ def _own_part(parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
 def _make_optimizer(model: Transformer, config: TrainConfig, *, stage: int, offloads: bool) -> torch.optim.Optimizer:
     settings = config.optimizer
     groups = _parameter_groups(model, settings.weight_decay)
-    # The scheduler sets the rate; with zero, DeepSpeed's allocating step on zero gradients changes nothing.
+    # The scheduler sets the rate. With rate zero, DeepSpeed's allocating step on zero gradients changes nothing.
     common: dict[str, Any] = {"lr": 0.0, "betas": (settings.beta1, settings.beta2), "eps": settings.epsilon}
     if offloads:
         return _compiled_cpu_adam(groups, common)
@@ -283,7 +279,7 @@ def _compiled_cpu_adam(groups: list[dict[str, Any]], common: dict[str, Any]) -> 
         raise UserError(
             f"offload_optimizer needs DeepSpeed's CPU Adam, which could not be compiled ({reason:.200}): install a C++ "
             "compiler and Python's headers (Debian and Ubuntu: apt-get install g++ python3-dev) in a path without a "
-            "space, or take a DeepSpeed config without offload_optimizer"
+            "space, or use a DeepSpeed config without offload_optimizer"
         ) from error
 
 

@@ -1,7 +1,7 @@
-"""What we use of DeepSpeed's and torch's insides, each use with its reason.
+"""Undocumented parts of DeepSpeed and torch that the project uses, each with the reason.
 
-None of it is documented, so a new version may change it: `tests/training/engine/test_internals.py` compares with the
-versions that are installed, and fails where one is gone.
+A new version may change them: `tests/training/engine/test_internals.py` checks them in the installed versions, and
+fails if one is gone.
 """
 
 import logging
@@ -19,21 +19,21 @@ from torch import nn
 
 
 def prepare_deepspeed() -> None:
-    """Before `initialize`: no needless build, no line for each part that it constructs, and waits that are timed."""
+    """Prepare DeepSpeed before `initialize`: prevent needless builds and messages, and time the waits."""
     from deepspeed.utils import logger
 
-    # On CPU DeepSpeed would compile an all-reduce that only its inference calls, and leave 69 MB a rank in /dev/shm.
-    # By name: `deepspeed.comm.torch` as an attribute is PyTorch itself.
+    # On a CPU, DeepSpeed would compile an all-reduce that only its inference calls, and leave 69 MB per rank in
+    # /dev/shm. Import it by name: the attribute `deepspeed.comm.torch` is PyTorch itself.
     import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
     stage_1: Any = import_module("deepspeed.runtime.bf16_optimizer")
-    # It prints the machine's memory six times while it is built.
+    # It prints the machine's memory six times during its construction.
     stage_1.see_memory_usage = lambda *_, **__: None
-    # A kernel for each tensor, and two waits for the device.
+    # The original launches a kernel per tensor, and waits twice for the device.
     stage_1.get_global_norm_of_tensors = _norm_of_all
-    # A copy of each gradient in fp32, which is then added.
+    # The original copies each gradient to fp32 before it adds the copy.
     stage_1.BF16_Optimizer._update_hp_grad = _add_to_sum
     logger.setLevel(logging.WARNING)
-    # The wheel imports names of torch.distributed that newer torch renames.
+    # The wheel imports names of torch.distributed that newer versions of torch rename.
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated.*")
     dist.Work.wait = _timed_wait  # type: ignore[method-assign, assignment]
 
@@ -43,10 +43,10 @@ _wait = dist.Work.wait
 
 
 def waited_seconds() -> float:
-    """Seconds that this thread has waited for collectives since `prepare_deepspeed`.
+    """Return the seconds that this thread has waited for collectives since `prepare_deepspeed`.
 
-    On a CPU each collective ends in such a wait, also where a caller asked for it to run beside other work; what ran
-    meanwhile does not count. On a GPU the wait is the device's, and the host goes on.
+    On a CPU each collective ends in such a wait, also one that overlaps with other work; the overlap does not count. On
+    a GPU the device waits, and the host continues.
     """
     return getattr(_waited, "seconds", 0.0)
 
@@ -60,13 +60,13 @@ def _timed_wait(work: dist.Work, *arguments: Any, **named: Any) -> Any:
 
 
 def _norm_of_all(input_tensors: list[torch.Tensor], norm_type: float = 2.0, mpu: None = None) -> torch.Tensor:
-    """The norm of stage 1's gradients in bf16, each of which every rank holds whole; not finite where one is not."""
+    """Compute the norm of stage 1's bf16 gradients, which every rank holds in full; not finite if one is not."""
     return nn.utils.get_total_norm(input_tensors, norm_type)
 
 
 @torch.no_grad()
 def _add_to_sum(zero_optimizer: Any, lp: torch.Tensor, group_idx: int, param_idx: int, clear_lp_grads: bool) -> None:
-    """Add a parameter's gradient in bf16 to its fp32 sum, in one kernel; the rest is DeepSpeed's bookkeeping."""
+    """Add a parameter's bf16 gradient to its fp32 sum in one kernel; the rest is DeepSpeed's bookkeeping."""
     if lp.grad is None:
         return
     hp_grad = zero_optimizer.fp32_groups_gradients[group_idx][param_idx]
@@ -78,38 +78,38 @@ def _add_to_sum(zero_optimizer: Any, lp: torch.Tensor, group_idx: int, param_idx
 
 
 def look_at_the_norm_alone(zero_optimizer: Any) -> None:
-    """Let stages 1 to 3 find a gradient that is not finite by its norm, which is looked at anyway.
+    """Let stages 1 to 3 find a gradient that is not finite by its norm, which is computed anyway.
 
-    DeepSpeed would search all gradients first, and read the outcome from the device.
+    DeepSpeed would first search all gradients, and read the result from the device.
     """
     zero_optimizer.check_overflow = lambda **_: None
 
 
 def link_moments(zero_optimizer: Any) -> None:
-    """Stages 1 and 2: link Adam's state to each parameter's fragment.
+    """Link Adam's state to each parameter's fragment, in stages 1 and 2.
 
-    DeepSpeed does so at the first step, which is too late for a restore.
+    DeepSpeed does so in the first step, which is too late for a restore.
     """
     zero_optimizer._lazy_init_hp_params_optimizer_state()
 
 
 def flat_partitions(zero_optimizer: Any) -> list[torch.Tensor]:
-    """Stage 3: the flat fp32 tensors of this rank, which Adam updates."""
+    """Return this rank's flat fp32 tensors of stage 3, which Adam updates."""
     return list(zero_optimizer.fp32_partitioned_groups_flat)
 
 
 def full_shape(parameter: nn.Parameter) -> torch.Size:
-    """The shape of a parameter: stage 3 leaves an empty placeholder, and keeps the shape beside it."""
+    """Return the full shape of a parameter. Stage 3 leaves an empty placeholder, with the shape in an attribute."""
     return getattr(parameter, "ds_shape", parameter.shape)
 
 
 def part_size(parameter: nn.Parameter) -> int:
-    """Stage 3: elements of a parameter that each rank holds, padding included."""
+    """Return how many elements of a parameter each rank holds in stage 3, padding included."""
     return int(parameter.ds_tensor.numel())  # type: ignore[attr-defined]
 
 
 def zero_keys() -> set[str]:
-    """The keys that DeepSpeed knows under `zero_optimization`, older names included."""
+    """List the keys that DeepSpeed accepts under `zero_optimization`, with older names."""
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     fields = DeepSpeedZeroConfig.model_fields
@@ -117,7 +117,7 @@ def zero_keys() -> set[str]:
 
 
 def zero_problem(zero: dict[str, Any]) -> str | None:
-    """What DeepSpeed finds wrong with a `zero_optimization`: the key and the reason; None if it is sound."""
+    """Describe what DeepSpeed finds wrong with a `zero_optimization`: key and reason; None if it is valid."""
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from pydantic import ValidationError
 
@@ -130,15 +130,15 @@ def zero_problem(zero: dict[str, Any]) -> str | None:
 
 
 def accumulate_in_fp32(parameter: torch.Tensor) -> None:
-    """Sum the gradients of a bf16 parameter in fp32; torch has the attribute since 2.11."""
+    """Sum the gradients of a bf16 parameter in fp32. torch has this attribute since 2.11."""
     parameter.grad_dtype = torch.float32
 
 
-# Loops over many tensors in few kernels, which torch's own optimizers use under these names.
+# Operations on many tensors in few kernels. torch's own optimizers use them under these names.
 
 
 def lerp_all(tensors: list[torch.Tensor], ends: list[torch.Tensor], weight: float) -> None:
-    """tensor += weight · (end - tensor), for each."""
+    """Apply tensor += weight · (end - tensor) to each tensor."""
     torch._foreach_lerp_(tensors, ends, weight)
 
 
@@ -152,8 +152,8 @@ def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
 
 @contextmanager
 def build_lock(kind: type) -> Iterator[None]:
-    """Let PyTorch's builds of extensions take locks of this `kind`, where they would leave a file: before 2.15."""
-    # Its import looks for CUDA, and warns where the GPUs are missing.
+    """Let PyTorch's extension builds take locks of this `kind`; versions before 2.15 would create a file instead."""
+    # Importing it looks for CUDA, and warns if there are no GPUs.
     from torch.utils import cpp_extension
 
     usual = getattr(cpp_extension, "FileBaton", None)

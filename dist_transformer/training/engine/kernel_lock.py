@@ -1,8 +1,8 @@
-"""Builds of DeepSpeed's kernels that a killed job does not block.
+"""Keep a killed job from blocking later builds of DeepSpeed's kernels.
 
 Before 2.15, PyTorch lets one process build an extension at a time by creating a file named `lock`, and removes it
-afterwards. A process that is killed in between leaves it, and every later run on that machine, of any job, waits for it
-forever. Later versions take a lock of the kernel's themselves.
+afterwards. A process that is killed in between leaves the file, and every later run on that machine, of any job, waits
+for it forever. Later versions use a kernel lock themselves.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ from dist_transformer.training.engine.internals import build_lock
 
 
 class KernelLock:
-    """Stands in for `torch.utils.file_baton.FileBaton`: a lock of the kernel's, which ends with its process.
+    """Replace `torch.utils.file_baton.FileBaton` by a kernel lock, which ends with its process.
 
-    All processes build one after another; those that come later find nothing left to do.
+    All processes build one after another; later ones find nothing left to do.
     """
 
     def __init__(self, lock_file_path: str, **_: object) -> None:
@@ -30,11 +30,11 @@ class KernelLock:
         self.held.close()
 
     def wait(self) -> None:
-        """Never needed: `try_acquire` waits."""
+        """Do nothing, because `try_acquire` waits."""
 
 
 @contextmanager
 def builds_survive_kills() -> Iterator[None]:
-    """PyTorch's extension builds inside it use `KernelLock`, where they would leave a file."""
+    """Let PyTorch's extension builds in the block use `KernelLock` instead of a lock file."""
     with build_lock(KernelLock):
         yield

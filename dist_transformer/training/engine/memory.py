@@ -1,4 +1,4 @@
-"""How much memory training takes: the engine's states, and the peak of the process."""
+"""Measure the memory of training: the engine's states, and the peak of the process."""
 
 import resource
 from collections import deque
@@ -14,8 +14,10 @@ _OWNERS = {"dist_transformer", "torch", "deepspeed"}
 
 
 def state_bytes(engine: Engine) -> int:
-    """Bytes of the tensors that belong to the engine now: parameters and constants of the model, their fp32 copies,
-    moments, gradients and the flat buffers that DeepSpeed keeps, on this rank, in its GPU and its host's memory."""
+    """Count the bytes of the engine's tensors on this rank, in GPU and host memory.
+
+    These are the model's parameters and constants, fp32 copies, moments, gradients and DeepSpeed's flat buffers.
+    """
     storages = {}
     for tensor in _tensors_of(engine.module, engine.optimizer, engine.ds.optimizer):
         if tensor.device.type != "meta":
@@ -25,7 +27,7 @@ def state_bytes(engine: Engine) -> int:
 
 
 def _tensors_of(*roots: Any) -> Iterator[torch.Tensor]:
-    """Tensors that can be reached through containers, and through objects of the model, torch and DeepSpeed."""
+    """Yield the tensors that can be reached through containers and objects of the model, torch and DeepSpeed."""
     seen: set[int] = set()
     queue: deque[Any] = deque(roots)
     while queue:
@@ -46,7 +48,7 @@ def _tensors_of(*roots: Any) -> Iterator[torch.Tensor]:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most that this process had allocated on its GPU; on a CPU, the most that it held, libraries included."""
+    """Return the peak allocation on a GPU; on a CPU, the peak memory of the process, libraries included."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -10,16 +10,16 @@ from dist_transformer.training.engine import internals
 
 
 class PlainAdam(torch.optim.AdamW):
-    """AdamW in fp32 that skips a step whose gradient is not finite, and clips the others.
+    """AdamW in fp32 that skips a step whose gradient is not finite, and clips other gradients.
 
-    DeepSpeed's own wrapper for bf16 at stage 0 sums gradients in bf16 and refuses fp32 sums. DeepSpeed takes this one
-    for a plain fp32 optimizer, also where `keep_masters` has rounded the model.
+    DeepSpeed's own bf16 wrapper at stage 0 sums gradients in bf16 and refuses fp32 sums. DeepSpeed treats this class as
+    a plain fp32 optimizer, also after `keep_masters` has rounded the model.
 
     `overflow` and `_global_grad_norm` are the names that DeepSpeed's engine reads after a step.
 
     Args:
         groups: parameter groups of a model in fp32.
-        max_grad_norm: norm to which longer gradients are clipped; 0 clips none.
+        max_grad_norm: norm to which longer gradients are clipped; 0 disables clipping.
         settings: keyword arguments of `torch.optim.AdamW`.
     """
 
@@ -51,7 +51,7 @@ class PlainAdam(torch.optim.AdamW):
             for master, parameter in zip(self.masters, self.parameters, strict=True):
                 master.grad = parameter.grad if parameter.grad is not None else master.grad
         gradients = [master.grad for master in self.masters if master.grad is not None]
-        # The one read from the device in a step.
+        # The only read from the device in a step.
         self._global_grad_norm = float(nn.utils.get_total_norm(gradients))
         self.overflow = not math.isfinite(self._global_grad_norm)
         if not self.overflow:

@@ -13,7 +13,7 @@ from dist_transformer.config.settings import OptimizerConfig, TrainConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSize:
-    """What a schedule may depend on besides the optimizer's settings."""
+    """Sizes of a run that a schedule may use besides the optimizer's settings."""
 
     width: int
     """d_model."""
@@ -21,7 +21,7 @@ class RunSize:
 
 
 Schedule = Callable[[int, OptimizerConfig, RunSize], float]
-"""Rate of an update from its number, counted from 1. A pure function: a resumed run computes the same rates."""
+"""Rate of an update as a pure function of its number, counted from 1, so that a resumed run computes the same rates."""
 
 
 def noam_rate(step: int, *, width: int, warmup_steps: int, scale: float = 1.0) -> float:
@@ -73,7 +73,7 @@ def _constant(step: int, settings: OptimizerConfig, run: RunSize) -> float:
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """Return the rate of update `step`, counted from 1: the schedule's, after the warm-up at least `min_lr`."""
+    """Return the rate of update `step`, counted from 1, by the schedule. After the warm-up it is at least `min_lr`."""
     settings = config.optimizer
     schedule: Schedule = SCHEDULES[settings.schedule]
     rate = schedule(step, settings, RunSize(width=config.model.width, max_steps=config.max_steps))
@@ -81,17 +81,17 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
 
 def average_decay(updates: int, decay: float) -> float:
-    """How much of a moving average update number `updates` leaves: min(decay, (1 + updates) / (10 + updates)).
+    """Return the share of a moving average that update `updates` keeps: min(decay, (1 + updates) / (10 + updates)).
 
-    The weights that training begins with are then soon forgotten; as in TensorFlow's ExponentialMovingAverage.
+    This forgets the initial weights soon. TensorFlow's ExponentialMovingAverage uses the same formula.
     """
     return min(decay, (1 + updates) / (10 + updates))
 
 
 class RateScheduler:
-    """Writes `rate(step)` into the optimizer; DeepSpeed calls `step()` after every update that was not skipped.
+    """Write `rate(step)` into the optimizer. DeepSpeed calls `step()` after every update that was not skipped.
 
-    It asks the optimizer for its groups each time, because loading a checkpoint replaces them.
+    It reads the optimizer's groups each time, because loading a checkpoint replaces them.
     """
 
     def __init__(self, optimizer: Optimizer, rate: Callable[[int], float]) -> None:
@@ -100,7 +100,7 @@ class RateScheduler:
         self._apply()
 
     def step(self) -> None:
-        """One more update is done: set the rate of the next."""
+        """Set the rate of the next update, after another one is done."""
         self.updates += 1
         self._apply()
 

@@ -1,7 +1,7 @@
-"""Where every rank is, in small files of the run folder: what the others see when one of them is stuck or has failed.
+"""Publish where every rank is in small files of the run folder, so that ranks can report one that hangs or has failed.
 
-Files and not the process group's store: its host may be the rank that is stopped, and every rank writes its part of
-a checkpoint into this folder anyway.
+The process group's store is no alternative: its host may be the rank that is stopped. Every rank writes its part of a
+checkpoint into the run folder anyway.
 """
 
 import dataclasses
@@ -21,17 +21,17 @@ from dist_transformer.runtime.world import World
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beat:
-    """A rank at one moment."""
+    """The state of a rank at one moment."""
 
     rank: int
     count: int
-    """Grows with every beat; one that stays is a rank that is stopped, dead, or cut off from the folder."""
+    """Number of the beat. If it does not change, the rank is stopped, dead, or cut off from the folder."""
     progress: int
-    """Signs of progress so far. Ranks work in step: one that has given fewer holds up the others."""
+    """Signs of progress so far. Ranks work in step: one with fewer signs holds up the others."""
     phase: str
     step: int
     where: str
-    """The project's innermost function in its main thread."""
+    """Innermost function of the project in the rank's main thread."""
     host: str = field(default_factory=socket.gethostname)
     process: int = field(default_factory=os.getpid)
 
@@ -45,23 +45,23 @@ class Beat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """Why a job ends, as the first rank found it."""
+    """The reason why a job ends, as the first rank found it."""
 
     rank: int
     reason: str
     is_hang: bool
-    """The rank is the first to notice, and need not be the one that holds up the others."""
+    """Whether the rank found a hang. It is the first to notice, but may not be the rank that holds up the others."""
 
     def __str__(self) -> str:
         return f"rank {self.rank} {'found' if self.is_hang else 'failed'}: {self.reason}"
 
 
 class Heartbeats:
-    """The folder of a run's launches; a rank that ends well takes its file away.
+    """The heartbeat files of a run's launches. A rank that ends well removes its file.
 
     Args:
-        launch: its name, part of every file's. Ranks of the launch before may still be leaving when this one begins:
-            neither disturbs the other, and what went wrong there does not concern this one.
+        launch: name of this launch, which is in the name of every file. Ranks of the previous launch may still be
+            exiting when this one starts; the names keep their files and failures apart.
     """
 
     def __init__(self, run_dir: Path, world: World, launch: str) -> None:
@@ -72,10 +72,9 @@ class Heartbeats:
         self._failure = self.folder / f"failure-{launch}.json"
 
     def start_anew(self) -> None:
-        """Forget earlier launches. For rank 0, while the others wait.
-
-        The folder stays, and a file that cannot be removed does no harm: a rank that is still leaving may write here.
-        """
+        """Remove the files of earlier launches. Rank 0 calls it while the others wait."""
+        # The folder stays, because a rank that is still exiting may write here. A file that cannot be removed does no
+        # harm.
         make_folder(self.folder)
         for file in self.folder.iterdir():
             with suppress(OSError):
@@ -88,23 +87,23 @@ class Heartbeats:
         remove(self._file)
 
     def who_is_behind(self, *, wait_seconds: float) -> str:
-        """One line for each rank that holds up the others; `wait_seconds` are several beats."""
+        """Return one line per rank that holds up the others; `wait_seconds` must cover several beats."""
         before = self._read()
         time.sleep(wait_seconds)
         return who_is_behind(before, self._read(), self.world.size)
 
     def _read(self) -> dict[int, Beat]:
-        """The last beat of every rank that has published one and has not ended well."""
+        """Read the last beat of every rank that has published one and has not ended well."""
         beats = dict[int, Beat]()
         for path in self.folder.glob(f"rank-*-{self._launch}.json"):
-            # A rank takes its file away at any moment.
+            # A rank may remove its file at any moment.
             with suppress(OSError):
                 beat = Beat(**json.loads(read_small(path)))
                 beats[beat.rank] = beat
         return beats
 
     def first_failure(self, failure: Failure) -> Failure:
-        """Make `failure` known to all ranks, unless one is known already; gives the one that stands."""
+        """Publish `failure` to all ranks unless one is known already; return the one that counts."""
         try:
             write_new(self._failure, json.dumps(dataclasses.asdict(failure)))
             return failure
@@ -120,13 +119,13 @@ class Heartbeats:
 
 
 def who_is_behind(before: Mapping[int, Beat], after: Mapping[int, Beat], size: int) -> str:
-    """One line for each rank that holds up the others, or for each when none does.
+    """Return one line per rank that holds up the others, or one per rank if none does.
 
     Args:
-        before, after: the last beats of all ranks, at two moments that are several beats apart.
-        size: ranks in all.
+        before, after: the last beats of all ranks, at two moments several beats apart.
+        size: number of ranks.
     """
-    lines = [f"rank {rank} never began" for rank in range(size) if rank not in after]
+    lines = [f"rank {rank} never started" for rank in range(size) if rank not in after]
     beats = [beat for _, beat in sorted(after.items())]
     silent = [beat for beat in beats if beat.rank in before and before[beat.rank].count == beat.count]
     lines += [f"{beat} gives no sign of life; last seen in {beat.place}" for beat in silent]

@@ -1,4 +1,4 @@
-"""Is the launcher that started this rank still there? Killed with -9, it leaves its ranks running."""
+"""Notice when the launcher that started this rank has ended; if it is killed with -9, its ranks keep running."""
 
 import os
 from pathlib import Path
@@ -6,18 +6,18 @@ from pathlib import Path
 from dist_transformer.runtime.launch import CALLER_VARIABLE, NODE_LAUNCHER, command_of, parent_of
 
 # DeepSpeed has two processes above a rank, torchrun one. SLURM and MPI end the ranks that they started themselves.
-# `dist-transformer train --processes N` stands above `deepspeed`.
+# `dist-transformer train --processes N` runs above `deepspeed`.
 _LAUNCHERS = {"deepspeed", NODE_LAUNCHER, "torchrun", "torch.distributed.run", "dist-transformer", "dist_transformer"}
-# `python -u -m deepspeed.launcher.launch` is the longest way to say it.
+# `python -u -m deepspeed.launcher.launch` has the most words.
 _WORDS = 4
 _INIT = 1
 
 
 class LauncherWatch:
-    """The launchers above this process, as they are now: made first of all, for a launcher may soon be gone.
+    """The launchers above this process. Create it first of all, because a launcher may end soon.
 
-    By parent, not by `PR_SET_PDEATHSIG`: that says nothing of the launcher's own parent, and it would also end a run
-    whose shell was closed.
+    It watches parents instead of using `PR_SET_PDEATHSIG`, which does not cover the launcher's own parent, and would
+    also end a run whose shell was closed.
     """
 
     def __init__(self) -> None:
@@ -31,10 +31,10 @@ class LauncherWatch:
         self._orphan = child if _is_orphan(child, parent) else None
 
     def gone(self) -> str | None:
-        """Which launcher has ended, if one has."""
+        """Return which launcher has ended; None if all are running."""
         if self._orphan is not None:
             return f"the launcher of process {self._orphan}"
-        # A process whose parent has ended gets another one at once, also where nobody collects the dead.
+        # A process whose parent has ended gets another parent at once, even if no process collects the dead one.
         ended = next((parent for child, parent in self._parents if parent_of(child) != parent), None)
         return None if ended is None else f"its launcher, process {ended},"
 
@@ -44,7 +44,8 @@ def _is_launcher(process: int) -> bool:
 
 
 def _is_orphan(process: int, parent: int | None) -> bool:
-    """A node's launcher whose `deepspeed` ended before this process began; other nodes' are started by ssh or SLURM."""
+    """Recognize a node's launcher whose `deepspeed` ended before this process began."""
     words = command_of(process)
     is_node_launcher = NODE_LAUNCHER in {Path(word).name for word in words[:_WORDS]}
+    # A launcher with --node_rank has no `deepspeed` above it: ssh or SLURM started it.
     return parent == _INIT and is_node_launcher and not any(word.startswith("--node_rank") for word in words)

@@ -1,4 +1,4 @@
-"""All ranks stop after the same step: because of a signal on any of them, or because the time limit is near."""
+"""Stop all ranks after the same step: because of a signal on any of them, or because the time limit is near."""
 
 import os
 import re
@@ -14,20 +14,20 @@ from dist_transformer.runtime import distributed
 from dist_transformer.runtime.world import World
 from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
 
-# On a ballot: above every signal's number.
+# Value of a ballot for the time limit, above every signal number.
 _TIME_LIMIT = 128
 _RANKS = 2**20
-# Beside what was measured, a job that saves before its time limit leaves a twentieth of its time, at most a minute.
+# Besides the measured times, a job reserves a twentieth of its time for the save at its end, at most a minute.
 _SPARE_SHARE, _SPARE_SECONDS = 0.05, 60.0
 
 
 class Preemption:
-    """Agrees, once a step, on whether all ranks stop after it.
+    """Agree once per step on whether all ranks stop after it.
 
-    The ballots of a step are exchanged while it computes, so that nobody waits for them.
+    The ballots of a step are exchanged while it computes, so that no rank waits for them.
 
     Args:
-        timeout_minutes: of the exchange.
+        timeout_minutes: time limit of the exchange.
     """
 
     def __init__(self, world: World, watchdog: Watchdog, *, timeout_minutes: float) -> None:
@@ -38,17 +38,20 @@ class Preemption:
         self._exchange: dist.Work | None = None
 
     def stop_within(self, seconds: float) -> None:
-        """Ask for a stop early enough to have saved in so many seconds. For one rank: the others need not know."""
+        """Request a stop early enough to have saved within `seconds`. One rank may call it alone."""
         self._ends = time.monotonic() + seconds
         self._spare = min(_SPARE_SECONDS, _SPARE_SHARE * seconds)
 
     def begin(self) -> None:
-        """Give this rank's ballot, at the start of a step. A collective."""
+        """Send this rank's ballot, at the start of a step.
+
+        Collective: every rank must call it.
+        """
         self._ballot.fill_(self._wish() * _RANKS + self.world.rank)
         self._exchange = distributed.begin_all_reduce_max(self._ballot, self._group)
 
     def outcome(self) -> str | None:
-        """At the end of the step: why all ranks stop now, or None when they go on; the same on all ranks."""
+        """Return at the end of the step why all ranks stop now, or None if they continue; the same on all ranks."""
         if self._exchange is not None:
             self._exchange.wait()
         wish, rank = divmod(int(self._ballot), _RANKS)
@@ -63,16 +66,16 @@ class Preemption:
         return 0 if received is None else int(received)
 
     def _needed(self) -> float:
-        """Seconds that must be left at the start of a step: without a stop after it, the next comes a step later."""
+        """Return the seconds that must be left at the start of a step; the next chance to stop is one step later."""
         longest = self.watchdog.longest
         return 2 * longest[Phase.STEP] + longest[Phase.EVALUATION] + longest[Phase.CHECKPOINT] + self._spare
 
 
 def seconds_left(walltime_minutes: float, *, age: float) -> float | None:
-    """How long this job may go on: `walltime_minutes`, or when that is 0 what SLURM says; None without a limit.
+    """Return the seconds that this job may run: from `walltime_minutes`, or if that is 0 from SLURM; None: no limit.
 
     Args:
-        age: of the job, in seconds.
+        age: seconds since the start of the job.
     """
     if walltime_minutes > 0:
         return max(0.0, 60 * walltime_minutes - age)
@@ -84,13 +87,13 @@ def seconds_left(walltime_minutes: float, *, age: float) -> float | None:
     try:
         answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
-        print(f"squeue does not tell the job's time limit ({error}): give --walltime-minutes", file=sys.stderr)
+        print(f"squeue does not report the job's time limit ({error}): give --walltime-minutes", file=sys.stderr)
         return None
     return parse_slurm_duration(answer)
 
 
 def parse_slurm_duration(text: str) -> float | None:
-    """Seconds of SLURM's `[days-][hours:]minutes:seconds`; None for UNLIMITED and other words."""
+    """Parse SLURM's `[days-][hours:]minutes:seconds` as seconds; None for UNLIMITED and other words."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
     if match is None:
         return None

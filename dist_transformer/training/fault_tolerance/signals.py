@@ -1,4 +1,4 @@
-"""Signals that ask a job to save and end."""
+"""Handle signals that ask a job to save and end."""
 
 import os
 import signal
@@ -8,21 +8,21 @@ from contextlib import suppress
 from types import FrameType
 
 INTERRUPTED = 75
-"""Exit status, EX_TEMPFAIL of sysexits.h: interrupted and saved, start the same command again. 0 is finished."""
+"""Exit status of a run that was interrupted and has saved (EX_TEMPFAIL of sysexits.h): run the same command again."""
 
 _STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-# A terminal and a launcher both deliver one Ctrl-C: only what comes later than this is a second one.
+# A terminal and a launcher both deliver one Ctrl-C, so only a signal that comes later than this is a second one.
 _SECOND_CTRL_C_SECONDS = 2.0
-_ACKNOWLEDGED = b"stopping after this step; again to end now\n"
+_ACKNOWLEDGED = b"stopping after this step; press Ctrl-C again to end now\n"
 
 
 class Signals:
-    """Remembers that this process was told to end.
+    """Remember that this process received a signal to end.
 
-    Until `listen`, signals do what they always do: before the first step nothing would be lost.
+    Before `listen`, signals have their usual effect, because nothing would be lost before the first step.
 
     Args:
-        speaks: acknowledge Ctrl-C on stderr; for one rank of a job.
+        speaks: acknowledge Ctrl-C on stderr; True on one rank of a job.
     """
 
     def __init__(self, *, speaks: bool = True) -> None:
@@ -31,15 +31,15 @@ class Signals:
         self._since = 0.0
 
     def listen(self) -> None:
-        """From now on only remember them. For the main thread."""
+        """Start to remember signals instead of ending the process. Call it in the main thread."""
         for number in _STOPPING:
             signal.signal(number, self._remember)
-        # What a shell starts in the background ignores Ctrl-C, and shall go on doing so.
+        # Processes that a shell starts in the background ignore Ctrl-C, and must continue to do so.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, self._remember)
 
     def forget(self) -> None:
-        """From now on they end the process at once: it has failed, and there is nothing to save."""
+        """Let signals end the process at once again: it has failed, and there is nothing to save."""
         for number in _STOPPING:
             signal.signal(number, signal.SIG_DFL)
 
@@ -53,8 +53,8 @@ class Signals:
 
 
 def _acknowledge() -> None:
-    """Say so in one write past Python's buffers, which the interrupted code may be in the middle of."""
+    """Print the acknowledgement in one write without Python's buffers, which the interrupted code may be using."""
     with suppress(OSError, AttributeError):
         stderr = sys.stderr.fileno()
-        # A terminal shows ^C where the cursor was, mostly behind a progress bar.
+        # A terminal prints ^C at the cursor, usually behind a progress bar.
         os.write(stderr, b"\n" + _ACKNOWLEDGED if os.isatty(stderr) else _ACKNOWLEDGED)

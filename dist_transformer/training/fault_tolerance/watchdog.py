@@ -1,8 +1,8 @@
-"""Ends a job that hangs, and says which rank holds it up.
+"""End a job that hangs, and report which rank holds it up.
 
-Each rank has two threads beside its work. One counts the time since the last sign of progress and ends the process
-when a phase's limit is over; it touches no file, for the file system may be what hangs. The other publishes where the
-rank is and looks whether another rank has failed.
+Each rank has two threads besides its main thread. One measures the time since the last sign of progress, and ends the
+process when a phase exceeds its limit; it uses no file, because the file system may be what hangs. The other publishes
+where the rank is and checks whether another rank has failed.
 """
 
 import faulthandler
@@ -29,19 +29,19 @@ from dist_transformer.training.fault_tolerance.launcher_watch import LauncherWat
 from dist_transformer.training.fault_tolerance.signals import Signals
 
 _PACKAGE = Path(__file__).parents[2]
-# Between beats at most, at least, and in shares of the shortest limit: what is said of a rank must be news.
+# Longest and shortest time between beats, and beats per shortest limit: reports on a rank must be recent.
 _BEAT_SECONDS, _SHORTEST_BEAT_SECONDS, _BEATS_A_LIMIT = 10.0, 0.2, 20
-# A rank whose beat did not change in so many intervals gives no sign of life; a report may take so many in all, and on
-# a busy machine at least so many seconds.
+# A rank whose beat did not change for this many intervals gives no sign of life. A report may take this many intervals
+# in all, or this many seconds on a busy machine if that is more.
 _SILENT_BEATS, _REPORT_BEATS, _REPORT_SECONDS = 2.5, 6, 30.0
-# How long a rank may take to fail by itself after another has, and to leave once it has.
+# How long a rank may take to fail by itself after another has failed, and to exit after its own failure.
 _ECHO_SECONDS, _LEAVING_SECONDS = 5.0, 120.0
-# Ctrl-C ends DeepSpeed's outer launcher at once, while the inner one lets the ranks save.
+# Ctrl-C ends DeepSpeed's outer launcher at once, but the inner one lets the ranks save.
 _HANDLER_SECONDS, _STOPPING_SECONDS = 3.0, 120.0
 
 
 class Phase(StrEnum):
-    """What a rank is doing."""
+    """The current work of a rank."""
 
     JOINING = "joining"
     SET_UP = "set-up"
@@ -52,7 +52,7 @@ class Phase(StrEnum):
 
 
 class _Moment(NamedTuple):
-    """Replaced whole, so that threads read it without a lock."""
+    """A rank's phase and progress. It is replaced as a whole, so that threads read it without a lock."""
 
     phase: Phase
     step: int
@@ -61,17 +61,17 @@ class _Moment(NamedTuple):
 
 
 class Watchdog:
-    """Watches one rank; does nothing before `start`.
+    """Watch one rank; does nothing before `start`.
 
     Args:
-        limits: seconds without progress that end the job, by phase; a phase without one is not limited here.
+        limits: seconds without progress that end the job, by phase. Phases that are missing have no limit here.
     """
 
     def __init__(self, world: World, limits: Mapping[Phase, float]) -> None:
         self.world, self.signals = world, Signals(speaks=world.is_main)
         self.limits = {**limits, Phase.LEAVING: _LEAVING_SECONDS}
         self.longest = dict.fromkeys(Phase, 0.0)
-        """Seconds that a phase took at most; the first step, which compiles, does not count."""
+        """Longest seconds per phase so far, without the first step, which compiles."""
         shortest = min(limits.values(), default=float("inf"))
         self._interval = max(_SHORTEST_BEAT_SECONDS, min(_BEAT_SECONDS, shortest / _BEATS_A_LIMIT))
         self._born = time.monotonic()
@@ -80,7 +80,7 @@ class Watchdog:
         self._heartbeats: Heartbeats | None = None
         self._failure: Failure | None = None
         self._closed = threading.Event()
-        # Held by every thread that writes to the run folder; set under it, `_closed` ends all writing.
+        # Every thread that writes to the run folder holds this lock. Once `_closed` is set under it, no thread writes.
         self._writing = threading.Lock()
         self._launchers: LauncherWatch | None = None
 
@@ -91,11 +91,11 @@ class Watchdog:
 
     @property
     def age(self) -> float:
-        """Seconds since this was made."""
+        """Seconds since construction."""
         return time.monotonic() - self._born
 
     def enter(self, phase: Phase, step: int = 0) -> None:
-        """The main thread begins something else, or the next step."""
+        """Record that the main thread enters a phase, or the next step."""
         now = time.monotonic()
         before = self._moment
         if before.phase != Phase.STEP or self._stepped:
@@ -104,33 +104,36 @@ class Watchdog:
         self._moment = _Moment(phase, step, now, before.progress + 1)
 
     def took(self, phase: Phase, seconds: float) -> None:
-        """A phase's work took so long beside the main thread."""
+        """Record the duration of a phase whose work was outside the main thread."""
         self.longest[phase] = max(self.longest[phase], seconds)
 
     def progress(self) -> None:
-        """The main thread got on within its phase."""
+        """Record progress of the main thread within its phase."""
         self._moment = self._moment._replace(progress=self._moment.progress + 1)
 
     def publish_in(self, run_dir: Path) -> None:
-        """Tell the other ranks from now on. A collective."""
+        """Start to publish this rank's state in the run folder.
+
+        Collective: every rank must call it.
+        """
         if not self._started:
             return
         heartbeats = Heartbeats(run_dir, self.world, distributed.broadcast_object(uuid.uuid4().hex))
         distributed.on_all_ranks(
             lambda: heartbeats.start_anew() if self.world.is_main else None,
             errors=(OSError,),
-            describe=lambda error: f"cannot write to the run folder ({error}): mend it, or choose another --run-dir",
+            describe=lambda error: f"cannot write to the run folder ({error}): fix it, or choose another --run-dir",
         )
         self._heartbeats = heartbeats
-        # The first beat comes from this thread: a rank that fails at once has been seen.
+        # The first beat comes from this thread, so that even a rank that fails at once has been seen.
         self._publish(heartbeats, 0)
         threading.Thread(target=self._beat, args=(heartbeats,), name="heartbeat", daemon=True).start()
 
     def fail(self, error: Exception) -> Failure | None:
-        """The main thread ends by `error`.
+        """Record that the main thread ends by `error`.
 
         Returns:
-            why another rank had failed before; this error is then an echo of that one.
+            the earlier failure of another rank, of which this error is then an echo; otherwise None.
         """
         self.enter(Phase.LEAVING, self._moment.step)
         self.signals.forget()
@@ -141,15 +144,15 @@ class Watchdog:
         try:
             first = self._heartbeats.first_failure(own)
         except OSError:
-            # Where the folder is gone, the error itself is what the user must see.
+            # If the folder is gone, the user must see the error itself.
             return None
         return None if first.rank == own.rank else first
 
     def close(self) -> None:
-        """End well: afterwards this rank writes nothing to the run folder any more.
+        """End well: afterwards this rank does not write to the run folder any more.
 
-        Waits for a write that is under way. The watch goes on meanwhile, so a file system that hangs here ends the
-        process as it does elsewhere.
+        Waits for a write in progress. The watch continues meanwhile, so a file system that hangs here ends the process
+        as it does elsewhere.
         """
         self.enter(Phase.LEAVING, self._moment.step)
         with self._writing:
@@ -159,7 +162,7 @@ class Watchdog:
             self._closed.set()
 
     def _watch(self) -> None:
-        """Counts time in which this thread could run: a job that was suspended as a whole has not hung."""
+        """Count time in which this thread could run, because a job that was suspended as a whole has not hung."""
         tick = min(1.0, self._interval)
         progress, waited, last = -1, 0.0, time.monotonic()
         while not self._closed.wait(tick):
@@ -196,14 +199,14 @@ class Watchdog:
                 self._failure = self._failure or heartbeats.known_failure()
 
     def _leave_launcher(self, launcher: str) -> None:
-        """Ends at once: who kills a launcher may start the run again now, and two must not write into one folder."""
+        """End at once: a user who kills a launcher may restart the run now, and two must not write into one folder."""
         self._closed.wait(_HANDLER_SECONDS + self.longest[Phase.STEP])
         if self.signals.received is not None:
             self._closed.wait(_STOPPING_SECONDS)
-        self._exit(f"{launcher} is gone; the last checkpoint stands")
+        self._exit(f"{launcher} is gone; the last checkpoint is intact")
 
     def _follow(self, failure: Failure) -> None:
-        """Another rank has failed: this one does as well, by itself in most cases."""
+        """End this rank after another has failed; in most cases it fails by itself first."""
         if failure.is_hang:
             self._within_reason(lambda: self._report(failure))
         else:
@@ -218,14 +221,14 @@ class Watchdog:
         self._exit(reason)
 
     def _within_reason(self, work: Callable[[], None]) -> None:
-        """Do what touches files, but do not wait for it for ever."""
+        """Do work that uses files, but wait for it only for a limited time."""
         helper = threading.Thread(target=work, name="report", daemon=True)
         helper.start()
         helper.join(max(_REPORT_SECONDS, _REPORT_BEATS * self._interval))
 
     def _report(self, failure: Failure) -> None:
-        """The stacks of this rank, to stderr and to a file, and the rank that holds up the others."""
-        head = f"rank {self.world.rank} hangs or is held up ({failure.reason}); what its threads do:"
+        """Write the stacks of this rank to stderr and to a file, and report the rank that holds up the others."""
+        head = f"rank {self.world.rank} hangs or is held up ({failure.reason}); stacks of its threads:"
         _tell(head)
         faulthandler.dump_traceback(sys.stderr, all_threads=True)
         if self._heartbeats is None:
@@ -241,7 +244,7 @@ class Watchdog:
                 stacks.write(f"{head}\n".encode())
                 stacks.flush()
                 faulthandler.dump_traceback(stacks.fileno(), all_threads=True)
-        # Takes several beats, and this rank's own must go on meanwhile.
+        # This takes several beats, during which this rank's own beats must continue.
         verdict = self._heartbeats.who_is_behind(wait_seconds=_SILENT_BEATS * self._interval)
         if self.world.size > 1:
             verdict += f"\n{COLLECTIVE_ADVICE}"
@@ -253,20 +256,20 @@ class Watchdog:
         _tell(verdict)
 
     def _exit(self, reason: str) -> None:
-        """End the process, unless this rank has ended well meanwhile."""
+        """End the process, unless this rank has ended well in the meantime."""
         if not self._closed.is_set():
             _tell(f"error: rank {self.world.rank} ends: {reason}")
             os._exit(1)
 
 
 def _tell(text: str) -> None:
-    """In one write, so that the lines of ranks do not mix."""
+    """Print in one write, so that the lines of ranks do not mix."""
     sys.stderr.write(f"{printable(text)}\n")
     sys.stderr.flush()
 
 
 def _where_main_is() -> str:
-    """The project's innermost function in the main thread's stack."""
+    """Return the project's innermost function in the main thread's stack."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and _PACKAGE not in Path(frame.f_code.co_filename).parents:
         frame = frame.f_back

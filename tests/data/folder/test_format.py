@@ -162,7 +162,7 @@ def test_held_shards_do_not_feel_what_becomes_of_their_files(folder: Path) -> No
     assert train.tokens(np.array([0]))[0].tolist() == [10, 11]
     train.forget_past()
     assert train.tokens(np.array([4]))[0].tolist() == [17, 18]
-    with pytest.raises(UserError, match=r"train-00000\.arrow has 10 bytes where the index states"):
+    with pytest.raises(UserError, match=r"train-00000\.arrow has 10 bytes, but the index states"):
         train.tokens(np.array([0]))
     problems = train.hold([0])
     train.forget_past()
@@ -276,11 +276,11 @@ def damage(shard: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("flipped", r"is damaged or from another folder, for its SHA-256 is not the index's: copy the data folder"),
-        ("cut short", r"bytes where the index states .*: copy the data folder again"),
-        ("longer", r"bytes where the index states .*: copy the data folder again"),
+        ("flipped", r"is damaged or from another folder: its SHA-256 differs from the index: copy the data folder"),
+        ("cut short", r"bytes, but the index states .*: copy the data folder again"),
+        ("longer", r"bytes, but the index states .*: copy the data folder again"),
         ("missing", r"cannot be read \(No such file or directory\): copy the data folder again"),
-        ("another's", r"bytes where the index states .*: copy the data folder again"),
+        ("another's", r"bytes, but the index states .*: copy the data folder again"),
     ],
 )
 def test_a_shard_that_went_bad_after_opening_is_found_at_its_first_use(folder: Path, kind: str, message: str) -> None:
@@ -332,13 +332,13 @@ def test_a_shard_of_another_vocabulary_is_found_though_the_index_agrees(folder: 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"vocab_size": 20}, r"states a vocab_size of 20, and tokenizer\.json has 260 entries"),
+        ({"vocab_size": 20}, r"states a vocab_size of 20, but tokenizer\.json has 260 entries"),
         ({"source_tokens": 6}, r"train-00000\.arrow does not hold the tokens that the index states"),
         ({"target_tokens": 2}, r"train-00000\.arrow does not hold the tokens that the index states"),
         ({"max_target_tokens": 1}, r"train-00000\.arrow does not hold the tokens that the index states, or longer"),
         ({"sha256": "0" * 64}, r"train-00000\.arrow is damaged or from another folder"),
-        ({"pairs": 3}, r"lengths\.npy holds uint16 of shape \(5, 2\) where \(6, 2\) was stated"),
-        ({"bytes": 7}, r"train-00000\.arrow has \d+ bytes where the index states 7"),
+        ({"pairs": 3}, r"lengths\.npy holds uint16 of shape \(5, 2\), but \(6, 2\) was stated"),
+        ({"bytes": 7}, r"train-00000\.arrow has \d+ bytes, but the index states 7"),
     ],
 )
 def test_an_edited_index_is_found_before_a_batch_is_made(folder: Path, changes: dict[str, Any], message: str) -> None:
@@ -398,10 +398,10 @@ def test_the_folder_may_be_a_link_but_not_its_valid_folder(folder: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format_version": 2}, "has format version 2 and this program reads 1: upgrade"),
+        ({"format_version": 2}, "has format version 2, but this program reads 1: upgrade"),
         ({"format_version": "1"}, "format_version must be 1, not '1'"),
         ({"vocab_size": "300"}, "vocab_size must be int, not '300'"),
-        ({"seed": -1}, "index.json: seed is -1, and cannot be below 0"),
+        ({"seed": -1}, "index.json: seed is -1, but cannot be below 0"),
         ({"extra": 1}, "unknown setting 'extra'"),
         ({"train": []}, "train must hold an object of settings"),
         ({"dropped": {"empty": True}}, "dropped['empty'] must be int, not True"),

@@ -97,7 +97,7 @@ def test_a_store_that_fails_for_a_while_is_asked_again(
     monkeypatch.setattr(MemoryFileSystem, "_open", busy)
     fetch("memory://bucket/toy/index.json", tmp_path / "index.json")
     failures[0] = 99
-    with pytest.raises(UserError, match=r"memory://bucket/toy/index\.json cannot be had after 5 attempts"):
+    with pytest.raises(UserError, match=r"memory://bucket/toy/index\.json cannot be fetched after 5 attempts"):
         fetch("memory://bucket/toy/index.json", tmp_path / "again.json")
     monkeypatch.undo()
     assert (tmp_path / "index.json").read_bytes() == remote.cat("/bucket/toy/index.json")
@@ -108,10 +108,13 @@ def test_a_shard_that_stays_bad_is_named(remote: MemoryFileSystem, tmp_path: Pat
     whole = remote.cat("/bucket/toy/train-00001.arrow")
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 1
-    for content, reason in ((bytes(flipped), "its SHA-256 is not the index's"), (whole[:-9], "bytes where the index")):
+    for content, reason in (
+        (bytes(flipped), "its SHA-256 differs from the index"),
+        (whole[:-9], "bytes, but the index"),
+    ):
         remote.pipe("/bucket/toy/train-00001.arrow", content)
         folder = open_remote(tmp_path)
-        with pytest.raises(UserError, match=rf"memory://bucket/toy/train-00001\.arrow cannot be had .*{reason}"):
+        with pytest.raises(UserError, match=rf"memory://bucket/toy/train-00001\.arrow cannot be fetched .*{reason}"):
             all_tokens(folder)
         assert cached(folder) == ["train-00000.arrow"]
     remote.rm("/bucket/toy/train-00001.arrow")
@@ -141,7 +144,7 @@ def test_a_cache_that_is_gone_is_a_problem_in_words(remote: MemoryFileSystem, tm
 def test_what_is_no_data_folder_says_so(remote: MemoryFileSystem, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"memory://bucket/other/index\.json is missing: check the URL"):
         open_remote(tmp_path, url="memory://bucket/other")
-    with pytest.raises(UserError, match=r"nosuchstore://x/index\.json cannot be had"):
+    with pytest.raises(UserError, match=r"nosuchstore://x/index\.json cannot be fetched"):
         open_remote(tmp_path, url="nosuchstore://x")
     with pytest.raises(UserError, match="is a URL, and only training reads those"):
         DataFolder.open("memory://bucket/toy")

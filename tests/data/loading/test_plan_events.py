@@ -149,7 +149,7 @@ def test_a_corpus_that_cannot_be_read_at_all_ends_in_words() -> None:
     """Not in an endless loop over empty epochs."""
     store = Store()
     store.bad = {*range(SHARDS)}
-    with pytest.raises(UserError, match=r"epoch 1 has no sentence pair, for every shard of data folder 1 was left out"):
+    with pytest.raises(UserError, match=r"epoch 1 has no sentence pair, because every shard of data folder 1 was left"):
         next(plan(store.admit).steps(Position(), 2))
 
 

@@ -125,7 +125,7 @@ def test_when_a_process_is_killed_the_others_of_its_node_are_told_and_nothing_is
     processes[killed].send_signal(signal.SIGKILL)
     (left,) = ends([processes[1 - killed]])
     reader = "rank 0, which reads the data for this node," if killed == 0 else "rank 1 of this node"
-    assert left["ended"] == f"{reader} has ended: see its message; the last checkpoint stands"
+    assert left["ended"] == f"{reader} has ended: see its message; the last checkpoint is intact"
     assert processes[killed].wait() == -signal.SIGKILL
     assert set(os.listdir("/dev/shm")) == names
     assert not sockets & set(unix_sockets().values())

@@ -51,12 +51,12 @@ def test_compressed_files_read_as_plain_ones(tmp_path: Path, suffix: str, compre
     path = write(tmp_path / f"t.en{suffix}", compress("ein\nzwei ü\n".encode()))
     assert list(read_lines(path)) == ["ein", "zwei ü"]
     truncated = write(tmp_path / f"cut{suffix}", path.read_bytes()[:-6])
-    with pytest.raises(UserError, match=f"cut{suffix} is not a whole {suffix} file"):
+    with pytest.raises(UserError, match=f"cut{suffix} is not a complete {suffix} file"):
         list(read_lines(truncated))
 
 
 def test_file_that_is_not_gzip_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"t\.gz is not a whole \.gz file .*rename it"):
+    with pytest.raises(UserError, match=r"t\.gz is not a complete \.gz file .*rename it"):
         list(read_lines(write(tmp_path / "t.gz", b"plain\n")))
 
 
@@ -101,7 +101,7 @@ def test_tsv_columns(tmp_path: Path) -> None:
     path = write(tmp_path / "t.tsv", b'"a\tb"\t7\nc\td\t8\n')
     assert list(TsvFile(path=path).pairs()) == [('"a', 'b"'), ("c", "d")]
     assert list(TsvFile(path=path, source_column=2, target_column=0).pairs()) == [("7", '"a'), ("8", "c")]
-    assert "t.tsv line 1 has 3 tab-separated columns and 4 are needed" in refusal(TsvFile(path=path, target_column=3))
+    assert "t.tsv line 1 has 3 tab-separated columns, but 4 are needed" in refusal(TsvFile(path=path, target_column=3))
     with pytest.raises(UserError, match="TSV columns 0 and -1"):
         TsvFile(path=path, target_column=-1)
 

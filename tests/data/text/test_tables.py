@@ -78,10 +78,10 @@ def test_damaged_and_missing_parquet_files_are_named(tmp_path: Path) -> None:
     source = table(tmp_path / "t.parquet", {"en": rows, "de": rows}, row_group_size=1_000, use_dictionary=False)
     content = source.path.read_bytes()
     write(source.path, content[:-100])
-    assert "t.parquet is not a whole Parquet file of UTF-8 text (after row 0: " in refusal(source)
+    assert "t.parquet is not a complete Parquet file of UTF-8 text (after row 0: " in refusal(source)
     # The last row group is overwritten, the footer is not.
     write(source.path, content[: len(content) // 2] + bytes(range(256)) * 20 + content[len(content) // 2 + 5_120 :])
-    assert "t.parquet is not a whole Parquet file of UTF-8 text (after row " in refusal(source)
+    assert "t.parquet is not a complete Parquet file of UTF-8 text (after row " in refusal(source)
     source.path.unlink()
     assert refusal(source) == f"{source.path} does not exist: check the name"
     source.path.mkdir()
@@ -159,6 +159,6 @@ def test_a_stream_that_breaks_off_can_be_tried_again(hub: Path, monkeypatch: pyt
     write(hub / "train-1.jsonl", b"{broken\n")
     source = hub_source(hub, streaming=True)
     pairs = []
-    with pytest.raises(TransientError, match=r"broke off after row 30 .*: run the same command again, which goes on"):
+    with pytest.raises(TransientError, match=r"failed after row 30 .*: run the same command again, which resumes"):
         pairs += source.pairs()
     assert source.files() == [hub / "train-0.jsonl", hub / "train-1.jsonl"]

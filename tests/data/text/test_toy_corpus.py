@@ -329,7 +329,7 @@ def test_impossible_counts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="valid_pairs is -5"):
         make_toy_corpus(train_pairs=10, valid_pairs=-5)
     monkeypatch.setattr(toy_corpus, "MAX_DRAWS", 100)
-    with pytest.raises(UserError, match="of 101 distinct pairs; ask for fewer"):
+    with pytest.raises(UserError, match="of 101 distinct pairs: ask for fewer"):
         generate_pairs(101, seed=1)
 
 

@@ -29,7 +29,7 @@ def test_ctrl_c_is_acknowledged_at_once_by_the_rank_that_speaks(
     signals.listen()
     signal.raise_signal(signal.SIGINT)
     signal.raise_signal(signal.SIGINT)
-    assert capfd.readouterr() == ("", "stopping after this step; again to end now\n")
+    assert capfd.readouterr() == ("", "stopping after this step; press Ctrl-C again to end now\n")
     for silent in (Signals(speaks=False), Signals()):
         silent.listen()
         # A request that comes from SLURM is no Ctrl-C.

@@ -49,7 +49,7 @@ def test_ranks_that_got_less_far_are_named() -> None:
 
 
 def test_ranks_that_never_began_are_named() -> None:
-    assert who_is_behind({0: beat(0, 1, 0)}, {0: beat(0, 2, 0)}, 3) == "rank 1 never began\nrank 2 never began"
+    assert who_is_behind({0: beat(0, 1, 0)}, {0: beat(0, 2, 0)}, 3) == "rank 1 never started\nrank 2 never started"
 
 
 def test_where_nobody_is_behind_all_say_where_they_are() -> None:
