@@ -3,6 +3,8 @@
 oneDNN reads a weight faster from a layout of its own. With AVX-512, packed weights reach 1.05 to 1.5 times the rate of
 plain ones in fp32, and 1.3 to 2.6 times in bf16 (16 to 256 rows, Intel Xeon with AMX). With AVX2 alone they are slower.
 The choice depends on the processor and the shape only, never on a timing, so every run on a machine computes the same.
+
+torch documents neither operator, but its compiler calls them. Where a version lacks them, weights stay plain.
 """
 
 from collections.abc import Callable

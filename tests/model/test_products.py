@@ -26,6 +26,14 @@ def test_products_are_those_of_linear(rows: int, dtype: torch.dtype) -> None:
     assert len(linear._packed) in (0, 3)
 
 
+def test_this_torch_has_the_operators() -> None:
+    """Without them decoding would be slower, and no other test would fail."""
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    for name in ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported"):
+        assert hasattr(torch.ops.mkldnn, name)
+
+
 def test_a_change_of_a_weight_in_place_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("this torch has no packed weights")

@@ -42,7 +42,7 @@ class WordIds:
         joined = " ".join(texts)
         words = joined.split()
         # All at once: text by text, this would take a third of the time.
-        if " ".join(words) != joined:
+        if not words or " ".join(words) != joined:
             is_regular = np.array([" ".join(text.split()) == text != "" for text in texts])
             if not is_regular.all():
                 return self._encode_apart(texts, is_regular)
@@ -65,7 +65,7 @@ class WordIds:
     def _encode_apart(self, texts: Sequence[str], is_regular: np.ndarray) -> TokenLists:
         """Encode the regular texts word by word and the others whole."""
         by_kind = [np.flatnonzero(~is_regular), np.flatnonzero(is_regular)]
-        whole, regular = ([texts[place] for place in places] for places in by_kind)
+        whole, regular = ([texts[place] for place in places.tolist()] for places in by_kind)
         found = TokenLists.concatenate([self._encode_whole(whole), self.encode(regular)])
         return found.take(np.argsort(np.concatenate(by_kind)))
 
