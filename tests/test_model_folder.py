@@ -121,7 +121,7 @@ def test_a_model_with_code_from_outside_is_read_where_it_is_registered(
     with pytest.raises(UserError) as refused:
         load_model(tmp_path / "m", CPU)
     assert str(refused.value) == (
-        f"{tmp_path / 'm' / 'config.json'}: model: attention is 'distant': this attention is not known here: "
+        f"{tmp_path / 'm' / 'config.json'}: model: attention is 'distant': this attention is not known: "
         "give the file that registers it with --import (docs/extending.md), or choose one of softmax"
     )
 

@@ -39,7 +39,23 @@ FORBIDDEN = {
     "steps a second": "steps per second",
 }
 # A function's docstring opens with an imperative verb, a field's with a noun phrase.
-OPENERS = ("Of", "What", "That", "Those", "Where", "Which", "Who", "Whose", "How", "For", "By", "From", "With", "Among", "As")
+OPENERS = (
+    "Of",
+    "What",
+    "That",
+    "Those",
+    "Where",
+    "Which",
+    "Who",
+    "Whose",
+    "How",
+    "For",
+    "By",
+    "From",
+    "With",
+    "Among",
+    "As",
+)
 
 _SOURCES = ("dist_transformer", "benchmarks", "tools")
 _PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "slurm", "containers", "ds_configs", "Makefile")

@@ -258,4 +258,4 @@ def test_beyond_loopback_it_warns_and_answers_to_any_name(model_folder: Path) ->
         ended = server.end()
     (line,) = ended.stderr.splitlines()
     assert line.startswith("warning: --host 0.0.0.0 opens port ")
-    assert line.endswith("anybody who reaches it can use the models, for there is no password")
+    assert line.endswith("without a password: anyone who can reach it can use the models")
