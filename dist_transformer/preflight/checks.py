@@ -94,8 +94,8 @@ def _gpu_problems(facts: Sequence[Facts]) -> Iterator[tuple[str, str]]:
         yield (
             f"{blind[0].gpus_present} in {hosts_of(blind)}, but torch sees none: it is built for {build}, and the "
             f"driver is {blind[0].driver or 'not known'}",
-            "install a torch built for a CUDA that the driver supports (nvidia-smi): CUDA 13 needs driver 580 or newer, "
-            "CUDA 12 needs 525; also check CUDA_VISIBLE_DEVICES, and ask the scheduler for GPUs",
+            "install a torch built for a CUDA version that the driver supports (nvidia-smi): CUDA 13 needs driver 580 "
+            "or newer, CUDA 12 needs 525; also check CUDA_VISIBLE_DEVICES, and ask the scheduler for GPUs",
         )
     if len({fact.gpus_visible for fact in facts}) > 1:
         found = differences(facts, lambda fact: f"{fact.gpus_visible} visible")

@@ -102,10 +102,10 @@ def _locked_memory(facts: Sequence[Facts]) -> Check:
     least, fact = min(limited, key=lambda pair: pair[0])
     return Check(
         name="locked memory",
-        found=f"at most {least / 2**20:,.0f} MiB per process ({fact.host}): NCCL locks the memory that InfiniBand reads and writes",
+        found=f"at most {least / 2**20:,.0f} MiB per process ({fact.host}): NCCL locks memory for InfiniBand",
         state="fail" if least < _LEAST_LOCKED else "warn",
-        remedy="ask the cluster's administrators to lift the limit (LimitMEMLOCK=infinity for slurmd, and PropagateResourceLimitsExcept=MEMLOCK "
-        "in slurm.conf); Docker: --ulimit memlock=-1",
+        remedy="ask the cluster's administrators to lift the limit (LimitMEMLOCK=infinity for slurmd, and "
+        "PropagateResourceLimitsExcept=MEMLOCK in slurm.conf); Docker: --ulimit memlock=-1",
     )
 
 

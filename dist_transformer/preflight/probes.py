@@ -207,7 +207,7 @@ def _verify(data: DataFacts, path: Path, sha256: str) -> DataFacts:
 
 
 def time_reductions(world: World, device: torch.device) -> tuple[Reduction, ...]:
-    """Time all-reduces on `device` (CPU: gloo, GPU: NCCL) as the median of a few. Collective: every rank must call it."""
+    """Time all-reduces on `device` (CPU: gloo, GPU: NCCL): the median of a few. Collective: every rank must call it."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     group = dist.new_group(backend=backend)
     return tuple(_time_reduction(world, device, group, backend, mib * 2**20) for mib in _REDUCED_MIB[backend])
