@@ -65,7 +65,9 @@ def run_reading_benchmark(settings: ReadingBenchmark, report: Callable[[str], No
                 "world": settings.world,
                 "seed": settings.seed,
             }
-            epochs: dict[str, Any] = measure_apart(__name__, request, ranks=ranks, failure="reading failed", remedy=_REMEDY)
+            epochs: dict[str, Any] = measure_apart(
+                __name__, request, ranks=ranks, failure="reading failed", remedy=_REMEDY
+            )
             found[str(ranks)] = {name: {**values, **_shares(values)} for name, values in epochs.items()}
     return {
         **{name: value for name, value in dataclasses.asdict(settings).items() if name != "data"},

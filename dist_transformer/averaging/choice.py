@@ -13,7 +13,7 @@ from dist_transformer.run.layout import METRICS_FILE, SETTINGS_FILE, WEIGHTS, we
 from dist_transformer.run.records import read_records
 
 Measure = Literal["nll", "bleu"]
-"""Score of a validation: -log p per target token (lower is better) or sacreBLEU of its translations (higher is better)."""
+"""Score of a validation: -log p per target token (lower is better), or sacreBLEU of translations (higher is better)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +75,7 @@ def newest_weights(run_dir: Path, count: int) -> ChosenWeights:
 
 
 def spaced_weights(run_dir: Path, count: int, minutes: float) -> ChosenWeights:
-    """Choose the newest weight file and `count` - 1 before it, each the nearest to `minutes` of training before the next.
+    """Choose the newest weight file and `count` - 1 older ones, each nearest to `minutes` of training before the next.
 
     Of two equally near files, the older one is chosen. Training time is the time of steps only: pauses between jobs,
     validation and saving do not count.

@@ -1,7 +1,8 @@
 """Checkpoint averaging (section 6.1): the mean of the weights of several training steps, as a model folder.
 
-The mean of the fp32 weights is computed in float64 and rounded to fp32 once. The whole result is in memory, but only one
-piece of the sources at a time, for any number of sources. Each source is read twice: for its hash and for its numbers.
+The mean of the fp32 weights is computed in float64 and rounded to fp32 once. The whole result is in memory, but only
+one piece of the sources at a time, for any number of sources. Each source is read twice: for its hash and for its
+numbers.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """Sources of weights to average, opened and checked: weight files of a run, checkpoints, model folders.
 
 A whole file is verified when it is opened, and every piece again when it is read. The averaged numbers therefore have
-the recorded hashes, even if files change meanwhile. Numbers are read in pieces; only the header of a file and the states
-of its hash stay in memory, so that memory hardly grows with the number of sources.
+the recorded hashes, even if files change meanwhile. Numbers are read in pieces; only the header of a file and the
+states of its hash stay in memory, so that memory hardly grows with the number of sources.
 """
 
 import dataclasses

@@ -92,7 +92,7 @@ def make_samples(
 
     Args:
         hypotheses: translations of `sources` by `translator`.
-        with_attention: number of samples with attention maps: the first ones whose sentences are short enough.
+        with_attention: number of samples with attention maps; the first ones with short enough sentences get them.
     """
     count = min(count, len(sources))
     tokenizer = translator.tokenizer
@@ -164,7 +164,9 @@ def _read_sheets(path: Path) -> list[SampleSheet]:
             for values in content.get("sheets", [content])
         ]
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is not a sheet of samples ({error}): remove it, the run will write a newer one") from None
+        raise UserError(
+            f"{path} is not a sheet of samples ({error}): remove it, the run will write a newer one"
+        ) from None
 
 
 def _require(condition: bool, problem: str) -> None:

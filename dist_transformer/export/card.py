@@ -173,8 +173,8 @@ found = translator.translate_batch([row.tokens for row in rows], **search)
 print([tokenizer.decode([tokenizer.token_to_id(token) for token in each.hypotheses[0]]) for each in found])
 ```
 
-The tokens are the pieces of `tokenizer.json`, which ends every source with `</s>`. CTranslate2 stores no search settings
-in the folder: pass those above.
+The tokens are the pieces of `tokenizer.json`, which ends every source with `</s>`. CTranslate2 stores no search
+settings in the folder: pass those above.
 """
 
 _DIFFERENCES_TRANSFORMERS = """\

@@ -27,7 +27,7 @@ QUANTISED_LOSS = 0.5
 """BLEU that a quantised model may lose."""
 
 LENGTH_PENALTIES = (0.2, 0.4, 0.6)
-"""Values of α to try. The libraries divide by length^α and we by ((5 + length) / 6)^0.6, so the best α differs from 0.6.
+"""Values of α to try. The libraries divide by length^α and we by ((5 + length) / 6)^0.6, so the best α is not 0.6.
 For lengths of 10 to 100, an α of 0.4 to 0.57 gives the same ratios. With a higher α, `generate` searches longer: ten
 times as long at 1 as at 0.2."""
 

@@ -70,7 +70,7 @@ def test_averages_of_a_run(run: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     )
     assert_mean(out, [1, 3])
     assert call(monkeypatch, "--run-dir", run, "--last", 4, "--out", out) == 0
-    assert capsys.readouterr().err.startswith("warning: the last 4 weight files lie 1 to 2 steps apart")
+    assert capsys.readouterr().err.startswith("warning: the last 4 weight files are 1 to 2 steps apart")
 
 
 def test_a_model_folder_is_for_whom_the_umask_lets(
@@ -166,7 +166,7 @@ def test_the_best_number_alone_and_on_two_ranks(
         assert torch.allclose(model.state_dict()[name], weight, atol=1e-6)
     card = (out / "README.md").read_text(encoding="utf-8")
     assert "- Chosen: the last 2 weight files\n" in card
-    note = "Of the means of 1, 2, 3 weight files, that of 2 had the highest BLEU on dev.en and dev.de: 100.00"
+    note = "Among the means of 1, 2, 3 weight files, the mean of 2 had the highest BLEU on dev.en and dev.de: 100.00"
     assert f"- {note} ({signature})\n" in card
     assert {path.name for path in out.parent.iterdir()} == {"m", "m.sweep.json", "m.sweep.md"}
 
@@ -221,7 +221,7 @@ def test_a_sweep_of_more_files_than_there_are_decodes_nothing(
     flags = sweep_flags(scored_run, tmp_path / "alone" / "m")
     flags[flags.index("1,3,2,2")] = "1,5"
     assert call(monkeypatch, *flags) == 1
-    message = f"{scored_run / 'weights'} has 3 weight files, not 5: use --last 3 or train on"
+    message = f"{scored_run / 'weights'} has 3 weight files, not 5: use --last 3, or train longer"
     assert capsys.readouterr() == ("", f"error: {message}\n")
     assert not (tmp_path / "alone").exists()
 

@@ -58,9 +58,7 @@ def test_a_run_that_does_not_fit_fails_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = "--preset big --gpu v100-16 --precision fp32 --batch.packs-per-micro-batch 64"
-    with pytest.raises(
-        UserError, match=r"ZeRO-1 needs .* GiB per GPU; train with --batch.packs-per-micro"
-    ):
+    with pytest.raises(UserError, match=r"ZeRO-1 needs .* GiB per GPU; train with --batch.packs-per-micro"):
         run(monkeypatch, capsys, arguments)
 
 
