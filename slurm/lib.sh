@@ -1,5 +1,6 @@
-# shellcheck shell=bash Shared functions of the jobs of this folder, which source it in the root of the checkout. It
-# reads cluster.env and defines steps.
+# shellcheck shell=bash
+# Shared functions of the jobs of this folder, which source it in the root of the checkout. It reads cluster.env and
+# defines steps.
 #
 # A step runs one task per GPU, or --ntasks-per-node tasks per node without GPUs, with ranks from SLURM's variables. An
 # interrupted step requeues the job, and so does a lost node. A step was interrupted if its tasks end with status 75

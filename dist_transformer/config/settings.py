@@ -79,7 +79,7 @@ class ModelConfig:
     decoder_layers: int = 6
     heads: int = 8
     head_width: int | None = None
-    """d_k = d_v; width / heads when not given."""
+    """d_k = d_v; default: width / heads."""
     ffn_width: int = 2048
     """d_ff: inner width of the feed-forward layers."""
     dropout: float = 0.1
