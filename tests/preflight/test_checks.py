@@ -103,7 +103,7 @@ def test_two_equal_nodes_are_fit() -> None:
     assert found["CPUs"].found == "at least 64 per process (n1), 32 of them close to its GPU"
     assert found["NCCL settings"].found == "NCCL_DEBUG=WARN NCCL_SOCKET_IFNAME=ib0"
     assert found["InfiniBand"].found == "2 x 400 Gb/sec (4X NDR)"
-    assert found["locked memory"].found == "without a limit"
+    assert found["locked memory"].found == "no limit"
     assert found["clocks"].found == "at most 0.002 s apart (n2 and n1)"
     # The slowest of the ranks: 2^28 bytes in 2.3 ms.
     assert found["all-reduce 256 MiB"].found == "nccl: 116.71 GB/s algorithm bandwidth, 2.3 ms"

@@ -86,7 +86,7 @@ def test_key_figures(run_dir: Path, read_page: ReadPage) -> None:
         "Skipped steps": ["1", "loss or gradient not finite"],
         "Training FLOPs": ["4.21·10¹²", "by the model's matrix products"],
         "Best validation": ["nll 1.500", "ppl 4.48, BLEU 20.0, step 60, best of 3 by nll"],
-        "Batch": ["2,048", "target tokens at most: 2 packs of 1,024"],
+        "Batch": ["2,048", "target tokens at most, in 2 packs of 1,024"],
         "Ranks": ["2", "processes"],
         "ZeRO stage": ["1"],
         "Precision": ["bf16"],
