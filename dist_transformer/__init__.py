@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is used: `dist-transformer --help` needs no torch."""
+    """Import on first use, so that `dist-transformer --help` does not import torch."""
     if name == "load":
         from dist_transformer.inference.trained_model import TrainedModel
 

@@ -1,4 +1,4 @@
-"""`python -m dist_transformer COMMAND …`: the program `dist-transformer`, where it is not on the path."""
+"""`python -m dist_transformer COMMAND …`: the program `dist-transformer` when it is not on the PATH."""
 
 if __name__ == "__main__":
     from dist_transformer.runtime.interpreter import check_interpreter

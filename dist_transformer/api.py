@@ -59,17 +59,17 @@ def prepare(
     """Make a data folder, as the command `prepare` does.
 
     Args:
-        out: the folder to make; it must not exist, or be empty.
-        src: source text, one sentence a line: a file, a pattern or several; `tgt` has their translations.
+        out: folder to make; it must be new or empty.
+        src: source text, one sentence per line: a file, a pattern or several; `tgt` has the translations.
         sources: text of other kinds (`TsvFile`, `JsonlFile`, `ParquetFile`, `HubDataset` of `dist_transformer.data`).
         valid_src: validation text; without it, pairs are held out.
-        vocab_size: entries, both languages together; needed without `tokenizer`, a tokenizer.json.
-        workers: processes; with more than one, a script needs the usual `if __name__ == "__main__":`.
-        report: gets what was read, dropped and written, a line at a time.
+        vocab_size: entries, both languages together; required without `tokenizer`, a tokenizer.json.
+        workers: processes; with more than one, a script needs `if __name__ == "__main__":`.
+        report: called with lines about the text that was read, dropped and written.
         settings: other fields of `PrepareSettings`, such as `max_tokens=128`, `source_tags=("<2de>",)`.
 
     Returns:
-        what index.json states of the folder.
+        the contents of the folder's index.json.
 
     Raises:
         UserError: bad text, files or settings.
@@ -95,7 +95,7 @@ class Run:
 
     path: Path
     finished: bool
-    """False: it was told to stop and has saved; the same call goes on from there."""
+    """Whether training is complete. If not, it was stopped and has saved; the same call resumes it."""
 
     def records(self, kind: Literal["train", "valid", "epoch", "checkpoint", "end"]) -> list[dict[str, Any]]:
         """Read the records of one kind in metrics.jsonl, in order."""
@@ -112,19 +112,19 @@ def train(
     imports: Sequence[AnyPath] = (),
     **settings: Any,
 ) -> Run:
-    """Train in processes of their own, as the command `train` does, and wait for them; resumes what is in `run_dir`.
+    """Train in child processes, as the command `train` does, and wait for them. Resume the run in `run_dir`, if any.
 
     Args:
         data: data folders.
-        run_dir: the run folder; made, or continued from its last checkpoint.
-        preset: defaults of all settings, and `variant`, a row of the paper's Table 3, changes them.
-        processes: on this machine, one per GPU where there are GPUs.
+        run_dir: run folder; it is made, or resumed from its last checkpoint.
+        preset: name of the defaults of all settings; `variant`, a row of the paper's Table 3, changes them.
+        processes: number of processes on this machine, one per GPU if there are GPUs.
         imports: modules, or files that end with .py, that register names (docs/extending.md).
-        settings: by their names in config.json, groups as dicts: `max_steps=1000, model={"width": 128}`.
+        settings: settings by their names in config.json, groups as dicts: `max_steps=1000, model={"width": 128}`.
 
     Raises:
-        UserError: settings or data are bad, or the training has failed.
-        KeyboardInterrupt: after Ctrl-C, when the training has saved and ended.
+        UserError: settings or data are bad, or training failed.
+        KeyboardInterrupt: Ctrl-C was pressed, and training has saved and ended.
     """
     for name in imports:
         import_extension(str(name))
@@ -140,7 +140,7 @@ def train(
         program = [sys.executable, "-m", "dist_transformer", "train"]
         status, error = run_child([*program, *extensions, *flags, *ranks])
     if status not in (0, INTERRUPTED):
-        said = error or f"the training ended with status {status}: see its last lines above"
+        said = error or f"training ended with status {status}: see its last lines above"
         raise UserError(said.replace(str(file), "settings"))
     return Run(Path(run_dir), finished=status == 0)
 
@@ -158,19 +158,20 @@ def average(
     """Write the mean of weights of a run to the model folder `out`, as the command `average` does.
 
     Args:
-        last: the newest so many weight files of `run_dir`; with `every`, so many minutes of training apart.
-        best: or its best ones, `by` `nll` or `bleu` of their validation.
-        checkpoints: or these weight files, checkpoints or model folders.
+        last: number of newest weight files of `run_dir` to average; `every` is the training time between them in
+            minutes.
+        best: number of best weight files instead, `by` the `nll` or `bleu` of their validation.
+        checkpoints: weight files, checkpoints or model folders instead.
 
     Returns:
-        what config.json of the model folder states: the averaged `steps`, the languages, the network.
+        the contents of the model folder's config.json: the averaged `steps`, the languages, the network.
 
     Raises:
-        UserError: weights that do not fit together, or are too few.
+        UserError: the weights do not fit together, or are too few.
     """
     if checkpoints is not None:
         if any(value is not None for value in (run_dir, last, every, best, by)):
-            raise UserError("checkpoints are averaged as they are: leave run_dir, last, every, best and by out")
+            raise UserError("checkpoints excludes the other choices: leave run_dir, last, every, best and by out")
         return write_mean([Path(path) for path in checkpoints], Path(out))
     if run_dir is None:
         raise UserError("run_dir is missing: give it, or checkpoints")
@@ -198,11 +199,11 @@ def evaluate(
     """Translate a test set with a model folder and score it, as the command `evaluate` does, in this process.
 
     Args:
-        src: source text, one sentence a line; `ref` has raw reference text, of several files one reference each.
+        src: source text, one sentence per line; `ref` has raw reference text, one file per reference.
         lowercase: ignore case.
-        device: `cpu`, `cuda` or `cuda:N`; not given: a GPU where there is one.
+        device: `cpu`, `cuda` or `cuda:N`; default: a GPU if there is one.
         precision: `fp32` or `bf16`.
-        direction: such as `en-de`, where the model has several; `tags` replace the direction's.
+        direction: direction such as `en-de`, if the model has several; `tags` replace the direction's.
 
     Returns:
         `.scores` with their signatures, and `.hypotheses`.

@@ -1,4 +1,4 @@
-"""A check: what was looked at, what was found, and the remedy; and the table that all commands print of them."""
+"""Checks with a finding and a remedy, and the table of them that all commands print."""
 
 import shutil
 import textwrap
@@ -15,14 +15,14 @@ class Check:
 
     name: str
     found: str
-    """What was found, or what is wrong."""
+    """Finding, or the problem."""
     state: Literal["ok", "warn", "fail"] = "ok"
     remedy: str = ""
-    """What to do, where `found` does not end with it."""
+    """Remedy, unless `found` ends with it."""
 
     @classmethod
     def that(cls, holds: bool, *, name: str, found: str) -> "Check":
-        """Give a check that passes or fails."""
+        """Make a check that passes or fails."""
         return cls(name=name, found=found, state="ok" if holds else "fail")
 
     @property

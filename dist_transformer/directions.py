@@ -1,4 +1,4 @@
-"""Directions of translation: two languages, and the tags in front of the source that ask for them."""
+"""Directions of translation: two languages, and the tags in front of the source that select them."""
 
 import re
 from collections.abc import Sequence
@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 from dist_transformer.errors import UserError
 
-# Words of the vocabulary are letters, digits or signs, never a mixture: no piece of text is ever spelled like this.
+# Pieces of the vocabulary are letters, digits or signs, never a mixture, so no piece of text has this spelling.
 _TAG = re.compile(r"<[A-Za-z0-9][A-Za-z0-9_.:+-]*>")
-# Special tokens of this spelling.
+# Special tokens with this spelling.
 _TAKEN = frozenset({"<pad>", "<unk>", "<s>"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Direction:
-    """From one language to another."""
+    """A direction from one language to another."""
 
     source_language: str
     target_language: str
     tags: tuple[str, ...] = ()
-    """In front of every source sentence, in this order."""
+    """Tags in front of every source sentence, in this order."""
 
     @property
     def name(self) -> str:
@@ -30,7 +30,7 @@ class Direction:
 
 
 def check_tags(tags: Sequence[str]) -> None:
-    """Raise a UserError unless all may be tags of one vocabulary."""
+    """Raise a UserError unless all of `tags` can be tags of one vocabulary."""
     for tag in tags:
         if not _TAG.fullmatch(tag) or tag in _TAKEN:
             raise UserError(
@@ -42,25 +42,25 @@ def check_tags(tags: Sequence[str]) -> None:
 
 
 def worth_stating(directions: Sequence[Direction]) -> tuple[Direction, ...]:
-    """The directions, or none where the two languages say everything."""
+    """Return the directions, or none if there is only one, without tags."""
     return () if len(directions) == 1 and not directions[0].tags else tuple(directions)
 
 
 def choose_direction(
     directions: Sequence[Direction], name: str | None = None, tags: Sequence[str] | None = None
 ) -> Direction:
-    """One of a model's directions.
+    """Choose one of a model's directions.
 
     Args:
-        name: such as `en-de`; may be left out where there is one direction only.
-        tags: in place of the direction's.
+        name: name such as `en-de`; optional if there is only one direction.
+        tags: tags instead of the direction's.
 
     Raises:
-        UserError: there are several and no name, or none of that name.
+        UserError: there are several directions and no name, or there is none of that name.
     """
     known = ", ".join(direction.name for direction in directions)
     if name is None and len(directions) > 1:
-        raise UserError(f"the model has several directions: choose one of {known} by --direction")
+        raise UserError(f"the model has several directions: choose one of {known} with --direction")
     chosen = next((direction for direction in directions if name in (None, direction.name)), None)
     if chosen is None:
         raise UserError(f"the model has no direction {name}: give --direction {known.replace(', ', ' or ')}")

@@ -7,20 +7,20 @@ import unicodedata
 from collections.abc import Callable
 from typing import TextIO
 
-# Characters by which a text commands a terminal, or hides what it says: controls but line ends and tabs, separators of
-# lines, what turns the direction of writing, and halves of surrogate pairs, which stand for bytes that are no UTF-8.
+# Characters that control a terminal or hide text: control characters except line ends and tabs, line separators,
+# direction marks, and halves of surrogate pairs, which stand for bytes that are not UTF-8.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
-# More than any sentence of ours has; what is longer holds a value from a file.
+# Longer than any message of ours; a longer message contains a value from a file.
 _LONGEST_MESSAGE = 4_000
-# Control characters, halves of surrogate pairs, and what else ends a line.
+# Control characters, halves of surrogate pairs, and line and paragraph separators.
 _UNSHOWN = ("Cc", "Cs", "Zl", "Zp")
 
 
 class UserError(Exception):
     """Bad input, settings or files. The message is one sentence for the user; no traceback is shown.
 
-    Names and values in it may come from hostile files: what would move a terminal's cursor or end the line is escaped.
+    Names and values in it may come from hostile files: characters that move the cursor or end the line are escaped.
     """
 
     def __str__(self) -> str:
@@ -31,21 +31,21 @@ class UserError(Exception):
 
 
 def _shown(character: str) -> str:
-    # repr escapes exactly these, and a few kinds of spaces besides.
+    # repr escapes these, and also some kinds of spaces, which we keep.
     return repr(character)[1:-1] if unicodedata.category(character) in _UNSHOWN else character
 
 
 class TransientError(UserError):
-    """Not the input's fault, nor the settings': the same command may succeed, so what was finished is worth keeping."""
+    """An error that input and settings did not cause. The same command may succeed, so finished work is kept."""
 
 
 def printable(text: str) -> str:
-    """Give a text for a terminal: names that come from files have no power over it."""
+    """Escape a text for a terminal, so that names from files cannot control it."""
     return _COMMANDS.sub(lambda character: character[0].encode("unicode_escape").decode(), text)
 
 
 def say(text: object = "", *, file: TextIO | None = None) -> None:
-    """Print a line for a person, at once; as escapes what a terminal would obey, or its encoding lacks."""
+    """Print a line for a person and flush it. Escape control characters, and characters that the encoding lacks."""
     stream = sys.stdout if file is None else file
     line = printable(str(text))
     encoding = getattr(stream, "encoding", None) or "utf-8"
@@ -53,9 +53,9 @@ def say(text: object = "", *, file: TextIO | None = None) -> None:
 
 
 def exit_on_user_error(main: Callable[[], None]) -> None:
-    """Run a command's `main`; a `UserError` becomes one line on stderr and exit status 1, Ctrl-C status 130.
+    """Run a command's `main`. A `UserError` becomes one line on stderr and exit status 1; Ctrl-C becomes status 130.
 
-    A command whose result goes to stdout ends with status 0 when its reader has read enough.
+    If the reader of stdout closes the pipe, the command ends with status 0.
     """
     try:
         main()
@@ -67,15 +67,16 @@ def exit_on_user_error(main: Callable[[], None]) -> None:
         raise SystemExit(130) from None
     except BrokenPipeError:
         if not _reader_is_gone():
-            # A broken connection, and nothing is finished.
+            # Another connection broke, so the work is not finished.
             raise
-        # `| head` closed stdout: the reader has what it wanted.
+        # The reader of stdout has enough, such as `| head`.
         sys.stderr.close()
         raise SystemExit(0) from None
 
 
 def _reader_is_gone() -> bool:
-    """Find out whether stdout is a pipe that nobody reads. A training's never is: it was replaced (streams.py)."""
+    """Find out whether stdout is a pipe without a reader."""
+    # In training it never is, because its stdout was replaced (runtime/streams.py).
     stdout = sys.__stdout__
     if stdout is None or sys.stdout is not stdout:
         return False

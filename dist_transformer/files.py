@@ -1,6 +1,6 @@
-"""Files that are whole and on disk when we say so, and their hashes: the only place that writes and removes files.
+"""Durable, atomic writes and safe reads of files: the only place that writes and removes files.
 
-A run, model or data folder may come from a stranger, who can put links, pipes and devices where files are expected.
+A run, model or data folder may come from an untrusted source, with links, pipes and devices in the place of files.
 Nothing below a guarded folder is written or removed through a link, and only regular files are read.
 """
 
@@ -23,19 +23,19 @@ from dist_transformer.links import open_no_link, refuse_link, refuse_linked_pare
 from dist_transformer.locks import exclusive_folder, is_locked
 
 _UNFINISHED = ".tmp"
-# Bytes of the largest file that is read at once without need: a tokenizer of 256,000 words has about 20 MB.
+# Bytes of the largest file that `read_small` reads; a tokenizer of 256,000 entries has about 20 MB.
 _SMALL = 2**28
-# Bytes of the largest log: ten million steps.
+# Bytes of the largest log, enough for ten million steps.
 _LOG = 2**32
 _PICKLE_SUFFIXES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
-# How pickles of protocol 2 to 5 begin.
+# First bytes of pickles of protocol 2 to 5.
 _PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in (2, 3, 4, 5))
-# What follows the name in those of `folder_beside`, and of what stepped aside for them.
+# Suffix of the folders of `folder_beside`, and of older folders that were moved aside for them.
 _HIDDEN = re.compile(r"(\.[0-9a-f]{32})(\.old)?")
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or a folder's names, to disk."""
+    """Flush a file, or a folder's entries, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -45,18 +45,19 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def whole_path(path: Path, *, durable: bool = True, fence: Callable[[], object] | None = None) -> Iterator[Path]:
-    """Give the name of a new file beside `path`; it becomes `path`, on disk, when the block is done.
+    """Yield the name of a new file in the same folder; it becomes `path`, durably, at the end of the block.
 
-    At any moment `path` holds its old content or the new one, whole, even when the power fails; when the block raises,
-    the old one stays. The new file's name is random, so that no two writers share it and nobody can put a link in its
-    place. A link at `path` is replaced, not followed. Streams that the system names (`/dev/stdout`) are written to.
+    At any moment `path` has its whole old content or its whole new content, even after a power failure. If the block
+    raises, the old content stays. The new file's name is random, so that two writers never share it and no link can be
+    placed there in advance. A link at `path` is replaced, not followed. Streams that the system names (`/dev/stdout`)
+    are written directly.
 
     Args:
-        durable: False for what is worth nothing after a crash: it is whole all the same, but not flushed.
-        fence: called right before the new file takes the name; what it raises keeps the old one.
+        durable: False if the file is useless after a crash: it is written whole, but not flushed.
+        fence: called right before the new file takes the name; if it raises, the old content stays.
 
     Raises:
-        UserError: a link would be passed, or something else than a file or a link is in the place.
+        UserError: there is a link on the way, or `path` exists and is not a file or a link.
     """
     if _is_stream(path):
         yield path
@@ -64,7 +65,7 @@ def whole_path(path: Path, *, durable: bool = True, fence: Callable[[], object] 
     refuse_linked_parent(path)
     if os.path.lexists(path) and not path.is_symlink() and not path.is_file():
         raise UserError(
-            f"{path} is a folder, a pipe or a device, and is not replaced: remove it or choose another place"
+            f"{path} is a folder, a pipe or a device, so it is not replaced: remove it, or choose another place"
         )
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_UNFINISHED}")
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
@@ -73,8 +74,8 @@ def whole_path(path: Path, *, durable: bool = True, fence: Callable[[], object] 
     try:
         yield beside
         if stat.S_IMODE(beside.stat().st_mode) != rights:
-            # Some libraries write beside and rename, too, and leave a file that is its owner's alone. The umask, which
-            # all threads share, is not touched.
+            # Some libraries also write a temporary file and rename it, and leave a file that only its owner can read.
+            # The umask is not changed, because all threads share it.
             beside.chmod(rights)
         if durable:
             sync(beside)
@@ -88,7 +89,7 @@ def whole_path(path: Path, *, durable: bool = True, fence: Callable[[], object] 
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether a path is one of the system's names of an open pipe or a device, which only the system can give."""
+    """Return whether a path is the system's name of an open pipe or a device, which only the system can create."""
     folder = path.absolute().parent
     named = str(folder) in ("/dev", "/dev/fd") or folder.parts[1:2] == ("proc",)
     return named and path.exists() and not path.is_file() and not path.is_dir()
@@ -97,16 +98,16 @@ def _is_stream(path: Path) -> bool:
 def write_file(
     path: Path, content: bytes | str, *, durable: bool = True, fence: Callable[[], object] | None = None
 ) -> None:
-    """Write a file as `whole_path` does; text becomes UTF-8, its line ends as they are."""
+    """Write a file as `whole_path` does. Text is encoded in UTF-8, with unchanged line ends."""
     with whole_path(path, durable=durable, fence=fence) as beside, beside.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def require_writable(file: Path) -> None:
-    """Refuse a place where no file can be written, as far as can be seen before it is.
+    """Check early that a file can probably be written.
 
     Raises:
-        UserError: it names the place.
+        UserError: it cannot; the message names the place.
     """
     nearest = next(folder for folder in file.absolute().parents if folder.exists())
     if file.is_dir() or not nearest.is_dir() or not os.access(nearest, os.W_OK):
@@ -114,11 +115,11 @@ def require_writable(file: Path) -> None:
 
 
 def write_new(path: Path, content: str) -> None:
-    """Write a small file that nobody has written yet; the first of several writers succeeds.
+    """Write a small file that does not exist yet; the first of several writers succeeds.
 
     Raises:
-        FileExistsError: there is one.
-        UserError: a link would be passed.
+        FileExistsError: the file exists.
+        UserError: there is a link on the way.
     """
     refuse_linked_parent(path)
     with open(path, "xb", opener=open_no_link) as file:
@@ -126,29 +127,29 @@ def write_new(path: Path, content: str) -> None:
 
 
 def remove_unfinished(folder: Path, name: str = "*") -> None:
-    """Remove what writers left that were killed; nobody may be writing files of that name (a glob) in the folder."""
+    """Remove temporary files of killed writers. No process may be writing files of that name (a glob) in the folder."""
     for left in folder.glob(f".{name}.*{_UNFINISHED}"):
         remove(left)
 
 
 def remove(path: Path) -> None:
-    """Remove a file; of a link the link. What is not there is no error.
+    """Remove a file, or a link itself. A missing file is not an error.
 
     Raises:
-        UserError: a link would be passed.
+        UserError: there is a link on the way.
     """
     refuse_linked_parent(path)
     path.unlink(missing_ok=True)
 
 
 def remove_tree(path: Path, *, as_far_as_possible: bool = False) -> None:
-    """Remove a folder with all that is in it; of anything else as `remove`.
+    """Remove a folder with its contents; anything else is removed as by `remove`.
 
     Args:
-        as_far_as_possible: leave what cannot be removed, without an error.
+        as_far_as_possible: leave files that cannot be removed, without an error.
 
     Raises:
-        UserError: a link would be passed.
+        UserError: there is a link on the way.
     """
     if path.is_symlink() or not path.is_dir():
         remove(path)
@@ -158,10 +159,10 @@ def remove_tree(path: Path, *, as_far_as_possible: bool = False) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those that it lies in, where they are missing; their names are on disk when this returns.
+    """Make a folder and its missing parents, durably.
 
     Raises:
-        UserError: it is a link, or a link would be passed.
+        UserError: it is a link, or there is a link on the way.
     """
     refuse_link(path)
     path = path.absolute()
@@ -172,20 +173,20 @@ def make_folder(path: Path) -> None:
 
 
 def append_to(path: Path) -> io.BufferedWriter:
-    """Open a file to add to its end.
+    """Open a file to append to it.
 
     Raises:
-        UserError: it is a link, a pipe or a device, or a link would be passed.
+        UserError: it is a link, a pipe or a device, or there is a link on the way.
     """
     refuse_linked_parent(path)
     return open(path, "ab", opener=open_no_link)
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename a file or a folder; on disk when this returns.
+    """Rename a file or a folder, durably.
 
     Raises:
-        UserError: a link would be passed.
+        UserError: there is a link on the way.
     """
     for path in (source, target):
         refuse_linked_parent(path)
@@ -197,7 +198,7 @@ def move(source: Path, target: Path) -> None:
 def _open_regular(path: str, flags: int) -> int:
     handle = os.open(path, flags | os.O_NONBLOCK)
     mode = os.fstat(handle).st_mode
-    # A folder has an error of its own.
+    # For a folder, `open` raises its own error.
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "it is a pipe or a device, not a regular file")
@@ -205,31 +206,30 @@ def _open_regular(path: str, flags: int) -> int:
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """Open a regular file to read; links are followed.
-
-    A pipe would be waited for, and a device may never end.
+    """Open a regular file for reading; links are followed.
 
     Raises:
-        OSError: it cannot be opened, or is something else.
+        OSError: it cannot be opened, or is not a regular file.
     """
+    # Opening a pipe would wait for its writer, and reading a device may never end.
     return open(path, "rb", opener=_open_regular)
 
 
 def regular(path: Path) -> Path:
-    """Give the path of a regular file, for a library that opens it.
+    """Check that a path is a regular file before a library opens it; return the path.
 
     Raises:
-        OSError: as `open_regular`.
+        OSError: `open_regular` failed.
     """
     open_regular(path).close()
     return path
 
 
 def read_small(path: Path, *, most: int = _SMALL) -> bytes:
-    """Read a file that is small when it is what its name says.
+    """Read a file that should be small.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or has more than `most` bytes.
+        OSError: it cannot be read, is not a regular file, or has more than `most` bytes.
     """
     with open_regular(path) as file:
         content = file.read(most + 1)
@@ -239,35 +239,35 @@ def read_small(path: Path, *, most: int = _SMALL) -> bytes:
 
 
 def read_log(path: Path) -> str:
-    """Read a text file to which a run adds lines; bytes that are no UTF-8 are replaced.
+    """Read a text file to which a run appends lines; bytes that are not UTF-8 are replaced.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or is too large.
+        OSError: it cannot be read, is not a regular file, or is too large.
     """
     return read_small(path, most=_LOG).decode("utf-8", errors="replace")
 
 
 @contextlib.contextmanager
 def folder_beside(path: Path) -> Iterator[Path]:
-    """Make a hidden folder beside `path`, to become `path` when it is whole; it is removed where it does not.
+    """Make a hidden, locked folder in the folder of `path`, for the caller to fill and move to `path`.
 
-    No other process gets the same one, and it is locked: one that is not was left by a process that was killed, and is
+    It is removed if it was not moved. Each process gets its own. Unlocked ones, which killed processes left, are
     removed first.
 
     Raises:
-        UserError: a link would be passed.
+        UserError: there is a link on the way.
     """
     refuse_linked_parent(path)
     for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
         own = _HIDDEN.fullmatch(left.name.removeprefix(f".{path.name}"))
-        # What stepped aside may be all that there is.
+        # An older folder that was moved aside may be the only copy.
         if own and is_locked(path.with_name(f".{path.name}{own[1]}")) is False and (own[2] is None or path.exists()):
             remove_tree(left, as_far_as_possible=True)
     while True:
         folder = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         folder.mkdir()
         with contextlib.ExitStack() as held:
-            # Another process may have taken it for one that was left, until it was locked.
+            # Before it was locked, another process may have removed it as a leftover.
             with contextlib.suppress(FileNotFoundError):
                 held.enter_context(exclusive_folder(folder))
             if not folder.exists():
@@ -285,11 +285,11 @@ def sha256_of(path: Path) -> str:
 
 
 def is_pickle(path: Path) -> bool:
-    """Whether a file would run code when it is loaded: by its name, or by how it begins."""
+    """Return whether loading a file could run code, judged by its name and its first bytes."""
     if path.suffix in _PICKLE_SUFFIXES:
         return True
     if path.suffix == ".safetensors":
-        # The length of its header comes first, and may look like a pickle's start; nothing unpickles such a file.
+        # Its header's length comes first and may look like a pickle's start, but such files are never unpickled.
         return False
     with open_regular(path) as file:
         start = file.read(4)

@@ -1,4 +1,4 @@
-"""Links that a stranger may have put into a folder: nothing is written or removed through them."""
+"""Protection against links in untrusted folders: nothing is written or removed through them."""
 
 import errno
 import os
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from dist_transformer.errors import UserError
 
-# Folders below which this process writes and removes nothing through a link.
+# Guarded folders: below them this process writes and removes nothing through a link.
 _GUARDED: set[Path] = set()
 
 
 def guard(folder: Path) -> None:
-    """Write and remove nothing below `folder` through a link, from now on and in this whole process.
+    """Guard `folder`: from now on, this process writes and removes nothing below it through a link.
 
     The folder itself may be reached through links.
     """
@@ -20,10 +20,10 @@ def guard(folder: Path) -> None:
 
 
 def refuse_link(path: Path) -> None:
-    """Refuse to write to `path` when it is a link, or lies behind one, below a guarded folder.
+    """Refuse to write to `path` if it is a link, or lies behind one, below a guarded folder.
 
     Raises:
-        UserError: it names the link.
+        UserError: there is a link; the message names it.
     """
     _refuse_links(path.absolute())
 
@@ -39,8 +39,8 @@ def _refuse_links(place: Path) -> None:
     for each in below:
         if each.is_symlink():
             raise UserError(
-                f"{each} is a link, through which nothing is written or removed: put a real file or folder there, or "
-                "remove the link"
+                f"{each} is a link, and nothing is written or removed through links: put a real file or folder there, "
+                "or remove the link"
             )
 
 
@@ -51,7 +51,7 @@ def refuse_linked_parent(path: Path) -> None:
 
 
 def open_no_link(path: str, flags: int) -> int:
-    """Open a file to write, as long as it is no link, no pipe (opening one waits for its reader) and no device."""
+    """Open a file for writing, unless it is a link, a pipe (opening one waits for its reader) or a device."""
     handle = None
     try:
         handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -62,4 +62,4 @@ def open_no_link(path: str, flags: int) -> int:
         if stat.S_ISREG(os.fstat(handle).st_mode):
             return handle
         os.close(handle)
-    raise UserError(f"{path} is a link, a folder, a pipe or a device, and is not written to: remove it")
+    raise UserError(f"{path} is a link, a folder, a pipe or a device, so it is not written: remove it")

@@ -1,4 +1,4 @@
-"""Locks of files and folders, among the processes and threads of this machine; they end with their process."""
+"""Locks of files and folders among the processes and threads of this machine; they end with their process."""
 
 import contextlib
 import fcntl
@@ -12,14 +12,14 @@ from dist_transformer.links import open_no_link, refuse_linked_parent
 
 @contextlib.contextmanager
 def exclusive(path: Path, *, wait: bool = True) -> Iterator[TextIO]:
-    """Hold the lock file `path`, among processes and threads of this machine; it ends with its process.
+    """Hold the lock file `path` during the block.
 
-    Returns:
-        the file, open for the holder's own notes.
+    Yields:
+        the file, open for notes of the lock's owner.
 
     Raises:
-        BlockingIOError: somebody else holds it, and `wait` is False.
-        UserError: it is a link, a pipe or a device, or a link would be passed.
+        BlockingIOError: another process or thread holds it, and `wait` is False.
+        UserError: it is a link, a pipe or a device, or there is a link on the way.
     """
     refuse_linked_parent(path)
     with open(path, "a+", encoding="utf-8", opener=open_no_link) as file:
@@ -29,14 +29,14 @@ def exclusive(path: Path, *, wait: bool = True) -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def exclusive_folder(path: Path, *, wait: bool = True) -> Iterator[int | None]:
-    """Hold a lock of a folder itself, which nobody can remove.
+    """Hold a lock on a folder itself during the block; unlike a lock file, it cannot be removed.
 
-    Returns:
-        the folder's handle, or None where the file system locks files alone, as NFS.
+    Yields:
+        the folder's handle, or None if the file system can only lock files, such as NFS.
 
     Raises:
-        BlockingIOError: somebody else holds it, and `wait` is False.
-        OSError: it is no folder, or a link.
+        BlockingIOError: another process or thread holds it, and `wait` is False.
+        OSError: it is not a folder, or is a link.
     """
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -53,7 +53,7 @@ def exclusive_folder(path: Path, *, wait: bool = True) -> Iterator[int | None]:
 
 
 def is_locked(path: Path) -> bool | None:
-    """Whether a process holds the lock of a file or a folder; None where that cannot be found out, as of a link."""
+    """Return whether a process holds the lock of a file or a folder; None if this is unknown, such as for a link."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:

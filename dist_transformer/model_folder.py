@@ -1,6 +1,6 @@
-"""The model folder: what averaging writes, and what translation, evaluation and export read.
+"""The model folder, which averaging writes and translation, evaluation and export read.
 
-config.json         the network, its languages, its data, the training steps that were averaged; SHA-256, dtype and
+config.json         the network, its languages, its data, the averaged training steps; SHA-256, dtype and
                     finiteness of the weights, and its own SHA-256
 model.safetensors   fp32 weights under the names of `Transformer.state_dict()`, a tied matrix once, all of them finite
 tokenizer.json      the tokenizer of the data folder
@@ -41,32 +41,32 @@ from dist_transformer.tensor_file import LARGEST_HEADER, TensorFile, is_finite
 from dist_transformer.verified import Stated, has_own_hash, with_own_hash
 
 FORMAT_VERSION = 2
-"""Since 2 config.json states the hash of the weights and its own."""
+"""Version of the format; since 2, config.json has the hash of the weights and its own."""
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, CARD_FILE = "config.json", "model.safetensors", "tokenizer.json", "README.md"
 
-_REMEDY = "write the folder anew with dist-transformer average"
-# 2 GiB while they are computed: 262,144 positions of a model of width 1,024.
+_REMEDY = "write the folder again with dist-transformer average"
+# Takes 2 GiB during computation: 262,144 positions of a model of width 1,024.
 _MOST_POSITION_NUMBERS = 2**28
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelInfo:
-    """config.json of a model folder."""
+    """Contents of a model folder's config.json."""
 
     model: ModelConfig
     tokenizer_sha256: str
     source_language: str
     target_language: str
     directions: tuple[Direction, ...] = field(default=(), metadata=OMIT_DEFAULT)
-    """Empty where there is one, of these two languages and without tags; otherwise these are those of the first."""
+    """Directions; empty if there is only one, without tags. The two languages above are those of the first one."""
     corpus: str
     """Name of the training data, for reports."""
     synthetic: bool
-    """The training data was generated: scores say nothing about real text."""
+    """Whether the training data was generated, so that scores say nothing about real text."""
     steps: tuple[int, ...]
     """Training steps whose weights were averaged."""
     run: str | None = None
-    """Identity of the run (`run.folder.run_identity`), so that weights of two are not averaged."""
+    """Identity of the run (`run.folder.run_identity`), so that weights of two runs are not averaged."""
 
     def __post_init__(self) -> None:
         # JSON has lists only.
@@ -79,14 +79,15 @@ class ModelInfo:
 
     @property
     def direction(self) -> Direction:
-        """
+        """The only direction.
+
         Raises:
             UserError: there are several; `facing` chooses one.
         """
         return choose_direction(self.all_directions)
 
     def facing(self, name: str | None = None, tags: Sequence[str] | None = None) -> "ModelInfo":
-        """The same with one direction only, as `choose_direction` chooses it."""
+        """Return the same info with only the direction that `choose_direction` chooses."""
         chosen = choose_direction(self.all_directions, name, tags)
         return replace(
             self,
@@ -98,7 +99,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightsInfo:
-    """What config.json states of model.safetensors. Another dtype, or numbers that are not finite, are refused."""
+    """Entry of config.json about model.safetensors. Another dtype, or numbers that are not finite, are refused."""
 
     sha256: str
     dtype: str = "fp32"
@@ -113,10 +114,10 @@ def write_model_folder(
     tokenizer_json: bytes,
     notes: Sequence[str] = (),
 ) -> None:
-    """Write a model folder beside `path`, flush it and rename it; an older model folder at `path` is replaced.
+    """Write a model folder under a temporary name, flush it and rename it to `path`; replace an older model folder.
 
     Args:
-        weights: by the names of `Transformer.state_dict()`; written as fp32, in which all of them must be finite.
+        weights: weights by the names of `Transformer.state_dict()`; all must be finite in fp32.
         tokenizer_json: content of the data folder's tokenizer.json.
         notes: lines of the model card, in Markdown.
 
@@ -126,7 +127,7 @@ def write_model_folder(
     refuse_other_content(path)
     fp32 = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in weights.items()}
     if broken := next((name for name, tensor in fp32.items() if not is_finite(tensor)), None):
-        raise UserError(f"{path} is not written, for {broken!r} holds numbers that are not finite: use other weights")
+        raise UserError(f"{path} is not written: {broken!r} holds numbers that are not finite: use other weights")
     held = contextlib.ExitStack()
     try:
         make_folder(path.parent)
@@ -145,21 +146,21 @@ def write_model_folder(
         write_file(temporary / CARD_FILE, _model_card(path.name, info, parameters, notes))
         _move_into_place(temporary, path)
     except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}): free space or choose another folder") from None
+        raise UserError(f"{path} cannot be written ({error.strerror}): free space, or choose another folder") from None
     finally:
         held.close()
 
 
 def refuse_other_content(path: Path) -> None:
-    """Raise a UserError unless a model folder may be written to `path`: nothing is there, or an older one."""
+    """Raise a UserError unless `path` is free or holds only an older model folder."""
     if path.is_symlink() or (path.exists() and not path.is_dir()):
-        raise UserError(f"{path} exists and is not a folder: choose another name or remove it")
+        raise UserError(f"{path} exists and is not a folder: choose another name, or remove it")
     if path.is_dir() and any(path.iterdir()) and not _is_model_folder(path):
-        raise UserError(f"{path} holds other files than a model: choose another name or empty it")
+        raise UserError(f"{path} holds files that are not of a model: choose another name, or empty it")
 
 
 def read_model_info(path: Path) -> ModelInfo:
-    """config.json of the model folder `path`.
+    """Read config.json of the model folder `path`.
 
     Raises:
         UserError: it is missing, damaged, or of another format.
@@ -168,10 +169,10 @@ def read_model_info(path: Path) -> ModelInfo:
 
 
 def stated_weights(path: Path) -> Stated:
-    """What config.json of the model folder `path` states of the weight file's content.
+    """Read the recorded hash of the weight file from config.json of the model folder `path`.
 
     Raises:
-        UserError: as `read_model_info`.
+        UserError: `read_model_info` failed.
     """
     return Stated(_read_config(path)[1].sha256, CONFIG_FILE, _REMEDY)
 
@@ -190,18 +191,18 @@ def _read_config(path: Path) -> tuple[ModelInfo, WeightsInfo]:
     if version != FORMAT_VERSION:
         remedy = "update dist_transformer"
         if version == 1:
-            remedy = f"such a folder states no hash of its weights, so {_REMEDY}"
-        raise UserError(f"{file} has format {version} and this version reads {FORMAT_VERSION}: {remedy}")
+            remedy = f"format 1 has no hash of the weights, so {_REMEDY}"
+        raise UserError(f"{file} has format {version}, and this version reads {FORMAT_VERSION}: {remedy}")
     if not isinstance(sha256, str) or not sha256 or not has_own_hash(content, sha256):
-        raise UserError(f"{file} is damaged or was edited, for its SHA-256 is not what it states: {_REMEDY}")
+        raise UserError(f"{file} is damaged or was edited: its SHA-256 differs from the recorded one: {_REMEDY}")
     weights = from_plain(WeightsInfo, values.pop("weights", {}), str(file), remedy=_REMEDY)
     if weights != WeightsInfo(sha256=weights.sha256):
-        raise UserError(f"{file} states weights that are not fp32, or not finite: {_REMEDY}")
+        raise UserError(f"{file} records weights that are not fp32 or not finite: {_REMEDY}")
     return from_plain(ModelInfo, values, str(file), remedy=_REMEDY), weights
 
 
 def is_of_transformers(path: Path) -> bool:
-    """Whether a folder has the config.json of a model for transformers, such as an export, in place of ours."""
+    """Return whether a folder's config.json is that of a model for transformers, such as an export."""
     try:
         values = read_json(path / CONFIG_FILE)
     except UserError:
@@ -215,7 +216,7 @@ def _way_to_a_model(path: Path) -> str:
         return f"give the model folder in it, {inner}"
     if (path / "weights").is_dir():
         average = own_command("average", "--run-dir", path, "--last", 5, "--out", inner)
-        return f"make one of this run by {as_typed(average)}"
+        return f"make one from this run with {as_typed(average)}"
     return f"{_REMEDY}, or check the path"
 
 
@@ -233,7 +234,7 @@ def load_model(
         raise UserError(f"{path / TOKENIZER_FILE} is not the tokenizer that the model was trained with: {_REMEDY}")
     if tokenizer.vocab_size != info.model.vocab_size:
         raise UserError(
-            f"{path / CONFIG_FILE} states a vocab_size of {info.model.vocab_size} but the tokenizer has "
+            f"{path / CONFIG_FILE} has a vocab_size of {info.model.vocab_size}, but the tokenizer has "
             f"{tokenizer.vocab_size} entries: {_REMEDY}"
         )
     _require_memory(path / WEIGHTS_FILE, info.model)
@@ -247,18 +248,18 @@ def load_model(
 
 
 def for_decoding(model: Transformer, device: torch.device, dtype: torch.dtype) -> Transformer:
-    """The model in evaluation mode on a device, its parameters in `dtype`."""
+    """Put the model in evaluation mode on a device, with parameters in `dtype`."""
     return model.to(device).cast_parameters(dtype).eval()
 
 
 def _require_memory(file: Path, model: ModelConfig) -> None:
-    """Refuse a model that the file cannot hold, before it gets any memory.
+    """Refuse a model that the file cannot hold, before memory is allocated for it.
 
     Raises:
         UserError: the file is too small for the sizes in config.json.
     """
     layers = model.encoder_layers + model.decoder_layers
-    # The matrices of each layer that every kind of model has. A position is not stored, but takes memory all the same.
+    # Count the matrices that every kind of model has in each layer. Positions are not stored, but take memory too.
     inner = model.heads * model.attention_head_width
     numbers = model.width * (model.vocab_size + layers * (2 * model.ffn_width + 4 * inner))
     try:
@@ -267,13 +268,13 @@ def _require_memory(file: Path, model: ModelConfig) -> None:
         raise UserError(f"{file} cannot be read ({error.strerror}): {_REMEDY}") from None
     if size < 4 * numbers:
         raise UserError(
-            f"{file} has {size:,} bytes, too few for the {numbers:,} weights and more that {CONFIG_FILE} states: "
-            f"{_REMEDY}"
+            f"{file} has {size:,} bytes, too few for the model of {CONFIG_FILE}, which has more than {numbers:,} "
+            f"weights: {_REMEDY}"
         )
     if model.width * model.max_positions > _MOST_POSITION_NUMBERS:
         raise UserError(
-            f"{file.parent / CONFIG_FILE} states {model.max_positions:,} positions of width {model.width:,}, above the "
-            f"{_MOST_POSITION_NUMBERS:,} numbers that positions may take: {_REMEDY}"
+            f"{file.parent / CONFIG_FILE} has {model.max_positions:,} positions of width {model.width:,}, above the "
+            f"limit of {_MOST_POSITION_NUMBERS:,} numbers: {_REMEDY}"
         )
 
 
@@ -296,13 +297,14 @@ def _fill(model: Transformer, stored: TensorFile) -> None:
 
 
 def _is_model_folder(path: Path) -> bool:
-    """Nothing but a model folder's files, so that replacing it loses nothing else."""
+    """Return whether a folder has only the files of a model folder, so that replacing it loses nothing else."""
     names = {file.name for file in path.iterdir()}
     return {CONFIG_FILE, WEIGHTS_FILE} <= names <= {CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, CARD_FILE}
 
 
 def _move_into_place(temporary: Path, path: Path) -> None:
-    """Folders cannot be exchanged in one call: an older one steps aside, and comes back if the new one cannot move."""
+    """Move a folder to `path`, and remove an older folder there."""
+    # Folders cannot be exchanged in one call: the older one is moved aside, and back if the new one cannot be moved.
     if not path.exists():
         move(temporary, path)
         return
@@ -317,11 +319,11 @@ def _move_into_place(temporary: Path, path: Path) -> None:
 
 
 def _put_back(path: Path) -> None:
-    """Undo what a writer left that was killed after the older model had stepped aside: it comes back whole."""
+    """Restore the older model if its writer was killed after moving it aside."""
     if not path.exists():
         for aside in path.parent.glob(f".{glob.escape(path.name)}.*.old"):
             if aside.is_symlink() or is_locked(aside.with_suffix("")):
-                # Of its writer, which lives.
+                # Its writer is still running.
                 continue
             move(aside, path)
             remove_tree(aside.with_suffix(""), as_far_as_possible=True)
@@ -329,7 +331,7 @@ def _put_back(path: Path) -> None:
 
 
 def _yaml(text: str) -> str:
-    """A string in YAML. Plain ones may be numbers, dates or truth values, as the `no` of Norwegian."""
+    """Quote a string for YAML, where plain ones may be numbers, dates or truth values, such as `no` (Norwegian)."""
     return (
         text
         if re.fullmatch("[a-z]{2,3}", text) and text not in ("no", "yes", "on", "off")
@@ -342,7 +344,7 @@ def _code(text: str) -> str:
 
 
 def _line(text: str) -> str:
-    """Text of a file in one line of Markdown, in which it has no meaning of its own."""
+    """Escape untrusted text as one line of Markdown."""
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(printable(text).split()))
 
 
@@ -355,7 +357,7 @@ def _model_card(name: str, info: ModelInfo, parameters: int, notes: Sequence[str
         else ""
     )
     steps = ", ".join(f"{step:,}" for step in info.steps)
-    averaged = f"the mean of the weights after training steps {steps}" if len(info.steps) > 1 else f"step {steps}"
+    averaged = f"mean of the weights after training steps {steps}" if len(info.steps) > 1 else f"step {steps}"
     listed = "".join(f"- {note}\n" for note in notes)
     pairs = [(way.source_language, way.target_language) for way in info.all_directions]
     languages = "\n".join(
@@ -376,9 +378,9 @@ A Transformer (Vaswani et al. 2017) for translation {ways}.
 {warning}
 - Training data: {_line(info.corpus)}{" (synthetic)" if info.synthetic else ""}
 - Weights: {averaged}; {parameters:,} parameters, fp32
-- `tokenizer.json`, SHA-256 `{info.tokenizer_sha256}`, normalises text before it cuts it into pieces
+- `tokenizer.json`, SHA-256 `{info.tokenizer_sha256}`, normalises text before it splits it into pieces
 {listed}
-Translate, one sentence a line: `dist-transformer translate {chosen} < input.txt > output.txt`
+Translate, one sentence per line: `dist-transformer translate {chosen} < input.txt > output.txt`
 
 Measure: `dist-transformer evaluate {chosen} --src F --ref F` prints BLEU, chrF and TER with their signatures.
 

@@ -1,9 +1,8 @@
 """C++ sources of this package, compiled for this machine at first use.
 
-A library has no dependency but the compiler's own: neither headers of Python nor of torch, so it compiles in a second
-or two. It is kept in the user's cache under a name that hashes source, compiler, flags and processor, so a home folder
-that machines of several kinds share is safe. Processes do not wait for each other: each writes a file of its own and
-renames it, so a process that is killed blocks nobody.
+A library needs only the compiler, without headers of Python or torch, so it compiles in a second or two. It is kept in
+the user's cache under a hash of source, compiler, flags and processor, so that different machines can share a home
+folder. Processes do not wait for each other: each writes its own file and renames it, so a killed process blocks none.
 """
 
 import ctypes
@@ -22,24 +21,24 @@ from dist_transformer.files import make_folder, read_small, remove, whole_path
 
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
 _SECONDS = 120
-"""A compiler that takes longer hangs."""
+"""Limit for the compiler, after which it is assumed to hang."""
 
 
 def load_native(module: str, *, slower: str) -> ctypes.CDLL | None:
-    """Compile the C++ file beside a module, unless that is done, and load it.
+    """Load the compiled C++ file of a module; compile it first if needed.
 
     Args:
-        module: its `__file__`.
-        slower: names what takes longer without the library.
+        module: the module's `__file__`.
+        slower: name of the work that is slower without the library.
 
     Returns:
-        None where it cannot be compiled; one note on stderr says why and what helps.
+        the library, or None if it cannot be compiled; a note on stderr gives cause and remedy.
     """
     source = Path(module).with_suffix(".cpp")
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     try:
         if compiler is None:
-            raise OSError("no compiler is found")
+            raise OSError("no compiler found")
         code = read_small(source)
         name = f"{source.stem}-{_key(code, compiler)}.so"
         folder = _cache()
@@ -62,7 +61,7 @@ def _load_cached(compiler: str, source: Path, library: Path) -> ctypes.CDLL:
         try:
             return ctypes.CDLL(str(library))
         except OSError:
-            # Damaged: it is made again.
+            # It is damaged; compile it again.
             remove(library)
     with whole_path(library) as beside:
         _compile(compiler, source, beside)
@@ -83,7 +82,7 @@ def _key(code: bytes, compiler: str) -> str:
 
 
 def _processor() -> str:
-    """Return what `-march=native` depends on."""
+    """Return the description of the processor, on which `-march=native` depends."""
     try:
         lines = read_small(Path("/proc/cpuinfo")).decode().splitlines()
     except OSError:
@@ -93,7 +92,7 @@ def _processor() -> str:
 
 
 def _cache() -> Path | None:
-    """Return the user's folder for libraries; None where there is no place that is this user's alone."""
+    """Return the user's folder for libraries; None if there is no folder that only this user can write."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(base) / "dist_transformer" / "native"
     try:

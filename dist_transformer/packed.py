@@ -1,7 +1,7 @@
-"""Packed tokens: sentences laid end to end in a buffer of fixed size. Data makes them, the model reads them.
+"""Packed tokens: sentences end to end in a buffer of fixed size. The data package makes them, the model reads them.
 
-The buffer's unused tail is cut into dummy sentences no longer than the length cap, so that every row belongs to a
-sentence and stays finite; a dummy target token has the label `IGNORED`.
+The buffer's unused tail is split into dummy sentences no longer than the length cap, so that every row belongs to a
+sentence and stays finite. A dummy target token has the label `IGNORED`.
 """
 
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ class PackedTokens:
     tokens_T: torch.Tensor
     """Token ids, int64, shape (T,)."""
     positions_T: torch.Tensor
-    """Place of each token in its sentence, int64, shape (T,)."""
+    """Position of each token in its sentence, int64, shape (T,)."""
     offsets_N: torch.Tensor
-    """Where each sentence starts, int32; the last entry, repeated to a fixed count, is T."""
+    """Start of each sentence, int32; the last entry, repeated to a fixed count, is T."""
     lengths: np.ndarray
     """Lengths of the real sentences only, on the host."""
     max_length: int
-    """No sentence, real or dummy, is longer."""
+    """Upper limit of the length of real and dummy sentences."""
 
     def to(self, device: torch.device) -> "PackedTokens":
         return PackedTokens(
@@ -37,7 +37,7 @@ class PackedTokens:
         )
 
     def pin_memory(self) -> "PackedTokens":
-        """In page-locked memory, which a GPU reads while it computes."""
+        """Copy to page-locked memory, which a GPU can read while it computes."""
         return PackedTokens(
             tokens_T=self.tokens_T.pin_memory(),
             positions_T=self.positions_T.pin_memory(),
@@ -49,13 +49,13 @@ class PackedTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedBatch:
-    """A micro-batch: sentence i of `source` pairs with sentence i of `target`. Both sides have equally many offsets."""
+    """A micro-batch: sentence i of `source` pairs with sentence i of `target`. Both sides have as many offsets."""
 
     source: PackedTokens
     target: PackedTokens
-    """Target in: `<s> ids`."""
+    """Decoder input: `<s> ids`."""
     labels_T: torch.Tensor
-    """Target out: `ids </s>`, and `IGNORED` on dummy tokens; int64, shape (T,)."""
+    """Labels: `ids </s>`, and `IGNORED` on dummy tokens; int64, shape (T,)."""
 
     def to(self, device: torch.device) -> "PackedBatch":
         return PackedBatch(
@@ -71,12 +71,12 @@ class PackedBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Where sentences lie in buffers of one size, which lie end to end themselves."""
+    """Positions of sentences in buffers of one size, which are end to end themselves."""
 
     starts: np.ndarray
-    """First place of each sentence."""
+    """Index of each sentence's first token."""
     lengths: tuple[np.ndarray, ...]
-    """Of the sentences of each buffer."""
+    """Sentence lengths of each buffer."""
     used: np.ndarray
     """Shape: (buffers,). Tokens of the real sentences of each buffer."""
     positions: np.ndarray
@@ -86,7 +86,7 @@ class Layout:
     max_length: int
 
     def sides(self, tokens: np.ndarray) -> list[PackedTokens]:
-        """The buffers as sides of micro-batches; `tokens`, of the shape of `positions`, is not copied."""
+        """Return the buffers as sides of micro-batches; `tokens`, in the shape of `positions`, is not copied."""
         arrays = (torch.from_numpy(array).unbind() for array in (tokens, self.positions, self.offsets))
         return [
             PackedTokens(
@@ -101,18 +101,19 @@ class Layout:
 
 
 def lay_out(lengths: np.ndarray, counts: np.ndarray, *, size: int, offset_count: int, max_length: int) -> Layout:
-    """Sentences end to end from the start of each buffer, then dummies. All buffers at once, for numpy's calls cost.
+    """Lay sentences end to end from the start of each buffer, then dummies.
 
     Args:
-        lengths: of all sentences, int64; those of a buffer sum up to `size` at most.
-        counts: (buffers,), how many of the sentences, in their order, each buffer holds.
-        size: tokens in a buffer.
-        offset_count: one more than the real and dummy sentences that may come together in a buffer.
+        lengths: lengths of all sentences, int64; those of one buffer sum to at most `size`.
+        counts: shape (buffers,), the number of consecutive sentences in each buffer.
+        size: tokens per buffer.
+        offset_count: one more than the largest number of real and dummy sentences in a buffer.
         max_length: cap on a sentence's length.
 
     Raises:
-        ValueError: a buffer's sentences have more tokens than it.
+        ValueError: a buffer's sentences have more than `size` tokens.
     """
+    # All buffers at once, because each numpy call has a cost.
     tokens_before = np.concatenate([[0], np.cumsum(lengths)])
     stops = np.cumsum(counts)
     firsts = stops - counts
@@ -121,7 +122,8 @@ def lay_out(lengths: np.ndarray, counts: np.ndarray, *, size: int, offset_count:
         raise ValueError(f"sentences of {used.max()} tokens in a buffer of {size}")
     bases = np.arange(0, size * len(counts), size)
     starts = tokens_before[:-1] + np.repeat(bases - tokens_before[firsts], counts)
-    # Dummies go on in steps of the cap from where the sentences end; what these steps give before it, they overwrite.
+    # Dummies continue in steps of the cap from the end of the sentences. The values of these steps before that end are
+    # overwritten by the real starts.
     width = 1 + int((counts - (used - size) // max_length).max())
     begins = np.minimum(used[:, None] + (np.arange(width) - counts[:, None]) * max_length, size) + bases[:, None]
     begins.reshape(-1)[np.arange(len(lengths)) + np.repeat(np.arange(0, begins.size, width) - firsts, counts)] = starts
@@ -146,9 +148,9 @@ def pack_side(
 
     Args:
         sentences: ids of all sentences, concatenated, int64.
-        lengths: their lengths; the sum is at most `size`.
-        size: tokens in the buffer.
-        offset_count: length of `offsets_N`: one more than the real and dummy sentences that may come together.
+        lengths: lengths of the sentences; the sum is at most `size`.
+        size: tokens per buffer.
+        offset_count: length of `offsets_N`: one more than the largest number of real and dummy sentences.
         max_length: cap on a sentence's length.
     """
     tokens = np.zeros((1, size), dtype=np.int64)

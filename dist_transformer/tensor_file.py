@@ -1,6 +1,6 @@
-"""Tensors of a safetensors file whose bytes are verified, read in parts.
+"""Reader for parts of a safetensors file, with verified bytes.
 
-The library reads by name or from bytes that it copies: either would leave a gap between check and use, or take the
+The library reads by file name, which leaves a gap between check and use, or from bytes that it copies, which takes the
 memory of two models. The format is a length, a JSON header and the numbers.
 """
 
@@ -16,13 +16,13 @@ from dist_transformer.errors import UserError
 from dist_transformer.verified import Stated, VerifiedFile, read_verified
 
 _LENGTH_BYTES = 8
-# As the library limits it.
+# The library's limit.
 LARGEST_HEADER = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tensor lies, and what it is."""
+    """Byte range, dtype and shape of a tensor."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ class TensorFile:
     """A safetensors file whose bytes come from `read`, which verifies them.
 
     Raises:
-        UserError: it is no safetensors file.
+        UserError: it is not a safetensors file.
     """
 
     def __init__(self, path: Path, size: int, read: Callable[[int, int], bytearray], *, remedy: str) -> None:
@@ -46,20 +46,20 @@ class TensorFile:
 
     @classmethod
     def in_memory(cls, path: Path, stated: Stated) -> "TensorFile":
-        """Read a file once, as a whole.
+        """Read a whole file once, into memory.
 
         Raises:
-            UserError: it cannot be read, does not have the stated hash, or is no safetensors file.
+            UserError: it cannot be read, does not have the recorded hash, or is not a safetensors file.
         """
         content = memoryview(read_verified(path, stated))
         return cls(path, len(content), lambda start, end: bytearray(content[start:end]), remedy=stated.remedy)
 
     @classmethod
     def on_disk(cls, path: Path, stated: Stated) -> "TensorFile":
-        """Read a file twice: once for its hash, and then what is asked for. It may be larger than the memory.
+        """Read a file twice: once for its hash, then the requested parts. It may be larger than the memory.
 
         Raises:
-            UserError: as `in_memory`.
+            UserError: it cannot be read, does not have the recorded hash, or is not a safetensors file.
         """
         file = VerifiedFile(path, stated)
         return cls(path, file.size, file.read, remedy=stated.remedy)
@@ -71,15 +71,15 @@ class TensorFile:
         return self._places[name].shape
 
     def dtype(self, name: str) -> str:
-        """As the format writes it: `F32`."""
+        """Return the dtype in the format's notation, such as `F32`."""
         return self._places[name].dtype
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A tensor of fp32 numbers."""
+        """Read a tensor of fp32 numbers."""
         return self._numbers(name, 0, math.prod(self.shape(name))).view(self.shape(name))
 
     def rows(self, name: str, first: int, end: int) -> torch.Tensor:
-        """Some rows of a tensor of fp32 numbers."""
+        """Read some rows of a tensor of fp32 numbers."""
         of_row = self.shape(name)[1:]
         numbers = math.prod(of_row)
         return self._numbers(name, first * numbers, end * numbers).view(end - first, *of_row)
@@ -87,7 +87,8 @@ class TensorFile:
     def _numbers(self, name: str, first: int, end: int) -> torch.Tensor:
         place = self._places[name]
         if place.dtype != "F32":
-            raise UserError(f"{self.path}: {name!r} is stored as {place.dtype}, and weights are F32: {self._remedy}")
+            problem = f"{name!r} is stored as {place.dtype}, but weights must be F32"
+            raise UserError(f"{self.path}: {problem}: {self._remedy}")
         if first == end:
             return torch.empty(0)
         content = self._read(place.start + 4 * first, place.start + 4 * end)
@@ -95,16 +96,16 @@ class TensorFile:
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether every number of an fp32 tensor is finite: a NaN becomes its least and its greatest number."""
-    # Four times as fast as looking at each number, and without a copy.
+    """Return whether every number of an fp32 tensor is finite."""
+    # A NaN makes minimum and maximum NaN. This is four times as fast as testing each number, and needs no copy.
     return tensor.numel() == 0 or all(math.isfinite(end.item()) for end in tensor.aminmax())
 
 
 def _parse(size: int, read: Callable[[int, int], bytearray]) -> tuple[Mapping[str, str], Mapping[str, _Place]]:
-    """Metadata and places.
+    """Parse the metadata, and the place of each tensor.
 
     Raises:
-        ValueError, TypeError, KeyError, AttributeError, RecursionError: not of the format.
+        ValueError, TypeError, KeyError, AttributeError, RecursionError: the file does not follow the format.
     """
     if size < _LENGTH_BYTES:
         raise ValueError("it is too short")
@@ -119,11 +120,11 @@ def _parse(size: int, read: Callable[[int, int], bytearray]) -> tuple[Mapping[st
         shape = tuple(entry["shape"])
         start, end = (begin + offset for offset in entry["data_offsets"])
         if start != before or not start <= end <= size or any(type(n) is not int or n < 0 for n in shape):
-            raise ValueError(f"tensor {name!r} has no place of its own")
+            raise ValueError(f"tensor {name!r} has a wrong shape or byte range")
         if entry["dtype"] == "F32" and end - start != 4 * math.prod(shape):
-            raise ValueError(f"tensor {name!r} has other numbers than its shape")
+            raise ValueError(f"tensor {name!r} has a byte range that does not fit its shape")
         places[name] = _Place(entry["dtype"], shape, start, end)
         before = end
     if before != size:
-        raise ValueError("there is more than its tensors")
+        raise ValueError("it has bytes after its tensors")
     return metadata, places

@@ -35,12 +35,12 @@ _GRACE_SECONDS = 10
 
 def main() -> None:
     launchers = LauncherWatch()
-    # As it was started: `dist-transformer train` puts its own name there.
+    # The name as it was started; `dist-transformer train` sets its own name in argv.
     prog = "python -m dist_transformer.train" if sys.argv[0].endswith(".py") else sys.argv[0]
     config, dry_run = parse_training(sys.argv[1:], prog=prog)
-    outlive_streams(remedy="training goes on without these lines; metrics.jsonl in the run folder has the figures")
+    outlive_streams(remedy="training continues without these lines; metrics.jsonl in the run folder has the figures")
     world = read_world()
-    # DeepSpeed looks for an accelerator at import; without a GPU it should not search.
+    # DeepSpeed looks for an accelerator at import; without a GPU, tell it not to.
     import torch
 
     if not torch.cuda.is_available():
@@ -55,10 +55,10 @@ def main() -> None:
 
 
 def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
-    """Train as one rank of a job: watched, and ready to be stopped.
+    """Train as one rank of a job, under a watchdog and with handlers for signals and time limits.
 
     Returns:
-        whether the run is finished; otherwise it was stopped and is saved.
+        whether the run is finished; otherwise it was stopped and has saved.
     """
     from dist_transformer.reporting.reporter import format_seconds
     from dist_transformer.run.folder import next_command
@@ -92,7 +92,7 @@ def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
         left = seconds_left(config.timeouts.walltime_minutes, age=watchdog.age) if world.is_main else None
         if left is not None:
             trainer.preemption.stop_within(left)
-            trainer.reporter.say(f"time limit in {format_seconds(left)}: saves and ends before")
+            trainer.reporter.say(f"time limit in {format_seconds(left)}: training saves and ends before it")
         watchdog.signals.listen()
         finished = trainer.train()
     watchdog.close()
@@ -102,13 +102,13 @@ def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
 
 
 def _with_precision(config: TrainConfig, device: "torch.device") -> TrainConfig:
-    """Choose the arithmetic where that was left open. Collective: every rank must call it."""
+    """Choose the arithmetic if it was not given. Collective: every rank must call it."""
     chosen = distributed.gather_objects(choose_precision(device, config.precision))
     return config.changed(precision="fp32" if "fp32" in chosen else "bf16")
 
 
 def _peak_flops(device: "torch.device", precision: str, world: World) -> float | None:
-    """Of all ranks, whose GPUs are taken to be alike; a CPU's is not known."""
+    """Return the peak of all ranks, assuming equal GPUs; None for CPUs, whose peak is not known."""
     if device.type != "cuda":
         return None
     peak = peak_flops(describe_environment()["gpus"][device.index], precision)
@@ -118,7 +118,7 @@ def _peak_flops(device: "torch.device", precision: str, world: World) -> float |
 def _choose_packs(
     device: "torch.device", config: TrainConfig, ds_config: dict[str, Any], source_budget: int, world_size: int
 ) -> int:
-    """As many at once as fill a GPU, or as the caches of a CPU hold."""
+    """Choose the number of packs that fill a GPU, or that fit the caches of a CPU."""
     import torch
 
     from dist_transformer.planning.memory import ZeroSettings
@@ -137,13 +137,13 @@ def _choose_packs(
 
 @contextmanager
 def _failing(watchdog: Watchdog, world: World) -> Iterator[None]:
-    """Tell the other ranks of an error, and the user of the first one only."""
+    """Report an error to the other ranks, and only the first one to the user."""
     try:
         yield
     except UserError as error:
         watchdog.fail(error)
         if not world.is_main:
-            # What all ranks found, rank 0 says once: the launcher ends the others when it exits.
+            # Rank 0 reports an error of all ranks. The launcher ends the other ranks when rank 0 exits.
             time.sleep(_GRACE_SECONDS)
         raise
     except Exception as error:

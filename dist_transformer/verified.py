@@ -1,7 +1,7 @@
-"""Content that has its recorded SHA-256 when it is used, whatever happens to its file before, meanwhile or after.
+"""Content with its recorded SHA-256 at the time of use, whatever happens to its file before, meanwhile or after.
 
-A file is not checked and then opened again: `read_verified` and `hold_verified` hash the bytes that they return, and
-`VerifiedFile` hashes again whatever it reads again.
+A file is never checked and then opened again: `read_verified` and `hold_verified` hash the bytes that they return, and
+`VerifiedFile` hashes again what it reads again.
 """
 
 import errno
@@ -23,10 +23,10 @@ Content = bytearray | mmap.mmap
 
 
 class Sealed:
-    """A copy of a file's content that nobody can change any more.
+    """A copy of a file's content that no process can change.
 
     Args:
-        descriptor: open file of the content, which other processes may map; None where the system has none.
+        descriptor: open memory file with the content, which other processes may map; None if the system has none.
     """
 
     def __init__(self, content: Content, descriptor: int | None = None) -> None:
@@ -34,12 +34,12 @@ class Sealed:
 
     @classmethod
     def of(cls, descriptor: int) -> "Sealed":
-        """Map what another process sealed; the descriptor is then this object's."""
+        """Map content that another process sealed; the object takes ownership of the descriptor."""
         return cls(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), descriptor)
 
     @classmethod
     def copy_of(cls, parts: Sequence[bytes | memoryview]) -> "Sealed":
-        """Hold the given bytes, end to end; Linux only."""
+        """Seal a copy of the given bytes, end to end; Linux only."""
         return _seal(sum(len(part) for part in parts), lambda view: _lay(parts, view))
 
     def __del__(self) -> None:
@@ -47,10 +47,10 @@ class Sealed:
             os.close(self.descriptor)
 
 
-# Bytes that are hashed at a time. What is read again is read in whole blocks, so that small ones waste less.
+# Bytes per block of the hash. Later reads are in whole blocks, so small blocks waste less.
 _BLOCK = 2**18
 _NO_HASH = "0" * 64
-# No process can write to it, cut it, extend it, or lift these.
+# No process can write, shrink or extend the content, or remove these seals.
 _SEALS = (
     0 if sys.platform != "linux" else fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 )
@@ -64,14 +64,15 @@ class Stated:
     where: str
     """Name of the file that records it, for messages."""
     remedy: str
-    """What the user can do about a damaged file."""
+    """Remedy for a damaged file."""
     most_bytes: int = 2**28
     """Bytes of the largest file that is read into memory, or copied."""
 
     def require(self, path: Path, found: str) -> None:
-        """
+        """Compare a hash with the recorded one.
+
         Raises:
-            UserError: the hash of the file's content is another one.
+            UserError: the hashes differ.
         """
         if found != self.sha256:
             raise UserError(f"{path} is damaged: its SHA-256 is not what {self.where} states: {self.remedy}")
@@ -96,10 +97,10 @@ def read_verified(path: Path, stated: Stated) -> bytearray:
 
 
 def hold_verified(path: Path, stated: Stated) -> Sealed:
-    """Make a copy of a file's content that nobody else can change.
+    """Make a copy of a file's content that no other process can change.
 
     Raises:
-        UserError: the file cannot be read, or does not have the stated hash.
+        UserError: the file cannot be read, or does not have the recorded hash.
     """
     try:
         with open_regular(path) as file:
@@ -111,9 +112,9 @@ def hold_verified(path: Path, stated: Stated) -> Sealed:
 
 
 def read_sealed(file: BinaryIO, size: int) -> Sealed:
-    """Copy `size` bytes of a file, or zeros where it ends before, to sealed memory: the kernel lets nobody write.
+    """Copy `size` bytes of a file, with zeros after an earlier end, to memory that the kernel protects from writes.
 
-    The caller checks the copy, which is what is used; not the file, which may be another by then.
+    The caller must check and use the copy, not the file, which may have changed.
     """
     if not hasattr(os, "memfd_create") or size == 0:
         return Sealed(_read_whole(file, size))
@@ -141,13 +142,13 @@ def _lay(parts: Sequence[bytes | memoryview], view: memoryview) -> None:
 
 
 class VerifiedFile:
-    """A file of any size, of which any part can be read again: every byte that is read has the stated hash.
+    """A file of any size whose parts can be read again, with every byte verified.
 
     The first pass keeps the state of the hash before each block, not the content. A block that is read later is hashed
-    from the state before it and must lead to the state after it.
+    from the state before it, which must give the state after it.
 
     Raises:
-        UserError: the file cannot be read, or does not have the stated hash.
+        UserError: the file cannot be read, or does not have the recorded hash.
     """
 
     def __init__(self, path: Path, stated: Stated) -> None:
@@ -163,7 +164,7 @@ class VerifiedFile:
         except OSError as error:
             raise stated.unreadable(path, error) from None
         stated.require(path, self._states[-1].hexdigest())
-        # The parts that are asked for often share a block with the one before.
+        # Consecutive reads often share a block.
         self._last: tuple[int, bytes] = (-1, b"")
 
     def read(self, start: int, end: int) -> bytearray:
@@ -196,13 +197,13 @@ class VerifiedFile:
 
 
 def with_own_hash(values: Mapping[str, Any]) -> bytes:
-    """A JSON file that states its own SHA-256, which is that of the file with zeros in its place."""
+    """Write JSON that contains its own SHA-256, computed with zeros in the hash's place."""
     content = (json.dumps({**values, "sha256": _NO_HASH}, indent=1, ensure_ascii=False) + "\n").encode()
     return _replace_last(content, _NO_HASH, hashlib.sha256(content).hexdigest())
 
 
 def has_own_hash(content: bytes, stated: str) -> bool:
-    """Whether a file that states this SHA-256 of itself has it."""
+    """Return whether a file has the SHA-256 that it states for itself."""
     return hashlib.sha256(_replace_last(content, stated, _NO_HASH)).hexdigest() == stated
 
 
@@ -214,19 +215,19 @@ def _replace_last(content: bytes, old: str, new: str) -> bytes:
 def _size_of(file: BinaryIO, stated: Stated) -> int:
     size = os.fstat(file.fileno()).st_size
     if size > stated.most_bytes:
-        raise OSError(errno.EFBIG, f"it has {size:,} bytes, and no more than {stated.most_bytes:,} are expected")
+        raise OSError(errno.EFBIG, f"it has {size:,} bytes, but at most {stated.most_bytes:,} are expected")
     return size
 
 
 def _read_whole(file: BinaryIO, size: int) -> bytearray:
-    """Read what a file has now; whether it is what it should be is seen by its hash."""
+    """Read a file's current content; the caller checks its hash."""
     content = bytearray(size)
     _fill(memoryview(content), file)
     return content
 
 
 def _fill(view: memoryview, file: BinaryIO) -> None:
-    """Read to the end of the view or of the file."""
+    """Read until the end of the view or of the file."""
     filled = 0
     while filled < len(view) and (count := file.readinto(view[filled:])):  # type: ignore[attr-defined]
         filled += count

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# The rows of the paper's Table 3: a job array trains one a job, a last job decodes them and writes the table, with the
-# paper's figures beside, into $RUNS/table3-$PAIR/table3.md. At the paper's sizes, or relative to another --preset.
+# The rows of the paper's Table 3: a job array trains one row per job. A last job decodes them and writes the table,
+# with the paper's figures, to $RUNS/table3-$PAIR/table3.md. At the paper's sizes, or relative to another --preset.
 #
 #     slurm/ablations.sh [FLAGS OF SBATCH] [-- FLAGS OF tools/table3.py]
 #     slurm/ablations.sh --partition=gpu --array=0,7-13 -- --average 1
 #
-# Run it on a login node: it submits, prints the jobs' numbers, and ends. The array's numbers count the rows in the table's
-# order, from 0 for base (`tools/table3.py --help`). The same command trains what is missing, and writes the table anew.
+# Run it on a login node: it submits the jobs, prints their numbers, and ends. Array indices number the rows in the
+# table's order, from 0 for base (`tools/table3.py --help`). The same command trains missing rows and writes the table
+# again.
 #SBATCH --job-name=ablations
 #SBATCH --nodes=1
 #SBATCH --gpus-per-node=8
@@ -39,7 +40,7 @@ submit_all() {
     echo "table:   job $table"
 }
 
-# train_row FLAGS: the row of this job's number, to its last step.
+# train_row FLAGS: train the row of this job's array index to its last step.
 train_row() {
     local rows row flags
     write_step "$state/rows" "${PYTHON[@]}" -c 'from dist_transformer.config.table3 import VARIANTS; print(*VARIANTS)'
@@ -56,7 +57,7 @@ train_row() {
     : >"$RUN_DIR/trained"
 }
 
-# make_table FLAGS: decode the rows that are trained, on one node, and write the table.
+# make_table FLAGS: decode the trained rows on one node, and write the table.
 make_table() {
     local trained=("$out"/*/trained)
     trained=("${trained[@]%/trained}")

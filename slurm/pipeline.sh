@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Preparation, training and evaluation as three jobs, each with its own resources, that wait for each other.
+# Preparation, training and evaluation as three jobs, each with its own resources, in sequence.
 #
 #     slurm/pipeline.sh big|base [FLAGS OF SBATCH] [-- FLAGS OF THE TRAINING]
 #     PAIR=en-fr slurm/pipeline.sh big --partition=gpu --nodes=2-8 -- --max-steps 10000
 #
-# Run it on a login node: it submits, prints the jobs' numbers, and ends. The flags of sbatch go to all three jobs. When one
-# fails, those that wait for it are cancelled.
+# Run it on a login node: it submits the jobs, prints their numbers, and ends. The flags of sbatch go to all three jobs.
+# If one fails, the jobs that wait for it are cancelled.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Text to data folder, on all nodes of the job by MPI (on one without it), with all cores; and the test set.
+# Make the data folder and the test set from text, with all cores of all nodes (without MPI, of one node).
 #
 #     sbatch slurm/prepare.sh
 #     sbatch --nodes=4 slurm/prepare.sh --vocab-size 32000    # any flag of tools/prepare_data.py
 #
-# Data that are there stay. A preparation that was interrupted goes on when it is started again.
+# Existing data is kept. An interrupted preparation resumes when it is started again.
 #SBATCH --job-name=prepare
 #SBATCH --nodes=1
 #SBATCH --mincpus=32

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# The base model on WMT14: checks the nodes, trains, averages, evaluates.
+# Train the base model on WMT14: check the nodes, train, average, evaluate.
 #
-#     sbatch slurm/train_base.sh                         # 25k tokens a step, 100,000 steps, as the paper
+#     sbatch slurm/train_base.sh                         # 25k tokens per step, 100,000 steps, as in the paper
 #     PAIR=en-fr sbatch --gpus-per-node=4 slurm/train_base.sh
 #     sbatch slurm/train_base.sh --max-steps 1000        # any flag of dist_transformer.train
 #
-# Data that are not there are prepared first, by a job without GPUs that this one waits for in the queue.
+# Missing data is prepared first, by a job without GPUs; this job waits for it in the queue.
 #
-# A step is 64 packs, so at most 64 GPUs share it. Before its time limit, and when it is preempted, the job saves and goes
-# back into the queue. Without GPUs: --gpus-per-node=0 --ntasks-per-node=N.
+# A step is 64 packs, so at most 64 GPUs share it. Before its time limit and on preemption, the job saves and is
+# requeued. Without GPUs: --gpus-per-node=0 --ntasks-per-node=N.
 #SBATCH --job-name=train_base
 #SBATCH --nodes=1
 #SBATCH --gpus-per-node=8

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Text of any size translated on all GPUs of the job, for instance for back-translation.
+# Translate text of any size on all GPUs of the job, for example for back-translation.
 #
 #     MODEL=big OUTPUT=/text/mono.de sbatch --nodes=4 slurm/translate.sh --input /text/mono.en.gz
 #     RUN_DIR=runs/mine OUTPUT=/text/mono.de sbatch slurm/translate.sh --input /text/mono.*.en --sample --top-k 10
 #
-# The model is RUN_DIR/model (slurm/evaluate.sh makes it); the flags are those of tools/translate.py. What is finished is in
-# OUTPUT.parts, on storage that all nodes see: a job that was interrupted goes back into the queue and continues.
+# The model is RUN_DIR/model (slurm/evaluate.sh makes it); the flags are those of tools/translate.py. Finished parts are
+# in OUTPUT.parts, on storage that all nodes share. An interrupted job is requeued and resumes.
 #SBATCH --job-name=translate
 #SBATCH --nodes=1
 #SBATCH --gpus-per-node=8

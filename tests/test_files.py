@@ -91,7 +91,7 @@ def test_a_name_that_is_taken_beside_is_not_written_to(tmp_path: Path, monkeypat
 def test_additions_and_locks_refuse_links(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("theirs")
     (tmp_path / "file").symlink_to(tmp_path / "other")
-    refused = r"file is a link, a folder, a pipe or a device, and is not written to: remove it$"
+    refused = r"file is a link, a folder, a pipe or a device, so it is not written: remove it$"
     with pytest.raises(UserError, match=refused):
         append_to(tmp_path / "file")
     with pytest.raises(UserError, match=refused), exclusive(tmp_path / "file"):
@@ -151,7 +151,9 @@ def test_no_link_below_a_guarded_folder_is_passed(action: str, guarded: Path) ->
     (guarded / "own").write_text("ours")
     (theirs / ".file.0.tmp").touch()
     (theirs / "folder").mkdir()
-    with pytest.raises(UserError, match=r"inner is a link, through which nothing is written or removed: put a real"):
+    with pytest.raises(
+        UserError, match=r"inner is a link, and nothing is written or removed through links: put a real"
+    ):
         WRITES[action](guarded / "inner" / "file")
     assert sorted(path.name for path in theirs.iterdir()) == [".file.0.tmp", "file", "folder"]
     assert (theirs / "file").read_text() == "theirs"

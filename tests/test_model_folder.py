@@ -92,7 +92,7 @@ def test_directions_come_back_and_are_chosen(
     assert (facing.source_language, facing.target_language, facing.direction) == ("de", "en", back)
     assert facing.facing() == facing
     assert info.facing("en-de").all_directions == (there,)
-    with pytest.raises(UserError, match="several directions: choose one of en-de, de-en by --direction"):
+    with pytest.raises(UserError, match="several directions: choose one of en-de, de-en with --direction"):
         _ = info.direction
     card = (tmp_path / "m/README.md").read_text()
     assert "language:\n- en\n- de\npipe" in card
@@ -121,7 +121,7 @@ def test_a_model_with_code_from_outside_is_read_where_it_is_registered(
     with pytest.raises(UserError) as refused:
         load_model(tmp_path / "m", CPU)
     assert str(refused.value) == (
-        f"{tmp_path / 'm' / 'config.json'}: model: attention is 'distant': this attention is not known here: "
+        f"{tmp_path / 'm' / 'config.json'}: model: attention is 'distant': this attention is not known: "
         "give the file that registers it with --import (docs/extending.md), or choose one of softmax"
     )
 
@@ -153,7 +153,7 @@ def test_notes_are_lines_of_the_card(model_info: ModelInfo, random_model: Transf
     weights = dict(random_model.state_dict())
     write_model_folder(tmp_path / "m", info=model_info, weights=weights, tokenizer_json=b"{}", notes=["one", "two"])
     card = (tmp_path / "m" / "README.md").read_text()
-    assert "before it cuts it into pieces\n- one\n- two\n\nTranslate" in card
+    assert "before it splits it into pieces\n- one\n- two\n\nTranslate" in card
 
 
 def test_an_older_model_is_replaced(copy: Path, model_info: ModelInfo, random_model: Transformer) -> None:
@@ -170,7 +170,7 @@ def test_an_empty_folder_is_filled(tmp_path: Path, model_info: ModelInfo, random
 
 def test_other_content_is_refused_and_kept(copy: Path, model_info: ModelInfo, random_model: Transformer) -> None:
     (copy / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="holds other files"):
+    with pytest.raises(UserError, match="holds files that are not of a model"):
         write_again(copy, model_info, random_model)
     assert (copy / "notes.txt").read_text() == "mine"
     file = copy / "notes.txt"
@@ -222,7 +222,7 @@ def test_a_run_folder_is_no_model(tmp_path: Path) -> None:
 
 def test_a_run_folder_leads_to_its_model(model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"write the folder anew with dist-transformer average, or check the path$"):
+    with pytest.raises(UserError, match=r"write the folder again with dist-transformer average, or check the path$"):
         read_model_info(tmp_path)
     run = tmp_path / "my run"
     (run / "weights").mkdir(parents=True)
@@ -280,8 +280,8 @@ def test_another_tokenizer_is_refused(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("format_version", 3, "has format 3 and this version reads 2: update dist_transformer"),
-        ("format_version", 1, "has format 1 .*states no hash of its weights, so write the folder anew with dist"),
+        ("format_version", 3, "has format 3, and this version reads 2: update dist_transformer"),
+        ("format_version", 1, "has format 1, .* has no hash of the weights, so write the folder again with dist"),
         ("format_version", None, "has format None"),
         ("surplus", 1, "surplus"),
         ("model", {"width": -1}, "width is -1"),
@@ -338,8 +338,8 @@ def test_names_have_no_power_over_the_card(tmp_path: Path, model_info: ModelInfo
 @pytest.mark.parametrize(
     ("stated", "message"),
     [
-        ({"dtype": "int8"}, "config.json states weights that are not fp32, or not finite: write the folder anew"),
-        ({"finite": False}, "config.json states weights that are not fp32, or not finite"),
+        ({"dtype": "int8"}, "config.json records weights that are not fp32 or not finite: write the folder again"),
+        ({"finite": False}, "config.json records weights that are not fp32 or not finite"),
         ({"sha256": None}, "sha256 must be str"),
     ],
 )
@@ -371,7 +371,7 @@ def test_one_flipped_bit_anywhere_is_found_and_the_file_named(copy: Path, name: 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.to(torch.int8), "'embedding' is stored as I8, and weights are F32: write the folder anew"),
+        (lambda t: t.to(torch.int8), "'embedding' is stored as I8, but weights must be F32: write the folder again"),
         (lambda t: t.bfloat16(), "'embedding' is stored as BF16"),
         (lambda t: t.double(), "'embedding' is stored as F64"),
         (lambda t: t.index_fill(0, torch.tensor([3]), float("nan")), "'embedding' holds numbers that are not finite"),
@@ -396,7 +396,7 @@ def test_weights_that_are_not_finite_are_not_written(
         weights = {name: tensor.double() for name, tensor in random_model.state_dict().items()}
         weights["embedding"] = weights["embedding"].clone()
         weights["embedding"][2, 3] = number
-        with pytest.raises(UserError, match="is not written, for 'embedding' holds numbers that are not finite"):
+        with pytest.raises(UserError, match="is not written: 'embedding' holds numbers that are not finite"):
             write_model_folder(tmp_path / "m", info=model_info, weights=weights, tokenizer_json=b"{}")
     assert list(tmp_path.iterdir()) == []
 
@@ -427,5 +427,5 @@ def test_a_model_that_the_weights_are_too_small_for_gets_no_memory(
     values["model"].update({"width": 2**10} if field == "max_positions" else {})
     restate(copy, model=values["model"])
     monkeypatch.setattr(module, "Transformer", None)
-    with pytest.raises(UserError, match=r"too few for the|above the .* numbers that positions may take"):
+    with pytest.raises(UserError, match=r"too few for the|above the limit of .* numbers"):
         load_model(copy, CPU)

@@ -140,6 +140,6 @@ def test_help_names_presets_units_and_defaults(capsys: pytest.CaptureFixture[str
     assert "--preset" in text
     assert "--variant {base, A1," in text
     assert "big_large_batch" in text
-    assert "Target tokens that fit a pack; longer sentences are left out. (default: 1024)" in text
+    assert "Most target tokens per pack; longer sentences are left out. (default: 1024)" in text
     assert "Steps between checkpoints. (default: 100)" in text
     assert "(default: inverse_sqrt; one of noam, inverse_sqrt, cosine, constant)" in text

@@ -1,4 +1,4 @@
-"""Which weight files of a run are averaged: the newest, some that lie evenly in training time, or the best."""
+"""Choice of the weight files to average: the newest, files at even intervals of training time, or the best."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ from dist_transformer.run.layout import METRICS_FILE, SETTINGS_FILE, WEIGHTS, we
 from dist_transformer.run.records import read_records
 
 Measure = Literal["nll", "bleu"]
-"""Of a validation: -log p a target token, the lowest is best; sacreBLEU of its translations, the highest is best."""
+"""Score of a validation: -log p per target token (lower is better), or sacreBLEU of translations (higher is better)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,9 +23,9 @@ class ChosenWeights:
     paths: tuple[Path, ...]
     steps: tuple[int, ...]
     how: str
-    """By what rule, for the reader of a model card."""
+    """Rule of the choice, for the model card."""
     warning: str | None = None
-    """What the user should know of the choice, a sentence."""
+    """Warning about the choice, one sentence."""
 
 
 def choose_weights(
@@ -36,10 +36,10 @@ def choose_weights(
     best: int | None = None,
     by: Measure | None = None,
 ) -> ChosenWeights:
-    """Choose the `best` weight files of a run by a measure, or the `last`, which may lie `every` minutes apart.
+    """Choose the `best` weight files of a run by a measure, or the `last` ones, optionally `every` minutes apart.
 
     Raises:
-        UserError: there are fewer, or none or two of the rules are given.
+        UserError: there are not enough files, or not exactly one rule is given.
     """
     if (last is None) == (best is None):
         raise UserError("give last or best: how many weight files are averaged")
@@ -52,36 +52,36 @@ def choose_weights(
 
 
 def newest_weights(run_dir: Path, count: int) -> ChosenWeights:
-    """The newest `count` weight files of a run, with a warning where their steps are not evenly spaced.
+    """Choose the newest `count` weight files of a run, with a warning if their steps are not evenly spaced.
 
     Raises:
-        UserError: there are fewer.
+        UserError: there are fewer files.
     """
     files = weight_files(run_dir)
     if len(files) < count:
         raise UserError(
             f"{run_dir / WEIGHTS} has {_files(len(files))}, not {count}: "
-            + (f"use --last {len(files)} or train on" if files else "train first, or check --run-dir")
+            + (f"use --last {len(files)}, or train longer" if files else "train first, or check --run-dir")
         )
     steps = sorted(files)[-count:]
     gaps = {later - earlier for earlier, later in itertools.pairwise(steps)}
     warning = None
     if len(gaps) > 1:
         warning = (
-            f"the last {_files(count)} lie {min(gaps)} to {max(gaps)} steps apart, for validations, the end of "
-            "training and the best weights leave files between those of save_every: --every MINUTES spaces them evenly"
+            f"the last {_files(count)} are {min(gaps)} to {max(gaps)} steps apart, because validations, the end of "
+            "training and the best weights add files between those of save_every: --every MINUTES spaces them evenly"
         )
     return _chosen(files, steps, how=f"the last {_files(count)}", warning=warning)
 
 
 def spaced_weights(run_dir: Path, count: int, minutes: float) -> ChosenWeights:
-    """The newest weight file and `count` - 1 before it, each the nearest to `minutes` of training before the next.
+    """Choose the newest weight file and `count` - 1 older ones, each nearest to `minutes` of training before the next.
 
-    Of two that are equally near, the older. Training time is that of steps alone: pauses between jobs, validation and
-    saving do not count.
+    Of two equally near files, the older one is chosen. Training time is the time of steps only: pauses between jobs,
+    validation and saving do not count.
 
     Raises:
-        UserError: there are fewer whose distances are `minutes`, give or take half of it.
+        UserError: there are fewer files at distances of `minutes` ± `minutes` / 2.
     """
     files = weight_files(run_dir)
     if not files:
@@ -103,12 +103,12 @@ def spaced_weights(run_dir: Path, count: int, minutes: float) -> ChosenWeights:
 
 
 def best_weights(run_dir: Path, count: int, by: Measure | None = None) -> ChosenWeights:
-    """The `count` weight files of a run whose validations were best; of equal ones the earlier, as in training.
+    """Choose the `count` weight files of a run with the best validations; among equals the earlier, as in training.
 
-    Warns of steps that validated better than the worst of these, and whose weights are no longer kept.
+    Warn about steps with a better validation than the worst chosen one whose weights were not kept.
 
     Args:
-        by: None: what the run itself compares, its `best_by`.
+        by: measure; None: the run's own `best_by`.
 
     Raises:
         UserError: fewer validated steps have a weight file, or no validation has the measure.
@@ -120,7 +120,7 @@ def best_weights(run_dir: Path, count: int, by: Measure | None = None) -> Chosen
     values = {record["step"]: record[by] for record in records if record.get(by) is not None}
     if wrong := [step for step, value in values.items() if type(value) not in (int, float)]:
         raise UserError(
-            f"{run_dir / METRICS_FILE} states {by} {values[wrong[0]]!r:.60} at step {wrong[0]}, which is no number: "
+            f"{run_dir / METRICS_FILE} has {by} {values[wrong[0]]!r:.60} at step {wrong[0]}, which is not a number: "
             "resume the run, which repairs it, or use --last"
         )
     if not values:
@@ -135,7 +135,7 @@ def best_weights(run_dir: Path, count: int, by: Measure | None = None) -> Chosen
         remedy = f"use --best {len(kept)}" if kept else "use --last"
         raise UserError(
             f"{run_dir} has weight files of {len(kept)} validated steps{listed}, not of {count}: {remedy}, or train "
-            f"with keep_best {count} or more, which keeps the weights of so many best validations"
+            f"with keep_best {count} or more, which keeps the weights of that many best validations"
         )
     before_worst = ranked[: ranked.index(kept[count - 1])]
     lost = ", ".join(map(str, sorted(set(before_worst) - set(kept))))
@@ -158,7 +158,7 @@ def _chosen(files: dict[int, Path], steps: list[int], *, how: str, warning: str 
 
 
 def _training_minutes(run_dir: Path, files: dict[int, Path]) -> dict[int, float]:
-    """When each was written, in minutes of training: from the file itself, or from the run's metrics."""
+    """Find when each file was written, in minutes of training: from the file itself, or from the run's metrics."""
     seconds = {step: weight_file_metadata(file).get("train_seconds") for step, file in files.items()}
     if None in seconds.values():
         exists = (run_dir / METRICS_FILE).exists()
@@ -169,8 +169,8 @@ def _training_minutes(run_dir: Path, files: dict[int, Path]) -> dict[int, float]
     for step, value in seconds.items():
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise UserError(
-                f"{files[step]} does not say after how many seconds of training it was written, nor does "
-                f"{run_dir / METRICS_FILE}: use --last without --every"
+                f"{files[step]} and {run_dir / METRICS_FILE} do not have the training time at which it was written: "
+                "use --last without --every"
             )
         minutes[step] = value / 60
     return minutes

@@ -1,7 +1,8 @@
-"""Checkpoint averaging (section 6.1): the mean of the weights of several moments of training, as a model folder.
+"""Checkpoint averaging (section 6.1): the mean of the weights of several training steps, as a model folder.
 
-The mean is that of the fp32 weights in float64, rounded to fp32 once. The result is in memory whole; of the sources one
-piece at a time, for any number of them. Each source is read twice: once for its hash, once for its numbers.
+The mean of the fp32 weights is computed in float64 and rounded to fp32 once. The whole result is in memory, but only
+one piece of the sources at a time, for any number of sources. Each source is read twice: for its hash and for its
+numbers.
 """
 
 import dataclasses
@@ -18,17 +19,17 @@ from dist_transformer.model_folder import ModelInfo, refuse_other_content, write
 from dist_transformer.run.checkpoint.tensors import parameter_shapes
 from dist_transformer.verified import Stated, read_verified
 
-# Numbers summed at a time: 4 MB in float64, which stay in the cache; twice as fast as 16 MB.
+# Numbers per block: 4 MB in float64, which stay in the cache. This is twice as fast as 16 MB.
 _BLOCK_NUMBERS = 2**19
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeanWeights:
-    """The mean of several sets of weights, and what goes with it into a model folder."""
+    """The mean of several sets of weights, with the other contents of its model folder."""
 
     info: ModelInfo
     weights: dict[str, torch.Tensor]
-    """By the names of `Transformer.state_dict()`, fp32."""
+    """Weights in fp32 by the names of `Transformer.state_dict()`."""
     tokenizer: Tokenizer
     tokenizer_json: bytes
 
@@ -37,10 +38,10 @@ def average(paths: Sequence[Path], out: Path, *, notes: Sequence[str] = ()) -> M
     """Write the mean of the weights at `paths` to the model folder `out`, which is whole or absent at any time.
 
     Args:
-        notes: lines of the model card: how the weights were chosen.
+        notes: lines of the model card about the choice of the weights.
 
     Raises:
-        UserError: as `mean_weights`, or `out` holds other files or cannot be written.
+        UserError: `mean_weights` failed, or `out` holds other files or cannot be written.
     """
     refuse_other_content(out)
     mean = mean_weights(paths)
@@ -55,10 +56,11 @@ def average(paths: Sequence[Path], out: Path, *, notes: Sequence[str] = ()) -> M
 
 
 def mean_weights(paths: Sequence[Path]) -> MeanWeights:
-    """The mean of the weights at `paths`, each of which counts as many times as it has training steps.
+    """Compute the mean of the weights at `paths`; each source counts as many times as it has training steps.
 
     Raises:
-        UserError: sources that do not fit together, appear twice or hold numbers that are not finite; each by name.
+        UserError: sources do not fit together, appear twice or hold numbers that are not finite; the message names
+            them.
     """
     sources = [open_weights(path) for path in paths]
     check_together(sources)
@@ -81,7 +83,7 @@ def mean_weights(paths: Sequence[Path]) -> MeanWeights:
 def _mean(sources: Sequence[WeightSource]) -> dict[str, torch.Tensor]:
     shapes = parameter_shapes(sources[0].info.model)
     mean = {name: torch.empty(shape) for name, shape in shapes.items()}
-    # The mean of k steps stands for each of them: the result is then the mean of all steps.
+    # A source that is the mean of k steps counts k times, so that the result is the mean of all steps.
     shares = [len(source.info.steps) for source in sources]
     for pieces in _blocks(shapes):
         sums = [torch.zeros_like(mean[piece.name][piece.first : piece.end], dtype=torch.float64) for piece in pieces]
@@ -89,7 +91,7 @@ def _mean(sources: Sequence[WeightSource]) -> dict[str, torch.Tensor]:
             for total, numbers in zip(sums, source.read(pieces), strict=True):
                 total.add_(numbers, alpha=share)
         for piece, total in zip(pieces, sums, strict=True):
-            # Finite fp32 numbers have a finite sum in float64, however many.
+            # In float64, the sum of finite fp32 numbers is always finite.
             if not torch.isfinite(total.sum()):
                 raise UserError(_not_finite(piece, sources))
             mean[piece.name][piece.first : piece.end] = total.div_(sum(shares))
@@ -97,7 +99,7 @@ def _mean(sources: Sequence[WeightSource]) -> dict[str, torch.Tensor]:
 
 
 def _blocks(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[list[Piece]]:
-    """Pieces that together are all parameters; a block of them has about `_BLOCK_NUMBERS` numbers at most."""
+    """Split all parameters into blocks of pieces, of about `_BLOCK_NUMBERS` numbers at most."""
     block: list[Piece] = []
     room = _BLOCK_NUMBERS
     for name, shape in shapes.items():

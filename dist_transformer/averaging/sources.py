@@ -1,8 +1,8 @@
-"""Weights that can be averaged, opened and checked: weight files of a run, checkpoints, model folders.
+"""Sources of weights to average, opened and checked: weight files of a run, checkpoints, model folders.
 
-Every file is verified as a whole when it is opened, and every piece of it again when it is read: what is averaged has
-the recorded hashes, whatever happens to the files meanwhile. Numbers are read in pieces, and of a file nothing is kept
-but its header and the states of its hash, so that memory hardly grows with the number of sources.
+A whole file is verified when it is opened, and every piece again when it is read. The averaged numbers therefore have
+the recorded hashes, even if files change meanwhile. Numbers are read in pieces; only the header of a file and the
+states of its hash stay in memory, so that memory hardly grows with the number of sources.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from dist_transformer.run.layout import STATE_FILE
 from dist_transformer.tensor_file import TensorFile
 from dist_transformer.verified import Stated, read_verified
 
-# The prefix under which a checkpoint keeps weights beside moments.
+# Prefix of weights in a checkpoint, which also holds moments.
 _CHECKPOINT_PREFIX = "weight/"
 _REMEDY = "leave it out, or restore it"
 
@@ -38,7 +38,7 @@ class Piece:
     name: str
     first: int
     end: int
-    """One past the last."""
+    """Index after the last row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class WeightSource:
     info: ModelInfo
     tokenizer_file: Path
     files: Mapping[str, TensorFile]
-    """Name of a parameter to the file that holds it."""
+    """File of each parameter, by the parameter's name."""
     prefix: str = ""
-    """Of the parameter's name in that file: which of several sets of weights is meant."""
+    """Prefix of parameter names in the files, which selects one of several sets of weights."""
 
     def read(self, pieces: Sequence[Piece]) -> Iterator[torch.Tensor]:
-        """The numbers of each piece.
+        """Read the numbers of each piece.
 
         Raises:
             UserError: a file has changed since it was opened.
@@ -67,8 +67,8 @@ def open_weights(path: Path) -> WeightSource:
     """Open a weight file, a checkpoint or a model folder.
 
     Raises:
-        UserError: it is none of these, its recorded hash is missing or another one, or its tensors are not the
-            parameters of its model in fp32.
+        UserError: it is none of these, its recorded hash is missing or differs, or its tensors are not the parameters
+            of its model in fp32.
     """
     source = _open(path)
     _check_tensors(source)
@@ -76,10 +76,10 @@ def open_weights(path: Path) -> WeightSource:
 
 
 def weight_file_metadata(file: Path) -> dict[str, Any]:
-    """What a weight file of a run says of itself; the file is not verified.
+    """Read the metadata of a weight file of a run, without verifying the file.
 
     Raises:
-        UserError: it is no weight file of a run, or cannot be read.
+        UserError: it is not a weight file of a run, or cannot be read.
     """
     try:
         return _described(safe_open(regular(file), framework="pt").metadata(), file)
@@ -92,13 +92,13 @@ def check_together(sources: Sequence[WeightSource]) -> None:
     first, seen = sources[0], dict[int, Path]()
     for source in sources:
         if not source.info.steps:
-            raise UserError(f"{source.path} states no training step: {_REMEDY}")
+            raise UserError(f"{source.path} has no training step: {_REMEDY}")
         if source.path.resolve() in {path.resolve() for path in seen.values()}:
             raise UserError(f"{source.path} is given twice: name each source once")
         for step in source.info.steps:
             if step in seen:
                 raise UserError(
-                    f"{source.path} and {seen[step]} are both of step {step}: a step counts once, so leave one out"
+                    f"{source.path} and {seen[step]} are both from step {step}: each step counts once, leave one out"
                 )
         seen.update(dict.fromkeys(source.info.steps, source.path))
         if difference := _difference(first.info, source.info):
@@ -106,7 +106,7 @@ def check_together(sources: Sequence[WeightSource]) -> None:
 
 
 def _difference(first: ModelInfo, other: ModelInfo) -> str | None:
-    """Why weights are not of one run; the sentence goes on with the first one's name."""
+    """Describe why weights are not from one run, as a phrase that the first one's name completes."""
     if other.tokenizer_sha256 != first.tokenizer_sha256:
         return "was trained with another tokenizer than"
     for name in (field.name for field in dataclasses.fields(ModelConfig)):
@@ -120,9 +120,9 @@ def _difference(first: ModelInfo, other: ModelInfo) -> str | None:
         before, now = getattr(first, name), getattr(other, name)
         if now != before:
             return f"was trained on other data ({name} {now!r}, not {before!r}) than"
-    # Weights of two seeds have nothing to do with each other neuron by neuron: their mean is no model.
+    # Neurons of two seeds do not correspond to each other, so the mean of their weights is useless.
     if None not in (other.run, first.run) and other.run != first.run:
-        return "is of another run (seed, batch or data) than"
+        return "is from another run (seed, batch or data) than"
     return None
 
 
@@ -130,7 +130,7 @@ def _open(path: Path) -> WeightSource:
     if path.is_file():
         if is_pickle(path):
             raise UserError(
-                f"{path} is a pickle, which may run any code when it is loaded, and is not read: give .safetensors "
+                f"{path} is a pickle, which can run any code when it is loaded, so it is not read: give .safetensors "
                 "files"
             )
         file = TensorFile.on_disk(path, reader.stated_weights(path))
@@ -148,7 +148,7 @@ def _open(path: Path) -> WeightSource:
         info = read_model_info(path)
         file = TensorFile.on_disk(path / WEIGHTS_FILE, stated_weights(path))
         return WeightSource(path, info, path / TOKENIZER_FILE, _names(file))
-    raise UserError(f"{path} is neither a weight file nor a checkpoint nor a model folder: check the path")
+    raise UserError(f"{path} is not a weight file, a checkpoint or a model folder: check the path")
 
 
 def _read_state(file: Path, stated: Stated) -> dict[str, Any]:
@@ -167,19 +167,19 @@ def _check_tensors(source: WeightSource) -> None:
         if name not in source.files:
             raise UserError(f"{source.path} lacks {name!r}, a parameter of its model: {_REMEDY}")
         if name not in expected:
-            raise UserError(f"{source.path} holds {name!r}, which is no parameter of its model: {_REMEDY}")
+            raise UserError(f"{source.path} holds {name!r}, which is not a parameter of its model: {_REMEDY}")
         file = source.files[name]
         shape, dtype = file.shape(source.prefix + name), file.dtype(source.prefix + name)
         if shape != expected[name]:
             raise UserError(
-                f"{source.path}: {name!r} has the shape {shape} where its model has {expected[name]}: {_REMEDY}"
+                f"{source.path}: {name!r} has the shape {shape}, but its model has {expected[name]}: {_REMEDY}"
             )
         if dtype != "F32":
-            raise UserError(f"{source.path}: {name!r} is stored as {dtype}, and weights are F32: {_REMEDY}")
+            raise UserError(f"{source.path}: {name!r} is stored as {dtype}, but weights must be F32: {_REMEDY}")
 
 
 def _described(metadata: Mapping[str, str] | None, path: Path) -> dict[str, Any]:
-    """What a weight file says of itself: JSON values in the header."""
+    """Parse the metadata of a weight file: JSON values in the header."""
     header = {key: value for key, value in (metadata or {}).items() if key != "format"}
     try:
         described = {key: json.loads(value) for key, value in header.items()}
@@ -197,7 +197,7 @@ def _model_info(described: dict[str, Any], path: Path) -> ModelInfo:
     try:
         values = {**{name: described[name] for name in names}, "steps": [described["step"]]}
     except KeyError as missing:
-        raise UserError(f"{path} does not say its {missing}: it was not written by this program") from None
+        raise UserError(f"{path} has no {missing}: it was not written by this program, leave it out") from None
     newer = {"directions": described.get("directions", []), "run": described.get("run")}
     return from_plain(ModelInfo, {**values, **newer}, str(path))
 

@@ -1,6 +1,6 @@
-"""How many weight files should be averaged: means of several numbers of them, each decoded and scored on a dev set.
+"""Sweep over the number of weight files to average: each mean translates a dev set and is scored.
 
-The models exist in memory only, and every rank makes its own: nothing is left on disk when a sweep is interrupted.
+The models are only in memory, and every rank makes its own. An interrupted sweep leaves nothing on disk.
 """
 
 import itertools
@@ -32,28 +32,28 @@ from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DevSet:
-    """Text on which means are compared, and how it is decoded."""
+    """Text on which means are compared, and the settings of decoding."""
 
     source: Path
     reference: Path
-    """Raw text."""
+    """Raw reference text."""
     settings: BeamSettings
     dtype: torch.dtype = torch.float32
     max_batch_tokens: int | None = None
     direction: str | None = None
-    """Of the run's, by name; needed where there are several."""
+    """Name of a direction of the run; needed if there are several."""
     tags: tuple[str, ...] | None = None
-    """In front of every source, in place of the direction's."""
+    """Tags in front of every source, instead of the direction's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """The mean of some weight files, scored."""
+    """The mean of some weight files, with its scores."""
 
     chosen: ChosenWeights
     evaluation: Evaluation
     nll: float
-    """-log p of the references, a token, not smoothed; NaN where none fits the model's positions."""
+    """Mean -log p per reference token, without smoothing; NaN if no reference fits the model's positions."""
 
     @property
     def count(self) -> int:
@@ -66,27 +66,27 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sweep:
-    """All candidates, the fewest weight files first."""
+    """All candidates, in order of their number of weight files."""
 
     dev: DevSet
     candidates: tuple[Candidate, ...]
 
     @property
     def best(self) -> Candidate:
-        """Of the highest BLEU; of equal ones the one of the fewest files."""
+        """Candidate with the highest BLEU; among equals, the one with the fewest files."""
         return max(self.candidates, key=lambda candidate: (candidate.bleu, -candidate.count))
 
     def note(self) -> str:
-        """What the card of the best one's model says."""
+        """Return the note for the best candidate's model card."""
         others = ", ".join(str(candidate.count) for candidate in self.candidates)
         text = f"{self.dev.source.name} and {self.dev.reference.name}"
         return (
-            f"Of the means of {others} weight files, that of {self.best.count} had the highest BLEU on {text}: "
+            f"Among the means of {others} weight files, the mean of {self.best.count} had the highest BLEU on {text}: "
             f"{self.best.bleu:.2f} ({self.best.evaluation.scores.bleu.signature})"
         )
 
     def table(self) -> str:
-        """In Markdown."""
+        """Lay out the scores as a Markdown table."""
         rows = [
             f"| {c.count} | {describe_steps(c.chosen.steps)} | {c.bleu:.2f} | {c.nll:.4f} |" for c in self.candidates
         ]
@@ -98,13 +98,13 @@ class Sweep:
                 "|---|---|---|---|",
                 *rows,
                 "",
-                f"BLEU of {len(evaluation.hypotheses):,} lines ({evaluation.scores.bleu.signature}); nll: -log p a "
+                f"BLEU of {len(evaluation.hypotheses):,} lines ({evaluation.scores.bleu.signature}); nll: -log p per "
                 f"reference token. Best: N = {self.best.count}.{synthetic}",
             ]
         )
 
     def report(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Convert to JSON values."""
         evaluation, settings = self.best.evaluation, self.dev.settings
         return {
             "best": self.best.count,
@@ -141,14 +141,17 @@ def sweep(
     device: torch.device,
     report: Callable[[Candidate], None] = lambda _: None,
 ) -> Sweep:
-    """Average, decode and score for each of `counts`. A collective; every rank gets the same.
+    """Average, decode and score for each of `counts`; every rank gets the same result.
+
+    Collective: every rank must call it.
 
     Args:
-        choose: the weight files of a count; called on one rank only, for files may come and go meanwhile.
-        report: called with each candidate when it is scored.
+        choose: returns the weight files of a count; called on one rank only, because files may change meanwhile.
+        report: called with each candidate after it is scored.
 
     Raises:
-        UserError: on every rank alike; before anything is decoded when there are too few weight files.
+        UserError: there are too few weight files (raised before decoding), or another step failed; every rank raises
+            it.
     """
     choices = on_all_ranks(lambda: [choose(count) for count in sorted(set(counts))] if rank() == 0 else None)
     choices = broadcast_object(choices)
@@ -183,10 +186,10 @@ def _score(chosen: ChosenWeights, text: ReferencedText, dev: DevSet, device: tor
 
 
 def write_sweep(result: Sweep, out: Path) -> None:
-    """Write OUT.sweep.json and OUT.sweep.md beside the model folder `out`.
+    """Write OUT.sweep.json and OUT.sweep.md next to the model folder `out`.
 
     Raises:
-        UserError: they cannot be written.
+        UserError: the files cannot be written.
     """
     report = json.dumps(result.report(), indent=2, ensure_ascii=False)
     try:
@@ -198,22 +201,22 @@ def write_sweep(result: Sweep, out: Path) -> None:
 
 
 def validation_text(run_dir: Path, direction: str | None = None) -> tuple[Path, Path]:
-    """Raw validation text, source and target, of the data that a run was trained on.
+    """Find the raw validation text, source and target, of the data that a run was trained on.
 
     Args:
-        direction: by name; the text of the run's first when not given.
+        direction: name of a direction; default: the run's first.
 
     Raises:
-        UserError: the data folder is not at hand, or has changed, or there is none of that direction.
+        UserError: the data folder is not available or has changed, or there is none for that direction.
     """
     settings = read_json(run_dir / SETTINGS_FILE)
     places, hashes = settings.get("data"), settings.get("data_sha256")
     if not (isinstance(places, list) and isinstance(hashes, list) and len(places) == len(hashes)):
-        raise UserError(f"{run_dir / SETTINGS_FILE} does not say what it was trained on: give --src and --ref")
+        raise UserError(f"{run_dir / SETTINGS_FILE} does not name the training data: give --src and --ref")
     for place, sha256 in zip(map(str, places), hashes, strict=True):
         folder = _validated_on(run_dir, place, sha256)
         if direction in (None, folder.index.direction.name):
-            # It is as it was when the data was prepared.
+            # This checks that the text is unchanged since the data was prepared.
             folder.valid_text()
             valid = folder.path / VALID_FOLDER
             return valid / VALID_SOURCE_FILE, valid / VALID_TARGET_FILE
@@ -223,7 +226,7 @@ def validation_text(run_dir: Path, direction: str | None = None) -> tuple[Path, 
 def _validated_on(run_dir: Path, place: str, sha256: str) -> DataFolder:
     index = Path(place) / INDEX_FILE
     if is_url(place) or not index.exists():
-        raise UserError(f"{run_dir} was validated on text of {place}, which is not at hand: give --src and --ref")
+        raise UserError(f"{run_dir} was validated on text of {place}, which is not available: give --src and --ref")
     try:
         found = sha256_of(index)
     except OSError as error:
@@ -234,7 +237,7 @@ def _validated_on(run_dir: Path, place: str, sha256: str) -> DataFolder:
 
 
 def describe_steps(steps: Sequence[int]) -> str:
-    """`600 to 1000, 100 apart`, or all of them where they are not evenly spaced."""
+    """Describe steps as `600 to 1000, 100 apart`, or list all if they are not evenly spaced."""
     gaps = {later - earlier for earlier, later in itertools.pairwise(steps)}
     if len(steps) < 3 or len(gaps) > 1:
         return ", ".join(map(str, steps))

@@ -6,19 +6,19 @@ dist-transformer average --run-dir RUN --sweep 1,5,10,20 --src dev.en --ref dev.
 
 Give one of --last, --best, --sweep (all with --run-dir) and --checkpoints.
 
---last N takes the newest N weight files, whatever lies between them: those of save_every and those of validations, the
-last step, and beyond keep_weights the files of the best validations. It warns when their steps are not evenly spaced.
---every MINUTES --last N spaces them in time, as the paper does (N files at 10-minute intervals): the newest, and before
-each the one nearest to MINUTES earlier. The clock is training time: pauses between jobs, validation and saving do not
-count. A distance that is off by more than half of MINUTES is refused.
+--last N takes the newest N weight files at any distance: those of save_every, of validations and of the last step, and
+files of the best validations that are kept beyond keep_weights. It warns if their steps are not evenly spaced. --every
+MINUTES --last N spaces them in time, as the paper does (N files at 10-minute intervals): it takes the newest file, then
+repeatedly the file nearest to MINUTES earlier. Only training time counts: pauses between jobs, validation and saving do
+not. A distance that is off by more than half of MINUTES is an error.
 
-Weights must be of one run: the same model, tokenizer, data, seed and batch. A step counts once; a model folder that is
-the mean of k steps counts k times, so that the result is the mean of all steps.
+All weights must come from one run: the same model, tokenizer, data, seed and batch. Each step counts once. A model
+folder that is the mean of k steps counts k times, so that the result is the mean of all steps.
 
---sweep averages each N of the last weight files (or of the best, with --best; or spaced, with --every), translates a
-dev set with each mean and scores it; it writes the table to OUT.sweep.json and OUT.sweep.md and the mean of the highest
-BLEU, of equal ones the one of the smallest N, to --out. It runs alone or under a launcher (deepspeed, torchrun, srun,
-mpirun), which shares the decoding; the result is the same.
+--sweep averages the last N weight files for each N (with --best the best N; with --every spaced in time), translates a
+dev set with each mean and scores it. It writes the table to OUT.sweep.json and OUT.sweep.md, and the mean with the
+highest BLEU to --out; among equal scores the smallest N wins. It runs in one process or under a launcher (deepspeed,
+torchrun, srun, mpirun), which shares the decoding; the result is the same.
 """
 
 import argparse
@@ -44,7 +44,7 @@ from dist_transformer.runtime.distributed import error_of_all, on_all_ranks, ran
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
 
-# `--best` without a number, which then comes from --sweep.
+# Value of `--best` without a number; --sweep gives the numbers then.
 _NO_NUMBER = "N"
 
 
@@ -98,14 +98,15 @@ def run_sweep(arguments: argparse.Namespace, world: World) -> None:
 
 
 def print_candidate(candidate: Candidate) -> None:
-    """As soon as it is known."""
+    """Print a candidate's score as soon as it is known."""
     if candidate.chosen.warning is not None:
         say(f"warning: {candidate.chosen.warning}", file=sys.stderr)
     say(f"N = {candidate.count}: {candidate.bleu:.2f} BLEU, {candidate.evaluation.seconds:.0f} s", file=sys.stderr)
 
 
 def write_best(result: Sweep, out: Path) -> None:
-    """The table first: a full disk does not cost what was measured."""
+    """Write the table and the best mean."""
+    # The table is printed first, so that a full disk does not lose the results.
     say(result.table())
     write_sweep(result, out)
     best = result.best
@@ -116,36 +117,37 @@ def write_best(result: Sweep, out: Path) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_folder(parser, "--run-dir", "RUN", "run folder, with --last, --best or --sweep")
-    parser.add_argument("--last", type=int, metavar="N", help="its newest N weight files")
+    parser.add_argument("--last", type=int, metavar="N", help="average the newest N weight files")
     parser.add_argument(
-        "--every", type=float, metavar="MINUTES", help="with --last or --sweep: so many minutes of training apart"
+        "--every", type=float, metavar="MINUTES", help="with --last or --sweep: minutes of training between files"
     )
     parser.add_argument(
         "--best",
         nargs="?",
         const=_NO_NUMBER,
         metavar="N",
-        help="its N weight files with the best validation, of equal ones the earlier; with --sweep without N",
+        help="average the N weight files with the best validation scores; among equal scores the earlier file wins; "
+        "with --sweep, give no N",
     )
     parser.add_argument(
         "--by",
         choices=["nll", "bleu"],
-        help="with --best: nll, the lowest loss a target token, not smoothed; bleu, the highest BLEU, 0 to 100, of the "
-        "translated validation sentences (default: the run's best_by)",
+        help="score for --best: nll, lowest loss per target token without label smoothing; bleu, highest BLEU (0 to "
+        "100) of the translated validation sentences (default: the run's best_by)",
     )
     parser.add_argument(
         "--checkpoints", type=Path, nargs="+", metavar="A", help="weight files, checkpoints or model folders"
     )
     parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="model folder to write")
     group = parser.add_argument_group("with --sweep")
-    group.add_argument("--sweep", metavar="N,N,…", help="average each of these numbers of weight files, and compare")
-    group.add_argument("--src", type=Path, metavar="F", help="dev set: source text, one sentence a line")
-    text = "and raw reference text, line by line (default: the validation text of the run's data folder)"
+    group.add_argument("--sweep", metavar="N,N,…", help="numbers of weight files to average and compare")
+    group.add_argument("--src", type=Path, metavar="F", help="dev set: source text, one sentence per line")
+    text = "dev set: raw reference text, line by line (default: the validation text of the run's data folder)"
     group.add_argument("--ref", type=Path, metavar="F", help=text)
     add_direction_options(group)
     add_decoding_options(group)
     add_device_option(group, several_processes=True)
-    # DeepSpeed's launcher adds this one; the environment says the same.
+    # DeepSpeed's launcher adds this flag; the environment has the same value.
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.folder is not None or arguments.run_dir is not None:
@@ -154,7 +156,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def check_arguments(arguments: argparse.Namespace) -> None:
-    """Refuse flags that do not go together; `--best` becomes a number, but for a sweep."""
+    """Refuse flags that do not go together. Except for a sweep, convert `--last` and `--best` to numbers."""
     by_best = arguments.best is not None
     given = (arguments.last, arguments.best if arguments.sweep is None else arguments.sweep, arguments.checkpoints)
     if sum(value is not None for value in given) != 1:
@@ -162,16 +164,16 @@ def check_arguments(arguments: argparse.Namespace) -> None:
     if (arguments.run_dir is None) == (arguments.checkpoints is None):
         raise UserError("give --run-dir with --last, --best or --sweep, and only with them")
     if arguments.by is not None and not by_best:
-        raise UserError(f"--by {arguments.by} says what --best compares: give --best, or leave --by out")
+        raise UserError(f"--by {arguments.by} needs --best: give --best, or leave --by out")
     if arguments.every is not None:
         if by_best or arguments.checkpoints is not None:
             raise UserError("--every spaces the last weight files: give it with --last or --sweep alone")
         if not 0 < arguments.every < float("inf"):
             raise UserError(f"--every is {arguments.every}: give minutes above 0")
     if (arguments.src is None) != (arguments.ref is None) or (arguments.sweep is None and arguments.src is not None):
-        raise UserError("--src and --ref are the dev set of --sweep: give both with it, or none")
+        raise UserError("--src and --ref are the dev set of --sweep: give both with it, or neither")
     if arguments.sweep is None and (flags := decoding_flags(arguments)):
-        raise UserError(f"{flags[0]} says how --sweep decodes: give --sweep, or leave it out")
+        raise UserError(f"{flags[0]} needs --sweep: give --sweep, or leave {flags[0]} out")
     if by_best and arguments.sweep is not None and arguments.best != _NO_NUMBER:
         raise UserError(f"--best {arguments.best} with --sweep has two numbers: leave that of --best out")
     if arguments.sweep is None and arguments.checkpoints is None:
@@ -187,6 +189,6 @@ def parse_counts(text: str) -> list[int]:
 
 def parse_count(flag: str, text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        example = ", several with commas between" if flag == "--sweep" else ""
+        example = "; separate several by commas" if flag == "--sweep" else ""
         raise UserError(f"{flag} is {text}: give a number above 0{example}")
     return int(text)

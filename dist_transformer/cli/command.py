@@ -12,27 +12,27 @@ from dist_transformer.runtime.launch import take_number, take_values
 from dist_transformer.runtime.processes import adopt_streams, run_processes
 
 COMMANDS = {
-    "demo": "the whole way on synthetic text, in minutes",
+    "demo": "run the whole pipeline on synthetic text, in minutes",
     "prepare": "parallel text → data folder",
-    "inspect": "what is in a data folder",
-    "plan": "memory, time and disk of a training, before it",
-    "doctor": "is this machine, or this job, fit to train",
+    "inspect": "show the contents of a data folder",
+    "plan": "predict memory, time and disk of a training run",
+    "doctor": "check that this machine or job is fit to train",
     "train": "data folder → run folder, with checkpoints",
-    "report": "a run as one page",
-    "verify": "is a run folder sound, and trained as planned",
+    "report": "write a run's report as one HTML page",
+    "verify": "check that a run folder is intact and followed its plan",
     "average": "weights of a run → model folder",
     "translate": "stdin → stdout, or files of any size → a file",
     "evaluate": "test set or hypotheses → BLEU, chrF, TER",
-    "score": "how probable a model finds given translations",
+    "score": "log-probabilities of given translations",
     "export": "model folder → transformers or CTranslate2",
-    "serve": "a page to try a model or two, on this machine",
+    "serve": "a local web page to try one or two models",
 }
 # Commands that share their work among processes.
 SHARED = ("train", "average", "translate", "evaluate", "score")
 
 
 def main() -> None:
-    """Run the command that the command line names, and exit with its status."""
+    """Run the command that the command line names and exit with its status."""
     adopt_streams()
     exit_on_user_error(lambda: run(sys.argv[1:]))
 
@@ -44,7 +44,7 @@ def run(words: Sequence[str]) -> None:
         words: the command and its arguments.
 
     Raises:
-        UserError: there is no such command, or as the command.
+        UserError: there is no such command, or the command raised it.
     """
     name, *arguments = words or ["--help"]
     if name in ("-h", "--help", "help"):
@@ -56,7 +56,7 @@ def run(words: Sequence[str]) -> None:
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         remedy = f"did you mean {near[0]}?" if near else "see dist-transformer --help"
-        raise UserError(f"{name!r} is no command: {remedy}")
+        raise UserError(f"{name!r} is not a command: {remedy}")
     processes, arguments = take_number(arguments, "--processes") if name in SHARED else (None, arguments)
     if processes is not None and not {"-h", "--help"} & set(arguments):
         raise SystemExit(run_processes(processes, [name, *arguments]))
@@ -68,7 +68,7 @@ def run(words: Sequence[str]) -> None:
 
 
 def overview() -> str:
-    """Lay out the commands, in the order in which they are needed."""
+    """Return the list of commands, in the order in which they are needed."""
     rows = "\n".join(f"  {name:11} {text}" for name, text in COMMANDS.items())
     return (
         "usage: dist-transformer COMMAND [flags]\n\n"
@@ -76,7 +76,7 @@ def overview() -> str:
         f"commands:\n{rows}\n\n"
         f"`dist-transformer COMMAND --help` lists the flags of a command.\n"
         f"{', '.join(SHARED[:-1])} and {SHARED[-1]} take --processes N:\n"
-        "N processes on this machine, one per GPU where there are GPUs. Every command\n"
-        "takes --import MODULE or --import FILE.py: code of yours that registers a\n"
-        "schedule, a position encoding, an attention or a metric sink."
+        "they run in N processes on this machine, one per GPU if there are GPUs.\n"
+        "Every command takes --import MODULE or --import FILE.py: your own code that\n"
+        "registers a schedule, a position encoding, an attention or a metric sink."
     )

@@ -1,7 +1,8 @@
-"""The whole way on the embedded synthetic corpus: prepare, train on 2 ranks under DeepSpeed, average, decode, BLEU.
+"""Run the whole pipeline on the embedded synthetic corpus: prepare, train on 2 ranks with DeepSpeed, average, decode,
+score with BLEU.
 
-Prints each command before it runs it, so that they can be typed again on one's own data. A demo that was interrupted
-goes on where it stopped.
+It prints each command before it runs it, so that you can repeat it with your own data. An interrupted demo resumes
+where it stopped.
 """
 
 import argparse
@@ -24,11 +25,11 @@ def main() -> None:
     data, model = run / "data", run / "model"
     if not (data / "index.json").exists():
         flags = ["--toy", arguments.train_pairs, "--vocab-size", 1000, "--out", data]
-        call("The corpus: synthetic sentences of a small grammar", own_command("prepare", *flags))
+        call("Corpus: synthetic sentences from a small grammar", own_command("prepare", *flags))
     settings = ["--preset", "tiny", "--data", data, "--run-dir", run, "--max-steps", str(arguments.max_steps)]
     call(f"Training: {ranks} ranks, ZeRO-1", own_command("train", *settings, "--processes", ranks))
     average = own_command("average", "--run-dir", run, "--last", str(arguments.average), "--out", model)
-    call(f"The mean of the last {arguments.average} weight files", average)
+    call(f"Mean of the last {arguments.average} weight files", average)
     files = ["--src", data / "text" / "test.en", "--ref", data / "text" / "test.de", "--json", run / "bleu.json"]
     shared = ["--processes", ranks] if ranks > 1 else []
     call("Beam search on unseen sentences and BLEU", own_command("evaluate", "--model", model, *files, *shared))
@@ -67,7 +68,7 @@ def print_summary(run: Path, result: dict[str, object]) -> None:
     flags = ["--src", "F", "--tgt", "F", "--vocab-size", 10_000, "--out", "DATA"]
     say(
         f"\n== Done\n"
-        f"BLEU {result['bleu']:.1f} on the synthetic corpus (it shows that all parts work, no more)\n"
+        f"BLEU {result['bleu']:.1f} on the synthetic corpus (it only shows that all parts work)\n"
         f"trained {result['train_seconds']:.0f} s at {result['target_tokens_per_second']:,.0f} target tokens/s on "
         f"{result['world_size']} ranks; all figures: {run / 'result.json'}\n\n"
         f"Next, in a new shell after: cd {shlex.quote(str(Path.cwd()))}\n"

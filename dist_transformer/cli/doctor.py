@@ -1,13 +1,13 @@
-"""Is this machine, or this job, fit to train? Run it before a long job, or as the first line of one.
+"""Check that this machine or job is fit to train. Run it before a long job, or as the first line of one.
 
 dist-transformer doctor --run-dir runs/mine --data data/mine
 srun dist-transformer doctor --run-dir runs/mine --data data/mine
 
-Alone or under any launcher (deepspeed, srun, torchrun, mpirun), with as many processes as training will have: versions,
-code, GPUs and the CPUs beside them, memory, disks, network, NCCL's settings, InfiniBand, clocks, a shared run folder
-with locks that hold, the data, and an all-reduce whose sums are checked and timed. Prints one table, and a remedy for
-each problem; the exit status is 1 when something would stop training. Nothing stays on disk. Nothing waits longer than
---timeout: ranks that are missing or stuck are named.
+It runs in one process or under any launcher (deepspeed, srun, torchrun, mpirun), with as many processes as training
+will have. It checks versions, code, GPUs and the CPUs close to them, memory, disks, network, NCCL's settings,
+InfiniBand, clocks, whether the run folder is shared and its locks work, the data, and the sums and the speed of an
+all-reduce. It prints one table and a remedy for each problem. The exit status is 1 if something would stop training. It
+leaves nothing on disk. No check waits longer than --timeout; ranks that are missing or stuck are named.
 """
 
 import argparse
@@ -34,10 +34,10 @@ def main() -> None:
         if world.is_main:
             say(check_table(checks))
         if names := ", ".join(failed(checks)):
-            raise UserError(f"not fit to train ({names}): follow the remedies above, and run this again")
+            raise UserError(f"not fit to train ({names}): follow the remedies above, then run doctor again")
     except UserError:
         if not world.is_main:
-            # What all ranks found, rank 0 says once: the launcher ends the others when it exits.
+            # Rank 0 reports the result for all ranks. The launcher ends the other ranks when rank 0 exits.
             time.sleep(_GRACE_SECONDS)
         raise
 
@@ -52,20 +52,19 @@ def parse_arguments() -> PreflightSettings:
         "--verify-data", action="store_true", help="also check the SHA-256 of every file, shared among the processes"
     )
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="cache of shards behind URLs (default: ~/.cache)")
-    parser.add_argument(
-        "--run-gib", type=float, default=20.0, metavar="G", help="GiB that the run folder must have free (default: 20)"
-    )
+    text = "free space in GiB that the run folder must have (default: 20)"
+    parser.add_argument("--run-gib", type=float, default=20.0, metavar="G", help=text)
     parser.add_argument(
         "--timeout",
         type=float,
         default=120.0,
         metavar="S",
-        help="seconds for all processes to come, and for each check (default: 120)",
+        help="seconds until all processes have joined, and for each check (default: 120)",
     )
-    # DeepSpeed's launcher adds this one; the environment says the same.
+    # DeepSpeed's launcher adds this flag; the environment has the same value.
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    # Not a number is neither.
+    # Negated, so that NaN is refused too.
     if not (arguments.timeout > 0 and arguments.run_gib >= 0):
         parser.error("--timeout must be above 0, and --run-gib 0 or above")
     if arguments.verify_data and not arguments.data:

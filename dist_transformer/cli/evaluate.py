@@ -1,22 +1,23 @@
-"""Score translations: BLEU, chrF, chrF++ and TER, with signatures; of a model, or of files of translations.
+"""Score the translations of a model, or files of translations: BLEU, chrF, chrF++ and TER, with signatures.
 
 dist-transformer evaluate --model MODEL --src test.en --ref test.de --json result.json
 dist-transformer evaluate --hypotheses ours.de theirs.de --ref test.de --tgt-lang de
 
-BLEU is printed side by side: sacreBLEU's on raw text, with case and without, and what older papers print, BLEU on text
-tokenised by the rules of Moses and, for German, with hyphens split. BLEU, chrF and chrF++: 0 to 100, higher is better;
-TER: edits per 100 words. The headline `bleu` of the JSON is sacreBLEU's with case, or without case when --lowercase is
-given or when the model's tokenizer lowercases (its data was prepared with --lowercase). Several files after --ref are
-several translations of each line, and every score counts them as its authors do.
+Two kinds of BLEU are printed: sacreBLEU on raw text, with case and without; and, as in older papers, BLEU on text
+tokenised by the rules of Moses and, for German, with hyphens split. BLEU, chrF and chrF++: 0 to 100, higher is better.
+TER: edits per 100 words. The `bleu` of the JSON is sacreBLEU with case, or without case if --lowercase is given or the
+model's tokenizer lowercases (its data was prepared with --lowercase). Several files after --ref are several references
+for each line; every score uses them as its authors define it.
 
-With --model: a line with more tokens than the model has room for is split at the ends of its sentences, or where the
-limit is reached; its parts are translated one by one and joined. Standard error names it, and the JSON counts such
-lines (`split_sentences`). The command runs alone or under a launcher (deepspeed, torchrun, srun, mpirun), which shares
-the work; the result is the same. With --json OUT.json the hypotheses are written to OUT.hypotheses.txt beside it.
+With --model: a line with more tokens than the model has positions is split at the ends of its sentences, or where the
+limit is reached. Its parts are translated one by one and joined. Standard error names it, and the JSON counts such
+lines (`split_sentences`). The command runs in one process or under a launcher (deepspeed, torchrun, srun, mpirun),
+which shares the work; the result is the same. With --json OUT.json the hypotheses are written to OUT.hypotheses.txt in
+the same folder.
 
-With --hypotheses no model is needed. Several files are compared with the first one of them by sacreBLEU's paired
-bootstrap, for BLEU and chrF++: the mean and the 95% interval over 1,000 test sets that are drawn from the lines, and
-the p-value of the difference. It takes 100 kB of memory per line.
+With --hypotheses no model is needed. Several files are compared with the first one by sacreBLEU's paired bootstrap, for
+BLEU and chrF++: the mean and the 95% interval over 1,000 test sets that are resampled from the lines, and the p-value
+of the difference. It takes 100 kB of memory per line.
 """
 
 import argparse
@@ -103,34 +104,34 @@ def check_arguments(arguments: argparse.Namespace) -> None:
         raise UserError("give one of --model and --hypotheses")
     if arguments.hypotheses is None:
         if arguments.src is None:
-            raise UserError("--model translates a text: give it by --src")
+            raise UserError("--model needs a text to translate: give it with --src")
         if arguments.tgt_lang is not None:
-            raise UserError("--tgt-lang is that of --hypotheses, and a model states its own: leave it out")
+            raise UserError("--tgt-lang is for --hypotheses, and a model has its own: leave it out")
         return
     if arguments.tgt_lang is None:
-        raise UserError("--hypotheses do not state their language: give it by --tgt-lang, such as de")
+        raise UserError("--hypotheses do not state their language: give it with --tgt-lang, such as de")
     if arguments.src is not None:
-        raise UserError("--src is what --model translates: leave it out with --hypotheses")
+        raise UserError("--src is for --model: leave it out with --hypotheses")
     if flags := decoding_flags(arguments):
-        raise UserError(f"{flags[0]} says how --model decodes: leave it out with --hypotheses")
+        raise UserError(f"{flags[0]} is for --model: leave it out with --hypotheses")
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_model_option(parser, required=False)
-    parser.add_argument("--src", type=Path, metavar="F", help="source text for it, one sentence a line")
-    parser.add_argument("--hypotheses", type=Path, nargs="+", metavar="F", help="or translations, line by line")
-    parser.add_argument("--tgt-lang", metavar="L", help="their language, such as de, which decides how words are cut")
-    text = "raw reference text, line by line; several where a line has several translations"
+    parser.add_argument("--src", type=Path, metavar="F", help="source text for --model, one sentence per line")
+    parser.add_argument("--hypotheses", type=Path, nargs="+", metavar="F", help="files of translations, line by line")
+    parser.add_argument("--tgt-lang", metavar="L", help="language of --hypotheses, such as de, for the tokenisation")
+    text = "raw reference text, line by line; several files if each line has several references"
     parser.add_argument("--ref", type=Path, nargs="+", required=True, metavar="F", help=text)
     parser.add_argument(
-        "--json", type=Path, metavar="OUT", help="write scores here and a model's hypotheses beside (default: no)"
+        "--json", type=Path, metavar="OUT", help="write scores to OUT, and a model's hypotheses to the same folder"
     )
-    parser.add_argument("--lowercase", action="store_true", help="ignore case (default: only when the model does)")
+    parser.add_argument("--lowercase", action="store_true", help="ignore case (default: only if the model does)")
     group = parser.add_argument_group("with --model")
     add_direction_options(group)
     add_decoding_options(group)
     add_device_option(group, several_processes=True)
-    # DeepSpeed's launcher adds this one; the environment says the same.
+    # DeepSpeed's launcher adds this flag; the environment has the same value.
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()

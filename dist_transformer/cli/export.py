@@ -1,16 +1,16 @@
-"""Write a model for other programs: Hugging Face's transformers, or CTranslate2.
+"""Convert a model for another library: Hugging Face's transformers, or CTranslate2.
 
 dist-transformer export --model MODEL --to hf --src dev.en --ref dev.de --out OUT
 dist-transformer export --model MODEL --to ctranslate2 --quantize int8 --src dev.en --ref dev.de --out OUT
 
 --to hf: AutoModelForSeq2SeqLM and AutoTokenizer load the folder, with transformers 4.57 and later or 5. --to
-ctranslate2: ctranslate2.Translator loads it, and its tokens are those of tokenizer.json.
+ctranslate2: ctranslate2.Translator loads it; its tokens are those of tokenizer.json.
 
-The folder is loaded again by that library and compared with MODEL in fp32, on at least 1,000 lines of dev text and on
-hostile strings. It is written only if its token ids and the texts of ids are the same, log-probabilities of given
-tokens differ by 1e-4 at most, 99.5% of greedy outputs are identical, and BLEU of beam search is within 0.2. The length
-penalty of its search is chosen by BLEU on the dev text. A quantised model may then lose 0.5 BLEU at most. Each check is
-one row of stdout; the exit status is 1 when one fails, and nothing is written.
+The library loads the folder, and its results are compared with those of MODEL in fp32, on at least 1,000 lines of dev
+text and on hostile strings. The folder is written only if token ids and the texts of ids are the same,
+log-probabilities of given tokens differ by at most 1e-4, 99.5% of greedy outputs are identical, and BLEU of beam search
+is within 0.2. The length penalty of the library's search is chosen by BLEU on the dev text. A quantised model may then
+lose at most 0.5 BLEU. Each check is one row of stdout. If one fails, the exit status is 1 and nothing is written.
 
 Needs transformers or ctranslate2: pip install 'dist_transformer[export]'.
 """
@@ -49,7 +49,7 @@ def main() -> None:
         require_writable(arguments.json)
     device = find_device(arguments.device)
     if device.type == "cpu":
-        # transformers imports DeepSpeed where it is installed, which would look for an accelerator, and warn.
+        # transformers imports DeepSpeed if it is installed. DeepSpeed would look for an accelerator, and warn.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with tqdm(bar_format="{desc}", disable=None, leave=False) as bar:
         made = export(
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def write_json(made: Export, file: Path) -> None:
-    """Write what was found, and beside it the outputs of the exported model, one a line."""
+    """Write the results to `file`, and the exported model's outputs, one per line, to a file in the same folder."""
     outputs = file.with_name(f"{file.stem}.hypotheses.txt")
     write_file(outputs, "".join(f"{' '.join(line.splitlines())}\n" for line in made.outputs))
     report = {**made.report(), "hypotheses": str(outputs)}
@@ -76,7 +76,7 @@ def write_json(made: Export, file: Path) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_model_option(parser)
-    parser.add_argument("--to", choices=tuple(LIBRARIES), required=True, help="the library that will load it")
+    parser.add_argument("--to", choices=tuple(LIBRARIES), required=True, help="library that will load it")
     parser.add_argument(
         "--quantize",
         choices=QUANTIZATIONS,
@@ -84,12 +84,14 @@ def parse_arguments() -> argparse.Namespace:
         help=f"with --to ctranslate2: {', '.join(QUANTIZATIONS)} (default: fp32)",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write; it must not exist")
-    text = "dev text, one sentence a line, at least 1,000 lines; not the test set, for it chooses the length penalty"
+    text = (
+        "dev text, one sentence per line, at least 1,000 lines; not the test set, because it chooses the length penalty"
+    )
     parser.add_argument("--src", type=Path, required=True, metavar="F", help=text)
-    parser.add_argument("--ref", type=Path, required=True, metavar="F", help="its raw reference text, line by line")
-    parser.add_argument("--name", help="of the model in its card (default: the name of DIR)")
-    parser.add_argument("--license", metavar="L", help="in the card, as hubs abbreviate it (default: none stated)")
-    text = "write what was found here, and the outputs of the dev text beside (default: no)"
+    parser.add_argument("--ref", type=Path, required=True, metavar="F", help="raw reference text, line by line")
+    parser.add_argument("--name", help="name of the model in its card (default: the name of DIR)")
+    parser.add_argument("--license", metavar="L", help="license in the card, in the hub's notation (default: none)")
+    text = "write the results to OUT, and the outputs of the dev text to the same folder"
     parser.add_argument("--json", type=Path, metavar="OUT", help=text)
     add_direction_options(parser)
     add_device_option(parser)

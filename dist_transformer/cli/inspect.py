@@ -1,9 +1,10 @@
-"""What is in a data folder: counts, lengths of sentences, how full the packs of an epoch get, and some sentences.
+"""Show the contents of a data folder: counts, sentence lengths, how full the packs of an epoch are, some sentences.
 
 dist-transformer inspect data/mine
 dist-transformer inspect data/mine --max-target-tokens 8192 --examples 10 --png lengths.png --verify
 
-Tokens count the one special token of each side. Fill is the share of the packs' budgets that is text, over one epoch.
+Token counts include the one special token of each side. A pack is a group of sentence pairs that fit fixed budgets of
+tokens; fill is the share of these budgets that is text, over one epoch.
 """
 
 import argparse
@@ -31,7 +32,7 @@ def main() -> None:
     folder = DataFolder.open(arguments.data)
     if arguments.verify:
         folder.verify()
-        say("hashes: every file is as the index states\n")
+        say("hashes: every file matches the index\n")
     index, train = folder.index, folder.train
     budgets = resolve_budgets(batch, source_tokens=train.info.source_tokens, target_tokens=train.info.target_tokens)
     names = [f"source, {index.source_language}", f"target, {index.target_language}"]
@@ -51,7 +52,7 @@ def main() -> None:
 
 
 def given(arguments: argparse.Namespace) -> dict[str, int]:
-    """The budgets that were given; the others are a training's defaults."""
+    """Return the budgets that were given; the others keep the defaults of training."""
     names = ("max_target_tokens", "max_source_tokens", "max_sentences")
     return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
 
@@ -81,7 +82,7 @@ def describe_epoch(epoch: EpochSummary) -> str:
     return (
         f"an epoch: {totals.packs:,} packs of at most {budgets.max_source_tokens:,} source tokens, "
         f"{budgets.max_target_tokens:,} target tokens,\n          {budgets.max_sentences:,} pairs; "
-        f"{totals.pairs / totals.packs:.1f} pairs a pack; {epoch.unfit_pairs:,} pairs fit no pack\n"
+        f"{totals.pairs / totals.packs:.1f} pairs per pack; {epoch.unfit_pairs:,} pairs fit no pack\n"
         f"fill:     source {epoch.source_fill:.2%}, target {epoch.target_fill:.2%}, together {epoch.fill:.2%}"
     )
 
@@ -98,23 +99,27 @@ def parse_arguments() -> argparse.Namespace:
     default = BatchConfig().max_target_tokens
     add_folder(parser, "--data", "DATA", "data folder made by dist-transformer prepare")
     parser.add_argument(
-        "--max-target-tokens", type=int, metavar="N", help=f"target tokens that fit a pack (default: {default})"
+        "--max-target-tokens", type=int, metavar="N", help=f"most target tokens per pack (default: {default})"
     )
     parser.add_argument(
         "--max-source-tokens",
         type=int,
         metavar="N",
-        help="source tokens that fit a pack (default: the target budget times the corpus' ratio of source to target)",
+        help="most source tokens per pack (default: --max-target-tokens times the data's ratio of source to target "
+        "tokens)",
     )
     parser.add_argument(
-        "--max-sentences", type=int, metavar="N", help="pairs that fit a pack (default: an eighth of the target budget)"
+        "--max-sentences",
+        type=int,
+        metavar="N",
+        help="most sentence pairs per pack (default: an eighth of --max-target-tokens)",
     )
     parser.add_argument(
         "--examples", type=int, default=5, metavar="K", help="random training pairs to print (default: %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=1, help="of the examples and of the epoch (default: %(default)s)")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the lengths (default: no picture)")
-    parser.add_argument("--verify", action="store_true", help="first check the SHA-256 of every file (default: do not)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the examples and the epoch (default: %(default)s)")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the sentence lengths (default: no picture)")
+    parser.add_argument("--verify", action="store_true", help="first check the SHA-256 of every file (default: no)")
     arguments = parser.parse_args()
     arguments.data = folder_of(parser, arguments, "--data")
     return arguments

@@ -1,4 +1,4 @@
-"""What the commands' parsers share: help that fits the terminal, a run folder by position or by flag."""
+"""Shared parts of the commands' parsers: help that fits the terminal, a folder by position or by flag."""
 
 import argparse
 import re
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Paragraphs that begin so are commands or tables: their lines stay as they are.
+# Paragraphs with these beginnings are commands or tables; their lines are kept.
 _AS_IT_IS = re.compile(r"dist-transformer |srun |deepspeed | ")
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Fills the paragraphs of a description to the width of the terminal, but for commands and tables."""
+    """Help formatter that wraps a description's paragraphs at the terminal's width, except commands and tables."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = re.split(r"\n\s*\n", text.strip("\n"))
@@ -24,26 +24,26 @@ def _fill(paragraph: str, width: int) -> str:
         return textwrap.fill(" ".join(paragraph.split()), width)
     lines = []
     for line in paragraph.splitlines():
-        # As a shell takes it.
+        # Continue the line as a shell accepts it.
         parts = textwrap.wrap(line, width - 2, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
         lines.append(line if len(line) <= width else " \\\n".join(parts))
     return "\n".join(lines)
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """Make a parser of a command; `description` is the docstring of its module."""
+    """Make the parser of a command; `description` is the docstring of its module."""
     return argparse.ArgumentParser(description=description, formatter_class=_Help, allow_abbrev=False)
 
 
 def add_folder(parser: argparse.ArgumentParser, flag: str, metavar: str, text: str) -> None:
-    """Let a folder be given by position or by `flag`."""
+    """Add a folder that is given by position or by `flag`."""
     name = flag.removeprefix("--").replace("-", "_")
     parser.add_argument("folder", nargs="?", type=Path, metavar=metavar, help=f"{text}; the same as {flag}")
     parser.add_argument(flag, type=Path, metavar=metavar, dest=name, help=argparse.SUPPRESS)
 
 
 def folder_of(parser: argparse.ArgumentParser, arguments: Any, flag: str) -> Path:
-    """Give the folder of `add_folder`; ends the program with a usage error when there is none, or two."""
+    """Return the folder of `add_folder`. End the program with a usage error if there is none, or two."""
     name = flag.removeprefix("--").replace("-", "_")
     given: Sequence[Path] = [path for path in (arguments.folder, getattr(arguments, name)) if path is not None]
     if len(given) != 1:

@@ -1,11 +1,11 @@
-"""What would a training run need? Memory by ZeRO stage, time, jobs, disk and epochs, before anything is queued.
+"""Predict what a training run needs: memory by ZeRO stage, time, jobs, disk and epochs, before anything is queued.
 
 dist-transformer plan --preset big --nodes 2 --gpus 8 --gpu h100
 dist-transformer plan --against runs/mine
 
-Takes the flags of training. Memory follows from what DeepSpeed allocates; speed is a model, not a measurement: a stated
-share of the GPU's peak (--mfu). For a CPU no speed is claimed. --against puts what a run folder measured beside what is
-predicted for its settings and machine. The exit status is 1 when the run would not fit.
+Takes the flags of training. Memory follows from what DeepSpeed allocates. Speed comes from a model, not a measurement:
+a given share of the GPU's peak (--mfu). For a CPU no speed is predicted. --against compares the measurements of a run
+folder with the predictions for its settings and machine. The exit status is 1 if the run would not fit.
 """
 
 import argparse
@@ -39,25 +39,25 @@ _GIB = 2**30
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
     preset: str = "base"
-    """Defaults of the settings of training."""
+    """Preset with the defaults of training."""
     variant: str = "base"
     """Row of the paper's Table 3 that changes them."""
     nodes: int = 1
-    """Machines."""
+    """Number of machines."""
     gpus: int = 1
-    """On each node, one process a GPU; with --gpu cpu, processes."""
+    """GPUs per node, one process each; with --gpu cpu, processes per node."""
     gpu: str = "h100"
-    """Kind of GPU; an unknown one lists those that are known. cpu: memory only."""
+    """Kind of GPU; an unknown name lists the known ones. cpu: predict memory only."""
     network_gbit: float | None = None
-    """Network of a node, Gbit/s one way; the maker's own server's if not given."""
+    """Network of a node in Gbit/s, one way; default: that of the GPU maker's server."""
     job_hours: float = 24.0
-    """Longest job that the scheduler allows."""
+    """Longest job in hours that the scheduler allows."""
     mfu: float = MFU
-    """Share of the GPU's peak that training is taken to reach."""
+    """Assumed share of the GPU's peak that training reaches."""
     against: Path | None = None
-    """A run folder: plan its settings on its machine, beside what it measured."""
+    """Run folder: plan its settings on its machine, and compare with what it measured."""
     json: Path | None = None
-    """Also write the plan here."""
+    """File for the plan as JSON."""
     train: Annotated[TrainConfig, tyro.conf.arg(name="")]
 
 
@@ -94,9 +94,9 @@ def parse_arguments(arguments: list[str]) -> Arguments:
     preset = preset_with_variant(chosen.preset, chosen.variant).changed(data=EMBEDDED_CORPUS)
     default = Arguments(preset=chosen.preset, variant=chosen.variant, train=preset)
     description = (
-        "What would a training run need? Memory by ZeRO stage follows from what DeepSpeed allocates; speed is a model, "
-        "not a measurement: a stated share of the GPU's peak (--mfu). Takes the flags of training besides its own, and "
-        "exits 1 when the run would not fit."
+        "Predict what a training run needs. Memory by ZeRO stage follows from what DeepSpeed allocates. Speed comes "
+        "from a model, not a measurement: a given share of the GPU's peak (--mfu). The command takes the flags of "
+        "training in addition to its own, and exits with 1 if the run would not fit."
     )
     print_above_help(textwrap.fill(description, shutil.get_terminal_size().columns), arguments)
     parsed = tyro.cli(Arguments, default=default, args=arguments, prog="dist-transformer plan", description="")
@@ -117,7 +117,7 @@ def describe(plan: RunPlan) -> Iterator[str]:
         f"target tokens, {work.fill:.1%} full"
     )
     yield (
-        f"          {plan.target_tokens_per_step:,.0f} target tokens; a rank computes {plan.accumulation} x "
+        f"          {plan.target_tokens_per_step:,.0f} target tokens; each rank computes {plan.accumulation} x "
         f"{batch.packs_at_once} pack(s)"
     )
     yield f"text      vocabulary, source budget and fill {known}"
@@ -147,7 +147,7 @@ def memory_table(plan: RunPlan) -> Iterator[str]:
         cells = "".join(f"{value / unit:>{width},.{digits}f}" for value, width in zip(values, widths, strict=True))
         verdict = {None: "", True: "  fits", False: "  too large"}[stage.fits]
         yield f"{'>' if stage is plan.chosen else ' '} {stage.zero.name:14}{cells}{verdict}"
-    yield "needed: the peak, 5% for gaps and 1.5 GiB for CUDA and libraries; >: what the run would use"
+    yield "needed: the peak, 5% for gaps and 1.5 GiB for CUDA and libraries; >: the run's own setting"
 
 
 def speed_and_run(plan: RunPlan) -> Iterator[str]:
@@ -155,11 +155,11 @@ def speed_and_run(plan: RunPlan) -> Iterator[str]:
     cluster, time = plan.cluster, plan.step_time
     if time is None or plan.gpu is None:
         why = (
-            "for a CPU: train some steps, and see them with --against"
+            "for a CPU: train some steps, then measure with --against"
             if plan.gpu is None
-            else "with offload: hosts differ"
+            else "with offload, because hosts differ"
         )
-        yield f"speed     no claim {why}"
+        yield f"speed     no prediction {why}"
     else:
         peak = plan.gpu.bf16_tflops if plan.config.arithmetic == "bf16" else plan.gpu.fp32_tflops
         yield (
@@ -175,7 +175,7 @@ def speed_and_run(plan: RunPlan) -> Iterator[str]:
     yield f"run       {plan.config.max_steps:,} steps, {plan.training_flops:.2e} FLOPs"
     if plan.hours is not None and plan.jobs is not None:
         jobs = f"{plan.jobs} job{'s' * (plan.jobs > 1)} of {cluster.job_hours:g} h, {plan.jobs - 1} requeue(s)"
-        yield f"          {plan.hours:,.1f} h and what validating and saving take: {jobs}"
+        yield f"          {plan.hours:,.1f} h, without validation and saving: {jobs}"
     if plan.epochs is not None:
         yield f"          {plan.epochs:,.1f} epochs of {plan.work.corpus_target_tokens:,} target tokens"
     checkpoint, weights = plan.checkpoint_bytes / _GIB, plan.weights_bytes / _GIB
@@ -186,12 +186,12 @@ def speed_and_run(plan: RunPlan) -> Iterator[str]:
 
 
 def basis_of_communication(plan: RunPlan, gpu: GpuKind) -> Iterator[str]:
-    """Say what the seconds of communication stand on."""
+    """Describe the assumptions behind the communication time."""
     network = plan.cluster.network_gbit or gpu.node_gbit
     between = f"{network:g} Gbit/s and {1e6 * NETWORK_LATENCY:g} µs between nodes, " if plan.cluster.nodes > 1 else ""
     within = f"{gpu.link_gb_per_second:g} GB/s and {1e6 * LINK_LATENCY:g} µs in a node"
-    yield f"          rings over {between}{within}; nothing overlaps"
-    yield "          checked on slow links of known rates under gloo, not with NCCL on GPUs: docs/planning.md"
+    yield f"          rings over {between}{within}; no overlap"
+    yield "          checked on slow links of known rates with gloo, not with NCCL on GPUs: docs/planning.md"
 
 
 def comparison_table(comparisons: list[Comparison]) -> Iterator[str]:
@@ -243,12 +243,12 @@ def refuse_what_does_not_fit(plan: RunPlan) -> None:
     if plan.chosen.fits is not False:
         return
     remedy = what_would_fit(plan)
-    needed = f"{plan.chosen.zero.name} needs {plan.chosen.memory.needed / _GIB:.1f} GiB a GPU"
+    needed = f"{plan.chosen.zero.name} needs {plan.chosen.memory.needed / _GIB:.1f} GiB per GPU"
     raise UserError(
         f"the run does not fit: {needed}; "
         + (
             f"train with {remedy}"
             if remedy
-            else "nothing makes it fit: take a GPU with more memory, or a smaller model"
+            else "no setting makes it fit: use a GPU with more memory, or a smaller model"
         )
     )

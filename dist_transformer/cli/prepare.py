@@ -1,4 +1,4 @@
-"""Text files or a hub dataset → a data folder: vocabulary, token shards, validation set.
+"""Make a data folder from text files or a hub dataset: vocabulary, token shards, validation set.
 
 dist-transformer prepare --src train.en --tgt train.de --vocab-size 10000 --out data
 """
@@ -23,7 +23,7 @@ from dist_transformer.errors import UserError, say
 
 def main() -> None:
     arguments = parse_arguments()
-    # A batch system ends a job with SIGTERM: it is answered as Ctrl-C is.
+    # A batch system ends a job with SIGTERM. Treat it like Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     ranks = MpiRanks.join()
     try:
@@ -31,15 +31,15 @@ def main() -> None:
     except UserError:
         if ranks.is_main:
             raise
-        # Rank 0 has the same error, and says it for all.
+        # Rank 0 has the same error and reports it for all ranks.
         raise SystemExit(1) from None
     except (KeyboardInterrupt, SystemExit) as stop:
-        print("interrupted: the same command goes on where this one ended", file=sys.stderr, flush=True)
+        print("interrupted: run the same command again to resume", file=sys.stderr, flush=True)
         status = stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 128 + signal.SIGINT
         ranks.abort(status)
         raise SystemExit(status) from None
     except BaseException:
-        # The other ranks would wait for this one.
+        # Otherwise the other ranks would wait for this one.
         traceback.print_exc()
         ranks.abort(1)
         raise SystemExit(1) from None
@@ -47,7 +47,7 @@ def main() -> None:
 
 def run(arguments: argparse.Namespace, ranks: MpiRanks) -> None:
     workers = arguments.workers if arguments.workers is not None else ranks.cores()
-    # What is learned or encoded in this process takes no more cores than were asked for.
+    # The tokenizer's threads in this process use no more cores than the user asked for.
     os.environ.setdefault("RAYON_NUM_THREADS", str(workers))
     with tempfile.TemporaryDirectory() as scratch:
         settings = ranks.together(lambda: settings_from(arguments, Path(scratch), workers))
@@ -58,7 +58,7 @@ def print_line(line: str) -> None:
     try:
         say(line)
     except BrokenPipeError:
-        # `| head` has read enough; the preparation goes on.
+        # The reader has closed the pipe, such as `| head`; the preparation continues.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -67,57 +67,55 @@ def parse_arguments() -> argparse.Namespace:
     defaults = {field.name: field.default for field in PrepareSettings.__dataclass_fields__.values()}
 
     text = parser.add_argument_group(
-        "text (several kinds may be given; all are used)",
-        'Text files may be plain, .gz, .xz or .bz2. A file F may be a pattern in quotes: "part-*.en" stands for all '
-        "that it matches, sorted by name.",
+        "text (give one or more kinds; all are used)",
+        'Text files may be plain, .gz, .xz or .bz2. A file F may be a pattern in quotes: "part-*.en" means all files '
+        "that match it, sorted by name.",
     )
-    text.add_argument("--src", nargs="+", type=Path, default=[], metavar="F", help="source text, one sentence a line")
-    text.add_argument("--tgt", nargs="+", type=Path, default=[], metavar="F", help="its translations, line by line")
+    text.add_argument("--src", nargs="+", type=Path, default=[], metavar="F", help="source text, one sentence per line")
+    text.add_argument("--tgt", nargs="+", type=Path, default=[], metavar="F", help="translations, line by line")
     text.add_argument("--tsv", nargs="+", type=Path, default=[], metavar="F", help="tab-separated columns, no quoting")
     text.add_argument(
         "--tsv-columns", nargs=2, type=int, default=[0, 1], metavar="N", help="source and target column (default 0 1)"
     )
-    text.add_argument("--jsonl", nargs="+", type=Path, default=[], metavar="F", help="one JSON object a line")
+    text.add_argument("--jsonl", nargs="+", type=Path, default=[], metavar="F", help="one JSON object per line")
     text.add_argument(
         "--parquet", nargs="+", type=Path, default=[], metavar="F", help="two columns, or two fields of `translation`"
     )
     text.add_argument("--src-field", metavar="NAME", help="field of --jsonl and --parquet with the source text")
     text.add_argument("--tgt-field", metavar="NAME", help="field of --jsonl and --parquet with the target text")
     text.add_argument("--dataset", metavar="NAME", help="hub dataset, or a local folder of Parquet or JSON files")
-    text.add_argument("--dataset-config", metavar="C", help="its configuration, such as de-en (default: its own)")
-    text.add_argument(
-        "--dataset-revision", metavar="REV", help="its commit, tag or branch, which the index then records"
-    )
+    text.add_argument("--dataset-config", metavar="C", help="its configuration, such as de-en (default: the dataset's)")
+    text.add_argument("--dataset-revision", metavar="REV", help="its commit, tag or branch; recorded in the index")
     text.add_argument("--dataset-split", default="train", metavar="S", help="its training split (default train)")
-    text.add_argument("--dataset-valid-split", metavar="S", help="its validation split (default: pairs are held out)")
-    text.add_argument("--streaming", action="store_true", help="read --dataset as it arrives, and store no copy of it")
+    text.add_argument("--dataset-valid-split", metavar="S", help="its validation split (default: hold out pairs)")
+    text.add_argument("--streaming", action="store_true", help="read --dataset as it arrives, without a local copy")
     text.add_argument(
-        "--toy", type=int, metavar="PAIRS", help="the built-in synthetic English-German text, this many pairs"
+        "--toy", type=int, metavar="PAIRS", help="this many pairs of built-in synthetic English-German text"
     )
 
     valid = parser.add_argument_group("validation")
     valid.add_argument("--valid-src", nargs="+", type=Path, default=[], metavar="F", help="source text")
-    valid.add_argument("--valid-tgt", nargs="+", type=Path, default=[], metavar="F", help="its translations")
+    valid.add_argument("--valid-tgt", nargs="+", type=Path, default=[], metavar="F", help="translations")
     valid.add_argument(
         "--valid-pairs",
         type=int,
         default=defaults["valid_pairs"],
         metavar="N",
-        help="without validation text: pairs held out, at most a tenth of all (default %(default)s)",
+        help="without validation text: pairs to hold out, at most a tenth of all (default %(default)s)",
     )
 
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="DATA", help="the folder to make; must not exist, or be empty"
+        "--out", type=Path, required=True, metavar="DATA", help="folder to make; it must be new or empty"
     )
     parser.add_argument(
-        "--vocab-size", type=int, metavar="N", help="entries, both languages together (needed without --tokenizer)"
+        "--vocab-size", type=int, metavar="N", help="entries, both languages together (required without --tokenizer)"
     )
     parser.add_argument(
         "--vocab-sample-pairs",
         type=int,
         default=defaults["vocab_sample_pairs"],
         metavar="N",
-        help="learn the vocabulary from about N pairs drawn by --seed when there are more (default %(default)s)",
+        help="learn the vocabulary from about N pairs, drawn by --seed if there are more (default %(default)s)",
     )
     parser.add_argument("--tokenizer", type=Path, metavar="T", help="use this tokenizer.json (default: learn one)")
     parser.add_argument(
@@ -125,7 +123,7 @@ def parse_arguments() -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="TAG",
-        help="tags to reserve in the vocabulary that is learned, such as <2de>",
+        help="tags to reserve in the learned vocabulary, such as <2de>",
     )
     parser.add_argument(
         "--src-tag",
@@ -134,21 +132,21 @@ def parse_arguments() -> argparse.Namespace:
         metavar="TAG",
         help="tags of the vocabulary to put in front of every source sentence, in this order (default: none)",
     )
-    parser.add_argument("--lowercase", action="store_true", help="lowercase all text (default: case is kept)")
+    parser.add_argument("--lowercase", action="store_true", help="lowercase all text (default: keep case)")
     parser.add_argument(
         "--normalization",
         choices=["nfkc", "nfc"],
-        help="of all text: nfkc turns variants into plain characters, such as full-width punctuation into ASCII; nfc "
-        "keeps them, as Chinese wants it (default: that of --tokenizer, or nfkc)",
+        help="Unicode form of all text. nfkc replaces variants by plain characters, such as full-width punctuation by "
+        "ASCII; nfc keeps them, as Chinese needs (default: that of --tokenizer, or nfkc)",
     )
     parser.add_argument("--src-lang", metavar="L", help="source language (default: from the file name, train.en → en)")
     parser.add_argument("--tgt-lang", metavar="L", help="target language (default: from the file name)")
     parser.add_argument("--corpus", default="", metavar="NAME", help="name in reports (default: the first source)")
     for name, kind, meaning in (
-        ("max_tokens", int, "tokens of the longest side kept, its special token included"),
-        ("max_length_ratio", float, "(longer + 5) / (shorter + 5) tokens above which a pair is dropped"),
-        ("pairs_per_shard", int, "pairs in a shard, on average"),
-        ("seed", int, "of the order of pairs and of the held-out choice"),
+        ("max_tokens", int, "drop pairs with more tokens on a side, its special token included"),
+        ("max_length_ratio", float, "drop pairs with a larger (longer + 5) / (shorter + 5), in tokens"),
+        ("pairs_per_shard", int, "pairs per shard, on average"),
+        ("seed", int, "seed of the order of pairs and of the held-out pairs"),
     ):
         flag = "--" + name.replace("_", "-")
         parser.add_argument(
@@ -157,25 +155,25 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--keep-overlap",
         action="store_true",
-        help="keep training pairs that are validation pairs too (default: they are counted and left out)",
+        help="keep training pairs that are also validation pairs (default: count them and leave them out)",
     )
     parser.add_argument(
         "--workers",
         type=int,
         metavar="N",
-        help="processes, on each rank under mpirun or srun (default: one for each core that the rank may use, for all "
-        "stages but one divide by chunks; a text of less than 50,000 pairs takes one)",
+        help="processes per rank (default: one for each core that the rank may use, or one for a text of less than "
+        "50,000 pairs)",
     )
     return parser.parse_args()
 
 
 def settings_from(arguments: argparse.Namespace, scratch: Path, workers: int) -> PrepareSettings:
-    """The library's settings; the toy corpus is written to `scratch` first."""
+    """Convert the flags to the library's settings. A toy corpus is first written to `scratch`."""
     sources = file_sources(arguments)
     valid_src, valid_tgt = expand(arguments.valid_src, "--valid-src"), expand(arguments.valid_tgt, "--valid-tgt")
     validation: list[PairSource] = list(line_files(valid_src, valid_tgt))
     if arguments.streaming and not arguments.dataset:
-        raise UserError("--streaming is for --dataset, and files are read as they are: leave it out")
+        raise UserError("--streaming is for --dataset only: leave it out")
     if arguments.dataset:
         if not (arguments.src_lang and arguments.tgt_lang):
             raise UserError("--dataset needs its two languages: give --src-lang and --tgt-lang")

@@ -2,7 +2,7 @@
 
 dist-transformer report runs/mine
 
-The page needs no network and no other file. It can be written while the run trains.
+The page needs no network and no other file. It can also be written during training.
 """
 
 from pathlib import Path
@@ -15,6 +15,6 @@ from dist_transformer.reporting.html.page import write_report
 def main() -> None:
     parser = make_parser(__doc__)
     add_folder(parser, "--run-dir", "RUN", "run folder of a training")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default: RUN/report.html)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="page to write (default: RUN/report.html)")
     arguments = parser.parse_args()
     say(write_report(folder_of(parser, arguments, "--run-dir"), arguments.out))

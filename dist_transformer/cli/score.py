@@ -3,16 +3,17 @@
 dist-transformer score --model MODEL --src test.en --tgt test.de > scores.txt
 
 Prints one number per pair, in order: the natural logarithm of p(target | source), summed over the target's tokens and
-the `</s>` at its end. Divide by the number of tokens to compare lines of different length. No label smoothing and no
-rule of search applies: it is the model's distribution.
+the final `</s>`. Divide by the number of tokens to compare lines of different length. The number comes from the model's
+distribution alone, without label smoothing or search rules.
 
-With --per-token every pair is one line of JSON: log_probability, the sum; tokens, the pieces of the target, a space as
-`▁`, and `</s>`; token_log_probabilities, one number for each of them.
+With --per-token every pair is one line of JSON: log_probability is the sum; tokens are the pieces of the target, with
+`▁` for a space, and `</s>`; token_log_probabilities has one number per token.
 
 Both files may be plain or compressed and of any size; 10,000 lines are in memory at a time. All lines are checked
-first: the files must have the same number of lines, and no line more tokens than the model has positions.
+first: the files must have the same number of lines, and no line may have more tokens than the model has positions.
 
-Runs alone or under a launcher (deepspeed, torchrun, srun, mpirun), which shares the work; the result is the same.
+Runs in one process or under a launcher (deepspeed, torchrun, srun, mpirun), which shares the work; the result is the
+same.
 """
 
 import argparse
@@ -72,12 +73,14 @@ def as_output(score: PairScore, tokenizer: Tokenizer, *, per_token: bool) -> str
 
 @contextlib.contextmanager
 def output_of(world: World, out: Path | None) -> Iterator[Callable[[str], None]]:
-    """Give what writes text to standard output, or to a file that is whole or absent. Collective: on rank 0 only.
+    """Yield a function that writes text to standard output, or to a file that is whole or absent.
+
+    Only rank 0 writes. Collective: every rank must call it.
 
     Raises:
-        UserError: on every rank alike, when rank 0 cannot write.
+        UserError: rank 0 cannot write; every rank raises it.
     """
-    # Alone, an output that nobody reads any more ends the command as `| head` wants it, not with an error.
+    # In one process, a closed pipe such as `| head` ends the command without an error message.
     errors = () if out is None and world.size == 1 else (OSError,)
 
     def on_rank_0(work: Callable[[], object]) -> None:
@@ -95,14 +98,14 @@ def output_of(world: World, out: Path | None) -> Iterator[Callable[[str], None]]
         if out is not None:
             on_rank_0(lambda: files.append(stack.enter_context(_new_file(out))))
         yield lambda text: on_rank_0(lambda: _write(files[-1], text.encode()))
-        # Here, and not at the end of the block: the file gets its name while all ranks listen.
+        # Close inside on_rank_0, so that all ranks learn of an error when the file gets its final name.
         on_rank_0(stack.close)
 
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[IO[bytes]]:
     make_folder(path.parent)
-    # Without a buffer, whose rest would be written at the end, an error a second time.
+    # Unbuffered: after an error, a buffer would be flushed on close and raise the error again.
     with whole_path(path) as beside, beside.open("wb", buffering=0) as file:
         yield file
 
@@ -117,16 +120,18 @@ def _write(file: IO[bytes], content: bytes) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_model_option(parser)
-    parser.add_argument("--src", type=Path, required=True, metavar="F", help="source text, one sentence a line")
-    parser.add_argument("--tgt", type=Path, required=True, metavar="F", help="its translations, line by line")
-    parser.add_argument("--out", type=Path, metavar="F", help="write the scores here (default: standard output)")
-    parser.add_argument("--per-token", action="store_true", help="a line of JSON per pair, with each token's score")
+    parser.add_argument("--src", type=Path, required=True, metavar="F", help="source text, one sentence per line")
+    parser.add_argument("--tgt", type=Path, required=True, metavar="F", help="translations, line by line")
+    parser.add_argument("--out", type=Path, metavar="F", help="file for the scores (default: standard output)")
+    parser.add_argument("--per-token", action="store_true", help="write a line of JSON per pair, with token scores")
     add_direction_options(parser)
     add_device_option(parser, several_processes=True)
-    parser.add_argument("--precision", choices=tuple(PRECISIONS), default="fp32", help="of the model (default fp32)")
+    parser.add_argument(
+        "--precision", choices=tuple(PRECISIONS), default="fp32", help="arithmetic of the model (default fp32)"
+    )
     defaults = f"default {SCORED_TOKENS['cpu']} on a CPU, {SCORED_TOKENS['cuda']} on a GPU"
-    text = f"tokens of a batch, of the longer side of each pair ({defaults})"
+    text = f"tokens per batch, counted on the longer side of each pair ({defaults})"
     parser.add_argument("--batch-tokens", type=int, metavar="N", help=text)
-    # DeepSpeed's launcher adds this one; the environment says the same.
+    # DeepSpeed's launcher adds this flag; the environment has the same value.
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -1,11 +1,11 @@
-"""Try a model in a browser: n-best translations with scores, and what each head looks at.
+"""Try a model in a browser: n-best translations with scores, and the attention weights of each head.
 
 dist-transformer serve --model MODEL [MODEL2]
 
-Prints the address of the page when it is ready. Two models are shown side by side. Ctrl-C ends it.
+Prints the address of the page when it is ready. Two models are shown side by side. Ctrl-C stops the server.
 
-The page is for this machine only. --host 0.0.0.0 opens it to others: anybody who reaches it can use the models, for
-there is no password. One search runs at a time; 8 requests wait, and further ones are refused.
+The page is for this machine only. --host 0.0.0.0 opens it to other machines. There is no password, so anyone who can
+reach it can use the models. One search runs at a time; up to 8 requests wait, and further ones are refused.
 """
 
 import argparse
@@ -30,7 +30,7 @@ _MOST_MODELS = 2
 
 def main() -> None:
     arguments = parse_arguments()
-    # Also while models are loaded.
+    # Set early, so that the signals also work while models are loaded.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(0))
     settings = decoding_settings(arguments)
@@ -42,16 +42,16 @@ def main() -> None:
     if not local:
         port = listening.getsockname()[1]
         print(
-            f"warning: --host {arguments.host} opens port {port} to other machines: anybody who reaches it can use the "
-            "models, for there is no password",
+            f"warning: --host {arguments.host} opens port {port} to other machines without a password: anyone who can "
+            "reach it can use the models",
             file=sys.stderr,
             flush=True,
         )
     app = make_app(models, max_characters=arguments.max_characters, only_local_names=local, worker=worker)
-    ready = f"Open {address_of(listening)} in a browser. Ctrl-C ends the server."
+    ready = f"Open {address_of(listening)} in a browser. Ctrl-C stops the server."
     asyncio.run(serve(app, listening, lambda: print(ready, flush=True)))
     if worker.is_busy:
-        # Nobody waits for that search any more, and the interpreter must not end under a thread that computes.
+        # No client waits for that search any more, and the interpreter must not exit while a thread computes.
         os._exit(0)
 
 
@@ -59,7 +59,7 @@ def decoding_settings(arguments: argparse.Namespace) -> BeamSettings:
     if len(arguments.model) > _MOST_MODELS:
         raise UserError(f"--model has {len(arguments.model)} folders: give one, or two to compare them")
     if arguments.max_characters < 1:
-        raise UserError(f"--max-characters is {arguments.max_characters}: give 1 or more, 2000 is usual")
+        raise UserError(f"--max-characters is {arguments.max_characters}: give 1 or more, such as 2000")
     nbest = min(4, arguments.beam) if arguments.nbest is None else arguments.nbest
     return BeamSettings(beam_size=arguments.beam, length_penalty=arguments.length_penalty, nbest=nbest)
 
@@ -67,14 +67,14 @@ def decoding_settings(arguments: argparse.Namespace) -> BeamSettings:
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     option = parser.add_argument
-    option("--model", type=Path, nargs="+", required=True, metavar="MODEL", help="model folder, or two of them")
+    option("--model", type=Path, nargs="+", required=True, metavar="MODEL", help="one or two model folders")
     add_direction_options(parser)
     option("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
-    option("--port", type=int, default=8000, metavar="N", help="port to listen on; 0 is any (default 8000)")
+    option("--port", type=int, default=8000, metavar="N", help="port to listen on; 0: any free port (default 8000)")
     add_device_option(parser)
-    option("--precision", choices=tuple(PRECISIONS), default="fp32", help="of the models (default fp32)")
-    option("--beam", type=int, default=4, metavar="K", help="hypotheses in search; 1 is greedy (default 4)")
-    option("--nbest", type=int, metavar="K", help="translations shown (default 4, and no more than --beam)")
-    option("--length-penalty", type=float, default=0.6, metavar="A", help="exponent (default 0.6)")
-    option("--max-characters", type=int, default=2000, metavar="N", help="longest text (default 2000)")
+    option("--precision", choices=tuple(PRECISIONS), default="fp32", help="arithmetic of the models (default fp32)")
+    option("--beam", type=int, default=4, metavar="K", help="beam size; 1: greedy search (default 4)")
+    option("--nbest", type=int, metavar="K", help="translations to show (default 4, at most --beam)")
+    option("--length-penalty", type=float, default=0.6, metavar="A", help="exponent of the penalty (default 0.6)")
+    option("--max-characters", type=int, default=2000, metavar="N", help="longest accepted text (default 2000)")
     return parser.parse_args()

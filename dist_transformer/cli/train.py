@@ -1,4 +1,4 @@
-"""Train: the entry point of every launcher, as a command."""
+"""The training command, with the same entry point as every launcher."""
 
 from dist_transformer.train import main
 

@@ -1,32 +1,32 @@
-"""Translate text, one line a line: standard input to standard output, or files to a file.
+"""Translate text line by line: standard input to standard output, or files to one file.
 
 dist-transformer translate --model MODEL < input.txt > output.txt
 
 dist-transformer translate --model MODEL --input mono.en.gz --output mono.de
 
-A blank line gives a blank line. A line with more tokens than the model has room for is split at the ends of its
-sentences, or where the limit is reached; its parts are translated one by one and joined, with a space or, next to
-Chinese and Japanese characters, without. Standard error names the line and the number of parts.
+A blank line gives a blank line. A line with more tokens than the model has positions is split at the ends of its
+sentences, or where the limit is reached. Its parts are translated one by one and joined: with a space, or without one
+next to Chinese and Japanese characters. Standard error names the line and the number of parts.
 
-Files may be compressed (.gz, .xz, .bz2) and are read one after the other, as cat does, into one output. This runs
-alone, with --processes N, or under a launcher (deepspeed, torchrun, srun, mpirun), and the output is the same. What is
-finished is kept in OUT.parts: after an interruption the same command continues, other settings are refused. OUT appears
-when it is whole.
+Files may be compressed (.gz, .xz, .bz2). They are read one after the other into one output, as by cat. The command runs
+in one process, with --processes N, or under a launcher (deepspeed, torchrun, srun, mpirun); the output is the same.
+Finished parts are kept in OUT.parts. After an interruption, the same command resumes; other settings are refused. OUT
+appears when it is complete.
 
-With --nbest K every line gives its K best translations, best first; the score is log p / ((5 + length) / 6)^penalty and
-numbers count input lines from 0. The k-th of a split line joins the k-th of each part, and its score is the mean of
-theirs. Formats:
+With --nbest K every line gives its K best translations, best first. The score is log p / ((5 + length) / 6)^penalty;
+input lines are numbered from 0. For a split line, the k-th translation joins the k-th of each part, and its score is
+their mean. Formats:
 
-  moses   NUMBER ||| TEXT ||| SCORE, a line for each translation
-  tsv     NUMBER, RANK (from 0), SCORE, TEXT between tabs
+  moses   NUMBER ||| TEXT ||| SCORE, one line per translation
+  tsv     NUMBER, RANK (from 0), SCORE, TEXT, separated by tabs
   jsonl   {"line": NUMBER,
            "translations": [{"text": TEXT, "score": SCORE}, ...]}
 
 Two ways to make text for back-translation: --sample draws each token from the model; --noise drops words of the best
-translation (1 in 10), puts <BLANK> in place of others (1 in 10), and moves words by up to 3 places. Chance goes by
---seed and the line's number alone.
+translation (1 in 10), replaces others by <BLANK> (1 in 10), and moves words by up to 3 positions. Random choices depend
+on --seed and the line's number only.
 
-At a terminal each line is translated when it is typed; Ctrl-D ends.
+At a terminal, each line is translated as you type it; Ctrl-D ends.
 """
 
 import argparse
@@ -58,11 +58,11 @@ from dist_transformer.runtime.distributed import error_of_all, on_all_ranks
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
 
-# Batches are formed from so many lines, and so many are held in memory.
+# Lines that are in memory at a time; batches are formed from them.
 _CHUNK_LINES = {"cpu": 2_000, "cuda": 10_000}
-# Ranks that are done wait for those that are not; a rank that dies is noticed by the launcher.
+# Finished ranks wait for the others this long. A rank that dies is noticed by the launcher.
 _LONGEST_WAIT_MINUTES = 7 * 24 * 60.0
-# They say what to translate and where to write it; the rest of the flags says how.
+# Flags for what to translate and where to write it; all other flags affect the translations.
 _PLACES = ("model", "input", "output", "device", "local_rank")
 
 
@@ -101,7 +101,7 @@ def translate_files(arguments: argparse.Namespace, device: torch.device) -> None
     output, lines_at_once = output_format(arguments), chunk_lines(arguments, device)
     translator, _ = on_all_ranks(lambda: load_translator(arguments, device))
     how = {name: value for name, value in vars(arguments).items() if name not in _PLACES}
-    # What the device decides is named by its own flag.
+    # Settings that the device decides are recorded under their own flags.
     how |= {"batch_tokens": translator.max_batch_tokens, "device": device.type, "chunk_lines": lines_at_once}
     job = CorpusJob(
         model=arguments.model,
@@ -148,9 +148,10 @@ def chunk_lines(arguments: argparse.Namespace, device: torch.device) -> int:
 
 
 def _require_fitting(arguments: argparse.Namespace, world: World) -> None:
-    """
+    """Refuse flags that do not go together.
+
     Raises:
-        UserError: flags do not fit together, or the number of processes.
+        UserError: flags do not go together, or do not fit the number of processes.
     """
     if (arguments.input is None) != (arguments.output is None):
         given, missing = ("--input", "--output") if arguments.output is None else ("--output", "--input")
@@ -158,13 +159,13 @@ def _require_fitting(arguments: argparse.Namespace, world: World) -> None:
     if arguments.input is None and world.size > 1:
         raise UserError(f"{world.size} processes cannot share standard input: give --input and --output, or start one")
     if arguments.format is not None and arguments.nbest is None:
-        raise UserError("--format is that of --nbest: give --nbest K, or leave it out")
+        raise UserError("--format needs --nbest: give --nbest K, or leave --format out")
     for flag, value in (("--top-k", arguments.top_k), ("--temperature", arguments.temperature)):
         if value is not None and not arguments.sample:
-            raise UserError(f"{flag} has no meaning without --sample: add it, or leave {flag} out")
+            raise UserError(f"{flag} needs --sample: add --sample, or leave {flag} out")
     if arguments.sample and (arguments.noise or arguments.nbest is not None):
         other = "--noise" if arguments.noise else "--nbest"
-        raise UserError(f"--sample draws one translation and {other} goes by a search: leave one of them out")
+        raise UserError(f"--sample draws one translation and {other} needs a search: leave one of them out")
 
 
 def typed_lines(prompt: str) -> Iterator[bytes]:
@@ -178,7 +179,7 @@ def typed_lines(prompt: str) -> Iterator[bytes]:
             break
         yield line
     if prompt:
-        # The shell's own prompt begins a line.
+        # The shell's prompt starts on a new line.
         print(file=sys.stderr)
 
 
@@ -190,17 +191,17 @@ def parse_arguments() -> argparse.Namespace:
     add_direction_options(parser)
     add_decoding_options(parser)
     parser.add_argument("--nbest", type=int, metavar="K", help="write the K best (default: the best, as plain text)")
-    parser.add_argument("--format", choices=FORMATS, help="of --nbest (default moses)")
-    parser.add_argument("--sample", action="store_true", help="draw each token from the model, no search")
-    parser.add_argument("--top-k", type=int, metavar="K", help="... from the K most probable tokens (default: all)")
-    parser.add_argument("--temperature", type=float, metavar="T", help="... from p^(1/T) (default 1)")
+    parser.add_argument("--format", choices=FORMATS, help="format of --nbest (default moses)")
+    parser.add_argument("--sample", action="store_true", help="draw each token from the model, without search")
+    parser.add_argument("--top-k", type=int, metavar="K", help="sample from the K most probable tokens (default: all)")
+    parser.add_argument("--temperature", type=float, metavar="T", help="sample from p^(1/T) (default 1)")
     parser.add_argument("--noise", action="store_true", help="drop, blank and move words of the best translation")
-    parser.add_argument("--seed", type=int, default=1, metavar="S", help="of --sample and --noise (default 1)")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="seed of --sample and --noise (default 1)")
     defaults = f"default {_CHUNK_LINES['cpu']} on a CPU, {_CHUNK_LINES['cuda']} on a GPU"
     parser.add_argument(
-        "--chunk-lines", type=int, metavar="N", help=f"lines translated and kept at a time ({defaults})"
+        "--chunk-lines", type=int, metavar="N", help=f"lines that are translated and kept at a time ({defaults})"
     )
     add_device_option(parser, several_processes=True)
-    # DeepSpeed's launcher adds this one; the environment says the same.
+    # DeepSpeed's launcher adds this flag; the environment has the same value.
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -1,13 +1,13 @@
-"""Check a run folder: every hash of every checkpoint, the pointer, the weights, the chain of the sample ledger, and the
-trained models that were written into it.
+"""Check a run folder: every hash of every checkpoint, the pointer, the weights, the hash chain of the sample ledger
+(the record of what each step trained on), and the trained models in the folder.
 
 dist-transformer verify runs/mine
 dist-transformer verify runs/mine --data data/mine
 
-With --data, what each step had to train on is computed anew from the data folder alone, without a model, and compared
-with what the ledger says that the processes really computed. Shards that the run left out are left out again, and
-named. Prints a table; the exit status is 1 when anything is wrong. No link is followed, and nothing is written but the
-cache of shards behind URLs.
+With --data, the planned sentences of each step are computed again from the data folder alone, without a model, and
+compared with the ledger's record of the sentences that the processes computed. Shards that the run left out are left
+out again, and named. Prints a table; the exit status is 1 if anything is wrong. No link is followed, and nothing is
+written except the cache of shards behind URLs.
 """
 
 import argparse
@@ -40,10 +40,10 @@ def parse_arguments() -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="DATA",
-        help="data folders of the run in its order, or their URLs: also compare every step with them (default: do not)",
+        help="data folders of the run in its order, or their URLs: also compare every step with them (default: no)",
     )
     parser.add_argument(
-        "--cache-dir", type=Path, metavar="DIR", help="for shards behind URLs, on local disk (default: that of the run)"
+        "--cache-dir", type=Path, metavar="DIR", help="cache of shards behind URLs, on local disk (default: the run's)"
     )
     arguments = parser.parse_args()
     arguments.run_dir = folder_of(parser, arguments, "--run-dir")

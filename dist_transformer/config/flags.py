@@ -1,4 +1,4 @@
-"""The command line of a training: preset, variant, settings from a file, and a flag per setting."""
+"""The command line of training: preset, variant, settings from a file, and one flag per setting."""
 
 import argparse
 import math
@@ -18,9 +18,9 @@ from dist_transformer.config.table3 import VARIANTS, preset_with_variant
 from dist_transformer.errors import UserError
 from dist_transformer.files import read_small
 
-# What a run's config.json states of the run itself: another run has its own.
+# Entries of a run's config.json that belong to that run alone; a new run gets its own.
 _OF_THE_RUN = ("run_dir", "resume", *RUN_IDENTITY)
-# Flags of other toolkits, and what they are here.
+# Flags of other toolkits, and their counterparts here.
 _FOREIGN = {
     "--batch-size": "--batch.max-target-tokens (target tokens of a pack) times --batch.packs-per-step",
     "--max-tokens": "--batch.max-target-tokens",
@@ -31,8 +31,8 @@ _FOREIGN = {
     "--lr-scheduler": "--optimizer.schedule",
     "--warmup-updates": "--optimizer.warmup-steps",
     "--warmup-steps": "--optimizer.warmup-steps",
-    "--epochs": "--max-steps; `plan` says how many epochs that is",
-    "--max-epoch": "--max-steps; `plan` says how many epochs that is",
+    "--epochs": "--max-steps; `plan` prints how many epochs that is",
+    "--max-epoch": "--max-steps; `plan` prints how many epochs that is",
     "--max-update": "--max-steps",
     "--fp16": "--precision bf16, which needs no loss scaling",
     "--bf16": "--precision bf16",
@@ -49,10 +49,10 @@ _FOREIGN = {
 
 
 def parse_training(arguments: Sequence[str], *, prog: str) -> tuple[TrainConfig, bool]:
-    """Parse the flags of a training: those of the command line win over `--config`, and that over the preset.
+    """Parse the flags of training. The command line overrides `--config`, and `--config` overrides the preset.
 
     Returns:
-        the settings, and whether `--test-mode` was given: data and run folder may then be absent.
+        the settings, and whether `--test-mode` was given; data and run folder may then be missing.
 
     Raises:
         UserError: an unknown preset or variant, a file that cannot be used, or a flag of another toolkit.
@@ -60,13 +60,13 @@ def parse_training(arguments: Sequence[str], *, prog: str) -> tuple[TrainConfig,
     for word in arguments:
         flag = word.partition("=")[0].replace("_", "-")
         if flag in _FOREIGN:
-            raise UserError(f"{word.partition('=')[0]} is no flag here: use {_FOREIGN[flag]}")
+            raise UserError(f"{word.partition('=')[0]} is not a flag here: use {_FOREIGN[flag]}")
     chooser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     chooser.add_argument("--preset", default="base")
     chooser.add_argument("--variant", default="base")
     chooser.add_argument("--config", type=Path)
     chooser.add_argument("--test-mode", action="store_true", dest="dry_run")
-    # DeepSpeed's launcher adds this one; the environment says the same.
+    # DeepSpeed's launcher adds this flag; the environment has the same value.
     chooser.add_argument("--local_rank", "--local-rank", type=int)
     chosen, rest = chooser.parse_known_args(arguments)
     default = preset_with_variant(chosen.preset, chosen.variant)
@@ -87,7 +87,7 @@ def parse_training(arguments: Sequence[str], *, prog: str) -> tuple[TrainConfig,
 
 
 def _read_settings(file: Path) -> dict[str, Any]:
-    """Read a run's config.json or a part of it, as JSON or TOML."""
+    """Read settings from JSON or TOML: a run's config.json or a part of it."""
     if file.suffix != ".toml":
         values = read_json(file)
     else:
@@ -101,10 +101,10 @@ def _read_settings(file: Path) -> dict[str, Any]:
 
 
 def over(default: TrainConfig, values: dict[str, Any], where: str) -> TrainConfig:
-    """Give the settings of `values`, plain values as config.json has them, and those of `default` where it has none.
+    """Override the settings of `default` with `values`, which are plain values as in config.json.
 
     Raises:
-        UserError: an unknown name or a wrong value; `where` is named.
+        UserError: an unknown name or a wrong value; the message names `where`.
     """
     plain = to_plain(default)
     for name, value in values.items():
@@ -117,27 +117,28 @@ def _description(preset: str, variant: str) -> str:
     rows = "\n".join(_preset_row(name, config) for name, config in PRESETS.items())
     head = f"  {'preset':15} {'layers':>6} {'d_model':>7} {'params':>6} {'steps':>8}  trained on, for"
     paragraphs = [
-        "Train a Transformer. Everyday flags: --preset NAME, --data DATA, --run-dir RUN, --max-steps N, "
-        "--deepspeed_config zero2, --config FILE, --test-mode; of the program dist-transformer also --processes N.",
+        "Train a Transformer. Common flags: --preset NAME, --data DATA, --run-dir RUN, --max-steps N, "
+        "--deepspeed_config zero2, --config FILE, --test-mode; with the program dist-transformer, also --processes N.",
         f"--preset sets the defaults below (now: {preset}):",
         f"{head}\n{rows}",
         f"--variant {{{', '.join(VARIANTS)}}} changes them as that row of the paper's Table 3 changes its base model "
         f"(now: {variant}).",
-        "--config FILE gives defaults from a run's config.json or a part of it (JSON or TOML); flags win.",
-        "--test-mode tries the settings for some minutes on one process, on some of --data or of an embedded corpus: "
-        "memory, speed and a table of checks; it writes nothing to --run-dir.",
+        "--config FILE reads defaults from a run's config.json or a part of it (JSON or TOML); flags override them.",
+        "--test-mode is a dry run: it trains for some minutes in one process, on a part of --data or of an embedded "
+        "corpus, and prints memory, speed and a table of checks. It writes nothing to --run-dir.",
     ]
     columns = shutil.get_terminal_size().columns
     return "\n\n".join(text if text.startswith(" ") else textwrap.fill(text, columns) for text in paragraphs)
 
 
 def print_above_help(text: str, arguments: Sequence[str]) -> None:
-    """Print what a command is for, where its help is asked for: tyro would join the lines again."""
+    """Print the description of a command if `arguments` ask for help."""
+    # tyro would join the lines of its own description.
     if {"-h", "--help"} & set(arguments):
         print(f"{text}\n")
 
 
-# Of tiny and multi30k as in results/; of base and big as in the paper; of big_large_batch as in Ott et al. 2018.
+# tiny and multi30k: measured, see results/. base and big: from the paper. big_large_batch: from Ott et al. 2018.
 _MEANT_FOR = {
     "tiny": "2 CPU cores, minutes",
     "multi30k": "2 CPU cores, 2 hours",
@@ -157,7 +158,7 @@ def _preset_row(name: str, config: TrainConfig) -> str:
 
 
 def parameters(model: ModelConfig, *, vocab_size: int) -> int:
-    """Count the parameters of a model by hand: embeddings, attention, feed-forward layers, norms."""
+    """Count the parameters of a model without building it: embeddings, attention, feed-forward layers, norms."""
     inner = model.heads * model.attention_head_width
     attention = 4 * model.width * inner + 3 * inner + model.width
     feed_forward = 2 * model.width * model.ffn_width + model.ffn_width + model.width

@@ -1,4 +1,4 @@
-"""Settings to JSON values and back. Unknown names and wrong types fail, by name."""
+"""Conversion of settings to JSON values and back. An error names the unknown setting or the value of a wrong type."""
 
 import dataclasses
 import json
@@ -17,15 +17,15 @@ T = TypeVar("T")
 _FLAT = typing.get_args(OmitArgPrefixes[int])[1]
 
 OMIT_DEFAULT = {"omit_default": True}
-"""Metadata of a field that is written only where it differs from its default.
+"""Metadata of a field that is written only if it differs from its default.
 
-It is for settings that are newer than files: the settings and the identity of an older run stay equal to those that it
-is resumed with.
+For settings that were added after runs had been written: an older run keeps its settings and its identity when it is
+resumed.
 """
 
 
 def to_plain(config: Any) -> dict[str, Any]:
-    """A config as JSON values; a group that has no flags of its own name lies flat among the others."""
+    """Convert a config to JSON values. The settings of a group without a prefix are on the top level."""
     plain: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         if field.metadata.get("omit_default") and getattr(config, field.name) == field.default:
@@ -36,7 +36,7 @@ def to_plain(config: Any) -> dict[str, Any]:
 
 
 def omitted_defaults(kind: type) -> dict[str, Any]:
-    """Give the values of settings that files leave out, by their places: such as `model.attention`."""
+    """Return the defaults that files leave out, by dotted name, such as `model.attention`."""
     hints, found = typing.get_type_hints(kind), dict[str, Any]()
     for field in dataclasses.fields(kind):
         if field.metadata.get("omit_default"):
@@ -49,9 +49,9 @@ def omitted_defaults(kind: type) -> dict[str, Any]:
 
 
 def flat_settings(config: Any) -> dict[str, int | float | str]:
-    """Give every setting as a number or a text, by its place: such as `model.width`.
+    """Return every setting as a number or a string, by dotted name, such as `model.width`.
 
-    A setting that may be left open is a text in every run, so that runs can be compared by it.
+    An optional setting is a string in every run, so that runs can be compared by it.
     """
     found: dict[str, int | float | str] = {}
     for field in dataclasses.fields(config):
@@ -75,7 +75,7 @@ def _as_text(value: Any) -> str:
 
 
 def _flat_groups(kind: type) -> dict[str, type]:
-    """Find the fields of a dataclass that are groups without a name in flags and files."""
+    """Find the fields of a dataclass that are groups without a prefix in flags and files."""
     hints = typing.get_type_hints(kind, include_extras=True)
     marked = {name: typing.get_args(hint) for name, hint in hints.items() if typing.get_origin(hint) is Annotated}
     return {name: group for name, (group, *marks) in marked.items() if _FLAT in marks}
@@ -93,8 +93,8 @@ def from_plain(kind: type[T], values: dict[str, Any], where: str, *, remedy: str
     """Build a dataclass of type `kind` from JSON values.
 
     Args:
-        where: the file, for errors.
-        remedy: what the user should do about a value of a wrong type.
+        where: the file, for messages.
+        remedy: how the user can correct a value of a wrong type.
 
     Raises:
         UserError: an unknown name, a missing one or a wrong value.
@@ -119,11 +119,11 @@ def from_plain(kind: type[T], values: dict[str, Any], where: str, *, remedy: str
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     except TypeError as error:
-        raise UserError(f"{where}: {error}: the file is incomplete, write it anew") from None
+        raise UserError(f"{where}: {error}: the file is incomplete, write it again") from None
 
 
 def _plain_value(hint: Any, value: Any, where: str, remedy: str) -> Any:
-    """A value from JSON, of the type that its field states."""
+    """Convert a JSON value to the type of its field."""
     if dataclasses.is_dataclass(hint):
         return from_plain(typing.cast(type, hint), value, where, remedy=remedy)
     origin, options = typing.get_origin(hint), typing.get_args(hint)
@@ -144,11 +144,11 @@ def _plain_value(hint: Any, value: Any, where: str, remedy: str) -> Any:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """Read JSON that somebody else may have written.
+    """Parse JSON from an untrusted source.
 
     Raises:
-        ValueError: it is no JSON in UTF-8, nested too deeply, has a name twice in one object, or half of a surrogate
-            pair, which no file and no terminal can take.
+        ValueError: the content is not JSON in UTF-8, is nested too deeply, repeats a name in one object, or holds half
+            of a surrogate pair, which no file and no terminal accepts.
     """
     try:
         text = content.decode("utf-8") if isinstance(content, bytes) else content

@@ -1,4 +1,4 @@
-"""The presets: defaults of every setting, by name."""
+"""The presets: named sets of defaults for every setting."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ PRESETS: dict[str, TrainConfig] = {
         validate_sentences=100,
         log_every=20,
     ),
-    # Transformer-Tiny on Multi30k: 2 x 4096 tokens a step, at most 8,000 updates, patience 10.
+    # Transformer-Tiny on Multi30k: 2 x 4096 tokens per step, at most 8,000 updates, patience 10.
     "multi30k": _preset(
         model=ModelConfig(width=128, heads=4, ffn_width=256, encoder_layers=4, decoder_layers=4, dropout=0.3),
         batch=BatchConfig(max_target_tokens=4096, packs_per_step=2),
@@ -41,7 +41,7 @@ PRESETS: dict[str, TrainConfig] = {
         optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=2e-3, warmup_steps=2000),
         max_steps=20_000,
     ),
-    # The paper's base: about 25k source and 25k target tokens a step, 100k steps.
+    # The paper's base: about 25k source and 25k target tokens per step, 100k steps.
     "base": _preset(),
     # The paper's big: 300k steps, the last 20 weight files averaged.
     "big": _preset(model=_BIG, max_steps=300_000),

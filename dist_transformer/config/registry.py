@@ -1,7 +1,7 @@
-"""Settings whose values are names of code: schedules, position encodings, attention.
+"""Registries of code that settings choose by name: schedules, position encodings, attention.
 
-The built-in names are declared here, so that a configuration is validated without importing what they name. The modules
-that implement them register the code, and so may a module outside the package (docs/extending.md).
+The built-in names are declared here, so that a configuration is validated without importing their code. The modules
+that implement them register the code. A module outside the package may register more (docs/extending.md).
 """
 
 from collections.abc import Callable
@@ -14,11 +14,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Registry(Generic[F]):
-    """Code by the names that one setting takes.
+    """Code by name, for one setting.
 
     Args:
-        setting: the setting, for messages.
-        built_in: names that modules of the package register when they are imported.
+        setting: name of the setting, for messages.
+        built_in: names that modules of the package register at import.
     """
 
     def __init__(self, setting: str, *built_in: str) -> None:
@@ -27,14 +27,14 @@ class Registry(Generic[F]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Known names: built-in ones first, then others in the order of their registration."""
+        """Known names: built-in ones first, then the others in registration order."""
         return tuple(self._entries)
 
     @property
     def remedy(self) -> str:
         """Second half of the message about an unknown name."""
         return (
-            f"this {self.setting} is not known here: give the file that registers it with --import "
+            f"this {self.setting} is not known: give the file that registers it with --import "
             f"(docs/extending.md), or choose one of {', '.join(self.names)}"
         )
 
@@ -62,12 +62,12 @@ class Registry(Generic[F]):
         return entry
 
     def as_choices(self) -> Any:
-        """Return an annotation of the setting: --help lists the names that are known by then."""
+        """Return an annotation of the setting, with which --help lists the names that are registered."""
         return tyro.conf.arg(help_behavior_hint=lambda default: f"(default: {default}; one of {', '.join(self.names)})")
 
 
 SCHEDULES: Registry[Callable[..., float]] = Registry("schedule", "noam", "inverse_sqrt", "cosine", "constant")
-"""Learning rates: `training.engine.schedule.Schedule`."""
+"""Learning rate schedules: `training.engine.schedule.Schedule`."""
 POSITIONS: Registry[Callable[..., Any]] = Registry("position encoding", "sinusoidal", "learned")
 """Functions and classes that make a position encoding from a `ModelConfig`: `model.positions`."""
 ATTENTIONS: Registry[Callable[..., Any]] = Registry("attention", "softmax")

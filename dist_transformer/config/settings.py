@@ -1,7 +1,7 @@
-"""What can be set: frozen dataclasses and their validation.
+"""The settings of training: frozen dataclasses that validate themselves.
 
-Wrong values fail at construction with the field, the value and the remedy. The resolved config of a run is written to
-its folder.
+A wrong value fails at construction; the error names field, value and remedy. The resolved config of a run is written to
+its folder. The docstrings of the fields are the texts of --help.
 """
 
 import math
@@ -16,13 +16,13 @@ from dist_transformer.config.registry import ATTENTIONS, POSITIONS, SCHEDULES, R
 from dist_transformer.errors import UserError
 
 EMBEDDED_CORPUS = ("embedded corpus",)
-"""Stands for the synthetic corpus where --test-mode expects a data folder."""
+"""Placeholder for the synthetic corpus where --test-mode expects a data folder."""
 
 
 _YEAR_MINUTES = 365 * 24 * 60
-# What torch's generators take, and numpy's integers hold.
+# torch's generators and numpy's integers take 64 signed bits.
 _TOO_LARGE = 2**63
-# Target tokens at once whose activations the caches of a CPU hold.
+# Target tokens per micro-batch whose activations fit the caches of a CPU.
 _TOKENS_ON_A_CPU = 4096
 
 
@@ -56,7 +56,7 @@ def _require_known(config: object, name: str, registry: Registry[Any]) -> None:
     _require(value in registry, name, value, registry.remedy)
 
 
-# Far above any translation model, and low enough that the model of a hostile file is described in seconds.
+# Far above any translation model, and low enough that a hostile model file is described within seconds.
 _LARGEST_MODEL = {
     "width": 2**16,
     "encoder_layers": 512,
@@ -79,29 +79,29 @@ class ModelConfig:
     decoder_layers: int = 6
     heads: int = 8
     head_width: int | None = None
-    """d_k = d_v; width / heads when not given."""
+    """d_k = d_v; default: width / heads."""
     ffn_width: int = 2048
     """d_ff: inner width of the feed-forward layers."""
     dropout: float = 0.1
     """P_drop: on every sublayer's output and on embeddings + positions."""
     attention_dropout: float = 0.0
-    """On attention weights; the paper has none."""
+    """Dropout on attention weights; the paper has none."""
     ffn_dropout: float = 0.0
-    """Inside the feed-forward layers; the paper has none."""
+    """Dropout inside the feed-forward layers; the paper has none."""
     activation: Literal["relu", "gelu"] = "relu"
     norm: Literal["post", "pre"] = "post"
     """post: LayerNorm(x + sublayer(x)), as in the paper; pre: x + sublayer(LayerNorm(x)), and a norm at the end."""
     positions: Annotated[str, POSITIONS.as_choices()] = "sinusoidal"
     attention: Annotated[str, ATTENTIONS.as_choices()] = field(default="softmax", metadata=OMIT_DEFAULT)
-    """softmax: as in the paper; variants change its scores."""
+    """softmax: as in the paper; registered variants change its scores."""
     max_positions: int = 1024
-    """Longest sentence, in tokens, that has a position."""
+    """Longest sentence in tokens."""
     tie_embeddings: bool = True
-    """One matrix for source embedding, target embedding and output projection."""
+    """Share one matrix among source embedding, target embedding and output projection."""
     embedding_init: Literal["xavier", "normal"] = "normal"
     """xavier: uniform by fan; normal: N(0, 1 / width)."""
     vocab_size: int = 0
-    """Taken from the data folder's tokenizer; 0 until then."""
+    """Entries of the vocabulary; read from the data folder's tokenizer, 0 until then."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "width", "encoder_layers", "decoder_layers", "heads", "ffn_width", "max_positions")
@@ -125,20 +125,24 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchConfig:
-    """How much one optimizer step trains on: `packs_per_step` packs, on any number of ranks."""
+    """Batch of one optimizer step: `packs_per_step` packs, on any number of ranks.
+
+    A pack is a group of sentence pairs that fit fixed budgets of tokens.
+    """
 
     max_target_tokens: int = 392
-    """Target tokens that fit a pack; longer sentences are left out."""
+    """Most target tokens per pack; longer sentences are left out."""
     max_source_tokens: int | None = None
-    """Source tokens that fit a pack; when not given, the target budget times the corpus' ratio of source to target."""
+    """Most source tokens per pack; default: max_target_tokens times the data's ratio of source to target tokens."""
     max_sentences: int | None = None
-    """Sentence pairs that fit a pack; an eighth of max_target_tokens when not given."""
+    """Most sentence pairs per pack; default: an eighth of max_target_tokens."""
     packs_per_step: int = 64
+    """Packs per optimizer step, on all ranks together."""
     packs_per_micro_batch: int | None = None
-    """Packs that a rank computes at once; when not given, on a GPU its whole share of a step, or an equal part of it
-    that fits, and on a CPU an eighth of the step. Another number draws other dropout masks and changes nothing else."""
+    """Packs that a rank computes at once; this changes dropout masks and nothing else. Default on a CPU: an eighth of a
+    step. Default on a GPU: the rank's share of a step, or an equal part of it that fits memory."""
     window_shards: int = 8
-    """Shards that are shuffled together; more mixes better, and a node holds up to three times as many in memory."""
+    """Shards that are shuffled together. More shards mix better; a node holds up to three times as many in memory."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "max_target_tokens", "packs_per_step", "window_shards")
@@ -155,19 +159,20 @@ class BatchConfig:
 
     @property
     def packs_at_once(self) -> int:
-        """`packs_per_micro_batch`, or 1 where that was not chosen yet."""
+        """`packs_per_micro_batch`, or 1 until it is chosen."""
         return self.packs_per_micro_batch or 1
 
     def packs_on_a_cpu(self, world_size: int) -> int:
-        """Packs that a rank on a CPU computes at once: an eighth of a step, or what its caches hold, or its share.
+        """Return the packs that a rank on a CPU computes at once.
 
-        Up to eight ranks compute the same number, and so draw the same dropout masks.
+        It is the smallest of an eighth of a step, the rank's share of a step, and the packs that fit the caches.
         """
+        # With an eighth, up to eight ranks compute the same number and draw the same dropout masks.
         share = -(-self.packs_per_step // world_size)
         return max(1, min(self.packs_per_step // 8, share, _TOKENS_ON_A_CPU // self.max_target_tokens))
 
     def accumulation_steps(self, world_size: int) -> int:
-        """Micro-batches that each rank computes for one optimizer step."""
+        """Return the number of micro-batches that each rank computes for one optimizer step."""
         if world_size > self.packs_per_step:
             raise UserError(
                 f"packs_per_step is {self.packs_per_step} but {world_size} processes were started: "
@@ -182,20 +187,20 @@ class OptimizerConfig:
     """Adam and its learning rate (section 5.3)."""
 
     schedule: Annotated[str, SCHEDULES.as_choices()] = "noam"
-    """noam: scale · width^-0.5 · min(step^-0.5, step · warmup^-1.5). The others rise linearly to peak_lr, then:
+    """noam: lr_scale · width^-0.5 · min(step^-0.5, step · warmup^-1.5). The others rise linearly to peak_lr, then:
     inverse_sqrt falls with step^-0.5, cosine falls along half a cosine to min_lr at max_steps, constant stays."""
     warmup_steps: int = 4000
     lr_scale: float = 1.0
-    """Factor on the noam rate."""
+    """Factor on the noam learning rate."""
     peak_lr: float = 1e-3
-    """Highest rate, reached at warmup_steps; noam has a peak of its own."""
+    """Highest learning rate, reached at warmup_steps; noam has a peak of its own."""
     min_lr: float = field(default=0.0, metadata=OMIT_DEFAULT)
-    """Lowest rate after the warm-up, of every schedule."""
+    """Lowest learning rate after the warm-up, for every schedule."""
     beta1: float = 0.9
     beta2: float = 0.98
     epsilon: float = 1e-9
     weight_decay: float = 0.0
-    """Decoupled (AdamW), on matrices only."""
+    """Decoupled weight decay (AdamW), on matrices only."""
     max_grad_norm: float = 0.0
     """Clip the gradient to this norm; 0: no clipping, as in the paper."""
     label_smoothing: float = 0.1
@@ -212,22 +217,22 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
-    """What is trained on."""
+    """Training data: folders, their mix, and caches."""
 
     data: tuple[str, ...]
     """Data folders made by dist-transformer prepare, or their URLs (s3://, gs://, hf://, …); several are mixed."""
     data_weights: tuple[float, ...] = ()
-    """Share of each data folder in the target tokens, relative to the others; by size and temperature if not given."""
+    """Relative share of the target tokens for each data folder; default: by size and data_temperature."""
     data_temperature: float = 1.0
-    """Shares are as tokens^(1 / temperature): 1 is by size, larger evens out. Arivazhagan et al. 2019."""
+    """Shares are proportional to tokens^(1 / temperature). 1: by size; larger: more even. Arivazhagan et al. 2019."""
     cache_dir: Path | None = None
-    """For shards behind URLs: a folder on local disk; ~/.cache/dist_transformer if not given."""
+    """Folder on local disk that caches shards behind URLs; default: ~/.cache/dist_transformer."""
     cache_gib: float = 50.0
-    """How much of them is kept there, in GiB."""
+    """Largest size of cache_dir in GiB."""
     memory_gib: float = 1.0
-    """How much of the shards read before a node keeps in memory, in GiB, so that the next epoch need not read them."""
+    """GiB of shards that a node keeps in memory, so that the next epoch does not read them again."""
     on_bad_shard: Literal["stop", "skip"] = "stop"
-    """What a shard that is missing or damaged does: end the run, or be left out of the epoch and reported."""
+    """If a shard is missing or damaged: stop ends the run; skip leaves it out of the epoch and reports it."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "data_temperature", "cache_gib")
@@ -239,22 +244,22 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConfig:
-    """What is saved, what is kept of it, and where training begins."""
+    """Checkpoints: which are saved and kept, and where training starts."""
 
     save_every: int = 1000
     """Steps between checkpoints."""
     keep_checkpoints: int = 3
-    """Newest checkpoints that are kept (weights, moments and position, for resuming)."""
+    """Newest checkpoints to keep (weights, optimizer moments and position, for resuming)."""
     keep_weights: int = 20
-    """Newest weight files that are kept (for averaging)."""
+    """Newest weight files to keep (for averaging)."""
     keep_best: int = 5
-    """Weight files of the best validations that are kept besides; every validation is followed by a save."""
+    """Weight files of the best validations to keep in addition; every validation is followed by a save."""
     init_from: Path | None = None
-    """Model folder whose weights a new run begins with, at step 0, with a fresh optimizer; a resumed one does not."""
+    """Model folder whose weights a new run starts from, at step 0 with a fresh optimizer; ignored on resume."""
     init_vocabulary: Literal["same", "shared_pieces"] = "same"
-    """same: init_from must have the vocabulary of the data; shared_pieces: vectors of pieces in both are copied."""
+    """same: init_from must have the vocabulary of the data; shared_pieces: copy the vectors of pieces in both."""
     resume: Literal["auto", "required", "never"] = "auto"
-    """auto: resume when there is a checkpoint; required: fail without one; never: refuse a run folder that has one."""
+    """auto: resume if there is a checkpoint; required: fail without one; never: refuse a run folder that has one."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "save_every", "keep_checkpoints", "keep_weights")
@@ -263,16 +268,16 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationConfig:
-    """When a run is validated, and what follows from it."""
+    """Validation: when it runs, and when it stops training."""
 
     validate_every: int = 1000
     """Steps between validations; 0: never."""
     validate_sentences: int = 500
-    """Sentences of each direction that a validation translates for BLEU and samples; 0: loss only."""
+    """Sentences per direction that a validation translates for BLEU and samples; 0: loss only."""
     best_by: Literal["nll", "bleu"] = "nll"
-    """What patience and keep_best compare: loss per token, not smoothed, or BLEU; of several directions the mean."""
+    """Score that patience and keep_best compare: nll (loss per token, unsmoothed) or bleu; the mean over directions."""
     patience: int = 0
-    """Stop after so many validations without a better one; 0: never."""
+    """Stop after this many validations without a new best score; 0: never."""
 
     def __post_init__(self) -> None:
         _require_not_negative(self, "validate_every", "validate_sentences", "patience")
@@ -284,18 +289,18 @@ class ValidationConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeoutConfig:
-    """How long each part of a job may make no progress, and the job itself may take."""
+    """Timeouts: how long each part of a job may make no progress, and how long the job may take."""
 
     timeout_minutes: float = 30.0
-    """Training that makes no progress for so long, waiting for a rank or for data, ends the job."""
+    """End the job if training makes no progress for this long, while it waits for a rank or for data."""
     setup_timeout_minutes: float = 30.0
-    """The same from the start to the first step; ranks that do not join are named."""
+    """The same for the time up to the first step; the message names the ranks that did not join."""
     checkpoint_timeout_minutes: float = 60.0
     """The same for one checkpoint."""
     evaluation_timeout_minutes: float = 120.0
     """The same for one validation."""
     walltime_minutes: float = 0.0
-    """Save and end before the job's time is over, counted from its start; 0: as SLURM says, if it runs there."""
+    """Time limit of the job, from its start; training saves and ends before it. 0: SLURM's limit, if there is one."""
 
     def __post_init__(self) -> None:
         for name in self._limits():
@@ -309,34 +314,36 @@ class TimeoutConfig:
 
     @property
     def collective_timeout_minutes(self) -> float:
-        """Longer than any limit above: the watchdog, which names the rank that is behind, comes first."""
+        """Timeout of one collective in minutes."""
+        # Longer than every limit above, so that the watchdog ends the job first: it names the rank that is behind.
         return 1.5 * max(getattr(self, name) for name in self._limits())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """A training run. The groups that are marked `OmitArgPrefixes` have flags, and names in config.json, of their own.
+    """Settings of a training run.
 
-    `TrainConfig.of` and `changed` take every setting by the name of its flag.
+    In flags and in config.json, settings of groups that are marked `OmitArgPrefixes` have no prefix. `TrainConfig.of`
+    and `changed` take every setting by the name of its flag.
     """
 
     corpora: OmitArgPrefixes[DataConfig]
     run_dir: Path
     """Run folder; training resumes from its newest checkpoint."""
     deepspeed_config: Path | None = None
-    """JSON with zero_optimization, communication, offload keys, or a shipped name (zero2); zero1 when not given."""
+    """JSON file with zero_optimization, communication, offload keys, or a shipped name (zero2); default: zero1."""
     max_steps: int = 100_000
-    """Optimizer steps in all, counted from the start of the run."""
+    """Total optimizer steps, counted from the start of the run."""
     log_every: int = 50
     """Steps between log lines."""
     ema_decay: float = 0.0
-    """Decay a step of a moving average of the weights, saved beside them; 0: none, often 0.999 or 0.9999."""
+    """Decay per step of a moving average of the weights, which is saved with them; 0: none; often 0.999 or 0.9999."""
     max_skipped_steps: int = 10
-    """Abort after so many steps in a row whose loss or gradient was not finite."""
+    """Abort after this many steps in a row with a loss or gradient that is not finite."""
     precision: Literal["bf16", "fp32"] | None = None
-    """Arithmetic of the model; when not given, bf16 where the device computes it, and otherwise fp32."""
+    """Arithmetic of the model; default: bf16 if the device supports it, otherwise fp32."""
     compile: bool = False
-    """torch.compile of layers and loss on a GPU, in bf16 and at ZeRO stages 0 to 2; off until it was measured."""
+    """Use torch.compile for layers and loss on a GPU, in bf16 and at ZeRO stages 0 to 2; off until it is measured."""
     seed: int = 1
     checkpoints: OmitArgPrefixes[CheckpointConfig] = field(default_factory=CheckpointConfig)
     validation: OmitArgPrefixes[ValidationConfig] = field(default_factory=ValidationConfig)
@@ -358,17 +365,17 @@ class TrainConfig:
 
     @property
     def arithmetic(self) -> Literal["bf16", "fp32"]:
-        """`precision`, or bf16 where that was not chosen yet."""
+        """`precision`, or bf16 until it is chosen."""
         return self.precision or "bf16"
 
     def changed(self, **settings: Any) -> "TrainConfig":
-        """Give a config in which some settings, by the names of their flags, are others."""
+        """Return a config with other values for some settings, which are given by the names of their flags."""
         groups, rest = _by_group(settings)
         return replace(self, **{name: replace(getattr(self, name), **group) for name, group in groups.items()}, **rest)
 
 
 RUN_IDENTITY = ("data_sha256", "init_from_sha256", "deepspeed")
-"""What config.json of a run states besides the settings."""
+"""Entries of a run's config.json other than the settings."""
 
 FLAT_GROUPS: dict[str, type] = {
     "corpora": DataConfig,
@@ -376,12 +383,12 @@ FLAT_GROUPS: dict[str, type] = {
     "validation": ValidationConfig,
     "timeouts": TimeoutConfig,
 }
-"""Groups of settings whose flags, and names in config.json, do not name the group."""
+"""Groups of settings without a prefix in flags and in config.json."""
 _GROUP_OF = {field_.name: name for name, kind in FLAT_GROUPS.items() for field_ in fields(kind)}
 
 
 def _by_group(settings: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Deal settings to the groups that they belong to; the rest are those of `TrainConfig` itself."""
+    """Split settings by group; the rest belong to `TrainConfig` itself."""
     groups: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
         if name in _GROUP_OF:

@@ -1,7 +1,7 @@
 """The rows of Table 3 of Vaswani et al. 2017 as changes to a configuration.
 
-A row is stated relative to the paper's base model ("half the feed-forward width"), so it can be trained at full size
-(preset `base`) and at the size of any other preset. At full size each row has the paper's settings, except rows B.
+A row is relative to the paper's base model ("half the feed-forward width"), so it can be trained at full size (preset
+`base`) and at the size of any other preset. At full size each row has the paper's settings, except rows B.
 """
 
 import dataclasses
@@ -16,33 +16,33 @@ from dist_transformer.errors import UserError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaperFigures:
-    """What the paper prints for a row: newstest2013 English-German, beam search, no averaging of checkpoints."""
+    """The paper's results for a row: newstest2013 English-German, beam search, no averaging of checkpoints."""
 
     perplexity: float
-    """Per token of its 37k byte pairs."""
+    """Perplexity per token, with 37k byte pairs."""
     bleu: float
     parameters: int | None = None
-    """In millions; None where the paper leaves the column empty, because they are those of base or nearly so."""
+    """Millions of parameters; None if the paper leaves the column empty because they are about those of base."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
-    """A row: the paper's figures, and factors and settings relative to base."""
+    """A row: the paper's results, and factors and settings relative to base."""
 
     paper: PaperFigures
     width: Fraction = Fraction(1)
-    """Also divides `peak_lr` by its square root, as d_model^-0.5 does to the paper's rate."""
+    """Factor on d_model. `peak_lr` is divided by its square root, as d_model^-0.5 does in the paper's formula."""
     ffn_width: Fraction = Fraction(1)
     layers: Fraction = Fraction(1)
-    """Of encoder and decoder each, rounded."""
+    """Factor on the layers of encoder and decoder, rounded."""
     heads: Fraction | None = Fraction(1)
-    """None: a single head."""
+    """Factor on the heads; None: a single head."""
     head_width: Fraction | None = Fraction(1)
-    """None: what keeps heads × head width as it is."""
+    """Factor on the head width; None: heads × head width stays constant."""
     more_dropout: float | None = 0.0
-    """Added to the residual dropout; None: no dropout."""
+    """Amount added to the residual dropout; None: no dropout."""
     label_smoothing: float | None = None
-    """None: unchanged."""
+    """New value; None: unchanged."""
     learned_positions: bool = False
     steps: Fraction = Fraction(1)
 
@@ -53,16 +53,16 @@ def _row(perplexity: float, bleu: float, parameters: int | None = None, **change
 
 _DOUBLE, _HALF, _QUARTER = Fraction(2), Fraction(1, 2), Fraction(1, 4)
 
-# Figures: Table 3 in the text of the proceedings (NeurIPS 2017, arXiv 1706.03762); numbered in its order.
+# Results: Table 3 of the proceedings (NeurIPS 2017, arXiv 1706.03762); rows are numbered in its order.
 VARIANTS: dict[str, Variant] = {
     "base": _row(4.92, 25.8, 65),
-    # (A) Number of heads; heads × head width stays.
+    # (A) Number of heads; heads × head width stays constant.
     "A1": _row(5.29, 24.9, heads=None, head_width=None),
     "A2": _row(5.00, 25.5, heads=_HALF, head_width=None),
     "A3": _row(4.91, 25.8, heads=_DOUBLE, head_width=None),
     "A4": _row(5.01, 25.4, heads=Fraction(4), head_width=None),
-    # (B) The paper narrows keys and queries only; the model here has one head width, so values narrow too, and these
-    # rows have 7 and 5 million parameters fewer than the paper's.
+    # (B) The paper makes only keys and queries narrower. This model has one head width, so values become narrower too,
+    # and these rows have 7 and 5 million parameters fewer than the paper's.
     "B1": _row(5.16, 25.1, 58, head_width=_QUARTER),
     "B2": _row(5.01, 25.4, 60, head_width=_HALF),
     # (C) Size.
@@ -94,10 +94,10 @@ VARIANTS: dict[str, Variant] = {
 
 
 def find_variant(row: str) -> Variant:
-    """A row by name.
+    """Look up a row by name.
 
     Raises:
-        UserError: there is none of that name.
+        UserError: there is no row of that name.
     """
     if row not in VARIANTS:
         raise UserError(f"--variant {row} is unknown: choose one of {', '.join(VARIANTS)}")
@@ -105,7 +105,7 @@ def find_variant(row: str) -> Variant:
 
 
 def preset_with_variant(preset: str, variant: str) -> TrainConfig:
-    """What --preset and --variant choose.
+    """Return the defaults that --preset and --variant choose.
 
     Raises:
         UserError: an unknown name.
@@ -116,7 +116,7 @@ def preset_with_variant(preset: str, variant: str) -> TrainConfig:
 
 
 def apply_variant(config: TrainConfig, row: str) -> TrainConfig:
-    """`config` with a row's change; `config` stands for the paper's base model.
+    """Apply a row's changes to `config`, which takes the place of the paper's base model.
 
     Raises:
         UserError: no such row, or a size that the row cannot divide.
@@ -155,13 +155,13 @@ def apply_variant(config: TrainConfig, row: str) -> TrainConfig:
 
 
 def changes(base: TrainConfig, config: TrainConfig) -> str:
-    """How `config` differs from `base` in what rows change, in words: `heads 4 → 8, head width 32 → 16`, or `-`."""
+    """Describe how `config` differs from `base` in settings of rows: `heads 4 → 8, head width 32 → 16`, or `-`."""
     before, after = _settings(base), _settings(config)
     return ", ".join(f"{name} {before[name]} → {after[name]}" for name in before if before[name] != after[name]) or "-"
 
 
 def _settings(config: TrainConfig) -> dict[str, object]:
-    """What rows may change, by the words that reports use."""
+    """Return the settings that rows may change, by the names that reports use."""
     model, optimizer = config.model, config.optimizer
     layers = (model.encoder_layers, model.decoder_layers)
     settings: dict[str, object] = {
@@ -181,7 +181,7 @@ def _settings(config: TrainConfig) -> dict[str, object]:
 
 
 def _whole(size: int, factor: Fraction, name: str, row: str) -> int:
-    """`size` × `factor`, which must be a whole number."""
+    """Multiply `size` by `factor`; the result must be a whole number."""
     result = size * factor
     if result.denominator != 1 or result < 1:
         raise UserError(f"variant {row} takes {factor} of {name} ({size}), which is not a whole number: choose another")

@@ -1,7 +1,7 @@
 """Corpus scores against raw reference text, each with the signature that makes it comparable.
 
-sacreBLEU's scores are the ones to compare by. Beside them stands tokenised BLEU, on text that was cut by the rules of
-Moses, which is what papers before sacreBLEU print: it depends on the tokeniser, and the signature names it.
+Compare systems by sacreBLEU's scores. Tokenised BLEU, on text that is tokenised by the rules of Moses, is the score of
+papers before sacreBLEU; it depends on the tokeniser, which the signature names.
 """
 
 import importlib.metadata
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from dist_transformer.errors import UserError
 
-# Every other language is tokenised by "13a", mteval's. For Japanese and Korean sacreBLEU also has tokenisers by
-# dictionary, which need more packages; characters need none, and the signature says so.
+# Every other language uses mteval's tokeniser, "13a". For Japanese and Korean sacreBLEU also has dictionary tokenisers,
+# which need more packages; "char" needs none. The signature names the tokeniser.
 _TOKENIZERS = {"zh": "zh", "ja": "char", "ko": "char", "th": "char", "lo": "char", "km": "char", "my": "char"}
-# As Perl's s/(\S)-(\S)/$1 ##AT##-##AT## $2/g, by which the paper's English-German scores are computed: a single letter
-# between two hyphens belongs to the first match, and the second hyphen stays.
+# Same as Perl's s/(\S)-(\S)/$1 ##AT##-##AT## $2/g, which the paper's English-German scores use: a single letter between
+# two hyphens belongs to the first match, and the second hyphen stays.
 _HYPHEN = re.compile(r"(\S)-(\S)"), r"\1 ##AT##-##AT## \2"
 _COLUMNS = 80
 
@@ -34,16 +34,16 @@ class Scores:
 
     language: str
     lowercase: bool
-    """Case is ignored by all scores but `bleu_cased` and, by convention always, `ter`."""
+    """Whether scores ignore case. `bleu_cased` never does, `ter` always does."""
     bleu_cased: Score
     bleu_lowercase: Score
     bleu_tokenized: Score | None
-    """None for Chinese, Japanese and the like: Moses cuts at spaces."""
+    """Tokenised BLEU; None for languages without spaces, such as Chinese, because Moses splits at spaces."""
     bleu_compound_split: Score | None
-    """Tokenised, and hyphens between letters are words too: usually 0.7 to 1 more. None but for German."""
+    """Tokenised BLEU with hyphens split from words, usually 0.7 to 1 higher; None except for German."""
     chrf: Score
     chrf_pp: Score
-    """chrF++: chrF with words and pairs of words beside the characters."""
+    """chrF++: chrF with words and pairs of words in addition to characters."""
     ter: Score
 
     @property
@@ -52,7 +52,7 @@ class Scores:
         return self.bleu_lowercase if self.lowercase else self.bleu_cased
 
     def report(self) -> dict[str, Any]:
-        """As JSON values; a score that the language does not have is null."""
+        """Convert to JSON values; a score that the language does not have is null."""
         names = (
             "bleu",
             "bleu_cased",
@@ -71,34 +71,34 @@ class Scores:
         }
 
     def __str__(self) -> str:
-        """A table and the signatures, in 80 columns."""
+        """Lay out a table and the signatures in 80 columns."""
         headline = {self.lowercase: " (the headline)"}
         case = "case ignored" if self.lowercase else "case counts"
         rows: list[tuple[str, Score | None, str]] = [
             ("BLEU", self.bleu_cased, f"sacreBLEU, case counts{headline.get(False, '')}"),
             ("BLEU -lc", self.bleu_lowercase, f"sacreBLEU, case ignored{headline.get(True, '')}"),
-            ("BLEU tokenised", self.bleu_tokenized, f"by Moses, {case}: as older papers print it"),
+            ("BLEU tokenised", self.bleu_tokenized, f"by Moses, {case}: as in older papers"),
             ("BLEU compound split", self.bleu_compound_split, "tokenised, and hyphens split"),
             ("chrF", self.chrf, case),
-            ("chrF++", self.chrf_pp, f"with words and pairs of them, {case}"),
+            ("chrF++", self.chrf_pp, f"with words and word pairs, {case}"),
             ("TER", self.ter, "case ignored; lower is better"),
         ]
         table = [f"{name:19} {score.value:6.2f}  {what}" for name, score, what in rows if score is not None]
         if self.bleu_tokenized is None:
-            table.append(f"no tokenised BLEU: Moses cuts at spaces, which does not suit {self.language}")
+            table.append(f"no tokenised BLEU: Moses splits at spaces, which does not suit {self.language}")
         signatures = [_aligned(name, score.signature) for name, score, _ in rows if score is not None]
         return "\n".join([*table, "signatures:", *signatures])
 
 
 def bleu_tokenizer(language: str) -> str:
-    """sacreBLEU's tokeniser for text of `language`, such as "de", "zh" or "zh-CN"."""
+    """Return sacreBLEU's tokeniser for text of `language`, such as "de", "zh" or "zh-CN"."""
     return _TOKENIZERS.get(_base(language), "13a")
 
 
 def corpus_bleu(
     hypotheses: Sequence[str], references: Sequence[str], *, target_language: str, lowercase: bool = False
 ) -> Score:
-    """sacreBLEU of hypotheses against one reference each, both as raw text.
+    """Compute sacreBLEU of hypotheses against one reference each, both as raw text.
 
     Args:
         lowercase: compare without case (sacreBLEU's `-lc`; the signature says `case:lc`).
@@ -111,7 +111,7 @@ def corpus_bleu(
 
 
 def bleu_metric(target_language: str, *, lowercase: bool) -> Any:
-    """Return sacreBLEU's metric of the headline."""
+    """Return sacreBLEU's metric for the main score."""
     from sacrebleu.metrics.bleu import BLEU
 
     return BLEU(tokenize=bleu_tokenizer(target_language), lowercase=lowercase)
@@ -127,16 +127,16 @@ def chrf_pp_metric(*, lowercase: bool) -> Any:
 def score(
     hypotheses: Sequence[str], *references: Sequence[str], target_language: str, lowercase: bool = False
 ) -> Scores:
-    """Score hypotheses against references, all as raw text, in every way.
+    """Compute all scores of hypotheses against references, all as raw text.
 
     Args:
-        references: one list, or several where there are several translations of each line.
-        lowercase: ignore case, in all scores but `bleu_cased`.
+        references: one list, or several if each line has several references.
+        lowercase: ignore case in all scores except `bleu_cased`.
 
     Raises:
         UserError: their numbers differ, or there are none.
     """
-    # Late: pulls in readers of many formats, and only evaluation needs it.
+    # Imported late: it loads readers of many formats, and only evaluation needs it.
     from sacrebleu.metrics.chrf import CHRF
     from sacrebleu.metrics.ter import TER
 
@@ -145,7 +145,7 @@ def score(
     tokenizer = bleu_tokenizer(target_language)
     by_character = tokenizer != "13a"
     chrf = CHRF(lowercase=lowercase)
-    # TER ignores case by convention. Without spaces a sentence would be one word, and any error in it 100%.
+    # TER ignores case by convention. In text without spaces a sentence would be one word, and any error would be 100%.
     ter = TER(normalized=by_character, asian_support=by_character)
     tokenized, compound_split = (
         (None, None) if by_character else _tokenized_bleu(hypotheses, references, _base(target_language), lowercase)
@@ -166,23 +166,21 @@ def score(
 def _tokenized_bleu(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]], language: str, lowercase: bool
 ) -> tuple[Score, Score | None]:
-    """Tokenised BLEU, and for German also with hyphens split.
-
-    Text is lowercased first: a full stop stays with a word that Moses knows as an abbreviation, and it knows them by
-    their capitals, so hypotheses without capitals and references with them would be cut by different rules.
-    """
+    """Compute tokenised BLEU, and for German also with hyphens split."""
     from sacrebleu.metrics.bleu import BLEU
     from sacremoses import MosesTokenizer
 
     moses = MosesTokenizer(lang=language)
 
+    # Lowercase before tokenising: Moses recognises abbreviations by their capitals and keeps their full stop. Otherwise
+    # hypotheses without capitals and references with capitals would be tokenised by different rules.
     def cut(lines: Sequence[str]) -> list[str]:
         lines = [line.lower() for line in lines] if lowercase else lines
         return [moses.tokenize(line, aggressive_dash_splits=False, return_str=True, escape=False) for line in lines]
 
     cut_hypotheses, *cut_references = map(cut, (hypotheses, *references))
     rules = {"tok": f"moses-{language}", "sacremoses": importlib.metadata.version("sacremoses")}
-    # `force` only keeps sacreBLEU from warning of text that is tokenised already.
+    # `force` only suppresses sacreBLEU's warning about text that is already tokenised.
     metric = BLEU(tokenize="none", lowercase=lowercase, force=True)
     tokenized = _scored(metric, cut_hypotheses, cut_references, rules)
     if language != "de":
@@ -193,7 +191,7 @@ def _tokenized_bleu(
 
 
 def split_hyphens(line: str) -> str:
-    """`web-basiert` → `web ##AT##-##AT## basiert`, in tokenised text."""
+    """Split hyphens in tokenised text: `web-basiert` → `web ##AT##-##AT## basiert`."""
     pattern, replacement = _HYPHEN
     return pattern.sub(replacement, line)
 
@@ -201,7 +199,7 @@ def split_hyphens(line: str) -> str:
 def _scored(
     metric: Any, hypotheses: Sequence[str], references: Sequence[Sequence[str]], rules: dict[str, str] | None = None
 ) -> Score:
-    """`rules` are entries of the signature: what was done to the text before."""
+    """Score with a metric. `rules` are entries for the signature that describe how the text was processed."""
     value = metric.corpus_score(list(hypotheses), [list(each) for each in references]).score
     signature = metric.get_signature()
     for key, rule in (rules or {}).items():
@@ -220,12 +218,12 @@ def _check_counts(hypotheses: Sequence[str], references: Sequence[str]) -> None:
 
 
 def _base(language: str) -> str:
-    """`zh_Hant` → `zh`."""
+    """Return the base language: `zh_Hant` → `zh`."""
     return language.replace("_", "-").split("-")[0].lower()
 
 
 def _aligned(name: str, signature: str) -> str:
-    """One row of the signatures; a long one goes on below, cut after a `|`."""
+    """Lay out one signature; a long one is wrapped after a `|`."""
     lines = [""]
     for part in re.findall(r"[^|]+\|?", signature):
         if len(lines[-1]) + len(part) > _COLUMNS - 20:

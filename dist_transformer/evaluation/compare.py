@@ -1,7 +1,7 @@
-"""Scores of translations that exist already, and whether two systems differ by more than chance.
+"""Scores of existing translations, and a test whether two systems differ by more than chance.
 
-The paired bootstrap is sacreBLEU's (Koehn 2004): it draws test sets of the same size from the lines, with replacement,
-and looks at how often the difference of two systems would be as large by chance.
+The paired bootstrap is sacreBLEU's (Koehn 2004). It resamples test sets of the same size from the lines, with
+replacement, and counts how often the difference of two systems would be as large by chance.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ _LABELS = {"bleu": "BLEU", "chrf_pp": "chrF++"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resampled:
-    """One score of one system over all drawn test sets."""
+    """One score of one system over all resampled test sets."""
 
     mean: float
     margin: float
-    """Half of the 95% confidence interval: it is `mean` ± `margin`."""
+    """Half of the 95% confidence interval, which is `mean` ± `margin`."""
     p_value: float | None
-    """Of the difference from the first system, two-sided; 1 where there is none; None for that system itself."""
+    """Two-sided p-value of the difference from the first system: 1 without a difference, None for the first system."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,14 +34,14 @@ class Comparison:
     references: tuple[Path, ...]
     sentences: int
     scores: tuple[Scores, ...]
-    """One for each file."""
+    """Scores of each file."""
     resampled: dict[str, tuple[Resampled, ...]]
-    """By the name of the score (`bleu`, `chrf_pp`), one for each file; empty for one file alone."""
+    """Results of each file by the name of the score (`bleu`, `chrf_pp`); empty for a single file."""
     signatures: dict[str, str]
-    """By the same names: they state the seed and the number of test sets that were drawn."""
+    """Signatures by the same names, with the seed and the number of resampled test sets."""
 
     def report(self) -> dict[str, Any]:
-        """As JSON values: of one file its scores, of several a list of them and what the bootstrap found."""
+        """Convert to JSON values: the scores of one file, or of several files with the results of the bootstrap."""
         test_set = {"sentences": self.sentences, "references": [str(file) for file in self.references]}
         systems = [
             {**scores.report(), "hypotheses": str(file)} for file, scores in zip(self.files, self.scores, strict=True)
@@ -57,12 +57,12 @@ class Comparison:
         return {**test_set, "systems": systems, "signatures": self.signatures}
 
     def __str__(self) -> str:
-        """Tables, in 80 columns but for the names of files."""
+        """Lay out tables in 80 columns, except for file names."""
         parts = []
         for file, scores in zip(self.files, self.scores, strict=True):
             parts.append(f"{file}\n{scores}" if len(self.files) > 1 else str(scores))
         if self.resampled:
-            parts.append(f"paired bootstrap; p is that of a difference from {self.files[0]}")
+            parts.append(f"paired bootstrap; p: p-value of the difference from {self.files[0]}")
             for name, row in self.resampled.items():
                 parts += [_row(_LABELS[name], each, file) for each, file in zip(row, self.files, strict=True)]
             parts += [f"{_LABELS[name]:8} {signature}" for name, signature in self.signatures.items()]
@@ -77,10 +77,10 @@ def _row(label: str, found: Resampled, file: Path) -> str:
 def compare(
     files: Sequence[Path], references: Sequence[Path], *, target_language: str, lowercase: bool = False
 ) -> Comparison:
-    """Score files of translations, and the difference of each from the first.
+    """Score files of translations, and test the difference of each from the first.
 
     Raises:
-        UserError: a file cannot be read, or they are empty or of different length.
+        UserError: a file cannot be read, or the files are empty or of different length.
     """
     texts = read_aligned(*references, *files)
     expected, hypotheses = texts[: len(references)], texts[len(references) :]
@@ -97,7 +97,7 @@ def compare(
 
 
 def _as_resampled(result: Any, first_score: float) -> Resampled:
-    # sacreBLEU gives a system compared with itself the lowest p-value that there is: none of its differences, all 0, is
+    # For equal systems sacreBLEU reports the lowest possible p-value, because no resampled difference (all are 0) is
     # above the real one.
     p_value = 1.0 if result.p_value is not None and result.score == first_score else result.p_value
     return Resampled(mean=float(result.mean), margin=float(result.ci), p_value=p_value)
@@ -116,7 +116,7 @@ def _bootstrap(
     resampled: dict[str, tuple[Resampled, ...]] = {}
     signatures: dict[str, str] = {}
     for name, metric in metrics.items():
-        # One at a time: the results go by sacreBLEU's own names of metrics, after a column of the systems' names.
+        # One metric at a time: results have sacreBLEU's own metric names, after a column of system names.
         test: Any = PairedTest(systems, {name: metric}, references, test_type="bs")
         found_signatures, found = test()
         (signatures[name],) = map(str, found_signatures.values())

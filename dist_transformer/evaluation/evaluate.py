@@ -28,16 +28,16 @@ class Evaluation:
     scores: Scores
     info: ModelInfo
     notes: tuple[str, ...]
-    """What a reader of the scores must know, a sentence each."""
+    """Notes that a reader of the scores needs, one sentence each."""
     hypotheses: list[str]
     splits: list[Split]
     """Source lines that were too long to translate whole."""
     seconds: float
-    """Decoding, without loading and scoring."""
+    """Time of decoding, without loading and scoring."""
     world_size: int
 
     def report(self, hypotheses_file: Path) -> dict[str, Any]:
-        """As JSON values; `hypotheses_file` is where the caller writes the hypotheses."""
+        """Convert to JSON values; `hypotheses_file` is the caller's file for the hypotheses."""
         return {
             **self.scores.report(),
             "notes": list(self.notes),
@@ -56,11 +56,11 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferencedText:
-    """Text to translate, and what its translations are compared with."""
+    """Text to translate, and its references."""
 
     sources: list[str]
     references: tuple[list[str], ...]
-    """One or several, each with a line for every source."""
+    """One or several references, each with a line for every source."""
 
 
 def evaluate(
@@ -76,15 +76,17 @@ def evaluate(
     direction: str | None = None,
     tags: Sequence[str] | None = None,
 ) -> Evaluation:
-    """Call it on every rank with the same arguments; every rank gets the same evaluation.
+    """Translate a test set with a model folder and score it. Collective: every rank must call it.
+
+    Every rank must pass the same arguments, and gets the same evaluation.
 
     Args:
-        lowercase: ignore case; it is ignored too when the model's tokenizer lowercases all text.
-        direction: of the model's, by name; needed where there are several.
-        tags: in front of every source, in place of the direction's.
+        lowercase: ignore case; case is also ignored if the model's tokenizer lowercases all text.
+        direction: name of a direction of the model; needed if there are several.
+        tags: tags in front of every source, instead of the direction's.
 
     Raises:
-        UserError: on every rank alike, when a file is unfit on one of them.
+        UserError: a file is unfit on some rank; every rank raises it.
     """
     test_set = read_test_set(source, *references)
     model, tokenizer, info = on_all_ranks(lambda: load_model(model_folder, device, dtype))
@@ -102,12 +104,12 @@ def evaluate(
 
 
 def read_test_set(source: Path, *references: Path) -> ReferencedText:
-    """Source and reference lines, the same on every rank. A collective.
+    """Read source and reference lines, the same on every rank. Collective: every rank must call it.
 
     Raises:
-        UserError: on every rank alike, when they cannot be read, are empty or of different length.
+        UserError: the files cannot be read, are empty or of different length; every rank raises it.
     """
-    # One rank reads: the text is the same for all even when a file changes meanwhile.
+    # One rank reads, so that all have the same text even if a file changes meanwhile.
     texts = on_all_ranks(lambda: read_aligned(source, *references) if rank() == 0 else None)
     texts = broadcast_object(texts)
     assert texts is not None
@@ -125,7 +127,7 @@ def evaluate_model(
     max_batch_tokens: int | None = None,
     lowercase: bool = False,
 ) -> Evaluation:
-    """As `evaluate`, of a model that is loaded and faces one direction, on text that is read."""
+    """Evaluate a loaded model, for the direction of `info`, on loaded text. Collective: every rank must call it."""
     translator = on_all_ranks(
         lambda: Translator(
             model, tokenizer, device, settings, tags=info.direction.tags, max_batch_tokens=max_batch_tokens
@@ -158,12 +160,12 @@ def evaluate_model(
 
 def _notes(tokenizer: Tokenizer, test_set: ReferencedText) -> tuple[str, ...]:
     if tokenizer.lowercase and any(line != line.lower() for lines in test_set.references for line in lines):
-        return ("lowercased model, references with capitals: the cased BLEU means nothing",)
+        return ("lowercased model, references with capitals: the cased BLEU has no meaning",)
     return ()
 
 
 def write_evaluation(evaluation: Evaluation, file: Path) -> None:
-    """Write the JSON `file`, and beside it the hypotheses, one a line: `result.json`, `result.hypotheses.txt`."""
+    """Write the JSON `file`, such as result.json, and the hypotheses, one per line, to result.hypotheses.txt."""
     hypotheses_file = file.with_name(f"{file.stem}.hypotheses.txt")
     text = "".join(f"{line}\n" for line in evaluation.hypotheses)
     write_report(evaluation.report(hypotheses_file), file, beside={hypotheses_file: text})
@@ -173,10 +175,10 @@ def write_report(report: dict[str, Any], file: Path, *, beside: dict[Path, str] 
     """Write a report as JSON.
 
     Args:
-        beside: text files of the same folder, which are written first.
+        beside: text files in the same folder, which are written first.
 
     Raises:
-        UserError: they cannot be written.
+        UserError: the files cannot be written.
     """
     try:
         make_folder(file.parent)

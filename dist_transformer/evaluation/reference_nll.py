@@ -1,4 +1,4 @@
-"""How probable a model finds the references of a test set."""
+"""Negative log-likelihood of the references of a test set."""
 
 import math
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from dist_transformer.model.transformer import Transformer
 def reference_nll(
     model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], *, tags: Sequence[str] = ()
 ) -> float:
-    """Return -log p per target token, `</s>` included, not smoothed. Collective: every rank must call it.
+    """Return -log p per target token, `</s>` included, without smoothing. Collective: every rank must call it.
 
-    Pairs that are too long for the model's positions are left out; not a number when none is left.
+    Pairs that are too long for the model's positions are left out; the result is NaN if none is left.
 
     Args:
-        model: in evaluation mode.
+        model: model in evaluation mode.
         pairs: source and reference lines, the same on every rank.
-        tags: in front of every source.
+        tags: tags in front of every source.
     """
     longest = longest_line(model)
     sources, targets = (tokenizer.encode_batch(list(side)) for side in zip(*pairs, strict=True))
@@ -27,5 +27,5 @@ def reference_nll(
     ids = [pair for pair in zip(tagged, targets, strict=True) if max(map(len, pair)) <= longest]
     scores = score_ids(model, ids, device=model.embedding.device)
     values = [value for score in scores for value in score.token_log_probabilities]
-    # A sum that does not depend on the order, and so not on the number of ranks.
+    # fsum does not depend on the order, and therefore not on the number of ranks.
     return -math.fsum(values) / len(values) if values else math.nan

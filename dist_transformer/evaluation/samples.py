@@ -1,4 +1,4 @@
-"""Sample translations of a run, with what the decoder looked at: made at validation, read by pictures and reports."""
+"""Sample translations of a run with their attention maps: made at validation, read by pictures and reports."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ from dist_transformer.inference.pieces import readable_pieces
 from dist_transformer.inference.translator import Translator
 from dist_transformer.run.layout import SAMPLES, step_name
 
-# Longer sentences have no maps: their pictures could not be read, and a map of 1,024 by 1,024 is 6 MB of text.
+# Longer sentences get no maps: their pictures would be illegible, and a map of 1,024 by 1,024 is 6 MB of text.
 LONGEST_MAP = 60
 
 
@@ -37,10 +37,11 @@ class Sample:
 
     def __post_init__(self) -> None:
         for name in ("source", "reference", "hypothesis"):
-            _require(isinstance(getattr(self, name), str), f"{name} is no text")
+            _require(isinstance(getattr(self, name), str), f"{name} is not a string")
         for name in ("source_tokens", "target_tokens"):
             tokens = getattr(self, name)
-            _require(isinstance(tokens, list) and all(isinstance(token, str) for token in tokens), f"{name} is no list")
+            is_list = isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)
+            _require(is_list, f"{name} is not a list of strings")
         if self.attention_LTS is not None:
             try:
                 shape = np.asarray(self.attention_LTS, dtype=np.float64).shape
@@ -59,10 +60,10 @@ class SampleSheet:
     """Sentences that were decoded and scored."""
     bleu: float
     signature: str
-    """sacreBLEU's, which says what `bleu` is."""
+    """sacreBLEU's signature of `bleu`."""
     samples: tuple[Sample, ...]
     source_language: str | None = None
-    """None where the run has one direction; otherwise a validation has a sheet per direction."""
+    """Language of the sources; None if the run has one direction. Otherwise there is one sheet per direction."""
     target_language: str | None = None
 
     @property
@@ -70,12 +71,12 @@ class SampleSheet:
         return None if self.source_language is None else f"{self.source_language}-{self.target_language}"
 
     def __post_init__(self) -> None:
-        _require(isinstance(self.step, int) and self.step >= 0, "step is no count")
-        _require(isinstance(self.sentences, int) and self.sentences >= 0, "sentences is no count")
-        _require(isinstance(self.bleu, int | float), "bleu is no number")
-        _require(isinstance(self.signature, str), "signature is no text")
+        _require(isinstance(self.step, int) and self.step >= 0, "step is not a count")
+        _require(isinstance(self.sentences, int) and self.sentences >= 0, "sentences is not a count")
+        _require(isinstance(self.bleu, int | float), "bleu is not a number")
+        _require(isinstance(self.signature, str), "signature is not a string")
         for name in ("source_language", "target_language"):
-            _require(isinstance(getattr(self, name), str | None), f"{name} is no text")
+            _require(isinstance(getattr(self, name), str | None), f"{name} is not a string")
 
 
 def make_samples(
@@ -87,11 +88,11 @@ def make_samples(
     count: int,
     with_attention: int,
 ) -> tuple[Sample, ...]:
-    """At most `count` samples, spread evenly over the lists, the same ones each time.
+    """Make at most `count` samples, spread evenly over the lists, the same ones each time.
 
     Args:
-        hypotheses: what `translator` made of `sources`.
-        with_attention: so many of them, the first whose sentences are short enough to read, have attention maps.
+        hypotheses: translations of `sources` by `translator`.
+        with_attention: number of samples with attention maps; the first ones with short enough sentences get them.
     """
     count = min(count, len(sources))
     tokenizer = translator.tokenizer
@@ -119,15 +120,15 @@ def make_samples(
 
 def _mean_of_heads(translator: Translator, source: list[int], target: list[int]) -> list[list[list[float]]] | None:
     mean_LTS = cross_attention_maps(translator.model, source, target).double().mean(1)
-    # A run whose weights are no longer finite still reports its text.
+    # If the weights are no longer finite, the sample still has its text.
     return mean_LTS.round(decimals=3).tolist() if mean_LTS.isfinite().all() else None
 
 
 def write_sheet(run_dir: Path, *sheets: SampleSheet) -> Path:
-    """Write `RUN/samples/step-00001000.json`, whole or not at all: a sheet, or `sheets` of several directions.
+    """Write one sheet, or the sheets of several directions, to `RUN/samples/step-00001000.json`, whole or not at all.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     path = run_dir / SAMPLES / f"{step_name(sheets[0].step)}.json"
     plain = [_without_none(dataclasses.asdict(sheet)) for sheet in sheets]
@@ -142,10 +143,10 @@ def write_sheet(run_dir: Path, *sheets: SampleSheet) -> Path:
 
 
 def read_sheets(run_dir: Path) -> list[SampleSheet]:
-    """All sheets of a run, in order of step; none where there are none.
+    """Read all sheets of a run, if any, in order of step.
 
     Raises:
-        UserError: one is damaged.
+        UserError: a sheet is damaged.
     """
     sheets = [sheet for path in (run_dir / SAMPLES).glob("step-*.json") for sheet in _read_sheets(path)]
     return sorted(sheets, key=lambda sheet: sheet.step)
@@ -163,7 +164,9 @@ def _read_sheets(path: Path) -> list[SampleSheet]:
             for values in content.get("sheets", [content])
         ]
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is no sheet of samples ({error}): remove it, the run writes a newer one") from None
+        raise UserError(
+            f"{path} is not a sheet of samples ({error}): remove it, the run will write a newer one"
+        ) from None
 
 
 def _require(condition: bool, problem: str) -> None:

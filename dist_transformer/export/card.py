@@ -13,21 +13,21 @@ from dist_transformer.model_folder import ModelInfo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """What an exported model says of itself."""
+    """Contents of an exported model's README."""
 
     name: str
     folder: str
-    """Name of the folder, for the example."""
+    """Name of the folder in the example."""
     library: str
     """`transformers` or `ctranslate2`."""
     info: ModelInfo
-    """Faces the exported direction."""
+    """Description of the model, for the exported direction."""
     tags: Sequence[str]
-    """Of the vocabulary."""
+    """Tags of the vocabulary."""
     parameters: int
     license: str | None
     dev_name: str
-    """File of the dev text."""
+    """File name of the dev text."""
     dev_lines: int
     ours: Score
     theirs: Score
@@ -35,14 +35,14 @@ class Card:
     tried: Mapping[float, float]
     """BLEU by length penalty."""
     longest: int
-    """Tokens of an output at most."""
+    """Most tokens per output."""
     checks: Sequence[Check]
 
     def __str__(self) -> str:
         return f"{self._metadata()}{self._what()}\n{self._usage()}\n{self._search()}\n{self._checked()}"
 
     def _metadata(self) -> str:
-        """YAML, with strings as in JSON, which YAML includes."""
+        """Write YAML with JSON strings, which are also valid YAML."""
         info = self.info
         pair = f"{info.source_language}-{info.target_language}"
         lines = [
@@ -87,7 +87,7 @@ class Card:
             else ""
         )
         steps = ", ".join(f"{step:,}" for step in info.steps)
-        steps = f"the mean of those after training steps {steps}" if len(info.steps) > 1 else f"training step {steps}"
+        steps = f"mean of training steps {steps}" if len(info.steps) > 1 else f"training step {steps}"
         license_note = "" if self.license is not None else "\nNo license was stated when this folder was written.\n"
         return f"""# {self.name}
 
@@ -96,9 +96,9 @@ with dist_transformer and exported for {self.library}.
 {synthetic}{license_note}
 - Training data: {info.corpus}{" (synthetic)" if info.synthetic else ""}
 - Weights: {steps}; {self.parameters:,} parameters
-- BLEU on {self.dev_name}, the dev text by which the length penalty was chosen: {self.theirs.value:.2f}
+- BLEU on {self.dev_name}, the dev text that chose the length penalty: {self.theirs.value:.2f}
   (`{self.theirs.signature}`)
-- The tokenizer normalises text before it cuts it into pieces, and `</s>` in a text stays text.
+- The tokenizer normalises text before it splits it into pieces. `</s>` in a text stays text.
 {self._direction()}"""
 
     def _direction(self) -> str:
@@ -127,25 +127,25 @@ with dist_transformer and exported for {self.library}.
         return f"""## How its search differs from that of dist_transformer
 
 - **Length penalty.** {self.library} divides a hypothesis' log-probability by length^α, dist_transformer by
-  ((5 + length) / 6)^0.6. So α was chosen anew, on the dev text: {self.length_penalty}, the one of the highest BLEU that
-  is as near to that of dist_transformer ({self.ours.value:.2f}) as the checks want. BLEU by α: {tried}.
-{differences.format(**limits)}{_LINES}"""
+  ((5 + length) / 6)^0.6. So α was chosen again, on the dev text: {self.length_penalty} has the highest BLEU that is as
+  close to dist_transformer's ({self.ours.value:.2f}) as the checks require. BLEU by α: {tried}.
+{differences.format(**limits)}{_LINES.format(library=self.library)}"""
 
     def _checked(self) -> str:
         rows = "\n".join(f"| {check.name} | {check.found.replace('|', '&#124;')} |" for check in self.checks)
         return f"""## Checks
 
-This folder was written only after its outputs had been compared with those of dist_transformer:
+The outputs of this folder were compared with those of dist_transformer before it was written:
 
-| check | found |
+| check | result |
 |---|---|
 {rows}
 """
 
 
 _LINES = """\
-- **Lines.** A line of spaces is translated, too; dist_transformer gives a blank line for it. A text with more tokens
-  than the model has positions ends in an error; dist_transformer translates it in parts.
+- **Lines.** {library} also translates a line of spaces; dist_transformer gives a blank line for it. A text with more
+  tokens than the model has positions is an error; dist_transformer translates it in parts.
 """
 
 _TRANSFORMERS = """## Use
@@ -158,7 +158,7 @@ outputs = model.generate(**inputs)
 print(tokenizer.batch_decode(outputs, skip_special_tokens=True))
 ```
 
-It needs no code but that of transformers (4.57 or later, 5). `generation_config.json` holds the settings of the search.
+It needs only transformers (4.57 or later, 5). `generation_config.json` has the settings of the search.
 """
 
 _CTRANSLATE2 = """## Use
@@ -173,23 +173,23 @@ found = translator.translate_batch([row.tokens for row in rows], **search)
 print([tokenizer.decode([tokenizer.token_to_id(token) for token in each.hypotheses[0]]) for each in found])
 ```
 
-Its tokens are the pieces of `tokenizer.json`, which ends every source with `</s>`. CTranslate2 keeps no settings of the
-search in the folder: pass those above.
+The tokens are the pieces of `tokenizer.json`, which ends every source with `</s>`. CTranslate2 stores no search
+settings in the folder: pass those above.
 """
 
 _DIFFERENCES_TRANSFORMERS = """\
 - **Candidates.** A hypothesis that ends in a step counts if it is among the best {beam} candidates; in
   dist_transformer, if it is among the best {beam} × 2.
-- **Stopping.** `early_stopping="never"` searches on until no living hypothesis can become the best one, as
-  dist_transformer does. The limit is {longest} tokens, and an output that reaches it is cut; that of dist_transformer
-  is the source's tokens and 50 more, and it ends such an output by `</s>`. A smaller `max_new_tokens` is faster.
+- **Stopping.** With `early_stopping="never"` the search continues until no unfinished hypothesis can become the best,
+  as in dist_transformer. The limit is {longest} tokens, and an output that reaches it is cut. dist_transformer's limit
+  is the source's tokens and 50 more, and it ends such an output with `</s>`. A smaller `max_new_tokens` is faster.
 """
 
 _DIFFERENCES_CTRANSLATE2 = """\
-- **Candidates.** The length does not count `</s>`, which dist_transformer counts. `<pad>`, `<unk>` and `<s>` are taken
-  out before probabilities are computed; dist_transformer does not choose them, but leaves the probabilities of the
-  others as they are.
-- **Stopping.** Search ends when {beam} × {patience} hypotheses have ended; that of dist_transformer when no living one
-  can become the best. The limit is {longest} tokens, and an output that reaches it is cut; that of dist_transformer is
-  the source's tokens and 50 more, and it ends such an output by `</s>`.
+- **Candidates.** The length does not include `</s>`; dist_transformer's does. `<pad>`, `<unk>` and `<s>` are removed
+  before probabilities are computed; dist_transformer does not choose them, but does not change the probabilities of the
+  others.
+- **Stopping.** The search ends when {beam} × {patience} hypotheses have ended; dist_transformer's search ends when no
+  unfinished one can become the best. The limit is {longest} tokens, and an output that reaches it is cut.
+  dist_transformer's limit is the source's tokens and 50 more, and it ends such an output with `</s>`.
 """

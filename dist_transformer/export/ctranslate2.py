@@ -1,4 +1,4 @@
-"""The same model for CTranslate2, an inference engine: its specification filled from our weights."""
+"""Export to CTranslate2, an inference engine: its model specification, filled from our weights."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,16 +13,16 @@ from dist_transformer.model.transformer import Transformer
 
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
 _END = SPECIALS[EOS_ID]
-# Never part of an output; CTranslate2 has a flag for <unk> alone.
+# Never part of an output; for <unk>, CTranslate2 has its own flag.
 SUPPRESSED = [[SPECIALS[0]], [SPECIALS[BOS_ID]]]
 
 
 def refuse_what_ctranslate2_lacks(config: ModelConfig) -> None:
-    """Raise a UserError that names the setting which CTranslate2 cannot express."""
+    """Raise a UserError that names a setting that CTranslate2 does not support."""
     if config.heads * config.attention_head_width != config.width:
-        raise UserError("CTranslate2 has no head width of its own: model.head_width must be width ÷ heads")
+        raise UserError("CTranslate2 has no separate head width: model.head_width must be width ÷ heads")
     if config.attention != "softmax":
-        raise UserError(f"model.attention is {config.attention}: only softmax attention is written for CTranslate2")
+        raise UserError(f"model.attention is {config.attention}: CTranslate2 supports only softmax attention")
 
 
 def save_for_ctranslate2(
@@ -31,11 +31,11 @@ def save_for_ctranslate2(
     """Fill the folder `out` with a CTranslate2 model. Its tokens are pieces; a source ends with `</s>`.
 
     Args:
-        pieces: The vocabulary, by id.
-        quantization: One of `QUANTIZATIONS`; fp32 when not given.
+        pieces: vocabulary by id.
+        quantization: one of `QUANTIZATIONS`; None: fp32.
 
     Raises:
-        UserError: the configuration is not one that is translated here.
+        UserError: CTranslate2 does not support the configuration.
     """
     from ctranslate2.specs import TransformerSpec
     from ctranslate2.specs.common_spec import Activation
@@ -50,7 +50,7 @@ def save_for_ctranslate2(
         activation=Activation.RELU if config.activation == "relu" else Activation.GELU,
     )
     state = {name: tensor.detach().float().cpu().numpy() for name, tensor in model.state_dict().items()}
-    # Constant vectors are not part of the state.
+    # Constant position vectors are not part of the state.
     positions = model.position_vectors(config.max_positions).detach().float().cpu().numpy()
     for side in ("encoder", "decoder"):
         _fill_side(getattr(spec, side), side, state, positions)
@@ -65,10 +65,10 @@ def save_for_ctranslate2(
     spec.register_target_vocabulary(list(pieces))
     spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = SPECIALS[BOS_ID], _END, SPECIALS[UNK_ID]
     spec.config.decoder_start_token = SPECIALS[BOS_ID]
-    # The tokenizer adds it, ours as well as that of transformers.
+    # The tokenizer adds </s> already.
     spec.config.add_source_eos = False
     spec.validate()
-    # A tied matrix is written once.
+    # This also stores a tied matrix only once.
     spec.optimize(quantization=quantization)
     out.mkdir(parents=True, exist_ok=True)
     spec.save(str(out))
@@ -118,12 +118,12 @@ def translate_ids(
     patience: float = 1.0,
     tags: Sequence[str] = (),
 ) -> list[list[int]]:
-    """The best hypothesis of each source, ids without special tokens.
+    """Return the best hypothesis of each source as ids without special tokens.
 
     Args:
-        longest: Tokens of an output at most.
-        patience: Search ends when so many times `beam_size` hypotheses have ended.
-        tags: Of the vocabulary; none is ever part of an output.
+        longest: most tokens per output.
+        patience: the search ends when `patience` × `beam_size` hypotheses have ended.
+        tags: tags of the vocabulary, which are never part of an output.
     """
     found = translator.translate_batch(
         [[*(pieces[token] for token in source), _END] for source in sources],
@@ -132,7 +132,7 @@ def translate_ids(
         patience=patience,
         max_input_length=0,
         max_decoding_length=longest,
-        # An output may be empty, as ours.
+        # An output may be empty, as in our search.
         min_decoding_length=0,
         max_batch_size=2048,
         batch_type="tokens",

@@ -18,7 +18,7 @@ from dist_transformer.model_folder import TOKENIZER_FILE
 
 BEAM_SIZE = 4
 PATIENCE = 2
-"""With 1, search ends at the fourth hypothesis that ends, though one that lives may be better."""
+"""Factor on the beam size. With 1, the search ends with the fourth finished hypothesis, though others may be better."""
 
 
 def write_ctranslate2(
@@ -30,26 +30,27 @@ def write_ctranslate2(
     *,
     quantization: str | None = None,
 ) -> None:
-    """Fill `folder`.
+    """Fill `folder` with the model and its tokenizer.
 
     Args:
-        tags: in front of every source.
+        tags: tags in front of every source.
 
     Raises:
-        UserError: CTranslate2 has no such model.
+        UserError: CTranslate2 does not support the model.
     """
     save_for_ctranslate2(model, tokenizer.pieces, folder, quantization=quantization)
     write_file(folder / TOKENIZER_FILE, source_tokenizer(tokenizer, tokenizer_json, tags, knows_specials=False))
 
 
 class CTranslate2Peer:
-    """A folder as a user of `ctranslate2` and `tokenizers` loads it."""
+    """An exported folder, loaded with `ctranslate2` and `tokenizers` as by a user."""
 
     def __init__(self, folder: Path, device: torch.device, *, longest: int, tags: Sequence[str] = ()) -> None:
-        """
+        """Load the folder.
+
         Args:
-            longest: tokens of an output at most.
-            tags: of the vocabulary; none is ever part of an output.
+            longest: most tokens per output.
+            tags: tags of the vocabulary, which are never part of an output.
         """
         import ctranslate2
 
@@ -96,7 +97,7 @@ class CTranslate2Peer:
         found = translate_ids(
             self.translator,
             self.pieces,
-            # Without the end, which `translate_ids` adds.
+            # Without </s>, which `translate_ids` adds.
             [ids[:-1] for ids in self.encode(lines)],
             beam_size=BEAM_SIZE,
             length_penalty=length_penalty,

@@ -1,4 +1,4 @@
-"""A model folder → a folder that other libraries load, written only if its outputs agree with ours."""
+"""Export of a model folder for another library; it is written only if its outputs agree with ours."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,32 +33,32 @@ Target = Literal["hf", "ctranslate2"]
 LIBRARIES: dict[Target, str] = {"hf": "transformers", "ctranslate2": "ctranslate2"}
 
 LEAST_LINES = 1000
-"""Of dev text: fewer say little about 99.5% of lines, or 0.2 BLEU."""
+"""Least lines of dev text; with fewer, limits of 99.5% of lines and 0.2 BLEU mean little."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportSettings:
-    """What is exported, and by which text it is judged."""
+    """The model to export, and the dev text for its checks."""
 
     model: Path
     """Model folder."""
     to: Target
     out: Path
-    """Folder to write; nothing may be there."""
+    """Folder to write; it must be new or empty."""
     source: Path
-    """Dev text, one sentence a line."""
+    """Dev text, one sentence per line."""
     reference: Path
-    """Its translation, line by line."""
+    """Reference translations, line by line."""
     direction: str | None = None
-    """Of the model, such as `en-de`; needed where it has several."""
+    """Direction of the model, such as `en-de`; needed if it has several."""
     tags: tuple[str, ...] | None = None
-    """In front of every source, in place of the direction's."""
+    """Tags in front of every source, instead of the direction's."""
     quantization: str | None = None
-    """Of CTranslate2; fp32 when not given."""
+    """Quantisation for CTranslate2; None: fp32."""
     name: str | None = None
-    """In the card; the folder's name when not given."""
+    """Name in the card; default: the folder's name."""
     license: str | None = None
-    """In the card's metadata, as the hub abbreviates it, such as `cc-by-4.0`."""
+    """License in the card's metadata, in the hub's notation, such as `cc-by-4.0`."""
 
     def __post_init__(self) -> None:
         if self.quantization is not None and self.to != "ctranslate2":
@@ -66,22 +66,22 @@ class ExportSettings:
                 f"--quantize {self.quantization} is for CTranslate2: give --to ctranslate2, or leave it out"
             )
         if self.quantization not in (None, *QUANTIZATIONS):
-            raise UserError(f"--quantize {self.quantization} is unknown: choose among {', '.join(QUANTIZATIONS)}")
+            raise UserError(f"--quantize {self.quantization} is unknown: choose one of {', '.join(QUANTIZATIONS)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Export:
-    """What was compared, and found."""
+    """Results of the comparison."""
 
     checks: list[Check]
     dev: DevText
     search: Search
     precision: str
     outputs: list[str]
-    """Of the exported model, by beam search on the dev text."""
+    """Beam search outputs of the exported model on the dev text."""
 
     def report(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Convert to JSON values."""
         ours, theirs = self.dev.bleu(self.dev.outputs), self.dev.bleu(self.outputs)
         return {
             "bleu": theirs.value,
@@ -103,14 +103,15 @@ def export(
     progress: Callable[[str], object],
     show: Callable[[Sequence[Check]], object],
 ) -> Export:
-    """Write the folder, after all checks.
+    """Export a model: write the folder if all checks pass.
 
     Args:
-        progress: is told what goes on, a line each time.
-        show: gets all checks that were made, once, whether they passed or not.
+        progress: called with one line of text at each stage.
+        show: called once with all checks that ran, whether they passed or not.
 
     Raises:
-        UserError: a check failed, the text or the model is unfit, or the folder cannot be written; nothing is left.
+        UserError: a check failed, the text or the model is unfit, or the folder cannot be written. Nothing is left on
+            disk.
     """
     require_library(LIBRARIES[settings.to])
     refuse_content(settings.out)
@@ -129,24 +130,24 @@ def export(
             made = job.run(folder, quantised_folder, show)
             _finish(folder if settings.quantization is None else quantised_folder, settings.out)
     except OSError as error:
-        remedy = "free space or choose another folder"
+        remedy = "free space, or choose another folder"
         raise UserError(f"{settings.out} cannot be written ({error.strerror}): {remedy}") from None
     return made
 
 
 def refuse_content(out: Path) -> None:
-    """Raise a UserError unless nothing is at `out`, or an empty folder."""
+    """Raise a UserError unless `out` does not exist or is an empty folder."""
     if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
-        raise UserError(f"{out} exists: choose another name or remove it")
+        raise UserError(f"{out} exists: choose another name, or remove it")
 
 
 def dev_text(
     pairs: Sequence[tuple[str, str]], model: Transformer, tokenizer: Tokenizer, info: ModelInfo, device: torch.device
 ) -> DevText:
-    """The lines that are translated whole by ours, and our outputs.
+    """Select the lines that our model translates whole, and translate them.
 
     Raises:
-        UserError: there are fewer than 1,000.
+        UserError: there are fewer than `LEAST_LINES`.
     """
     translator = Translator(model, tokenizer, device, BeamSettings(), tags=info.direction.tags)
     sources = [source for source, _ in pairs]
@@ -159,8 +160,8 @@ def dev_text(
     if len(fits) < LEAST_LINES:
         left_out = f", {len(pairs) - len(fits):,} of them blank or too long" if len(fits) < len(pairs) else ""
         raise UserError(
-            f"--src has {len(pairs):,} lines{left_out}: give at least {LEAST_LINES:,} lines of dev text, by which the "
-            "exported model is compared with ours"
+            f"--src has {len(pairs):,} lines{left_out}: give at least {LEAST_LINES:,} lines of dev text, on which the "
+            "exported model is compared with the original"
         )
     return DevText(
         sources=[source for source, _ in fits],
@@ -200,7 +201,7 @@ class _Job:
         show(checks)
         if names := failed(checks):
             raise UserError(
-                f"{self.settings.out} was not written, for its outputs are not those of {self.settings.model} "
+                f"{self.settings.out} was not written, because its outputs differ from those of {self.settings.model} "
                 f"({', '.join(names)}): see the rows above"
             )
         assert search is not None
@@ -212,7 +213,7 @@ class _Job:
         return made
 
     def _write(self, folder: Path, quantization: str | None = None) -> Peer:
-        """Fill a folder, and load it as its users do."""
+        """Fill a folder, and load it as a user does."""
         tags = self.info.direction.tags
         if self.settings.to == "hf":
             write_huggingface(folder, self.model, self.tokenizer, self.tokenizer_json, tags)
@@ -226,7 +227,7 @@ class _Job:
         write_generation_config(folder, self.tokenizer, length_penalty=length_penalty, max_positions=positions)
 
     def _fp32(self, peer: Peer) -> tuple[list[Check], Search | None]:
-        """The gate; no beam search where a cheaper check has failed."""
+        """Run the checks in fp32. Skip the beam search if a cheaper check fails."""
         tags = self.info.direction.tags
         gate = Gate(self.model, self.tokenizer, peer, self.dev, longest=self.longest, tags=tags)
         checks = []
@@ -263,9 +264,9 @@ def _finish(folder: Path, out: Path) -> None:
     """Flush the folder and move it into place."""
     rights = (folder / CARD_FILE).stat().st_mode & 0o777
     for file in folder.iterdir():
-        # Libraries leave files that are their owner's alone.
+        # Libraries may write files that only their owner can read.
         file.chmod(rights)
         sync(file)
     sync(folder)
-    # In place of an empty folder, too.
+    # This also replaces an empty folder.
     move(folder, out)

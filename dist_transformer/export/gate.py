@@ -1,7 +1,7 @@
-"""Does an exported model say what ours says? An export that does not is never written.
+"""Checks that an exported model gives the same outputs as ours; otherwise the export is not written.
 
-Compared are token ids, texts, probabilities of given targets, greedy search and the BLEU of beam search, in fp32, on
-the user's own text and on hostile strings; for a quantised model, its BLEU.
+They compare token ids, decoded texts, log-probabilities of given targets, greedy search and the BLEU of beam search, in
+fp32, on the user's own text and on hostile strings. For a quantised model they compare BLEU.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,36 +19,36 @@ from dist_transformer.inference.scoring import read_targets, score_ids
 from dist_transformer.model.transformer import Transformer
 
 LARGEST_DIFFERENCE = 1e-4
-"""Of a token's log-probability, ours to theirs, in fp32."""
+"""Largest difference between a token's log-probabilities in fp32."""
 LEAST_IDENTICAL = 0.995
-"""Share of lines with the same greedy output: numbers that differ by rounding may tip a choice."""
+"""Least share of lines with the same greedy output; rounding can change a choice between almost equal tokens."""
 BLEU_TOLERANCE = 0.2
 QUANTISED_LOSS = 0.5
-"""BLEU that a quantised model may lose against ours."""
+"""BLEU that a quantised model may lose."""
 
 LENGTH_PENALTIES = (0.2, 0.4, 0.6)
-"""Their search divides by length^α where ours divides by ((5 + length) / 6)^0.6, so their best α is another.
-For lengths of 10 to 100, the same ratios come of an α of 0.4 to 0.57. With a higher one `generate` searches longer: at
-1 ten times as long as at 0.2."""
+"""Values of α to try. The libraries divide by length^α and we by ((5 + length) / 6)^0.6, so the best α is not 0.6.
+For lengths of 10 to 100, an α of 0.4 to 0.57 gives the same ratios. With a higher α, `generate` searches longer: ten
+times as long at 1 as at 0.2."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DevText:
-    """Text that the user's model was made for, and what our model makes of it."""
+    """Dev text, and our model's translations of it."""
 
     sources: list[str]
     references: list[str]
     outputs: list[str]
-    """Ours, by beam search."""
+    """Beam search outputs of our model."""
     target_language: str
     lowercase: bool
-    """The model's text has no case, so BLEU ignores it."""
+    """Whether BLEU ignores case, because the model's text is lowercased."""
 
     def bleu(self, outputs: Sequence[str]) -> Score:
         return corpus_bleu(outputs, self.references, target_language=self.target_language, lowercase=self.lowercase)
 
     def identical(self, outputs: Sequence[str]) -> int:
-        """Lines that are as ours."""
+        """Count the lines that are identical to ours."""
         return sum(ours == theirs for ours, theirs in zip(self.outputs, outputs, strict=True))
 
 
@@ -64,9 +64,10 @@ class Search:
 
 
 def tune(peer: Peer, dev: DevText, progress: Callable[[str], object]) -> Search:
-    """Choose the length penalty with the highest BLEU that is as near to ours as the gate wants; otherwise the nearest.
+    """Choose a length penalty for the exported model's beam search.
 
-    Equal ones: the one with more lines as ours.
+    It is the one with the highest BLEU within the tolerance of ours, or, if none is within it, with the BLEU closest to
+    ours. Among equals, it is the one with more lines identical to ours.
     """
     ours = dev.bleu(dev.outputs).value
     found = []
@@ -86,7 +87,7 @@ def tune(peer: Peer, dev: DevText, progress: Callable[[str], object]) -> Search:
 
 
 class Gate:
-    """The checks of one exported model in fp32."""
+    """Checks of one exported model in fp32."""
 
     def __init__(
         self,
@@ -98,16 +99,17 @@ class Gate:
         longest: int,
         tags: Sequence[str] = (),
     ) -> None:
-        """
+        """Encode the texts that the checks compare.
+
         Args:
-            longest: tokens of a greedy output at most.
-            tags: in front of every source.
+            longest: most tokens per greedy output.
+            tags: tags in front of every source.
         """
         self.model, self.tokenizer, self.peer, self.dev, self.longest = model, tokenizer, peer, dev, longest
         self.prefix = tokenizer.tag_ids(tags)
         room = model.config.max_positions - 1
         texts = [*dev.sources, *HOSTILE]
-        # A hostile string is the translation of the one before it.
+        # The target of each hostile string is the next one.
         targets = [*dev.references, *HOSTILE[1:], HOSTILE[0]]
         sides = (tokenizer.encode_batch(side) for side in (texts, targets))
         self.pairs: list[IdPair] = [
@@ -121,15 +123,15 @@ class Gate:
         wrong = _differing(ours, self.peer.encode(self.texts))
         found = f"the same for {self.counted}"
         if wrong:
-            found = f"other ids for {len(wrong):,} texts, the first: {_shown(self.texts[wrong[0]])}"
+            found = f"different ids for {len(wrong):,} texts, the first: {_shown(self.texts[wrong[0]])}"
         return Check.that(not wrong, name="token ids", found=found)
 
     def decoding(self) -> Check:
         ids = self.tokenizer.encode_batch(self.texts)
         wrong = _differing([self.tokenizer.decode(row) for row in ids], self.peer.decode(ids))
-        found = "the same text of all these ids"
+        found = "the same text for all these ids"
         if wrong:
-            found = f"other text of {len(wrong):,} texts' ids, the first: {_shown(self.texts[wrong[0]])}"
+            found = f"different text for the ids of {len(wrong):,} texts, the first: {_shown(self.texts[wrong[0]])}"
         return Check.that(not wrong, name="decoding", found=found)
 
     def log_probabilities(self) -> Check:
@@ -137,25 +139,25 @@ class Gate:
         ours = [np.array(score.token_log_probabilities) for score in scores]
         theirs = self.peer.log_probabilities(self.pairs)
         if [len(row) for row in ours] != [len(row) for row in theirs]:
-            return Check.that(False, name="log-probabilities", found="they are of other numbers of tokens")
+            return Check.that(False, name="log-probabilities", found="the numbers of tokens differ")
         worst = float(np.abs(np.concatenate(ours) - np.concatenate(theirs)).max())
         counted = f"of {sum(map(len, ours)):,} given target tokens"
         return Check.that(
-            # Not a number is no agreement.
+            # NaN fails this comparison.
             worst <= LARGEST_DIFFERENCE,
             name="log-probabilities",
-            found=f"those {counted} differ by {worst:.1e} at most; {LARGEST_DIFFERENCE:.0e} is allowed",
+            found=f"those {counted} differ by at most {worst:.1e}; {LARGEST_DIFFERENCE:.0e} is allowed",
         )
 
     def greedy(self) -> Check:
-        """Their output is what ours would be when each of its tokens is our choice after those before it."""
-        # Nothing is searched for an empty text, by us and by CTranslate2.
+        """Check greedy outputs: each of their tokens must be our most probable one after the tokens before it."""
+        # Neither we nor CTranslate2 search for an empty text.
         sources = [source for source, _ in self.pairs if len(source) > len(self.prefix)]
         outputs = self.peer.greedy(sources, self.longest)
         pairs = list(zip(sources, outputs, strict=True))
         same = 0
         for output, choices in zip(outputs, self._choices(pairs), strict=True):
-            # At the limit it may not have ended.
+            # An output at the limit may not have ended.
             ended = [*output, EOS_ID] if len(output) < self.longest - 1 else output
             same += choices[: len(ended)] == ended
         return Check.that(
@@ -165,7 +167,7 @@ class Gate:
         )
 
     def _choices(self, pairs: Sequence[IdPair]) -> list[list[float]]:
-        """Our most probable token after each beginning of the targets, the empty one first."""
+        """Find our most probable token after each prefix of the targets, from the empty prefix on."""
         never = [PAD_ID, UNK_ID, BOS_ID, *self.tokenizer.tag_ids(self.tokenizer.tags)]
 
         def read(logits_TV: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -180,21 +182,21 @@ class Gate:
         return Check.that(
             abs(ours.value - theirs.value) <= BLEU_TOLERANCE,
             name="beam search",
-            found=f"{theirs.value:.2f} BLEU with length penalty {search.length_penalty}, ours {ours.value:.2f}; "
-            f"{BLEU_TOLERANCE} apart is allowed; {same:,} of {len(self.dev.outputs):,} outputs are identical "
+            found=f"{theirs.value:.2f} BLEU with length penalty {search.length_penalty}, ours {ours.value:.2f}; a "
+            f"difference of {BLEU_TOLERANCE} is allowed; {same:,} of {len(self.dev.outputs):,} outputs are identical "
             f"({theirs.signature})",
         )
 
 
 def quantised(dev: DevText, outputs: Sequence[str], *, quantization: str, precision: str) -> Check:
-    """The check of a model that rounds more."""
+    """Check the BLEU of a quantised model."""
     ours, theirs = dev.bleu(dev.outputs), dev.bleu(outputs)
     loss = ours.value - theirs.value
     return Check.that(
         loss <= QUANTISED_LOSS,
         name=quantization,
         found=f"{theirs.value:.2f} BLEU, {abs(loss):.2f} {'less' if loss > 0 else 'more'} than ours; "
-        f"{QUANTISED_LOSS} less is allowed; computed here in {precision}; {dev.identical(outputs):,} of "
+        f"a loss of {QUANTISED_LOSS} is allowed; computed here in {precision}; {dev.identical(outputs):,} of "
         f"{len(outputs):,} outputs are identical to ours",
     )
 

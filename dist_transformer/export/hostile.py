@@ -1,7 +1,7 @@
-"""Text that programs stumble over: an exported tokenizer must cut it as ours does."""
+"""Text that often breaks programs; an exported tokenizer must split it as ours does."""
 
 HOSTILE = (
-    # Nothing, and white space of all kinds.
+    # The empty string, and all kinds of white space.
     "",
     " ",
     "   ",
@@ -25,7 +25,7 @@ HOSTILE = (
     "<mask> <extra_id_0> <|endoftext|> [CLS] [SEP] [UNK]",
     "▁under▁lower Ġ Ċ ## @@",
     ">>de<< <2de> __de__",
-    # Control characters and bytes that are no text.
+    # Control characters, and characters that are not text.
     "nul\x00in\x00side",
     "\x00",
     "\x01\x02\x1b[31mred\x1b[0m\x7f",
@@ -34,7 +34,7 @@ HOSTILE = (
     # Emoji that are several code points.
     "👩‍👩‍👧‍👦 👍🏽 🏳️‍🌈 🇩🇪 1️⃣",
     "😀😀😀😀😀😀😀😀",
-    # Combining marks: composed, decomposed, heaped.
+    # Combining marks: composed, decomposed, stacked.
     "é e\u0301 ñ n\u0303 Å A\u030a",
     "Z\u0351\u036b\u0343\u036a\u0302\u036b\u033d\u034f\u0334\u0319\u0324\u031e\u0349\u035a\u032f\u031e\u0320\u034dalgo",
     "a" + "\u0301" * 100,
@@ -43,7 +43,7 @@ HOSTILE = (
     "நிலைக்கு தமிழ்",
     "ไทยไม่มีช่องว่าง",
     "한국어 \u1112\u1161\u11ab\u1100\u116e\u11a8",
-    # From right to left, and marks of direction.
+    # Right-to-left text, and direction marks.
     "שָׁלוֹם עולם",
     "مرحبا بالعالم ـــ",
     "می\u200cخواهم",

@@ -1,4 +1,4 @@
-"""A folder that `transformers` loads by `AutoModelForSeq2SeqLM` and `AutoTokenizer`, and the model loaded from it."""
+"""A folder for `AutoModelForSeq2SeqLM` and `AutoTokenizer` of `transformers`, and the model loaded from it."""
 
 import json
 from collections.abc import Sequence
@@ -19,25 +19,25 @@ from dist_transformer.model_folder import TOKENIZER_FILE
 GENERATION_FILE = "generation_config.json"
 BEAM_SIZE = 4
 
-# Pairs that are prepared have at most 256 tokens a side unless more are asked for: longer outputs were never learned.
+# By default, prepared pairs have at most 256 tokens per side, so the model has not learned longer outputs.
 _LONGEST_OUTPUT = 256
 
 
 def longest_output(max_positions: int) -> int:
-    """Tokens of an output at most; `<s>` takes a position."""
+    """Return the most tokens per output; `<s>` takes one position."""
     return min(max_positions - 1, _LONGEST_OUTPUT)
 
 
 def write_huggingface(
     folder: Path, model: Transformer, tokenizer: Tokenizer, tokenizer_json: bytes, tags: Sequence[str]
 ) -> None:
-    """Fill `folder`, but for `write_generation_config`.
+    """Fill `folder`, except for the file of `write_generation_config`.
 
     Args:
-        tags: in front of every source.
+        tags: tags in front of every source.
 
     Raises:
-        UserError: Marian has no such model.
+        UserError: Marian does not support the model.
     """
     marian = marian_model(model)
     _quiet()
@@ -47,12 +47,12 @@ def write_huggingface(
 
 
 def write_generation_config(folder: Path, tokenizer: Tokenizer, *, length_penalty: float, max_positions: int) -> None:
-    """Say how `generate` searches when it is told nothing."""
+    """Write the default search settings of `generate`."""
     config = {
         "num_beams": BEAM_SIZE,
         "length_penalty": length_penalty,
         "max_new_tokens": longest_output(max_positions),
-        # Search goes on until no living hypothesis can become the best one.
+        # The search continues until no unfinished hypothesis can become the best one.
         "early_stopping": "never",
         "suppress_tokens": [PAD_ID, UNK_ID, BOS_ID, *tokenizer.tag_ids(tokenizer.tags)],
         "decoder_start_token_id": BOS_ID,
@@ -64,7 +64,7 @@ def write_generation_config(folder: Path, tokenizer: Tokenizer, *, length_penalt
 
 
 class HuggingFacePeer:
-    """A folder as a user of `transformers` loads it."""
+    """An exported folder, loaded with `transformers` as by a user."""
 
     precision = "float32"
 
@@ -106,7 +106,7 @@ class HuggingFacePeer:
                 attention_mask=mask,
                 max_new_tokens=longest,
                 num_beams=1,
-                # These speak of beams.
+                # These settings are for beams only.
                 early_stopping=False,
                 length_penalty=1.0,
             ).tolist()
@@ -126,7 +126,7 @@ class HuggingFacePeer:
         return texts
 
     def _padded(self, sentences: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and mask."""
+        """Pad sentences; return ids and mask."""
         longest = max(map(len, sentences))
         tokens = torch.tensor([row + [PAD_ID] * (longest - len(row)) for row in sentences])
         mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in sentences])
@@ -134,7 +134,7 @@ class HuggingFacePeer:
 
 
 def _quiet() -> None:
-    """Keep the library's bars of progress out of ours."""
+    """Disable the library's progress bars."""
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()

@@ -1,7 +1,7 @@
-"""The same model as Hugging Face's `MarianMTModel`.
+"""Conversion to Hugging Face's `MarianMTModel`.
 
-Marian is the paper's post-norm model with one difference: its sinusoids are all sines, then all cosines, where the
-paper interleaves them. The order of the residual dimension is free, so ours is permuted on the way.
+Marian is the paper's post-norm model with one difference: its position vectors have all sines first, then all cosines;
+the paper interleaves them. The order of the residual dimension is free, so the conversion permutes it.
 """
 
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from dist_transformer.model.transformer import Transformer
 if TYPE_CHECKING:
     from transformers import MarianMTModel
 
-# Marian's own constants, which no weight of ours stands for.
+# Marian's constants, which have no counterpart among our weights.
 _CONSTANTS = {
     "final_logits_bias",
     "model.encoder.embed_positions.weight",
@@ -25,10 +25,10 @@ _CONSTANTS = {
 
 
 def marian_model(model: Transformer) -> "MarianMTModel":
-    """A `MarianMTModel` that computes the same; its parameters are copies.
+    """Build a `MarianMTModel` that computes the same function; its parameters are copies.
 
     Raises:
-        UserError: the configuration is not one that Marian has.
+        UserError: Marian does not support the configuration.
     """
     from transformers import MarianConfig, MarianMTModel
 
@@ -61,22 +61,25 @@ def marian_model(model: Transformer) -> "MarianMTModel":
     )
     left, unknown = marian.load_state_dict(marian_weights(model), strict=False)
     if set(left) != _CONSTANTS or unknown:
-        raise UserError(f"transformers names Marian's weights otherwise ({sorted({*left, *unknown} - _CONSTANTS)})")
+        raise UserError(
+            f"this version of transformers has other names for Marian's weights "
+            f"({sorted({*left, *unknown} - _CONSTANTS)}): install 4.57 or later, or 5"
+        )
     return marian
 
 
 def refuse_what_marian_lacks(config: ModelConfig) -> None:
-    """Raise a UserError that names the setting which Marian cannot express."""
+    """Raise a UserError that names a setting that Marian does not support."""
     wanted = {"norm": "post", "positions": "sinusoidal", "attention": "softmax", "tie_embeddings": True}
     for name, value in wanted.items():
         if getattr(config, name) != value:
-            raise UserError(f"Marian has no model with {name} = {getattr(config, name)!r}: only {value!r}")
+            raise UserError(f"Marian does not support {name} = {getattr(config, name)!r}: only {value!r}")
     if config.heads * config.attention_head_width != config.width:
-        raise UserError("Marian has no head width of its own: model.head_width must be width ÷ heads")
+        raise UserError("Marian has no separate head width: model.head_width must be width ÷ heads")
 
 
 def marian_weights(model: Transformer) -> dict[str, torch.Tensor]:
-    """Our parameters under Marian's names, the residual dimension in Marian's order."""
+    """Convert our parameters to Marian's names, with the residual dimension in Marian's order."""
     width = model.config.width
     order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
     state = model.state_dict()

@@ -1,4 +1,4 @@
-"""What the gate asks of an exported model, loaded by the library that it was written for."""
+"""Interface of an exported model, loaded by its library, for the checks."""
 
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -8,7 +8,7 @@ import numpy as np
 
 from dist_transformer.errors import UserError
 
-# Sentences that a library translates at a time.
+# Sentences per batch of a library.
 SENTENCES = 64
 
 IdPair = tuple[list[int], list[int]]
@@ -16,36 +16,36 @@ IdPair = tuple[list[int], list[int]]
 
 
 class Peer(Protocol):
-    """An exported model. Ids are ours, which all of its files keep."""
+    """An exported model. It has the same token ids as ours."""
 
     @property
     def precision(self) -> str:
-        """What it computes in, such as `float32`."""
+        """Type of its arithmetic, such as `float32`."""
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Ids as the model reads them, `</s>` last."""
+        """Encode lines to the ids that the model reads, `</s>` last."""
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Texts of ids without special tokens."""
+        """Decode ids without special tokens."""
 
     def log_probabilities(self, pairs: Sequence[IdPair]) -> list[np.ndarray]:
-        """Natural logarithms of the probabilities of each pair's target tokens, `</s>` last."""
+        """Compute the natural logarithms of the probabilities of each pair's target tokens, `</s>` last."""
 
     def greedy(self, sources: Sequence[list[int]], longest: int) -> list[list[int]]:
-        """The most probable token, again and again: ids of at most `longest` tokens, without `</s>`."""
+        """Search greedily; return at most `longest` ids per source, without `</s>`."""
 
     def translate(self, lines: Sequence[str], length_penalty: float) -> list[str]:
-        """Beam search as the card of the folder tells its users."""
+        """Translate with the beam search that the folder's card describes."""
 
 
 def require_library(name: str) -> None:
-    """Raise a UserError where a library of the extra `export` is not installed."""
+    """Raise a UserError if a library of the extra `export` is not installed."""
     if find_spec(name) is None:
         raise UserError(f"{name} is not installed: pip install 'dist_transformer[export]'")
 
 
 def in_batches(lengths: Sequence[int], size: int = SENTENCES) -> Iterator[list[int]]:
-    """Places of sentences of similar length, longest first."""
+    """Yield the indices of sentences in batches of similar length, longest first."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     for start in range(0, len(order), size):
         yield order[start : start + size]

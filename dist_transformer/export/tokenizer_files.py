@@ -1,4 +1,4 @@
-"""Our tokenizer for other programs: `tokenizer.json` that adds tags and `</s>`, and what `AutoTokenizer` reads."""
+"""Our tokenizer for other programs: a `tokenizer.json` that adds tags and `</s>`, and `AutoTokenizer`'s config."""
 
 import json
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ _END = SPECIALS[EOS_ID]
 
 
 def source_tokenizer(tokenizer: Tokenizer, tokenizer_json: bytes, tags: Sequence[str], *, knows_specials: bool) -> str:
-    """Give our tokenizer.json with the tags before every text and `</s>` after it.
+    """Return our tokenizer.json with the tags before every text and `</s>` after it.
 
     Args:
-        knows_specials: Whether text that spells a special token may become that token, which a setting of the program
-            prevents (`split_special_tokens`). Without, no program can be set wrongly, and decoding leaves nothing out.
+        knows_specials: keep the list of special tokens. A text that spells one may then become that token, unless the
+            program sets `split_special_tokens`. Without the list this cannot happen, and decoding keeps all tokens.
     """
     state: dict[str, Any] = json.loads(tokenizer_json)
     if not knows_specials:
@@ -34,9 +34,9 @@ def source_tokenizer(tokenizer: Tokenizer, tokenizer_json: bytes, tags: Sequence
 
 
 def tokenizer_config(max_positions: int) -> str:
-    """What transformers 4 and 5 read of a tokenizer besides tokenizer.json."""
+    """Return the config that transformers 4 and 5 read in addition to tokenizer.json."""
     config = {
-        # The name that both know; transformers 5 itself writes one that 4 does not.
+        # Both versions know this name; transformers 5 writes one that 4 does not know.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "pad_token": SPECIALS[PAD_ID],
         "unk_token": SPECIALS[UNK_ID],

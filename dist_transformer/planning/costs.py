@@ -1,6 +1,6 @@
-"""What training the paper's models costs, counted as the paper counts and as this project counts.
+"""Training cost of the paper's models, counted as in the paper and as in this project.
 
-Table 2 of Vaswani et al. 2017 prices device time: "we estimate the number of floating point operations … by multiplying
+Table 2 of Vaswani et al. 2017 counts device time: "we estimate the number of floating point operations … by multiplying
 the training time, the number of GPUs used, and an estimate of the sustained single-precision floating-point capacity of
 each GPU". `training_flops` counts the operations that the weights and tokens need.
 """
@@ -13,9 +13,9 @@ from dist_transformer.model.transformer import training_flops
 
 GPUS = 8
 SUSTAINED_FLOPS_PER_SECOND = 9.5e12
-"""Of a P100, as the paper assumes (footnote of section 6.1)."""
+"""Rate of a P100 that the paper assumes (footnote of section 6.1)."""
 TOKENS_PER_STEP = 25_000
-"""Source tokens, and as many target tokens (section 5.1)."""
+"""Source tokens per step, and the same number of target tokens (section 5.1)."""
 VOCAB_SIZE = 37_000
 
 
@@ -28,7 +28,7 @@ class PaperRun:
 
     @property
     def device_flops(self) -> float:
-        """What the GPUs could have computed in the time that they were busy or waiting."""
+        """Operations that the GPUs could have computed in the training time."""
         return self.hours * 3600 * GPUS * SUSTAINED_FLOPS_PER_SECOND
 
 
@@ -39,7 +39,7 @@ PAPER_RUNS = {
 
 
 def work_flops(preset: str) -> int:
-    """Operations that the preset's steps need at the paper's batch and vocabulary."""
+    """Count the operations of the preset's steps with the paper's batch and vocabulary."""
     config = PRESETS[preset]
     tokens = config.max_steps * TOKENS_PER_STEP
     model = dataclasses.replace(config.model, vocab_size=VOCAB_SIZE)
@@ -47,7 +47,7 @@ def work_flops(preset: str) -> int:
 
 
 def cost_table() -> str:
-    """Both counts as a Markdown table."""
+    """Lay out both counts as a Markdown table."""
     lines = [
         "| model | ours: work done | the paper's: device time | ours ÷ the paper's |",
         "|---|---|---|---|",

@@ -1,7 +1,7 @@
-"""GPUs that a run can be planned for: what their makers state.
+"""Makers' data of the GPUs that a run can be planned for.
 
-Rates are for dense matrices, without sparsity. Memory is what torch reports, rounded down. `node_gbit` is the network
-of the maker's own server (DGX) where there is one, and else a guess; --network-gbit says what a cluster has.
+Rates are for dense matrices, without sparsity. Memory is the amount that torch reports, rounded down. `node_gbit` is
+the network of the maker's own server (DGX) if there is one, otherwise a guess; --network-gbit overrides it.
 """
 
 import re
@@ -14,12 +14,12 @@ from dist_transformer.errors import UserError
 class GpuKind:
     memory_gib: float
     bf16_tflops: float | None
-    """With sums in fp32; None: the GPU has no bf16."""
+    """Rate in bf16 with fp32 sums; None: the GPU has no bf16."""
     fp32_tflops: float
-    """Outside the matrix units."""
+    """Rate outside the matrix units."""
     memory_gb_per_second: float
     link_gb_per_second: float
-    """To the other GPUs of its node, one way: half of what NVLink is sold as, or PCI Express."""
+    """Rate to the other GPUs of the node, one way: half of NVLink's advertised rate, or PCI Express."""
     node_gbit: float
     """Network of a node, one way."""
 
@@ -125,10 +125,10 @@ CPU = "cpu"
 
 
 def gpu_kind(name: str, precision: str) -> GpuKind | None:
-    """None for `cpu`.
+    """Look up a kind of GPU; return None for `cpu`.
 
     Raises:
-        UserError: unknown, or without the precision.
+        UserError: the GPU is unknown, or does not support the precision.
     """
     if name == CPU:
         return None
@@ -141,7 +141,7 @@ def gpu_kind(name: str, precision: str) -> GpuKind | None:
 
 
 def peak_flops(described: str, precision: str) -> float | None:
-    """Look up the operations per second of a device as torch names it; None where the table lacks it."""
+    """Look up the operations per second of a device by torch's name; None if the table lacks it."""
     name = kind_of_device(described)
     if name is None:
         return None
@@ -150,12 +150,12 @@ def peak_flops(described: str, precision: str) -> float | None:
 
 
 def kind_of_device(described: str) -> str | None:
-    """The name in the table of a device as torch names it: `NVIDIA H100 80GB HBM3, 79 GiB` → `h100`."""
+    """Find the table's name of a device by torch's name: `NVIDIA H100 80GB HBM3, 79 GiB` → `h100`."""
     words = re.findall(r"[a-z0-9]+", described.lower().replace("rtx ", "rtx"))
     exact = [name for name in GPUS if name in words]
     if exact:
         return exact[0]
-    # Of one family, by memory.
+    # Members of one family differ by memory.
     families = [name for name in GPUS if name.partition("-")[0] in words]
     size = described.rpartition(", ")[2].removesuffix(" GiB")
     fitting = [name for name in families if size.isdigit() and GPUS[name].memory_gib <= int(size)]

@@ -1,4 +1,4 @@
-"""What a run folder says of a run, for a look beside its plan."""
+"""Measurements of a run folder, compared with the plan of the run."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,21 +25,21 @@ class MeasuredRun:
     nodes: int
     ranks_per_node: int
     gpu: str
-    """Its name in the table of GPUs, or `cpu`."""
+    """Name in the table of GPUs, or `cpu`."""
     machine: str
     steps: int
     train_seconds: float
     target_tokens_per_second: float
     fill: float
     training_flops: int
-    """Of the steps so far."""
+    """Operations of the steps so far."""
     state_bytes: int | None
     peak_bytes: int | None
     checkpoint_bytes: int | None
-    """Of the newest, its tensors and state."""
+    """Size of the newest checkpoint, tensors and state."""
 
     def cluster(self, given: Cluster) -> Cluster:
-        """Where it ran; the assumptions are the given ones."""
+        """Return the cluster where it ran, with the assumptions of `given`."""
         return Cluster(
             nodes=self.nodes,
             gpus=self.ranks_per_node,
@@ -50,7 +50,7 @@ class MeasuredRun:
         )
 
     def workload(self) -> Workload:
-        """Of its data; where that is elsewhere by now, of what the run recorded."""
+        """Return the workload of its data, or of the run's records if the data is no longer there."""
         with suppress(UserError):
             return look_at_work(self.config)
         batch = self.config.batch
@@ -64,9 +64,10 @@ class MeasuredRun:
 
 
 def read_run(run_dir: Path) -> MeasuredRun:
-    """
+    """Read the measurements of a run folder.
+
     Raises:
-        UserError: not a run folder, or one that has not trained long enough to say anything.
+        UserError: it is not a run folder, or it has no records of training yet.
     """
     settings = read_json(run_dir / SETTINGS_FILE)
     config = settings_of(settings, run_dir / SETTINGS_FILE)
@@ -78,7 +79,7 @@ def read_run(run_dir: Path) -> MeasuredRun:
     kind = kind_of_device(str(gpus[0])) if gpus else CPU
     if kind is None:
         raise UserError(
-            f"{run_dir} was trained on {gpus[0]!r}, of which no figures are kept: give a run on a GPU that --gpu knows"
+            f"{run_dir} was trained on {gpus[0]!r}, which is not in the GPU table: give a run on a GPU that --gpu knows"
         )
     world, hosts = int(start.get("world_size", 1)), int(start.get("hosts", 1))
     return MeasuredRun(
@@ -126,13 +127,13 @@ class Comparison:
 def compare(plan: RunPlan, run: MeasuredRun) -> Iterator[Comparison]:
     mib = 2**20
     yield Comparison(
-        what="states between steps, a rank",
+        what="states between steps, per rank",
         unit="MiB",
         predicted=plan.chosen.memory.resident / mib,
         measured=run.state_bytes and run.state_bytes / mib,
     )
     yield Comparison(
-        what="peak memory, a rank" + (" (with libraries)" if run.gpu == CPU else ""),
+        what="peak memory, per rank" + (" (with libraries)" if run.gpu == CPU else ""),
         unit="MiB",
         predicted=None if run.gpu == CPU else plan.chosen.memory.peak / mib,
         measured=run.peak_bytes and run.peak_bytes / mib,
@@ -144,19 +145,19 @@ def compare(plan: RunPlan, run: MeasuredRun) -> Iterator[Comparison]:
         measured=run.checkpoint_bytes and run.checkpoint_bytes / mib,
     )
     yield Comparison(
-        what="target tokens a second",
+        what="target tokens per second",
         unit="",
         predicted=plan.target_tokens_per_second,
         measured=run.target_tokens_per_second,
     )
     yield Comparison(
-        what="a step",
+        what="step time",
         unit="ms",
         predicted=1000 * plan.step_time.total if plan.step_time else None,
         measured=1000 * run.train_seconds / run.steps,
     )
     yield Comparison(
-        what="training FLOPs a step",
+        what="training FLOPs per step",
         unit="G",
         predicted=plan.training_flops / plan.config.max_steps / 1e9,
         measured=run.training_flops / run.steps / 1e9,

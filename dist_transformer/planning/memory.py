@@ -1,9 +1,9 @@
-"""Memory of a rank, by ZeRO stage: what DeepSpeed 0.19 allocates for this engine, term by term.
+"""Memory of a rank by ZeRO stage: the allocations of DeepSpeed 0.19 for this engine, term by term.
 
-P parameters, N ranks, b bytes per element of the training precision (bf16: 2, fp32: 4). Terms that DeepSpeed shares are
-P / N; its padding is left out. Gradients are summed in fp32 in both precisions.
+P parameters, N ranks, b bytes per element of the training precision (bf16: 2, fp32: 4). Terms that DeepSpeed partitions
+are P / N; its padding is left out. Gradients are summed in fp32 in both precisions.
 
-| | weights | fp32 copy | moments | gradients | besides, during the update |
+| | weights | fp32 copy | moments | gradients | in addition, during the update |
 |---|---|---|---|---|---|
 | 0 | bP | 4P (fp32: none) | 8P | 4P | 4P that is sent, on several ranks |
 | 1, bf16 | 2P | 4P/N | 8P/N | 4P, always | none |
@@ -11,11 +11,11 @@ P / N; its padding is left out. Gradients are summed in fp32 in both precisions.
 | 2 | bP | 4P/N | 8P/N | 4P/N | none (fp32: 4P/N) |
 | 3 | bP/N | 4P/N | 8P/N | 4P/N, always | 4P/N |
 
-A moving average of the weights (`ema_decay`) is kept as the moments are: 4P or 4P/N more.
+A moving average of the weights (`ema_decay`) is partitioned like the moments: 4P or 4P/N more.
 
-Sources: stage 0 `training/engine/plain_adam.py`; of DeepSpeed, stage 1 in bf16 `runtime/bf16_optimizer.py`, stages 1
-and 2 `runtime/zero/stage_1_and_2.py`, stage 3 `runtime/zero/stage3.py`. `tests/distributed/test_memory.py` compares
-with the tensors of real engines.
+Sources: stage 0: `training/engine/plain_adam.py`. In DeepSpeed, stage 1 in bf16: `runtime/bf16_optimizer.py`; stages 1
+and 2: `runtime/zero/stage_1_and_2.py`; stage 3: `runtime/zero/stage3.py`. `tests/distributed/test_memory.py` compares
+the table with the tensors of real engines.
 """
 
 import dataclasses
@@ -30,12 +30,12 @@ from dist_transformer.model.transformer import Transformer
 
 BYTES = {"bf16": 2, "fp32": 4}
 SENTENCE_TOKENS = 30.0
-"""Of a sentence of news, where no data says."""
-# Elements that DeepSpeed lays side by side to reduce them without ZeRO (`runtime/engine.py`).
+"""Mean length of a sentence of news, used without data."""
+# Elements that DeepSpeed flattens into one buffer to reduce them without ZeRO (`runtime/engine.py`).
 STAGE_0_BUCKET = 500_000_000
 # CUDA context and libraries; communication buffers of NCCL. A round figure, not measured.
 _CONTEXT_BYTES = int(1.5 * 2**30)
-# What the allocator cannot use. A round figure, not measured.
+# Share that the allocator loses. A round figure, not measured.
 _FRAGMENTATION = 0.05
 
 
@@ -64,7 +64,7 @@ class ZeroSettings:
             for name in ("offload_optimizer", "offload_param")
         }
         stage = int(zero.get("stage", 0))
-        # DeepSpeed overlaps by itself in stage 3 alone.
+        # DeepSpeed's default is to overlap in stage 3 only.
         return cls(**{"overlap_comm": stage == 3, **values, **offloads, "stage": stage})
 
     @property
@@ -78,15 +78,16 @@ class ModelSizes:
 
     parameters: int
     persistent: int
-    """Of these, in tensors small enough for ZeRO-3 to leave them on every rank."""
+    """Parameters in tensors that are small enough for ZeRO-3 to keep on every rank."""
     persistent_tensors: int
+    """Number of these tensors."""
     constants: int
     """Bytes of tables that are not trained."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """What a rank computes at once: the buffers, full or not."""
+    """Buffers that a rank computes at once, full or not."""
 
     source_tokens: int
     target_tokens: int
@@ -102,30 +103,30 @@ class Memory:
     masters: int
     moments: int
     gradients: int
-    """At their most."""
+    """Peak of the gradients."""
     buffers: int
-    """For communication; ZeRO-3: the parameters gathered to compute with."""
+    """Communication buffers; ZeRO-3: also the gathered parameters."""
     activations: int
-    """Kept for the backward pass."""
+    """Tensors that are kept for the backward pass."""
     loss: int
-    """At its most, when all activations are kept."""
+    """Peak of the loss, which occurs while all activations are kept."""
     update: int
     """Copies of the gradients during the update."""
     resident: int
     """Bytes that stay between steps: weights, their fp32 copy, moments and constants; the gradients in stage 3, and in
     stage 1 in bf16; a bucket in stage 3."""
     host: int = 0
-    """States that offload puts there."""
+    """States that offload keeps on the host."""
 
     @property
     def peak(self) -> int:
-        """While training, by tensors alone: at the loss with everything kept, or during the update."""
+        """Peak of the tensors during training: at the loss, with all activations, or during the update."""
         passing = self.weights + self.masters + self.moments + self.gradients
         return passing + max(self.buffers + self.activations + self.loss, self.update)
 
     @property
     def needed(self) -> int:
-        """What a GPU must have."""
+        """Memory that a GPU must have."""
         return int(self.peak * (1 + _FRAGMENTATION)) + _CONTEXT_BYTES
 
 
@@ -153,11 +154,11 @@ def predict_memory(
     keeps_average: bool = False,
     compiled: bool = False,
 ) -> Memory:
-    """Memory of one rank on a GPU.
+    """Predict the memory of one rank on a GPU.
 
     Args:
-        compiled: layers and loss, which then has no copy of logits in fp32.
-        keeps_average: a moving average of the weights, counted with the moments.
+        compiled: layers and loss are compiled; the loss then has no copy of logits in fp32.
+        keeps_average: there is a moving average of the weights, which is counted with the moments.
     """
     sizes = model_sizes(config, zero)
     element = BYTES[precision]
@@ -207,12 +208,13 @@ def predict_memory(
 
 
 def activation_bytes(config: ModelConfig, micro: MicroBatch, precision: str) -> int:
-    """What autograd keeps of one micro-batch, with D width, I = heads · head width, F feed-forward, b bytes.
+    """Count the bytes that autograd keeps of one micro-batch.
 
-    A sublayer keeps, for each token of its queries: its input (bD), the mask of dropout (D, a byte each) and the sum
-    that is normalised (bD). Attention keeps queries, keys, values and its output besides (4 · bI) and the softmax'
-    logarithms of sums (4 bytes a head); where the fused kernel cannot run, the weights (for each head and key: 4 in
-    fp32, and a copy in bf16). Feed-forward keeps its inner values (bF; gelu, which needs its input as well: 2bF).
+    D is the width, I = heads · head width, F the feed-forward width, b the bytes per element. For each token of its
+    queries, a sublayer keeps its input (bD), the dropout mask (D, one byte each) and the sum before the norm (bD).
+    Attention also keeps queries, keys, values and its output (4 · bI) and the log-sum-exp of the softmax (4 bytes per
+    head); without the fused kernel, it keeps the weights instead (per head and key: 4 bytes in fp32, and a copy in
+    bf16). Feed-forward also keeps its inner values (bF; with gelu, which needs its input too, 2bF).
     """
     element, width, heads = BYTES[precision], config.width, config.heads
     inner = heads * config.attention_head_width
@@ -235,8 +237,9 @@ def activation_bytes(config: ModelConfig, micro: MicroBatch, precision: str) -> 
 
 
 def _loss_bytes(config: ModelConfig, micro: MicroBatch, precision: str, compiled: bool) -> int:
-    """Hidden states and their gradient (2bTD); that of the projection in fp32, a block's share of it and the cast
-    (VD · (4 + b)); one block of logits in the training precision, a part of it twice in fp32 unless compiled."""
+    """Count the bytes of the loss."""
+    # Hidden states and their gradient: 2bTD. The projection's gradient in fp32 and a cast copy: VD · (4 + b). One block
+    # of logits in the training precision, and, unless compiled, two fp32 copies of a part of it.
     element = BYTES[precision]
     block, part = logit_rows(micro.target_tokens, config.vocab_size, config.width, "cuda", compiled=compiled)
     logits = config.vocab_size * (block * element + (0 if compiled else part * 8))

@@ -1,25 +1,24 @@
-"""How many packs a GPU computes at once, where that is not given."""
+"""Default of the number of packs that a GPU computes at once."""
 
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.planning.memory import MicroBatch, ZeroSettings, predict_memory
 
-# Target tokens at once beyond which a GPU gains nothing: one of 25k took 84 ms of an H100 for `big`, eight of 3k took
-# 415 (2026-11-23), for the host needs about 45 for each.
+# Target tokens per micro-batch beyond which a GPU gains no speed. For `big` on an H100, one micro-batch of 25k took 84
+# ms and eight of 3k took 415 ms (2026-11-23), because the host needs about 45 ms for each.
 _ENOUGH_TOKENS = 32_768
-# Share of the memory that is planned with. The most that was measured is 5% above the plan.
+# Share of the memory that the plan may use. The largest measured excess over the plan is 5%.
 _USABLE = 0.9
 
 
 def packs_that_fit(
     config: TrainConfig, zero: ZeroSettings, *, world_size: int, source_budget: int, memory_bytes: int
 ) -> int:
-    """A rank's whole share of a step, or the largest of its equal parts that fits the memory and is no larger than
-    pays; 1 where none fits.
+    """Return the largest equal part of a rank's share of a step that fits the memory and `_ENOUGH_TOKENS`, or 1.
 
     Args:
-        config: with its vocabulary's size.
-        source_budget: source tokens of a pack.
-        memory_bytes: of the smallest GPU.
+        config: settings that include the vocabulary size.
+        source_budget: source tokens per pack.
+        memory_bytes: memory of the smallest GPU.
     """
     batch = config.batch
     share = -(-batch.packs_per_step // world_size)

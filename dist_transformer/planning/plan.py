@@ -1,4 +1,4 @@
-"""What a run would need: memory by ZeRO stage, time, jobs, disk, epochs."""
+"""The plan of a run: memory by ZeRO stage, time, jobs, disk, epochs."""
 
 import dataclasses
 import math
@@ -25,27 +25,27 @@ from dist_transformer.planning.micro_batches import packs_that_fit
 from dist_transformer.planning.speed import MFU, StepTime, predict_step
 from dist_transformer.training.engine.ds_config import DEFAULT_ZERO
 
-# Of a pack's budgets that is text, where no data says: what packs of 1,024 tokens and more reach.
+# Fill without data: the share of the budgets that is text in packs of 1,024 tokens and more.
 _FILL = 0.99
-# Steps of the data's plan that are looked at.
+# Steps of the data's plan that are sampled.
 _SAMPLED_STEPS = 20
 _SMALLEST_PACK = 256
-# fp32 weights and both moments; a weight file holds the weights alone.
+# Bytes per parameter: a checkpoint holds fp32 weights and both moments, a weight file the weights only.
 _CHECKPOINT_BYTES, _WEIGHTS_BYTES = 12, 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """What the run would be given."""
+    """The machines of the run."""
 
     nodes: int = 1
     gpus: int = 1
-    """A node; on a CPU, processes a node."""
+    """GPUs per node; on CPUs, processes per node."""
     gpu: str = "h100"
     network_gbit: float | None = None
-    """Of a node, one way; the maker's own server's if not given."""
+    """Network of a node, one way; default: that of the GPU maker's server."""
     job_hours: float = 24.0
-    """Longest job that the scheduler allows."""
+    """Longest job in hours that the scheduler allows."""
     mfu: float = MFU
 
     def __post_init__(self) -> None:
@@ -64,18 +64,18 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """What a step trains on."""
+    """The data that a step trains on."""
 
     vocab_size: int
     source_budget: int
-    """Of a pack; the target budget is the config's."""
+    """Most source tokens per pack; the target budget is in the config."""
     fill: float
     """Share of the budgets that is text."""
     sentence_tokens: float
     assumed: bool = False
-    """No data said so."""
+    """Whether the values are assumed, without data."""
     corpus_target_tokens: int | None = None
-    """Of the data, in one epoch of all of it."""
+    """Target tokens of one epoch of all data."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +85,7 @@ class StagePlan:
     zero: ZeroSettings
     memory: Memory
     fits: bool | None
-    """None on a CPU."""
+    """Whether the memory suffices; None on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,9 +97,9 @@ class RunPlan:
     parameters: int
     stages: tuple[StagePlan, ...]
     chosen: StagePlan
-    """That the run would train with."""
+    """Stage of the run's own settings."""
     step_time: StepTime | None
-    """None on a CPU, and with offload, where the host decides."""
+    """Predicted time of a step; None on a CPU, and with offload, which depends on the host."""
 
     @property
     def accumulation(self) -> int:
@@ -142,13 +142,13 @@ class RunPlan:
 
     @property
     def disk_bytes(self) -> int:
-        """The most that checkpoints and weights take: those that are kept, and one more while it is written."""
+        """Most bytes of checkpoints and weights: those that are kept, and one more while it is written."""
         config = self.config
         saves = math.ceil(config.max_steps / config.checkpoints.save_every)
         checkpoints = min(saves, config.checkpoints.keep_checkpoints) + 1
         weights = min(saves, config.checkpoints.keep_weights + config.checkpoints.keep_best) + 1
         if config.ema_decay:
-            # Averaged weights, as many as checkpoints.
+            # One file of averaged weights per checkpoint.
             weights += checkpoints
         return checkpoints * self.checkpoint_bytes + weights * self.weights_bytes
 
@@ -159,7 +159,7 @@ class RunPlan:
 
 
 def look_at_work(config: TrainConfig) -> Workload:
-    """From the data where there is some, else as many source as target tokens in sentences of usual length."""
+    """Measure the workload of the data. Without data, assume equal budgets and sentences of usual length."""
     if config.corpora.data == EMBEDDED_CORPUS:
         batch = config.batch
         return Workload(
@@ -184,12 +184,13 @@ def look_at_work(config: TrainConfig) -> Workload:
 
 
 def plan_run(config: TrainConfig, cluster: Cluster, ds_config: dict[str, Any], work: Workload | None = None) -> RunPlan:
-    """
+    """Plan a run.
+
     Args:
-        work: what is known of the data; looked up when not given.
+        work: workload of the data; measured if not given.
 
     Raises:
-        UserError: a GPU that is not known, more processes than packs in a step, or data that cannot be used.
+        UserError: the GPU is unknown, there are more processes than packs in a step, or the data cannot be used.
     """
     gpu = gpu_kind(cluster.gpu, config.arithmetic)
     work = work or look_at_work(config)
@@ -242,7 +243,7 @@ def _with_vocabulary(config: TrainConfig, work: Workload) -> TrainConfig:
 
 
 def _stages(ds_config: dict[str, Any]) -> Iterator[ZeroSettings]:
-    """All stages, those of ds_configs/ with the buckets of the run, and the run's own where it differs."""
+    """Yield the stages of ds_configs/ with the buckets of the run, and the run's own stage if it differs."""
     own = ZeroSettings.from_ds_config(ds_config)
     zero = {**DEFAULT_ZERO, **ds_config["zero_optimization"], "offload_optimizer": None, "offload_param": None}
     plain = [ZeroSettings.from_ds_config({"zero_optimization": {**zero, "stage": stage}}) for stage in range(4)]
@@ -273,10 +274,10 @@ def _plan_stage(
 
 
 def what_would_fit(plan: RunPlan) -> str | None:
-    """The smallest change that makes the run fit: another stage, fewer packs at once, smaller packs, or all of it.
+    """Find the smallest change that makes the run fit: another stage, fewer packs at once, smaller packs, or all three.
 
     Returns:
-        flags; None when nothing of it helps.
+        flags, or None if nothing helps.
     """
     stage = next((stage for stage in plan.stages if stage.fits), None)
     if stage is not None:
@@ -302,7 +303,7 @@ def _file_of(zero: ZeroSettings) -> str:
 
 
 def _smaller_batches(config: TrainConfig) -> Iterator[TrainConfig]:
-    """The same tokens a step in smaller pieces."""
+    """Yield configs with the same tokens per step in smaller pieces."""
     batch = config.batch
     while batch.packs_at_once > 1:
         batch = dataclasses.replace(batch, packs_per_micro_batch=batch.packs_at_once // 2)

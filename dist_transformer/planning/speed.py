@@ -1,10 +1,10 @@
-"""How long a step takes: a model, not a measurement.
+"""Predicted time of a step: a model, not a measurement.
 
-time = floating-point operations ÷ (peak · MFU) + bytes of the update ÷ memory bandwidth + bytes sent ÷ link + messages
-that wait for each other · latency. No part is taken to overlap with another.
+time = floating-point operations ÷ (peak · MFU) + bytes of the update ÷ memory bandwidth + bytes sent ÷ link +
+consecutive messages · latency. The model assumes no overlap between the parts.
 
-Communication is that of rings, as NCCL and gloo make them of large tensors. `tools/benchmark.py links` compares it with
-real steps under gloo on links of known rates; no GPUs were measured.
+Collectives are modelled as rings, which NCCL and gloo use for large tensors. `tools/benchmark.py links` compares the
+model with real steps with gloo on links of known rates; no GPUs were measured.
 """
 
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from dist_transformer.planning.hardware import GpuKind
 from dist_transformer.planning.memory import BYTES, STAGE_0_BUCKET, ModelSizes, ZeroSettings
 
 MFU = 0.33
-"""Share of the peak that the model's operations reach, when nothing is said: what NVIDIA's DeepLearningExamples reach
-with `big` on one A100 (its MLPerf v0.7 submission: 0.41). Ours reached 0.32 on one H100, compiled 0.38 (2026-11-23,
-`results/gpu-check-h100.json`). Small models reach less."""
+"""Default share of the GPU's peak: the value of NVIDIA's DeepLearningExamples with `big` on one A100 (its MLPerf v0.7
+submission: 0.41). This project reached 0.32 on one H100, and 0.38 compiled (2026-11-23, `results/gpu-check-h100.json`).
+Small models reach less."""
 
 LINK_LATENCY, NETWORK_LATENCY = 5e-6, 15e-6
-"""Seconds of a small message between two GPUs of a node, and between two nodes: round figures, not measured."""
+"""Seconds per small message between two GPUs of a node, and between two nodes: round figures, not measured."""
 
 Backend = Literal["nccl", "gloo"]
 
-# The norm of the gradient is one number, summed.
+# The norm of the gradient is an all-reduce of one number.
 _NORM_PASSES = 2
-# Adam reads gradient, weight and both moments and writes the last three, in fp32, and the low-precision weight.
+# Bytes per parameter: Adam reads gradient, weight and both moments in fp32, writes the last three, and the bf16 weight.
 _UPDATE_BYTES = 4 * 4 + 3 * 4 + 2
 
 
@@ -59,9 +59,10 @@ def predict_step(
     target_tokens: int,
     mfu: float,
 ) -> StepTime:
-    """
+    """Predict the time of one optimizer step.
+
     Args:
-        source_tokens: that one rank computes in a step, empty places of its packs included; `target_tokens` alike.
+        source_tokens: source tokens per rank and step, including empty places of packs; `target_tokens` likewise.
     """
     peak = gpu.bf16_tflops if precision == "bf16" else gpu.fp32_tflops
     assert peak is not None
@@ -86,12 +87,12 @@ def predict_step(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
-    """What collectives of one step send, in rings."""
+    """Traffic of one step's collectives, in rings of n ranks."""
 
     bytes: int
-    """That pass each link of a ring of very many ranks; of n ranks, n - 1 parts of n."""
+    """Bytes per link in the limit of many ranks; with n ranks, (n - 1) / n of it."""
     passes: int
-    """Ways around the ring, each of n - 1 messages that wait for each other."""
+    """Passes around the ring, each of n - 1 consecutive messages."""
 
 
 def communication_seconds(
@@ -109,14 +110,14 @@ def communication_seconds(
     network_latency: float = NETWORK_LATENCY,
     host_seconds_per_byte: float = 0.0,
 ) -> float:
-    """Predict the seconds of one step: bytes ÷ the slowest link of the ring, the latency of its messages, host work.
+    """Predict the communication time of one step: bytes ÷ the slowest link of the ring, latency of messages, host work.
 
-    The ring crosses each link once in each direction; between nodes it has the whole network of a node.
+    The ring crosses each link once in each direction. Between nodes it uses the whole network of a node.
 
     Args:
-        link_latency: seconds of a message between two ranks of a node.
-        network_latency: seconds of a message between two nodes.
-        host_seconds_per_byte: processor time to copy and add one byte that is sent. gloo does this on the CPU, after
+        link_latency: seconds per message between two ranks of a node.
+        network_latency: seconds per message between two nodes.
+        host_seconds_per_byte: processor time to copy and add each byte that is sent. gloo does this on the CPU, after
             the transfer; NCCL does it on the GPU during the transfer.
     """
     world = nodes * gpus_per_node
@@ -124,7 +125,7 @@ def communication_seconds(
         return 0.0
     link = link_gb_per_second if nodes == 1 else min(link_gb_per_second, network_gbit / 8)
     sent = traffic(zero, sizes, precision=precision, accumulation=accumulation, backend=backend)
-    # A ring of several nodes crosses a network once per node; the message that closes it is not sent.
+    # A ring over several nodes crosses the network once per node; the message that would close the ring is not sent.
     crossings = nodes - 1
     latency = crossings * network_latency + (world - 1 - crossings) * link_latency
     sent_bytes = sent.bytes * (world - 1) / world
@@ -132,14 +133,15 @@ def communication_seconds(
 
 
 def traffic(zero: ZeroSettings, sizes: ModelSizes, *, precision: str, accumulation: int, backend: Backend) -> Traffic:
-    """Count gradients in fp32, and weights in the training precision.
+    """Count the traffic of one step: gradients in fp32, weights in the training precision.
 
-    DeepSpeed 0.19 all-reduces gradients below stage 3, which is two passes: once per step at stages 0 and 1, for each
-    micro-batch at stage 2. Stages 1 and 2 then gather the updated weights. Stage 3 scatters the sums of gradients for
-    each micro-batch, and gathers the weights for its forward pass; for the backward pass only where they were too many
-    to be kept. Parameters that are small enough to stay on every rank are gathered once per step, one by one.
+    Below stage 3, DeepSpeed 0.19 all-reduces gradients, which takes two passes: once per step at stages 0 and 1, once
+    per micro-batch at stage 2. Stages 1 and 2 then all-gather the updated weights. Stage 3 reduce-scatters the
+    gradients of each micro-batch and all-gathers the weights for its forward pass; for the backward pass it gathers
+    them again only if they were too many to keep. Parameters that stay on every rank are gathered once per step, one by
+    one.
 
-    gloo has no way to scatter sums but to all-reduce them.
+    gloo has no reduce-scatter and uses an all-reduce instead.
     """
     weight, all_of_them = BYTES[precision], sizes.parameters
     if zero.stage == 3:

@@ -1,4 +1,4 @@
-"""Facts of all ranks → one line a check: is the job fit to start, and what to do when it is not."""
+"""Judgement of the facts of all ranks: one line per check, with a remedy if the job is not fit to start."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -9,21 +9,22 @@ from dist_transformer.preflight.network import judge_network
 from dist_transformer.runtime.rendezvous import as_ranges
 
 _GIB = 2**30
-# What one process needs besides its model: Python, torch and DeepSpeed take about half a GiB.
+# Memory of one process without its model: Python, torch and DeepSpeed take about half a GiB.
 _LEAST_MEMORY, _GOOD_MEMORY = 1 * _GIB, 4 * _GIB
 _LEAST_FILES, _GOOD_FILES = 256, 1024
 _LEAST_SCRATCH, _GOOD_SCRATCH = _GIB // 4, 2 * _GIB
-# Containers give 64 MiB of /dev/shm when they are not told otherwise, and NCCL wants more.
+# Containers have 64 MiB of /dev/shm by default, and NCCL needs more.
 _GOOD_SHARED_MEMORY = _GIB // 2
 # A CUDA context takes about half a GiB.
 _CONTEXT = _GIB
 
 
 def judge(facts: Sequence[Facts], *, run_gib: float, verified: bool = False) -> list[Check]:
-    """
+    """Check whether the job is fit to start.
+
     Args:
-        facts: of all ranks, in order.
-        run_gib: GiB that the run folder must have free.
+        facts: facts of all ranks, in order.
+        run_gib: free GiB that the run folder must have.
         verified: the hashes of the data were checked.
     """
     return [
@@ -47,7 +48,7 @@ def _ranks(facts: Sequence[Facts]) -> Check:
     where = ", ".join(f"{host} ({as_ranges([fact.rank for fact in group])})" for host, group in nodes.items())
     found = f"{len(facts)} on {len(nodes)} node{'s' * (len(nodes) > 1)}: {where}"
     if len({len(group) for group in nodes.values()}) > 1:
-        remedy = "start equally many processes on each node, or the fuller one sets the pace"
+        remedy = "start the same number of processes on each node: the node with most sets the pace"
         return Check(name="ranks", found=found, state="warn", remedy=remedy)
     return Check(name="ranks", found=found)
 
@@ -60,7 +61,7 @@ def _versions(facts: Sequence[Facts]) -> Check:
 
     apart = [versions_of(name) for name in names if len({fact.versions.get(name) for fact in facts}) > 1]
     if apart:
-        remedy = "install the same versions everywhere, best one environment on a shared disk"
+        remedy = "install the same versions on all nodes; one environment on a shared disk is best"
         return Check(name="versions", found="; ".join(apart), state="fail", remedy=remedy)
     missing = [name for name, found in facts[0].versions.items() if found == "not installed"]
     found = ", ".join(f"{name} {facts[0].versions[name]}" for name in names)
@@ -73,7 +74,7 @@ def _versions(facts: Sequence[Facts]) -> Check:
 def _code(facts: Sequence[Facts]) -> Check:
     if len({fact.code for fact in facts}) > 1:
         found = differences(facts, lambda fact: fact.code)
-        remedy = "bring all nodes to one revision, best one checkout on a shared disk"
+        remedy = "bring all nodes to the same revision; one checkout on a shared disk is best"
         return Check(name="code", found=found, state="fail", remedy=remedy)
     return Check(name="code", found=f"{facts[0].code} (hash of the package's files)")
 
@@ -87,30 +88,30 @@ def _gpus(facts: Sequence[Facts]) -> Check:
 
 
 def _gpu_problems(facts: Sequence[Facts]) -> Iterator[tuple[str, str]]:
-    """What is found, and the remedy; the first is the reason of those after it."""
+    """Yield findings and their remedies. The first one causes those after it."""
     if blind := [fact for fact in facts if fact.gpus_present and not fact.gpus_visible]:
         build = f"CUDA {blind[0].built_for}" if blind[0].built_for else "CPUs"
         yield (
-            f"{blind[0].gpus_present} in {hosts_of(blind)}, and torch sees none: it is built for {build}, and the "
+            f"{blind[0].gpus_present} in {hosts_of(blind)}, but torch sees none: it is built for {build}, and the "
             f"driver is {blind[0].driver or 'not known'}",
-            "CUDA 13 needs driver 580 or newer, CUDA 12 needs 525: install a torch built for one that the driver knows "
-            "(nvidia-smi); also check CUDA_VISIBLE_DEVICES, and ask the scheduler for GPUs",
+            "install a torch built for a CUDA version that the driver supports (nvidia-smi): CUDA 13 needs driver 580 "
+            "or newer, CUDA 12 needs 525; also check CUDA_VISIBLE_DEVICES, and ask the scheduler for GPUs",
         )
     if len({fact.gpus_visible for fact in facts}) > 1:
-        found = differences(facts, lambda fact: f"{fact.gpus_visible} seen")
-        yield found, "exclude the node that lacks some, or mend it"
+        found = differences(facts, lambda fact: f"{fact.gpus_visible} visible")
+        yield found, "exclude the node with missing GPUs, or repair it"
     if without := [fact for fact in facts if fact.gpu is None]:
         yield (
             f"local rank {without[0].local_rank} on {without[0].host} has none of {without[0].gpus_visible}",
-            "start one process a GPU, and let each see all GPUs of its node (srun: --gpus-per-node, no --gpu-bind)",
+            "start one process per GPU, and let each see all GPUs of its node (srun: --gpus-per-node, no --gpu-bind)",
         )
     for fact in facts:
         if fact.gpu is not None and fact.gpu.problem:
-            yield f"rank {fact.rank} on {fact.host}: {fact.gpu.problem}", f"exclude {fact.host}, and have it looked at"
+            yield f"rank {fact.rank} on {fact.host}: {fact.gpu.problem}", f"exclude {fact.host}, and have it checked"
     for group in by_value(facts, lambda fact: fact.gpu and fact.gpu.uuid).values():
         if len(group) > 1:
             ranks = as_ranges([fact.rank for fact in group])
-            yield f"ranks {ranks} on {group[0].host} have the same one", "start one process a GPU"
+            yield f"ranks {ranks} on {group[0].host} use the same GPU", "start one process per GPU"
 
 
 def _gpu_kinds(facts: Sequence[Facts]) -> Check:
@@ -120,16 +121,16 @@ def _gpu_kinds(facts: Sequence[Facts]) -> Check:
         return f"{fact.gpu.name}, {fact.gpu.total_bytes / _GIB:.0f} GiB, {bf16}, driver {fact.driver or 'not known'}"
 
     found = differences(facts, describe) if len(by_value(facts, describe)) > 1 else describe(facts[0])
-    per_node = f"{facts[0].gpus_visible} a node, one a rank: {found}"
+    per_node = f"{facts[0].gpus_visible} per node, one per rank: {found}"
     if any(fact.gpu and not fact.gpu.has_bf16 for fact in facts):
         remedy = "train with --precision fp32: these GPUs have no bf16"
         return Check(name="GPUs", found=per_node, state="warn", remedy=remedy)
     if len(by_value(facts, describe)) > 1:
-        remedy = "take nodes of one kind, with one driver: the slowest GPU sets the pace"
+        remedy = "use nodes of one kind, with one driver: the slowest GPU sets the pace"
         return Check(name="GPUs", found=per_node, state="warn", remedy=remedy)
     on_node = len([fact for fact in facts if fact.host == facts[0].host])
     if on_node < facts[0].gpus_visible:
-        found = f"{found}; {facts[0].gpus_visible} a node, of which {on_node} work"
+        found = f"{found}; {facts[0].gpus_visible} per node, of which {on_node} are used"
         return Check(name="GPUs", found=found, state="warn", remedy="start one process for each GPU")
     return Check(name="GPUs", found=per_node)
 
@@ -145,7 +146,7 @@ def _gpu_memory(facts: Sequence[Facts]) -> Iterator[Check]:
             name="GPU memory",
             found=f"{found}: rank {fact.rank} on {fact.host}",
             state="warn",
-            remedy=f"see on {fact.host} who uses it (nvidia-smi), and end what was left running",
+            remedy=f"find its users on {fact.host} (nvidia-smi), and end processes that were left running",
         )
     else:
         yield Check(name="GPU memory", found=found)
@@ -153,17 +154,17 @@ def _gpu_memory(facts: Sequence[Facts]) -> Iterator[Check]:
 
 def _cpus(facts: Sequence[Facts]) -> Check:
     lowest = min(facts, key=lambda fact: fact.cpus)
-    found = f"at least {lowest.cpus} a process ({lowest.host})"
+    found = f"at least {lowest.cpus} per process ({lowest.host})"
     gpus = [(fact, fact.gpu) for fact in facts if fact.gpu is not None]
     known = [(fact, gpu.cpus_beside) for fact, gpu in gpus if gpu.cpus_beside is not None]
     if not known:
         return Check(name="CPUs", found=found)
     far = [fact for fact, count in known if count == 0]
     if not far:
-        return Check(name="CPUs", found=f"{found}, {min(count for _, count in known)} of them beside its GPU")
+        return Check(name="CPUs", found=f"{found}, {min(count for _, count in known)} of them close to its GPU")
     return Check(
         name="CPUs",
-        found=f"{found}; none beside the GPU of rank {as_ranges([fact.rank for fact in far])} on {hosts_of(far)}",
+        found=f"{found}; none close to the GPU of rank {as_ranges([fact.rank for fact in far])} on {hosts_of(far)}",
         state="warn",
         remedy="let each process use all CPUs of the job (srun --cpu-bind=none), and ask for whole nodes (--exclusive)",
     )
@@ -177,24 +178,24 @@ def _least(facts: Sequence[Facts], value: Callable[[Facts], float], least: float
 
 def _memory(facts: Sequence[Facts]) -> Check:
     lowest, state = _least(facts, lambda fact: fact.available_bytes, _LEAST_MEMORY, _GOOD_MEMORY)
-    found = f"at least {lowest.available_bytes / _GIB:.1f} GiB free a process ({lowest.host})"
-    remedy = "ask for more memory (sbatch --mem), start fewer processes, or end what else runs there"
+    found = f"at least {lowest.available_bytes / _GIB:.1f} GiB free per process ({lowest.host})"
+    remedy = "ask for more memory (sbatch --mem), start fewer processes, or end other programs there"
     return Check(name="memory", found=found, state=state, remedy=remedy)  # type: ignore[arg-type]
 
 
 def _open_files(facts: Sequence[Facts]) -> Check:
     lowest, state = _least(facts, lambda fact: fact.open_files, _LEAST_FILES, _GOOD_FILES)
-    found = f"at least {lowest.open_files:,} a process ({lowest.host})"
-    remedy = f"raise it in the job script: ulimit -n {_GOOD_FILES * 4}"
+    found = f"at least {lowest.open_files:,} per process ({lowest.host})"
+    remedy = f"raise the limit in the job script: ulimit -n {_GOOD_FILES * 4}"
     return Check(name="open files", found=found, state=state, remedy=remedy)  # type: ignore[arg-type]
 
 
 def _volumes(facts: Sequence[Facts], run_gib: float) -> Iterator[Check]:
     remedies = {
-        RUN_FOLDER: "free space or take another --run-dir; dist-transformer plan says what a run needs",
-        TEMPORARY_FOLDER: "free space, or set TMPDIR to a folder with room",
-        CACHE: "free space, or choose another by --cache-dir",
-        SHARED_MEMORY: "remove what ended jobs left there; a container: --shm-size=8g, or mount the host's",
+        RUN_FOLDER: "free space, or choose another --run-dir; dist-transformer plan prints what a run needs",
+        TEMPORARY_FOLDER: "free space, or set TMPDIR to a folder with more space",
+        CACHE: "free space, or choose another --cache-dir",
+        SHARED_MEMORY: "remove files of ended jobs there; in a container: --shm-size=8g, or mount the host's",
     }
     limits = {
         RUN_FOLDER: (run_gib * _GIB, run_gib * _GIB),
@@ -212,7 +213,7 @@ def _volume(name: str, seen: Sequence[tuple[Facts, Volume]], limits: tuple[float
     if bad:
         fact, volume = bad[0]
         found = f"{volume.problem}; rank {fact.rank} on {fact.host}"
-        return Check(name=name, found=found, state="fail", remedy=f"correct the path or its rights; {remedy}")
+        return Check(name=name, found=found, state="fail", remedy=f"correct the path or its permissions; {remedy}")
     free = {fact.rank: volume.free_bytes for fact, volume in seen}
     lowest, state = _least([fact for fact, _ in seen], lambda fact: free[fact.rank], *limits)
     found = f"{free[lowest.rank] / _GIB:,.1f} GiB free in {seen[0][1].path} ({lowest.host})"
@@ -230,12 +231,12 @@ def _shared_folder(facts: Sequence[Facts]) -> Iterator[Check]:
         yield Check(
             name="run folder shared",
             state="fail",
-            found=f"files do not pass between rank 0 and rank {as_ranges([fact.rank for fact in blind])} "
+            found=f"rank 0 does not share files with rank {as_ranges([fact.rank for fact in blind])} "
             f"on {hosts_of(blind)}",
-            remedy="give a --run-dir on a disk that all nodes mount at the same path, and may write",
+            remedy="give a --run-dir on a disk that all nodes mount at the same path and can write to",
         )
         return
-    yield Check(name="run folder shared", found="files pass between rank 0 and all others")
+    yield Check(name="run folder shared", found="rank 0 and all other ranks see each other's files")
     loose = [(fact, shared) for fact, shared in seen if shared.lock != "held"]
     if not loose:
         yield Check(name="file locks", found="hold between all ranks")
@@ -247,7 +248,7 @@ def _shared_folder(facts: Sequence[Facts]) -> Iterator[Check]:
         name="file locks",
         state="fail" if near else "warn",
         found=f"{what} for rank {fact.rank} on {fact.host}",
-        remedy="mount the run folder with locks (NFS: without nolock or local_lock), or take another --run-dir",
+        remedy="mount the run folder with locks (NFS: without nolock or local_lock), or choose another --run-dir",
     )
 
 
@@ -262,16 +263,16 @@ def _data(facts: Sequence[Facts], *, verified: bool) -> Iterator[Check]:
                 name="data",
                 state="fail",
                 found=f"rank {fact.rank} on {fact.host}: {data.problem}",
-                remedy="give a folder that dist-transformer prepare made, at a path that all nodes see",
+                remedy="give a folder made by dist-transformer prepare, at a path that all nodes see",
             )
         elif len(hashes) > 1:
             yield Check(
                 name="data",
                 state="fail",
                 found=f"{first.place}: index " + "; ".join(f"{found} on {host}" for found, host in hashes.items()),
-                remedy="copy the folder anew to the nodes where it differs",
+                remedy="copy the folder again to the nodes where it differs",
             )
         else:
             total = sum(data.verified_files for _, data in seen)
-            text = f"; hashes of {total:,} files right" if verified and total else ""
+            text = f"; hashes of {total:,} files are right" if verified and total else ""
             yield Check(name="data", found=f"{first.place}: index {first.index_sha256[:12]}{text}")

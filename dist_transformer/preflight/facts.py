@@ -1,6 +1,6 @@
-"""What one rank finds out about its node: versions, GPUs, memory, disks, names of the network.
+"""Facts that one rank gathers about its node: versions, GPUs, memory, disks, network names.
 
-Gathering asks and never judges; `checks` judges the facts of all ranks.
+Gathering does not judge; `checks` judges the facts of all ranks.
 """
 
 import hashlib
@@ -33,12 +33,12 @@ class Gpu:
     uuid: str
     total_bytes: int
     used_bytes: int
-    """By all processes, this one's context included."""
+    """Memory in use by all processes, including this one's CUDA context."""
     has_bf16: bool
     cpus_beside: int | None = None
-    """How many of the CPUs beside it this process may use; None where they are not known."""
+    """Number of CPUs close to the GPU that this process may use; None if they are not known."""
     problem: str | None = None
-    """Why it cannot compute."""
+    """Reason why it cannot compute."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,28 +48,28 @@ class Volume:
     path: str
     free_bytes: int = 0
     problem: str | None = None
-    """Why it cannot be written."""
+    """Reason why it cannot be written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reduction:
-    """An all-reduce of so many bytes, as this rank timed it."""
+    """An all-reduce of `bytes` bytes, timed by this rank."""
 
     backend: str
     bytes: int
     seconds: float
     exact: bool
-    """Every element was the sum over ranks."""
+    """Whether every element was the sum over ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedFolder:
-    """What became of the files that ranks wrote for each other to the run folder."""
+    """Result of the files that ranks wrote for each other to the run folder."""
 
     sees_rank_0: bool
     seen_by_rank_0: bool = False
     lock: str = "held"
-    """What this rank found when it asked for a lock that rank 0 held: `held`, `free`, or an error."""
+    """Result of asking for a lock that rank 0 holds: `held`, `free`, or an error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,14 +79,14 @@ class DataFacts:
     place: str
     index_sha256: str = ""
     identity: tuple[int, ...] = ()
-    """Of the index as a file: equal on all nodes where they share the folder, other where each has a copy."""
+    """Identity of the index file: equal on all nodes if they share the folder, different if each has a copy."""
     problem: str | None = None
     verified_files: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """Of one rank."""
+    """Facts of one rank."""
 
     rank: int
     local_rank: int
@@ -95,7 +95,7 @@ class Facts:
     code: str
     """Hash of the package's source files."""
     gpus_present: int = 0
-    """Devices that the node has, by the driver's files."""
+    """Devices of the node, counted by the driver's files."""
     gpus_visible: int = 0
     """Devices that torch sees."""
     driver: str = ""
@@ -106,23 +106,23 @@ class Facts:
     cpus: int = 0
     """CPUs that this process may use."""
     available_bytes: int = 0
-    """Memory that this process may still take, when the node's ranks share what is left."""
+    """Memory that this process can still allocate: an equal share of the node's free memory per rank."""
     open_files: int = 0
     volumes: dict[str, Volume] = field(default_factory=dict)
     interfaces: tuple[str, ...] = ()
     nccl: NcclFacts = field(default_factory=NcclFacts)
     master: str = ""
-    """MASTER_ADDR."""
+    """Value of MASTER_ADDR."""
     master_addresses: tuple[str, ...] = ()
     clock_offset: float | None = None
-    """Seconds ahead of rank 0, measured by one rank a node."""
+    """Seconds ahead of rank 0, measured by one rank per node."""
     shared: SharedFolder | None = None
     data: tuple[DataFacts, ...] = ()
     reductions: tuple[Reduction, ...] = ()
 
 
 def gather(world: World, *, run_dir: Path | None, cache_dir: Path | None) -> Facts:
-    """What this rank finds without the others; `clock_offset` and the fields after it are measured together."""
+    """Gather the facts that need no other rank. Ranks measure `clock_offset` and the fields after it together."""
     master = os.environ.get("MASTER_ADDR", "") if world.size > 1 else ""
     folders = {
         TEMPORARY_FOLDER: Path(tempfile.gettempdir()),
@@ -176,7 +176,7 @@ def _driver() -> str:
 
 
 def hash_of_code() -> str:
-    """Of the source files of this package, wherever it lies: what runs, committed or not."""
+    """Hash the source files of this package as installed, committed or not."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
@@ -186,7 +186,7 @@ def hash_of_code() -> str:
 
 
 def _gpu(local_rank: int) -> Gpu | None:
-    """The device of this rank, which computes a small product; None where it has none."""
+    """Test the device of this rank with a small product. Return None if the rank has no device."""
     if local_rank >= torch.cuda.device_count():
         return None
     device = torch.device("cuda", local_rank)
@@ -213,7 +213,7 @@ def _gpu(local_rank: int) -> Gpu | None:
 
 
 def _available_memory() -> int:
-    """Bytes that processes of this node may still take; a limit of the job's control group counts."""
+    """Return the bytes that this node's processes can still allocate, within the limits of the control group."""
     lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     values = dict(line.split(":", 1) for line in lines)
     available = int(values["MemAvailable"].split()[0]) * 1024
@@ -223,7 +223,7 @@ def _available_memory() -> int:
 
 
 def _control_group_memory() -> list[tuple[int, int]]:
-    """(limit, used) of this process' control group and of those above it."""
+    """Return (limit, used) in bytes for this process' control group and its parents."""
     found = []
     try:
         groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
@@ -242,7 +242,7 @@ def _control_group_memory() -> list[tuple[int, int]]:
 
 
 def look_at(path: Path) -> Volume:
-    """Free bytes of a folder, and whether a file can be written there; of its nearest parent that exists."""
+    """Find the free bytes of a folder, or of its nearest existing parent, and try to write a file there."""
     place = path
     while not place.exists() and place != place.parent:
         place = place.parent

@@ -1,4 +1,4 @@
-"""Facts of ranks, grouped: who differs, and on which nodes."""
+"""Facts of ranks grouped by value: which ranks differ, and on which nodes."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,5 +19,5 @@ def hosts_of(facts: Sequence[Facts]) -> str:
 
 
 def differences(facts: Sequence[Facts], value: Callable[[Facts], object]) -> str:
-    """`2.11 on n1; 2.13 on n2, n3`."""
+    """Describe which hosts have which value: `2.11 on n1; 2.13 on n2, n3`."""
     return "; ".join(f"{found} on {hosts_of(group)}" for found, group in by_value(facts, value).items())

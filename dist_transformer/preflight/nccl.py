@@ -1,4 +1,4 @@
-"""What NCCL would find on a node: its variables, InfiniBand, and how much memory may be locked for it."""
+"""NCCL's environment on a node: its variables, InfiniBand ports, and the limit of locked memory."""
 
 import ctypes
 import os
@@ -14,15 +14,15 @@ class Port:
     """A port of an InfiniBand device, or of an Ethernet card that speaks its protocol (RoCE)."""
 
     name: str
-    """Such as `mlx5_0:1`."""
+    """Name such as `mlx5_0:1`."""
     is_active: bool
     rate: str
-    """Such as `400 Gb/sec (4X NDR)`."""
+    """Rate such as `400 Gb/sec (4X NDR)`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NcclFacts:
-    """What one rank's NCCL would find."""
+    """NCCL's environment on one rank."""
 
     settings: tuple[str, ...] = ()
     """Variables of NCCL and gloo as `NAME=VALUE`, sorted."""
@@ -30,11 +30,11 @@ class NcclFacts:
     loads_verbs: bool = True
     """Whether the library through which NCCL uses these ports can be loaded."""
     locked_bytes: int | None = None
-    """Bytes of memory that this process may lock; None: without a limit."""
+    """Bytes of memory that this process may lock; None: no limit."""
 
 
 def look_at_nccl() -> NcclFacts:
-    """Find what NCCL would find."""
+    """Read NCCL's environment."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     settings = [f"{name}={value}" for name, value in os.environ.items() if name.startswith(("NCCL_", "GLOO_"))]
     return NcclFacts(

@@ -1,4 +1,4 @@
-"""Facts of all ranks on the network between them → checks: addresses, NCCL, InfiniBand, clocks, the all-reduce."""
+"""Checks of the network between ranks: addresses, NCCL, InfiniBand, clocks, the all-reduce."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,16 +7,16 @@ from dist_transformer.preflight.facts import Facts
 from dist_transformer.preflight.groups import by_value, differences, hosts_of
 from dist_transformer.runtime.rendezvous import as_ranges
 
-# Seconds; beyond it, times in logs and of files mislead.
+# Seconds; with a larger offset, the times of logs and files mislead.
 _CLOCKS_APART = 1.0
-# GB/s of NCCL between GPUs below which it surely goes over TCP.
+# GB/s between GPUs; below this rate, NCCL certainly uses TCP.
 _SLOW_NCCL = 5.0
-# NCCL locks some MiB for each channel and peer; a common default, 8 MiB, is too little for the first.
+# NCCL locks some MiB per channel and peer; the common default of 8 MiB is too little even for the first.
 _LEAST_LOCKED = 64 * 2**20
 
 
 def judge_network(facts: Sequence[Facts]) -> Iterator[Check]:
-    """Judge what lies between the ranks."""
+    """Check the network between the ranks."""
     yield from _addresses(facts)
     yield from _settings(facts)
     if len(by_value(facts, lambda fact: fact.host)) > 1:
@@ -28,7 +28,7 @@ def judge_network(facts: Sequence[Facts]) -> Iterator[Check]:
 def _addresses(facts: Sequence[Facts]) -> Iterator[Check]:
     if facts[0].master:
         lost = [fact for fact in facts if not fact.master_addresses]
-        # On the node of rank 0 its own name may well lead to itself.
+        # On the node of rank 0, its own name may resolve to a loopback address.
         others = [fact for fact in facts if fact.host != facts[0].host]
         local = [fact for fact in others if any(_is_loopback(address) for address in fact.master_addresses)]
         found = f"{facts[0].master}: {', '.join(facts[0].master_addresses)}"
@@ -37,21 +37,21 @@ def _addresses(facts: Sequence[Facts]) -> Iterator[Check]:
                 name="MASTER_ADDR",
                 found=f"{facts[0].master} does not resolve on {hosts_of(lost)}",
                 state="fail",
-                remedy="mend the name service there, or export MASTER_ADDR as an address",
+                remedy="fix name resolution there, or export MASTER_ADDR as an IP address",
             )
         elif local:
             yield Check(
                 name="MASTER_ADDR",
                 state="warn",
                 found=f"{facts[0].master} is {local[0].host} itself on {local[0].host}",
-                remedy="take its name off 127.0.1.1 in /etc/hosts, or export MASTER_ADDR as an address",
+                remedy="remove its name from 127.0.1.1 in /etc/hosts, or export MASTER_ADDR as an IP address",
             )
         else:
             yield Check(name="MASTER_ADDR", found=found)
 
 
 def _settings(facts: Sequence[Facts]) -> Iterator[Check]:
-    """Variables of NCCL and gloo: the same on all ranks, and with interfaces that exist."""
+    """Check that NCCL's and gloo's variables are the same on all ranks and name interfaces that exist."""
     for fact in facts:
         setting = dict(word.split("=", 1) for word in fact.nccl.settings).get("NCCL_SOCKET_IFNAME", "")
         if setting and not names_an_interface(setting, fact.interfaces):
@@ -64,14 +64,14 @@ def _settings(facts: Sequence[Facts]) -> Iterator[Check]:
             return
     found = differences(facts, lambda fact: " ".join(fact.nccl.settings) or "none")
     if len(by_value(facts, lambda fact: fact.nccl.settings)) > 1:
-        remedy = "set NCCL's variables once, where all ranks get them (slurm/cluster.env), or unset them"
+        remedy = "set NCCL's variables in one place for all ranks (slurm/cluster.env), or unset them"
         yield Check(name="NCCL settings", found=found, state="warn", remedy=remedy)
     elif facts[0].nccl.settings:
         yield Check(name="NCCL settings", found=" ".join(facts[0].nccl.settings))
 
 
 def _infiniband(facts: Sequence[Facts]) -> Iterator[Check]:
-    """Of GPUs on several nodes: the ports, the library and the locked memory that NCCL needs to use InfiniBand."""
+    """Check the ports, the library and the locked memory that NCCL needs for InfiniBand, if all ranks have GPUs."""
     if any(fact.gpu is None for fact in facts):
         return
 
@@ -83,13 +83,13 @@ def _infiniband(facts: Sequence[Facts]) -> Iterator[Check]:
     found = differences(facts, describe) if len(by_value(facts, describe)) > 1 else describe(facts[0])
     state, remedy = "ok", ""
     if len(by_value(facts, describe)) > 1:
-        state, remedy = "warn", "exclude the node that has less, or have its links looked at (ibstat)"
+        state, remedy = "warn", "exclude the node that has less, or have its links checked (ibstat)"
     elif not any(port.is_active for port in facts[0].nccl.ports):
         state = "warn"
-        remedy = "NCCL goes over TCP: if the nodes have InfiniBand, let the container see /dev/infiniband"
+        remedy = "NCCL uses TCP: if the nodes have InfiniBand, give the container access to /dev/infiniband"
     elif without := [fact for fact in facts if not fact.nccl.loads_verbs]:
         found = f"{found}, and libibverbs.so.1 cannot be loaded on {hosts_of(without)}"
-        state, remedy = "fail", "install libibverbs1 and ibverbs-providers: without them NCCL goes over TCP"
+        state, remedy = "fail", "install libibverbs1 and ibverbs-providers: without them NCCL uses TCP"
     yield Check(name="InfiniBand", found=found, state=state, remedy=remedy)  # type: ignore[arg-type]
     if any(port.is_active for fact in facts for port in fact.nccl.ports):
         yield _locked_memory(facts)
@@ -98,19 +98,19 @@ def _infiniband(facts: Sequence[Facts]) -> Iterator[Check]:
 def _locked_memory(facts: Sequence[Facts]) -> Check:
     limited = [(fact.nccl.locked_bytes, fact) for fact in facts if fact.nccl.locked_bytes is not None]
     if not limited:
-        return Check(name="locked memory", found="without a limit")
+        return Check(name="locked memory", found="no limit")
     least, fact = min(limited, key=lambda pair: pair[0])
     return Check(
         name="locked memory",
-        found=f"at most {least / 2**20:,.0f} MiB a process ({fact.host}): NCCL locks what InfiniBand reads and writes",
+        found=f"at most {least / 2**20:,.0f} MiB per process ({fact.host}): NCCL locks memory for InfiniBand",
         state="fail" if least < _LEAST_LOCKED else "warn",
-        remedy="have the cluster lift it (LimitMEMLOCK=infinity for slurmd, and PropagateResourceLimitsExcept=MEMLOCK "
-        "in slurm.conf); Docker: --ulimit memlock=-1",
+        remedy="ask the cluster's administrators to lift the limit (LimitMEMLOCK=infinity for slurmd, and "
+        "PropagateResourceLimitsExcept=MEMLOCK in slurm.conf); Docker: --ulimit memlock=-1",
     )
 
 
 def names_an_interface(setting: str, interfaces: Sequence[str]) -> bool:
-    """NCCL_SOCKET_IFNAME: prefixes, `=` before exact names, `^` before what is not to be used."""
+    """Check whether NCCL_SOCKET_IFNAME selects an interface: prefixes; `=`: exact names; `^`: names to exclude."""
     excludes = setting.startswith("^")
     exact = setting.lstrip("^").startswith("=")
     names = setting.lstrip("^").lstrip("=").split(",")
@@ -132,7 +132,7 @@ def _clocks(facts: Sequence[Facts]) -> Iterator[Check]:
     offset, fact = max(offsets, key=lambda pair: abs(pair[0]))
     found = f"at most {abs(offset):.3f} s apart ({fact.host} and {facts[0].host})"
     late = abs(offset) > _CLOCKS_APART
-    remedy = f"set the clock of {fact.host} (chrony or ntp): times in logs and of files mislead"
+    remedy = f"set the clock of {fact.host} (chrony or ntp): otherwise the times of logs and files mislead"
     yield Check(name="clocks", found=found, state="warn" if late else "ok", remedy=remedy)
 
 
@@ -150,14 +150,14 @@ def _reductions(facts: Sequence[Facts]) -> Iterator[Check]:
                 name=check,
                 found=f"{found}; WRONG SUMS on rank {as_ranges([fact.rank for fact in wrong])}",
                 state="fail",
-                remedy="set NCCL_P2P_DISABLE=1 and try again; if that helps, have the links looked at",
+                remedy="set NCCL_P2P_DISABLE=1 and try again; if that helps, have the links checked",
             )
         elif is_slow:
             yield Check(
                 name=check,
                 found=found,
                 state="warn",
-                remedy="NCCL goes over TCP: read what it chose with NCCL_DEBUG=INFO, and set NCCL_SOCKET_IFNAME",
+                remedy="NCCL uses TCP: see its choice with NCCL_DEBUG=INFO, and set NCCL_SOCKET_IFNAME",
             )
         else:
             yield Check(name=check, found=found)

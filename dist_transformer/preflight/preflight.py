@@ -1,4 +1,4 @@
-"""The whole preflight: every rank gathers, rank 0 judges, all learn the outcome."""
+"""The preflight: every rank gathers facts, all facts are judged, rank 0 broadcasts the outcome."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,18 +22,18 @@ class PreflightSettings:
     cache_dir: Path | None = None
     verify_data: bool = False
     run_gib: float = 20.0
-    """GiB that the run folder must have free."""
+    """Free GiB that the run folder must have."""
     timeout_seconds: float = 120.0
-    """For all ranks to come, and for each check."""
+    """Longest wait until all ranks have joined, and for each check."""
 
 
 def preflight(
     world: World, settings: PreflightSettings, *, progress: Callable[[str], None] = lambda _: None
 ) -> list[Check]:
-    """The checks, on every rank.
+    """Run the checks and return them on every rank. Collective: every rank must call it.
 
     Raises:
-        UserError: ranks did not find each other.
+        UserError: the ranks did not find each other.
     """
     with joined(world, seconds=settings.timeout_seconds) as watch:
         facts = _gather(world, settings, watch, progress)
@@ -61,7 +61,7 @@ def _gather(
 
 
 def _measure(world: World, settings: PreflightSettings, watch: Watch, own: Facts, facts: Sequence[Facts]) -> Facts:
-    """What it takes several ranks to find out."""
+    """Measure the facts that need several ranks."""
     with watch.stage("clocks"):
         offsets = probes.clock_offsets(world, probes.first_ranks(facts))
         own = replace(own, clock_offset=distributed.broadcast_object(offsets).get(world.rank))

@@ -1,4 +1,4 @@
-"""What ranks find out together: the clocks, the run folder, the data, the all-reduce. All are collectives."""
+"""Facts that ranks measure together: clocks, run folder, data, all-reduce."""
 
 import contextlib
 import fcntl
@@ -25,16 +25,16 @@ from dist_transformer.preflight.rendezvous import Watch
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.world import World
 
-# A network file system may show a new file to other nodes a little later.
+# A network file system may show a new file to other nodes with a delay.
 _VISIBLE_WITHIN_SECONDS = 3.0
 _PAUSE_SECONDS = 0.05
 _ROUNDS = 5
-# The default bucket of gradients is 50 MB in bf16; the others show latency, and the model's size on a GPU.
+# MiB. 48: about the default gradient bucket, 50 MB in bf16. The small sizes show latency, 256 the size of a model.
 _REDUCED_MIB = {"gloo": (1, 16), "nccl": (1, 48, 256)}
 
 
 def first_ranks(facts: Sequence[Facts]) -> list[int]:
-    """The lowest rank of each node."""
+    """Return the lowest rank of each node."""
     first: dict[str, int] = {}
     for fact in facts:
         first.setdefault(fact.host, fact.rank)
@@ -42,11 +42,9 @@ def first_ranks(facts: Sequence[Facts]) -> list[int]:
 
 
 def clock_offsets(world: World, peers: Sequence[int]) -> dict[int, float]:
-    """On rank 0: by how many seconds the clock of each peer is ahead, from the quickest of a few exchanges.
-
-    What the peer says is compared with the middle of question and answer, so that half the way there and back is the
-    error.
-    """
+    """Measure on rank 0 by how many seconds the clock of each peer is ahead. Collective: every rank must call it."""
+    # The peer's time is compared with the middle between request and answer, so the error is at most half the round
+    # trip. The quickest of a few exchanges counts.
     offsets = {}
     message = torch.zeros(1, dtype=torch.float64)
     for peer in peers:
@@ -69,13 +67,16 @@ def clock_offsets(world: World, peers: Sequence[int]) -> dict[int, float]:
 
 
 def try_shared_folder(world: World, run_dir: Path) -> tuple[SharedFolder, list[bool]]:
-    """Rank 0 writes a token and holds a lock, all look; each writes, rank 0 looks. Nothing stays.
+    """Check that ranks see each other's files and locks in the run folder; remove all of them afterwards.
+
+    Rank 0 writes a token and holds a lock, and the others look for both. Then each writes a file, and rank 0 looks for
+    it. Collective: every rank must call it.
 
     Returns:
-        what this rank saw, and on rank 0 whose files it saw.
+        what this rank saw, and, on rank 0, of which ranks it saw the files.
     """
     with contextlib.ExitStack() as stack:
-        # Of what rank 0 cannot make, the others see nothing; why, `look_at` says.
+        # If rank 0 cannot make the folder, the others see nothing; `look_at` reports the reason.
         name = _begin(stack, run_dir) if world.is_main else ""
         name = distributed.broadcast_object(name)
         folder = run_dir / name
@@ -94,7 +95,7 @@ def try_shared_folder(world: World, run_dir: Path) -> tuple[SharedFolder, list[b
 
 
 def _begin(stack: contextlib.ExitStack, run_dir: Path) -> str:
-    """The name of a folder with token and lock, all of which go with `stack`; empty when it cannot be made."""
+    """Make a folder with token and lock, which `stack` removes. Return its name, or "" if it cannot be made."""
     name = f".preflight-{uuid.uuid4().hex}"
     try:
         for missing in reversed([folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]):
@@ -104,7 +105,7 @@ def _begin(stack: contextlib.ExitStack, run_dir: Path) -> str:
         stack.callback(shutil.rmtree, run_dir / name, ignore_errors=True)
         lock = stack.enter_context((run_dir / name / "lock").open("w"))
         with contextlib.suppress(OSError):
-            # Where there are no locks, the others find out.
+            # If the file system has no locks, the other ranks report it.
             fcntl.flock(lock, fcntl.LOCK_EX)
         (run_dir / name / "token").write_text(name)
     except OSError:
@@ -140,7 +141,7 @@ def _try_lock(path: Path) -> str:
 
 
 def look_at_data(place: str, *, opens: bool) -> DataFacts:
-    """The index of a data folder; `opens` also checks the size of every file."""
+    """Read the index of a data folder; with `opens`, also check the size of every file."""
     try:
         if is_url(place):
             refuse_secrets(place)
@@ -154,7 +155,7 @@ def look_at_data(place: str, *, opens: bool) -> DataFacts:
             DataFolder.open(place).close()
     except UserError as error:
         return DataFacts(place=place, problem=str(error))
-    except Exception as error:  # every kind of store has its own
+    except Exception as error:  # every kind of store raises its own
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
         return DataFacts(place=place, problem=f"{place}/{INDEX_FILE} cannot be read ({without_secrets(reason)})")
     digest = hashlib.sha256(content).hexdigest()
@@ -165,10 +166,11 @@ def look_at_data(place: str, *, opens: bool) -> DataFacts:
 def verify_data(
     own: Facts, facts: Sequence[Facts], watch: Watch, *, progress: Callable[[str], None]
 ) -> tuple[DataFacts, ...]:
-    """This rank's share of all hashes: of all ranks where they share a folder, of its node where it has a copy.
+    """Verify this rank's share of the files. Collective: every rank must call it.
 
-    File by file in step, so that a disk which does not answer is noticed within the time of a stage.
+    All ranks divide the files of a shared folder; the ranks of a node divide the files of its own copy.
     """
+    # One file per stage, so that a disk that does not answer is noticed within the time limit of a stage.
     data = list(own.data)
     files = [(number, *file) for number in range(len(data)) for file in _share(own, facts, number, data)]
     for done in itertools.count(1):
@@ -183,7 +185,7 @@ def verify_data(
 
 
 def _share(own: Facts, facts: Sequence[Facts], number: int, data: list[DataFacts]) -> list[tuple[Path, str]]:
-    """Files of a data folder that this rank verifies; a folder that cannot be opened becomes a problem in `data`."""
+    """List the files of a data folder that this rank verifies; record a folder that cannot be opened in `data`."""
     found = data[number]
     if found.problem or is_url(found.place):
         return []
@@ -205,7 +207,7 @@ def _verify(data: DataFacts, path: Path, sha256: str) -> DataFacts:
 
 
 def time_reductions(world: World, device: torch.device) -> tuple[Reduction, ...]:
-    """All-reduces on `device` (a CPU: gloo, a GPU: NCCL); the time of each is the median of a few."""
+    """Time all-reduces on `device` (CPU: gloo, GPU: NCCL): the median of a few. Collective: every rank must call it."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     group = dist.new_group(backend=backend)
     return tuple(_time_reduction(world, device, group, backend, mib * 2**20) for mib in _REDUCED_MIB[backend])
@@ -214,7 +216,7 @@ def time_reductions(world: World, device: torch.device) -> tuple[Reduction, ...]
 def _time_reduction(world: World, device: torch.device, group: dist.ProcessGroup, backend: str, size: int) -> Reduction:
     times, exact = [], True
     tensor = torch.empty(size // 4, device=device)
-    # The first connects; it is not counted.
+    # The first round establishes connections and is not counted.
     for number in range(_ROUNDS + 1):
         tensor.fill_(world.rank + 1)
         _synchronize(device)

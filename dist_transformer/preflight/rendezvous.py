@@ -1,4 +1,4 @@
-"""All ranks find each other, or those that are missing are named; and a check that does not end, ends the program."""
+"""Rendezvous of all ranks, which names missing ranks, and a watch that ends the program if a check hangs."""
 
 import os
 import socket
@@ -15,17 +15,19 @@ from dist_transformer.errors import UserError
 from dist_transformer.runtime.rendezvous import connect, host_of, meet
 from dist_transformer.runtime.world import World
 
-# Rank 0 speaks first; the others wait so long before they do.
+# Rank 0 reports first; the other ranks wait this much longer.
 _GRACE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
 
 
 @contextmanager
 def joined(world: World, *, seconds: float) -> Iterator["Watch"]:
-    """A gloo group of all ranks, as long as the block lasts, and a watch over what is done in it.
+    """Form a gloo group of all ranks for the block, and yield a watch over its stages.
+
+    Collective: every rank must call it.
 
     Raises:
-        UserError: not all ranks came within `seconds`; rank 0 names those that are missing.
+        UserError: not all ranks joined within `seconds`; rank 0 names the missing ones.
     """
     if world.size == 1:
         watch = Watch(world, None, seconds=seconds)
@@ -60,12 +62,13 @@ def joined(world: World, *, seconds: float) -> Iterator["Watch"]:
 
 
 class Watch:
-    """Ends the program when a stage takes too long: a dead file system or network lets no exception through."""
+    """Thread that ends the program if a stage takes too long, because a dead file system or network raises nothing."""
 
     def __init__(self, world: World, store: dist.Store | None, *, seconds: float) -> None:
-        """
+        """Start the thread.
+
         Args:
-            store: a connection of its own, for the main thread may be waiting in the other one.
+            store: a separate connection, because the main thread may be waiting in the other one.
         """
         self.world, self.store, self.seconds = world, store, seconds
         self.current, self._deadline = "", float("inf")
@@ -75,7 +78,7 @@ class Watch:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """All ranks go through the same stages."""
+        """Limit the time of the block. All ranks must go through the same stages."""
         self._begun += 1
         self.current, self._deadline = name, time.monotonic() + self.seconds
         if self.store is not None:
@@ -97,12 +100,12 @@ class Watch:
                 except RuntimeError as error:
                     late = str(error).split("\n")[0]
                 print(
-                    f'error: "{self.current}" did not end within {self.seconds:g} s ({late}): look at the disks and '
+                    f'error: "{self.current}" did not end within {self.seconds:g} s ({late}): check the disks and '
                     "the network there, or raise --timeout",
                     file=sys.stderr,
                     flush=True,
                 )
-                # An exception would end this thread alone.
+                # An exception would end only this thread.
                 os._exit(1)
 
     def _who_is_late(self) -> str:
@@ -117,7 +120,7 @@ class Watch:
         return "; ".join(behind) or "all ranks wait in it"
 
     def _place(self, rank: int) -> tuple[int, str]:
-        """Number and name of the stage where a rank is."""
+        """Return number and name of a rank's current stage."""
         assert self.store is not None
         if not self.store.check([f"at/{rank}"]):
             return 0, "start"

@@ -1,7 +1,7 @@
-"""TensorBoard's file of a run: a second view of `metrics.jsonl`, which training can do without.
+"""TensorBoard's event file of a run: an optional second view of `metrics.jsonl`.
 
-TensorBoard orders charts by the first part of their names. Those of `train` and `valid` come first. What has a point an
-epoch, a checkpoint or a start follows under `z_more`, because a chart with one dot in it says little.
+TensorBoard orders charts by the first part of their names. `train` and `valid` come first. Charts with one point per
+epoch, checkpoint or start follow under `z_more`, because a chart with a single dot says little.
 """
 
 import io
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RARE = "z_more"
-"""Group of what has few points."""
+"""Group of charts with few points."""
 
-# Groups of the kinds of records. The figures of `end` are those of the last `train` record, summed up.
+# Group of each kind of record. `end` has none: it repeats the values of the last `train` record.
 _GROUPS = {"train": "train", "valid": "valid", "epoch": f"{RARE}/epoch", "checkpoint": f"{RARE}/checkpoint"}
-# Which of two validations is the better, by the name of its value.
+# Function that returns the better of two validation scores, by the score's name.
 _BETTER: dict[str, Callable[[float, float], float]] = {"nll": min, "bleu": max}
-# Charts of several curves, by their titles. The same for all runs: TensorBoard merges equal layouts.
+# Charts with several curves, by title. They are the same for all runs, because TensorBoard merges equal layouts.
 _CHARTS = {
     "loss: training and validation": ("train/loss", "valid/loss"),
-    "nll per token, not smoothed: training and validation": ("train/nll", "valid/nll"),
+    "nll per token, unsmoothed: training and validation": ("train/nll", "valid/nll"),
     "BLEU: validation, and the best so far": ("valid/bleu", "valid/best_bleu"),
     "learning rate": ("train/learning_rate",),
     "gradient norm": ("train/gradient_norm",),
     "target tokens/s": ("train/target_tokens_per_second",),
 }
-# What the table of settings shows of each run: the newest point of these curves.
+# The table of settings shows the newest point of these curves for each run.
 _RESULTS = (
     "valid/best_nll",
     "valid/best_bleu",
@@ -51,17 +51,16 @@ _RESULTS = (
 
 
 class Board:
-    """An event file. The first error of its disk ends it, with a warning, until the run is started again.
-
-    Events are written here and not by TensorBoard's own writer: its thread raises errors later, elsewhere, and with a
-    traceback.
+    """An event file. After the first disk error it writes a warning and no more events until the next start.
 
     Args:
-        first_step: of this start; TensorBoard forgets what an earlier one wrote of later steps.
-        several: there are several corpora, whose epochs are shown apart.
-        earlier: records of validations before this start, of which the best is shown on.
-        warn: called once, when nothing more can be written.
+        first_step: first step of this start; TensorBoard drops later steps of an earlier start.
+        several: there are several corpora, whose epochs are shown separately.
+        earlier: validation records before this start, for the best score so far.
+        warn: called once, when the file cannot be written any more.
     """
+
+    # TensorBoard's own writer is not used, because its thread raises errors later, elsewhere, and with a traceback.
 
     def __init__(
         self,
@@ -81,7 +80,7 @@ class Board:
         self._add(lambda: [_layout()], first_step)
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Show the numbers of a record, each under `kind/name`; of `end` only that the run has ended."""
+        """Write the numbers of a record, each under `kind/name`. For `end`, write only that the run has ended."""
         from torch.utils.tensorboard.summary import scalar
 
         if kind == "end":
@@ -97,7 +96,7 @@ class Board:
         self._add(lambda: [scalar(f"{place}/{name}", value) for name, value in numbers.items()], step)
 
     def settings(self, values: Mapping[str, int | float | str]) -> None:
-        """Show the settings of the run beside its results; TensorBoard keeps those of the first start."""
+        """Write the settings of the run to the table of results; TensorBoard keeps those of the first start."""
         self._add(lambda: list(_settings_summaries(dict(values))[:2]), self._first_step)
 
     def text(self, tag: str, markdown: str, step: int) -> None:
@@ -137,7 +136,7 @@ class Board:
                 self._best[name] = better(self._best.get(name, value), value)
 
     def _add(self, make: Callable[[], list[Any]], step: int) -> None:
-        """Write summaries, which a reader sees at once."""
+        """Write summaries and flush them."""
 
         def write() -> None:
             assert self._file is not None
@@ -160,12 +159,12 @@ class Board:
         except OSError as error:
             self._abandon()
             self._warn(
-                f"TensorBoard's file cannot be written ({error}): training goes on without it; metrics.jsonl has "
+                f"TensorBoard's file cannot be written ({error}): training continues without it; metrics.jsonl has "
                 "the figures"
             )
 
     def _abandon(self) -> None:
-        """Close the file without what its disk did not take."""
+        """Close the file; data that the disk did not accept is lost."""
         if self._file is not None:
             with suppress(OSError):
                 self._file.close()
@@ -173,7 +172,7 @@ class Board:
 
 
 def _layout() -> Any:
-    """Describe the charts of the tab of custom scalars; a curve is chosen by a regular expression."""
+    """Describe the charts of the custom scalars tab; regular expressions choose the curves."""
     from torch.utils.tensorboard.summary import custom_scalars
 
     charts = {title: ["Multiline", [f"^{tag}$" for tag in tags]] for title, tags in _CHARTS.items()}
@@ -181,9 +180,9 @@ def _layout() -> Any:
 
 
 def _settings_summaries(values: dict[str, int | float | str]) -> tuple[Any, Any, Any]:
-    """Give what TensorBoard reads of all runs, of the start of this one, and of its end."""
+    """Return TensorBoard's summaries of the experiment, of the start of this run, and of its end."""
     from torch.utils.tensorboard.summary import hparams
 
-    # A path may hold bytes that are no UTF-8.
+    # A path may hold bytes that are not UTF-8.
     shown = {name: printable(value) if isinstance(value, str) else value for name, value in values.items()}
     return hparams(shown, dict.fromkeys(_RESULTS))

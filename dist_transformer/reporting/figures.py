@@ -1,4 +1,4 @@
-"""Pictures of a run and of its data: numbers in, a matplotlib figure out; no window, and none of pyplot's state."""
+"""Pictures of a run and its data, as matplotlib figures without a window and without pyplot's global state."""
 
 import io
 import math
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Fonts with Chinese, Japanese and Korean characters: those that the machine has follow matplotlib's own.
+# Fonts with Chinese, Japanese and Korean characters; those that are installed are used after matplotlib's own.
 _CJK_FONTS = (
     "Noto Sans CJK SC",
     "Noto Sans CJK JP",
@@ -34,7 +34,7 @@ _CJK_FONTS = (
     "Arial Unicode MS",
 )
 _LABEL_POINTS = 8
-# Inches: a row or column of a map, wide enough for a label; a character of a label; what stands around the panels.
+# Inches: a row or column of a map, wide enough for a label; a character of a label; the frame around the panels.
 _CELL, _CHARACTER, _FRAME = 0.17, 0.085, 0.8
 _DOTS_PER_INCH = 110
 _SHOWN_POSITIONS = 128
@@ -42,10 +42,7 @@ _NOTE_CHARACTERS = 130
 
 
 def attention_picture(sample: Sample) -> "Figure":
-    """Cross-attention of a sample that has maps: a panel a decoder layer, a row a produced piece.
-
-    One scale of colours for all panels, so that a diffuse layer looks diffuse.
-    """
+    """Draw the cross-attention of a sample with maps: one panel per decoder layer, one row per produced piece."""
     if sample.attention_LTS is None:
         raise ValueError("the sample has no attention maps")
     maps_LTS = np.asarray(sample.attention_LTS)
@@ -64,19 +61,20 @@ def attention_picture(sample: Sample) -> "Figure":
             if layer >= layers:
                 panel.remove()
                 continue
+            # All panels have one colour scale, so that a diffuse layer looks diffuse.
             image = panel.imshow(maps_LTS[layer], cmap="Blues", vmin=0.0, vmax=maps_LTS.max(), aspect="equal")
             panel.set_title(f"decoder layer {layer + 1}")
             _label_tokens(panel, sample)
         bar = figure.colorbar(image, ax=list(panels[:layers]), fraction=0.03, pad=0.01)
-        # In two lines, because a panel of a few pieces is shorter than the text.
+        # In two lines, because a panel with few pieces is shorter than the text.
         bar.set_label("attention weight,\nmean over heads")
-        # A layout is not final before a second drawing; after the first, labels can be outside.
+        # The layout needs a second drawing; after the first one, labels can be outside.
         figure.draw_without_rendering()
     return figure
 
 
 def _label_tokens(panel: "Axes", sample: Sample) -> None:
-    # A pair of dollar signs in a sentence is text, not a formula.
+    # Without parse_math=False, a pair of dollar signs in a sentence would be a formula.
     style: dict[str, Any] = {"fontsize": _LABEL_POINTS, "parse_math": False}
     panel.set_xticks(range(len(sample.source_tokens)), sample.source_tokens, rotation=90, **style)
     panel.set_yticks(range(len(sample.target_tokens)), sample.target_tokens, **style)
@@ -86,14 +84,14 @@ def _label_tokens(panel: "Axes", sample: Sample) -> None:
 
 
 def learning_rate_picture(steps: Sequence[int], rates: Sequence[float]) -> "Figure":
-    """The rate of each optimizer step, with its peak marked."""
+    """Draw the learning rate of each optimizer step, with its peak marked."""
     peak = int(np.argmax(rates))
     with _style():
         figure = _figure(7.0, 3.5)
         axes = figure.add_subplot()
         axes.plot(steps, rates)
         axes.plot(steps[peak], rates[peak], "o")
-        # The free side of the peak: right of it the curve falls, and at the right edge there is no room.
+        # Put the label on the side of the peak that has room.
         at_the_right = steps[peak] > (steps[0] + steps[-1]) / 2
         axes.annotate(
             f"peak {rates[peak]:.2e} at step {steps[peak]:,}",
@@ -113,7 +111,7 @@ def learning_rate_picture(steps: Sequence[int], rates: Sequence[float]) -> "Figu
 
 
 def position_picture(table_PD: np.ndarray) -> "Figure":
-    """Position vectors as a heat map, the first 128 positions of a longer table; red above zero, blue below."""
+    """Draw position vectors as a heat map of at most the first 128 positions; red above zero, blue below."""
     shown_PD = table_PD[:_SHOWN_POSITIONS]
     limit = float(np.abs(shown_PD).max()) or 1.0
     with _style():
@@ -128,7 +126,8 @@ def position_picture(table_PD: np.ndarray) -> "Figure":
 
 
 def length_picture(sides: Sequence[Lengths], names: Sequence[str]) -> "Figure":
-    """Sentences by length, without the longest thousandth, which would be most of the width; a dashed line a mean."""
+    """Draw histograms of sentence lengths, with dashed lines at the means."""
+    # The longest thousandth is left out, because it would take most of the width.
     shown = max(side.quantile(0.999) for side in sides)
     with _style():
         figure = _figure(7.0, 3.5)
@@ -136,7 +135,7 @@ def length_picture(sides: Sequence[Lengths], names: Sequence[str]) -> "Figure":
         for number, (side, name) in enumerate(zip(sides, names, strict=True)):
             shares = 100 * side.counts / side.sentences
             label = f"{name}: mean {side.mean:.1f}, 99% up to {side.quantile(0.99)}, longest {side.longest}"
-            # Each length is a step of its own: nothing is smoothed.
+            # One step per length, without smoothing.
             axes.stairs(shares, np.arange(len(shares) + 1) - 0.5, fill=True, alpha=0.4, color=f"C{number}", label=label)
             axes.axvline(side.mean, color=f"C{number}", linestyle="--", linewidth=1)
         axes.set_title("length of sentences")
@@ -158,7 +157,7 @@ class Bar:
     lowest: float
     highest: float
     stressed: bool = False
-    """The one that the others are beside."""
+    """Whether the bar is highlighted among the others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,7 +170,7 @@ class BarGroup:
 
 
 def bar_picture(groups: Sequence[BarGroup], *, note: str) -> "Figure":
-    """A panel a group, a bar a rate with its spread as a line; `note` stands below."""
+    """Draw one panel per group and one bar per rate, with its spread as a line and `note` at the bottom."""
     with _style():
         sizes = [len(group.bars) + 1.6 for group in groups]
         figure = _figure(8.0, 0.34 * sum(sizes) + 0.5)
@@ -205,17 +204,20 @@ def _draw_bars(panel: "Axes", group: BarGroup) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """Values on one axis, and what two things cost there."""
+    """Values on one axis, with time and memory at each value."""
 
     label: str
     values: tuple[float, ...]
     seconds: tuple[tuple[float, float, float], ...]
-    """Median, lowest and highest of each."""
+    """Median, lowest and highest time at each value."""
     mib: tuple[float, ...]
 
 
 def cost_picture(curves: Sequence[Curve], scaling: Sequence[tuple[int, float]], *, unit: str, note: str) -> "Figure":
-    """A panel a curve, time on the left and memory on the right; the last is a model: devices and tokens a second."""
+    """Draw one panel per curve, with time on the left axis and memory on the right.
+
+    The last panel shows the predicted target tokens per second over the number of devices.
+    """
     with _style():
         figure = _figure(9.0, 6.4)
         panels = figure.subplots(2, 2).ravel()
@@ -225,7 +227,7 @@ def cost_picture(curves: Sequence[Curve], scaling: Sequence[tuple[int, float]], 
             panel.set_xscale("log", base=2)
             panel.set_xticks(curve.values, [f"{value:,.0f}" for value in curve.values])
             panel.set_xlabel(curve.label)
-            panel.set_ylabel(f"{unit} a step", color="C0")
+            panel.set_ylabel(f"{unit} per step", color="C0")
             panel.set_ylim(0.0, 1.15 * max(highest))
             memory = panel.twinx()
             memory.plot(curve.values, curve.mib, "s--", color="C1")
@@ -240,7 +242,7 @@ def cost_picture(curves: Sequence[Curve], scaling: Sequence[tuple[int, float]], 
         panel.set_xticks(devices, [str(count) for count in devices])
         panel.set_yticks(rates, [f"{rate:,.0f}" for rate in rates])
         panel.yaxis.set_minor_formatter("")
-        panel.set_xlabel("devices, 8 a node")
+        panel.set_xlabel("devices, 8 per node")
         panel.set_ylabel("target tokens/s")
         panel.set_title("scaling: a model, not a measurement", fontsize=9)
         panel.legend(frameon=False)
@@ -249,21 +251,21 @@ def cost_picture(curves: Sequence[Curve], scaling: Sequence[tuple[int, float]], 
 
 
 def as_png(figure: "Figure") -> bytes:
-    """For TensorBoard and files."""
+    """Save a figure as PNG, for TensorBoard and files."""
     return _saved(figure, "png")
 
 
 def as_svg(figure: "Figure") -> str:
-    """An `<svg>` element for a page: its text is text, so a browser shows characters that this machine has no font for.
+    """Save a figure as an `<svg>` element for a page. Equal figures give equal strings.
 
-    Equal figures give equal strings.
+    Text stays text, so a browser shows characters for which this machine has no font.
     """
     text = _saved(figure, "svg").decode("utf-8")
     return text[text.index("<svg") :]
 
 
 def _figure(width: float, height: float) -> "Figure":
-    """Width and height in inches."""
+    """Make a figure of `width` × `height` inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, layout="constrained")
@@ -272,14 +274,14 @@ def _figure(width: float, height: float) -> "Figure":
 def _saved(figure: "Figure", kind: str) -> bytes:
     buffer = io.BytesIO()
     with _style():
-        # A time of day in a file would make equal pictures differ.
+        # A time stamp in the file would make equal pictures differ.
         figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
     return buffer.getvalue()
 
 
 @contextmanager
 def _style() -> Iterator[None]:
-    """matplotlib's settings, for as long as a figure is made or saved."""
+    """Set matplotlib's settings while a figure is made or saved."""
     import matplotlib
     from matplotlib import font_manager
 
@@ -291,6 +293,6 @@ def _style() -> Iterator[None]:
         "text.usetex": False,
     }
     with matplotlib.rc_context(settings), warnings.catch_warnings():
-        # Characters that no font has become boxes; a warning for each of them would flood the log.
+        # Characters without a font become boxes; a warning for each would flood the log.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield

@@ -1,4 +1,4 @@
-"""What a run reports: the terminal, `metrics.jsonl` and TensorBoard. Only rank 0 writes."""
+"""Reports of a run: the terminal, `metrics.jsonl` and TensorBoard. Only rank 0 writes."""
 
 import dataclasses
 import math
@@ -24,13 +24,13 @@ from dist_transformer.run.layout import TENSORBOARD
 from dist_transformer.run.lock import Fence, unfenced
 from dist_transformer.run.records import scan_records
 
-# Of a terminal whose width is not known.
+# Width of a terminal of unknown size.
 _COLUMNS = 80
-# In less room than this the figures take the place of the bar.
+# With less room than this, there are only figures and no bar.
 _ROOM_FOR_A_BAR = 50
-# Characters that the figures leave to the bar at least, where there is one; it takes all that they do not need.
+# Least characters of the bar; it takes all the room that the figures do not need.
 _SHORTEST_BAR = 8
-# Settings of where and when, which are no matter of comparing runs.
+# Settings of places and times, which do not help to compare runs.
 _UNSHOWN = {
     "run_dir",
     "cache_dir",
@@ -38,19 +38,19 @@ _UNSHOWN = {
     "log_every",
     *(limit.name for limit in dataclasses.fields(TimeoutConfig)),
 }
-# Characters that mean something in HTML, in Markdown or in its tables.
+# Characters with a meaning in HTML, in Markdown or in its tables.
 _MARKDOWN = str.maketrans({character: f"&#{ord(character)};" for character in '&<>"\\`*_{}[]()#+-!|~^:=$'})
 
 
 class Reporter:
-    """Writes records, lines and pictures; a no-op on other ranks than 0.
+    """Writer of records, lines and pictures; a no-op on ranks other than 0.
 
-    `metrics.jsonl` must be written; what a terminal or TensorBoard does not take is lost.
+    An error of `metrics.jsonl` ends training; errors of the terminal or of TensorBoard only lose their output.
 
     Args:
-        corpora: the names of all corpora.
-        quiet: write records only, and nothing to the terminal.
-        fence: of the run folder; records are not written without it.
+        corpora: names of all corpora.
+        quiet: write only records, and nothing to the terminal.
+        fence: called before each record; raises if this process no longer owns the run folder.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Reporter:
         self.max_steps, self.first_step, self.corpora = max_steps, first_step, corpora
         if not is_main:
             return
-        # A bar where a person looks on; plain lines, without carriage returns, where either stream goes to a file.
+        # A bar in a terminal; plain lines without carriage returns if either stream goes to a file.
         self.bar = None
         if not quiet and sys.stderr.isatty() and sys.stdout.isatty():
             room = _terminal_room()
@@ -88,21 +88,21 @@ class Reporter:
         self.sinks: list[MetricSink] = [self.metrics, self.board, *added]
 
     def record(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        """Hand `values` of `step` to all sinks; `kind` is `train`, `valid`, `epoch`, `checkpoint` or `end`."""
+        """Pass `values` of `step` to all sinks; `kind` is `train`, `valid`, `epoch`, `checkpoint` or `end`."""
         if self.is_main:
             self.fence()
             for sink in self.sinks:
                 sink.record(kind, step, values)
 
     def has_recorded(self, kind: str, step: int) -> bool:
-        """Whether `metrics.jsonl` holds such a record. For rank 0."""
+        """Return whether `metrics.jsonl` has such a record. Only for rank 0."""
         return self.metrics.has_recorded(kind, step)
 
     def train_line(self, step: int, values: dict[str, Any], seconds_left: float) -> None:
-        """The figures of an interval: beside the bar as many as fit, in a log file a line of about 100 characters."""
+        """Report the figures of an interval: next to the bar as many as fit, in a log file about 100 characters."""
         if not self.is_main:
             return
-        # Name, value, and its width in a log file; the most telling first, because a bar leaves out what does not fit.
+        # Name, value, and its width in a log file; the most important first, because the bar drops the last ones.
         figures = [
             ("loss", f"{values['loss']:.3f}", 6),
             ("ppl", _short(values["ppl"], 7), 7),
@@ -121,10 +121,10 @@ class Reporter:
         self.say("  ".join((place, *columns, f"left {format_seconds(seconds_left)}")))
 
     def epoch(self, step: int, epoch: EpochSummary) -> str:
-        """Record an epoch that has ended; epochs and corpora count from 0, as in other records.
+        """Record a finished epoch; epochs and corpora count from 0, as in other records.
 
         Returns:
-            one short line about it, in which they count from 1.
+            a short line about it, in which epochs count from 1.
         """
         totals, fills = epoch.totals, (epoch.fill, epoch.source_fill, epoch.target_fill)
         values = {
@@ -140,7 +140,7 @@ class Reporter:
         return f"epoch {epoch.epoch + 1}{name} done, {epoch.fill:.0%} full"
 
     def samples(self, sheet: SampleSheet) -> None:
-        """Translations of a validation as a table, and what the decoder looked at, for TensorBoard."""
+        """Write the translations of a validation, as a table, and their attention maps to TensorBoard."""
         if not self.is_main:
             return
         of_direction = "" if sheet.direction is None else f"/{sheet.direction}"
@@ -150,14 +150,14 @@ class Reporter:
             self.board.picture(f"valid_attention{of_direction}/sample_{number}", attention_picture(sample), sheet.step)
 
     def pictures(self, steps: Sequence[int], rates: Sequence[float], positions_PD: np.ndarray) -> None:
-        """What a run is set to, once at its start, for TensorBoard: learning rates of `steps`, position vectors."""
+        """Write pictures of the learning rates of `steps` and of the position vectors to TensorBoard, at the start."""
         if not self.is_main:
             return
         self.board.picture(f"{RARE}/schedule/learning_rate", learning_rate_picture(steps, rates), self.first_step)
         self.board.picture(f"{RARE}/positions/encodings", position_picture(positions_PD), self.first_step)
 
     def settings(self, config: TrainConfig) -> None:
-        """Show the settings of the run in TensorBoard, beside its results, but those that results do not depend on."""
+        """Write the settings that can affect results to TensorBoard."""
         if self.is_main:
             shown = {name: value for name, value in flat_settings(config).items() if name not in _UNSHOWN}
             self.board.settings(shown)
@@ -168,7 +168,7 @@ class Reporter:
             self.bar.update()
 
     def _fit_bar(self, bar: "tqdm[Any]") -> None:
-        """Fit the bar to the terminal as it is now: a person may have changed its width."""
+        """Fit the bar to the current width of the terminal."""
         bar.ncols = _terminal_room()
         bar.bar_format = _bar_format(self.max_steps, self.figures, bar.ncols)
 
@@ -176,7 +176,7 @@ class Reporter:
         if not self.is_main or self.quiet:
             return
         if self.bar is not None:
-            # It is drawn again below the text.
+            # tqdm draws the bar again below the text.
             self._fit_bar(self.bar)
             self.bar.write(printable(text))
         else:
@@ -193,7 +193,7 @@ class Reporter:
 
 
 def samples_table(sheet: SampleSheet) -> str:
-    """A Markdown table in which every character of a sentence stands for itself."""
+    """Lay out samples as a Markdown table, with all special characters escaped."""
     rows = [
         "| " + " | ".join(map(_as_markdown, (sample.source, sample.reference, sample.hypothesis))) + " |"
         for sample in sheet.samples
@@ -207,15 +207,16 @@ def _as_markdown(text: str) -> str:
 
 
 def _short(value: float, width: int) -> str:
-    """Two decimals, or powers of ten where those would take more than `width` characters."""
+    """Format with two decimals, or with an exponent if that would take more than `width` characters."""
     text = f"{value:.2f}"
     return text if len(text) <= width else f"{value:.1e}"
 
 
 def _bar_format(max_steps: int, figures: list[str], room: int) -> str:
-    """Give tqdm's template of a line: the figures that fit, and a bar over the rest, where that is long enough.
+    """Return tqdm's template of a line: the figures that fit, and a bar if there is enough room.
 
-    tqdm makes the line exactly `room` characters long by the width of `{bar}`. A line without a bar may be shorter.
+    tqdm chooses the width of `{bar}` so that the line has exactly `room` characters. A line without a bar may be
+    shorter.
     """
     taken = len(f"{max_steps}/{max_steps} 12:34:56 left")
     bar = ""
@@ -232,7 +233,7 @@ def _bar_format(max_steps: int, figures: list[str], room: int) -> str:
 
 
 def _terminal_room() -> int:
-    """Characters for the bar; the last column stays free, because some terminals begin a new line after it."""
+    """Return the characters for the bar, without the last column, after which some terminals start a new line."""
     try:
         columns = os.get_terminal_size(sys.stderr.fileno()).columns
     except (OSError, ValueError):
@@ -241,12 +242,12 @@ def _terminal_room() -> int:
 
 
 def format_seconds(seconds: float) -> str:
-    """`1:02:03`, or `2:03` below an hour."""
+    """Format seconds as `1:02:03`, or `2:03` below an hour."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def perplexity(nll: float) -> float:
-    """exp(nll per token), not smoothed; infinite where that overflows."""
+    """Compute exp(nll per token), without smoothing; infinite on overflow."""
     return math.inf if nll >= 700 else math.exp(nll)

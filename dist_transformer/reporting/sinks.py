@@ -1,4 +1,4 @@
-"""Where the records of a run go: `metrics.jsonl`, TensorBoard, and what others add."""
+"""Sinks for the records of a run: `metrics.jsonl`, TensorBoard, and registered ones."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from dist_transformer.run.layout import METRICS_FILE
 
 
 class MetricSink(Protocol):
-    """Takes the records of a run, on rank 0 only."""
+    """A receiver of a run's records, on rank 0 only."""
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Take the values of `step`.
@@ -22,16 +22,16 @@ class MetricSink(Protocol):
         """
 
     def close(self) -> None:
-        """Take no more: the run has ended, or was stopped."""
+        """Close the sink: the run has ended, or was stopped."""
 
 
 SINKS: Registry[Callable[[Path], MetricSink]] = Registry("metric sink")
-"""Sinks from outside the package: each is made with the run folder when training starts, and left out with a warning
-when it raises an error."""
+"""Sinks from outside the package. Each is made with the run folder when training starts; a sink that raises an error is
+dropped with a warning."""
 
 
 class MetricsFile:
-    """`metrics.jsonl`: one JSON object per record, at once on its way to disk. A value that is not finite is null."""
+    """`metrics.jsonl`: one JSON object per record, written immediately. A value that is not finite becomes null."""
 
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / METRICS_FILE
@@ -43,7 +43,7 @@ class MetricsFile:
         self._file.flush()
 
     def has_recorded(self, kind: str, step: int) -> bool:
-        """Decide whether the file holds such a record."""
+        """Return whether the file has such a record."""
         begin = json.dumps({"kind": kind, "step": step}).removesuffix("}").encode()
         with open_regular(self.path) as lines:
             return any(line.startswith(begin + b",") for line in lines)
@@ -53,7 +53,7 @@ class MetricsFile:
 
 
 class OptionalSink:
-    """A sink that training can do without: its first error ends it, with a warning.
+    """A sink that training can do without: after its first error it is dropped, with a warning.
 
     Args:
         warn: called once, with the error.
@@ -78,4 +78,4 @@ class OptionalSink:
         except Exception as error:
             self._sink = None
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            self._warn(f"metric sink {self._name!r} failed ({reason:.200}): training goes on without it")
+            self._warn(f"metric sink {self._name!r} failed ({reason:.200}): training continues without it")

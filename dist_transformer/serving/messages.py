@@ -1,4 +1,4 @@
-"""Bodies of requests: JSON from anybody, checked before anything is computed."""
+"""Bodies of requests: untrusted JSON, checked before anything is computed."""
 
 import json
 import unicodedata
@@ -8,17 +8,17 @@ from typing import Any, Literal, cast, get_args
 from dist_transformer.errors import UserError
 
 Kind = Literal["cross", "encoder", "decoder"]
-"""Cross-attention of the decoder, self-attention of the encoder, self-attention of the decoder."""
+"""Kind of attention: cross-attention, self-attention of the encoder, self-attention of the decoder."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
-# A character outside the Basic Multilingual Plane as JSON may escape it: \ud83d\ude00.
+# JSON may escape a character outside the Basic Multilingual Plane as \ud83d\ude00.
 _BYTES_PER_CHARACTER = 12
-# Names, numbers and the ids of a hypothesis that is short enough for a map.
+# Room for names, numbers and the ids of a hypothesis that is short enough for a map.
 _OTHER_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionRequest:
-    """One layer's attention behind one hypothesis."""
+    """A request for one layer's attention of one hypothesis."""
 
     model: int
     text: str
@@ -29,7 +29,7 @@ class AttentionRequest:
 
 
 def most_bytes(max_characters: int) -> int:
-    """Bytes of the longest body whose text has so many characters."""
+    """Return the bytes of the longest body for a text of `max_characters` characters."""
     return _BYTES_PER_CHARACTER * max_characters + _OTHER_BYTES
 
 
@@ -37,7 +37,7 @@ def read_text(body: bytes, *, max_characters: int) -> str:
     """Read the body of a request for translations, `{"text": …}`.
 
     Raises:
-        UserError: it is anything else; the message is one sentence.
+        UserError: the body is anything else; the message is one sentence.
     """
     return _checked_text(_fields(body, {"text"})["text"], max_characters)
 
@@ -46,7 +46,7 @@ def read_attention_request(body: bytes, *, models: int, max_characters: int) -> 
     """Read the body of a request for attention: the fields of `AttentionRequest`.
 
     Raises:
-        UserError: it is anything else; the message is one sentence.
+        UserError: the body is anything else; the message is one sentence.
     """
     fields = _fields(body, {"model", "text", "tokens", "kind", "layer"})
     model, layer, tokens, kind = (fields[name] for name in ("model", "layer", "tokens", "kind"))
@@ -77,7 +77,7 @@ def _is_count(value: object) -> bool:
 
 
 def _checked_text(text: object, max_characters: int) -> str:
-    """Check a text, and make it one line."""
+    """Check a text and convert it to one line."""
     if not isinstance(text, str):
         raise UserError("text must be a string")
     if len(text) > max_characters:
@@ -85,7 +85,7 @@ def _checked_text(text: object, max_characters: int) -> str:
     line = " ".join(text.replace("\t", " ").splitlines())
     if not line.strip():
         raise UserError("there is no text: type a sentence")
-    # Half of a surrogate pair is no character at all, and no UTF-8.
+    # Half of a surrogate pair is not a character and not valid UTF-8.
     bad = next((c for c in line if unicodedata.category(c) in ("Cc", "Cs")), None)
     if bad is not None:
         raise UserError(f"the text holds U+{ord(bad):04X}, which is a control character or half of one: leave it out")

@@ -1,4 +1,4 @@
-"""Models that are tried: a text's translations, and the attention behind one of them, as plain JSON values."""
+"""Served models: translations of a text, and the attention weights of a translation, as plain JSON values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ from dist_transformer.inference.translator import Translator
 from dist_transformer.model_folder import ModelInfo, load_model
 from dist_transformer.serving.messages import AttentionRequest, Kind
 
-# Longer sentences have no maps: nobody reads a picture of 128 by 128 words, and a layer of 8 such heads is 0.7 MB.
+# Longer sentences have no maps: a picture of 128 by 128 words is illegible, and a layer of 8 such heads is 0.7 MB.
 LONGEST_MAP = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedModel:
-    """A model folder, loaded."""
+    """A loaded model folder."""
 
     name: str
     info: ModelInfo
     translator: Translator
 
     def describe(self) -> dict[str, Any]:
-        """What a page shows of the model, and how many maps it has."""
+        """Describe the model for the page, with its numbers of heads and layers."""
         config = self.info.model
         return {
             "name": self.name,
@@ -56,7 +56,7 @@ def load_models(
     """Load model folders, each for one direction.
 
     Raises:
-        UserError: a folder holds no sound model, or none of that direction.
+        UserError: a folder has no intact model, or the model does not have that direction.
     """
     models = []
     for path, name in zip(paths, short_names(paths), strict=True):
@@ -68,7 +68,7 @@ def load_models(
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Name folders by the ends of their paths: `model` alone says nothing, and different folders differ in name."""
+    """Name folders by the shortest ends of their paths that differ and are not just `model`."""
     parts = [path.resolve().parts[1:] or ("/",) for path in paths]
     count = 1
     while count < max(map(len, parts)):
@@ -83,7 +83,7 @@ def translate(model: ServedModel, text: str) -> dict[str, Any]:
     """Translate a text of one line.
 
     Returns:
-        `hypotheses`, best first, each with `text`, `score`, `tokens` (ids) and `pieces`, of which the last is `</s>`;
+        `hypotheses`, best first, each with `text`, `score`, `tokens` (ids) and `pieces`, the last of which is `</s>`;
         `source_pieces`; `split`, which is None unless the text was too long to translate whole; `has_maps`.
 
     Raises:
@@ -92,7 +92,7 @@ def translate(model: ServedModel, text: str) -> dict[str, Any]:
     tokenizer = model.translator.tokenizer
     (translation,) = model.translator.translate([text])
     if not translation.hypotheses:
-        raise UserError(f"model {model.name} gives no numbers that are finite: its training has diverged")
+        raise UserError(f"model {model.name} computes numbers that are not finite: its training diverged, use another")
     split = translation.split
     source = model.translator.source_ids(text)
     longest = max(len(source), *(len(found.tokens) for found in translation.hypotheses))
@@ -114,11 +114,10 @@ def translate(model: ServedModel, text: str) -> dict[str, Any]:
 
 
 def attention(model: ServedModel, request: AttentionRequest) -> dict[str, Any]:
-    """Show where the heads of one layer look.
+    """Compute the attention weights of one layer.
 
     Returns:
-        `rows` and `columns`, pieces that look and pieces that are looked at, and `weights`, 3 decimals, of shape
-        (heads, rows, columns).
+        `rows` (query pieces), `columns` (key pieces), and `weights`, with 3 decimals, of shape (heads, rows, columns).
 
     Raises:
         UserError: the request does not fit the model, or the sentences are too long for a map.
@@ -126,7 +125,7 @@ def attention(model: ServedModel, request: AttentionRequest) -> dict[str, Any]:
     tokenizer, config = model.translator.tokenizer, model.translator.model.config
     source, target = model.translator.source_ids(request.text), list(request.tokens)
     if any(not 0 <= token < config.vocab_size for token in target):
-        raise UserError(f"tokens holds an id that is not in the vocabulary of {config.vocab_size:,}: translate anew")
+        raise UserError(f"tokens holds an id that is not in the vocabulary of {config.vocab_size:,}: translate again")
     longest = min(LONGEST_MAP, config.max_positions)
     if max(len(source), len(target)) >= longest:
         raise UserError(f"attention is shown for up to {longest - 1} word pieces: give a shorter sentence")
@@ -136,7 +135,7 @@ def attention(model: ServedModel, request: AttentionRequest) -> dict[str, Any]:
     maps_LHTS = _of_kind(attention_maps(model.translator.model, source, target), request.kind)
     weights_HTS = maps_LHTS[request.layer].double()
     if not weights_HTS.isfinite().all():
-        raise UserError(f"model {model.name} gives no numbers that are finite: its training has diverged")
+        raise UserError(f"model {model.name} computes numbers that are not finite: its training diverged, use another")
     source_pieces, target_pieces = readable_pieces(tokenizer, source), readable_pieces(tokenizer, target)
     return {
         "rows": source_pieces if request.kind == "encoder" else target_pieces,

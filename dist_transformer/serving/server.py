@@ -1,11 +1,11 @@
-"""A page to try models, and the requests that it sends, by HTTP.
+"""HTTP server with a page to try models, and the API that the page uses.
 
 GET  /                the page, with /page.css and /page.js
 GET  /api/models      the models, and the limits of a request
 POST /api/translate   {"text": …} → translations of each model
 POST /api/attention   {"model": 0, "text": …, "tokens": […], "kind": "cross", "layer": 0} → weights of each head
 
-An error is JSON, too: {"error": one sentence}.
+An error is also JSON: {"error": one sentence}.
 """
 
 import asyncio
@@ -44,9 +44,9 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-# A client that sends its request more slowly is let go.
+# A client that takes longer to send its request is disconnected.
 _SECONDS_TO_SEND = 20
-# Answers that are being sent when the server is told to end.
+# Time for responses that are being sent when the server stops.
 _SECONDS_TO_END = 1
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -59,16 +59,16 @@ def open_socket(host: str, port: int) -> socket.socket:
         UserError: the port is taken or not allowed, or the address is not this machine's.
     """
     if not 0 <= port < 1 << 16:
-        raise UserError(f"--port is {port}: give 1 to {(1 << 16) - 1:,}, or 0 for any that is free")
+        raise UserError(f"--port is {port}: give 1 to {(1 << 16) - 1:,}, or 0 for any free port")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
         raise UserError(
-            f"--host {host} is no address ({error}): give 127.0.0.1 or an address of this machine"
+            f"--host {host} is not an address ({error}): give 127.0.0.1, or an address of this machine"
         ) from None
     try:
-        # The port of a server that has just ended.
+        # Allow the port of a server that has just ended.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen()
@@ -76,7 +76,7 @@ def open_socket(host: str, port: int) -> socket.socket:
         listening.close()
         reason = error.strerror or str(error)
         raise UserError(
-            f"port {port} of {host} cannot be listened on ({reason}): give another one, such as --port {free_port()}"
+            f"port {port} of {host} is not available ({reason}): give another one, such as --port {free_port()}"
         ) from None
     return listening
 
@@ -86,7 +86,7 @@ def is_loopback(listening: socket.socket) -> bool:
 
 
 def address_of(listening: socket.socket) -> str:
-    """Return the URL of a listening socket, as one types it into a browser on this machine."""
+    """Return the URL of a listening socket for a browser on this machine."""
     host, port = listening.getsockname()[:2]
     if ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
         host = socket.gethostname()
@@ -99,8 +99,8 @@ def make_app(
     """Make the application.
 
     Args:
-        only_local_names: whether requests must call this machine by a name of its own loopback. A web page elsewhere
-            may otherwise let its own name lead to 127.0.0.1 and read the answers (DNS rebinding).
+        only_local_names: whether the Host header must be a loopback name. Otherwise a foreign web page could point its
+            own name to 127.0.0.1 and read the responses (DNS rebinding).
     """
 
     async def show_models(_: web.Request) -> web.Response:
@@ -127,11 +127,11 @@ def make_app(
 
 
 async def serve(app: web.Application, listening: socket.socket, on_ready: Callable[[], None]) -> None:
-    """Answer until SIGINT or SIGTERM."""
+    """Serve until SIGINT or SIGTERM."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    # A client that goes away cancels its handler, and with it the work that waits.
+    # A client that disconnects cancels its handler and its waiting work.
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_SECONDS_TO_END)
     await runner.setup()
     try:
@@ -152,10 +152,9 @@ def _file_handler(name: str, kind: str) -> Handler:
 
 
 async def _body(request: web.Request) -> bytes:
-    """Read the body of a request that only a page of this server can make.
-
-    A form of another site cannot send this type, and its script only with a leave that this server never gives.
-    """
+    """Read the body of a request that only a page of this server can send."""
+    # A form of another site cannot send this content type. A script of another site needs CORS permission, which is
+    # never given.
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(text="the request must have the content type application/json")
     try:
@@ -172,27 +171,27 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     except UserError as error:
         return _error(400, str(error))
     except TooBusyError:
-        return _error(503, f"{MOST_WAITING} requests wait already: try again in a moment", {"Retry-After": "5"})
+        return _error(503, f"{MOST_WAITING} requests are already waiting: try again in a moment", {"Retry-After": "5"})
     except web.HTTPRequestEntityTooLarge as error:
         return _error(error.status, "the request is too long: give a shorter text")
     except web.HTTPException as error:
-        # The list of a 405's methods belongs to it.
+        # A 405 response must list the allowed methods.
         allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
         return _error(error.status, error.text or error.reason, allowed)
     except Exception:
         traceback.print_exc(file=sys.stderr)
-        return _error(500, "the server failed: its terminal says why")
+        return _error(500, "the server failed: see the error in its terminal")
 
 
 @web.middleware
 async def _refuse_other_names(request: web.Request, handler: Handler) -> web.StreamResponse:
     if not _names_loopback(request.headers.get("Host", "")):
-        raise web.HTTPForbidden(text="the server answers as localhost only: open the address that it printed")
+        raise web.HTTPForbidden(text="the server answers only as localhost: open the address that it printed")
     return await handler(request)
 
 
 def _names_loopback(host: str) -> bool:
-    """Whether a Host header, with or without its port, is `localhost` or a loopback address."""
+    """Return whether a Host header, with or without its port, is `localhost` or a loopback address."""
     name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
     if name.lower() == "localhost":
         return True

@@ -1,4 +1,4 @@
-"""One search at a time in a thread of its own, so that the event loop answers meanwhile."""
+"""A thread that runs one search at a time, so that the event loop can answer meanwhile."""
 
 import asyncio
 import queue
@@ -11,23 +11,23 @@ T = TypeVar("T")
 
 
 class TooBusyError(Exception):
-    """As many requests wait as may."""
+    """Too many requests are waiting."""
 
 
 class Worker:
-    """Does work in the order of its arrival.
+    """A thread that runs work in the order of arrival.
 
     Args:
-        most_waiting: work that may wait behind what is being done.
+        most_waiting: most pieces of work that may wait while one runs.
     """
 
     def __init__(self, most_waiting: int) -> None:
         self._most_waiting = most_waiting
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        # Work that nobody has dropped and that is not done.
+        # Number of pieces of work that are neither cancelled nor done.
         self._pending = 0
         self._lock = threading.Lock()
-        # A daemon: the process does not wait for a search when it ends.
+        # A daemon thread, so that the process does not wait for a search when it ends.
         threading.Thread(target=self._work, name="search", daemon=True).start()
 
     @property
@@ -35,10 +35,10 @@ class Worker:
         return self._pending > 0
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Do work in the worker's thread. Cancelled while it waits, it is never begun.
+        """Run work in the worker's thread. Work that is cancelled while it waits never starts.
 
         Raises:
-            TooBusyError: no more may wait.
+            TooBusyError: the queue is full.
         """
         if self._pending > self._most_waiting:
             raise TooBusyError
@@ -46,11 +46,11 @@ class Worker:
         future: Future[T] = Future()
         future.add_done_callback(lambda _: self._count(-1))
         self._jobs.put((future, work))
-        # Cancelling what this gives cancels the future, unless its work was begun.
+        # Cancelling the wrapper cancels the future, unless its work has started.
         return await asyncio.wrap_future(future)
 
     def _count(self, change: int) -> None:
-        # Done work is counted in the worker's thread, new and cancelled work in the event loop's.
+        # The worker's thread counts finished work; the event loop's thread counts new and cancelled work.
         with self._lock:
             self._pending += change
 

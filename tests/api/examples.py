@@ -43,7 +43,7 @@ def run_examples(folder: Path, run: Callable[[Path], str]) -> None:
     assert "mean of steps (10, 20)" in evaluated
     assert "BLEU" in evaluated
     assert refused == (
-        "runs/other/model is not a model folder (it has no config.json): write the folder anew with dist-transformer "
+        "runs/other/model is not a model folder (it has no config.json): write the folder again with dist-transformer "
         "average, or check the path\n"
     )
     assert len(translated.splitlines()) == 5

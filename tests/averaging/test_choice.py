@@ -27,8 +27,8 @@ def test_uneven_steps_are_said(run: Path) -> None:
     for step in (10, 15, 20, 30):
         save(run, step)
     assert newest_weights(run, 4).warning == (
-        "the last 4 weight files lie 5 to 10 steps apart, for validations, the end of training and the best weights "
-        "leave files between those of save_every: --every MINUTES spaces them evenly"
+        "the last 4 weight files are 5 to 10 steps apart, because validations, the end of training and the best "
+        "weights add files between those of save_every: --every MINUTES spaces them evenly"
     )
     assert newest_weights(run, 1).warning is None
 
@@ -38,7 +38,7 @@ def test_fewer_than_asked_for(run: Path) -> None:
         newest_weights(run, 5)
     save(run, 1)
     save(run, 2)
-    with pytest.raises(UserError, match="weights has 2 weight files, not 5: use --last 2 or train on"):
+    with pytest.raises(UserError, match="weights has 2 weight files, not 5: use --last 2, or train longer"):
         newest_weights(run, 5)
 
 
@@ -85,12 +85,12 @@ def test_too_few_that_are_so_far_apart(run: Path) -> None:
 def test_files_without_the_time_have_it_in_the_metrics(run: Path) -> None:
     for step in (10, 20, 30):
         save(run, step, train_seconds=None)
-    with pytest.raises(UserError, match=r"step-000000.0\.safetensors does not say after how many seconds of training"):
+    with pytest.raises(UserError, match=r"step-000000.0\.safetensors and .* do not have the training time"):
         spaced_weights(run, 2, 10)
     records = [{"kind": "train", "step": step, "train_seconds": 30.0 * step} for step in (10, 20)]
     file = run / "metrics.jsonl"
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    with pytest.raises(UserError, match=r"step-00000030\.safetensors does not say after .* without --every"):
+    with pytest.raises(UserError, match=r"step-00000030\.safetensors and .* do not have .* without --every"):
         spaced_weights(run, 2, 10)
     file.write_text(file.read_text() + '{"kind": "train", "step": 30, "train_seconds": 900.0}\n')
     assert spaced_weights(run, 2, 10).steps == (10, 30)
@@ -154,7 +154,7 @@ def test_too_few_validated_steps_with_weights(run: Path) -> None:
         best_weights(run, 3)
     assert str(refused.value) == (
         f"{run} has weight files of 2 validated steps (10, 20), not of 3: use --best 2, or train with keep_best 3 or "
-        "more, which keeps the weights of so many best validations"
+        "more, which keeps the weights of that many best validations"
     )
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "va\n')

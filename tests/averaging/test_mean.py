@@ -147,7 +147,7 @@ def test_other_files_are_not_replaced(run: Path, tmp_path: Path) -> None:
     """And nothing is read before that is said."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError, match="holds other files than a model"):
+    with pytest.raises(UserError, match="holds files that are not of a model"):
         average([run / "nothing"], tmp_path / "out")
     assert (tmp_path / "out" / "thesis.tex").read_text() == "years of work"
 

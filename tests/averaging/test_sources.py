@@ -185,18 +185,18 @@ def empty_folder(run: Path) -> Path:
     [
         (other_model, r"has another model configuration \(ffn_width 32, not 16\) than .*average one run's weights"),
         (other_setting, r"has another model configuration \(activation 'gelu', not 'relu'\) than"),
-        (other_shape, r"'embedding' has the shape \(259, 8\) where its model has \(260, 8\): leave it out, or restore"),
+        (other_shape, r"'embedding' has the shape \(259, 8\), but its model has \(260, 8\): leave it out, or restore"),
         (missing_tensor, "lacks 'embedding', a parameter of its model: leave it out, or restore it"),
-        (extra_tensor, "holds 'surplus', which is no parameter of its model: leave it out, or restore it"),
-        (half_precision, "'embedding' is stored as BF16, and weights are F32: leave it out, or restore it"),
+        (extra_tensor, "holds 'surplus', which is not a parameter of its model: leave it out, or restore it"),
+        (half_precision, "'embedding' is stored as BF16, but weights must be F32: leave it out, or restore it"),
         (other_tags, r"was trained on other data \(en-de <2de>, not en-de\) than .*average one run's"),
         (other_corpus, r"was trained on other data \(corpus 'wmt14', not 'hand-written'\) than .*average one run's"),
-        (other_seed, r"is of another run \(seed, batch or data\) than .*average one run's weights"),
-        (plain_pickle, "is a pickle, which may run any code when it is loaded, and is not read: give .safetensors"),
+        (other_seed, r"is from another run \(seed, batch or data\) than .*average one run's weights"),
+        (plain_pickle, "is a pickle, which can run any code when it is loaded, so it is not read: give .safetensors"),
         (torch_pickle, "is a pickle"),
         (torch_pickle_named_bin, "is a pickle"),
         (torch_pickle_named_safetensors, "cannot be read .*leave it out, or restore it"),
-        (folder_of_no_step, "states no training step"),
+        (folder_of_no_step, "has no training step"),
         (step_that_is_no_number, "source_language must be str, not 5"),
         (other_tokenizer, "was trained with another tokenizer than .*average one run's weights"),
         (damaged_checkpoint, "is damaged: .*choose another checkpoint"),
@@ -208,15 +208,15 @@ def empty_folder(run: Path) -> Path:
         (truncated_file, "is damaged: its SHA-256 is not what SHA256SUMS states: leave it out, or restore it"),
         (truncated_before_it_was_hashed, "cannot be read as safetensors .*leave it out, or restore it"),
         (flipped_file, "is damaged: its SHA-256 is not what SHA256SUMS states: leave it out, or restore it"),
-        (flipped_model, "is damaged: its SHA-256 is not what config.json states: write the folder anew"),
+        (flipped_model, "is damaged: its SHA-256 is not what config.json states: write the folder again"),
         (file_without_hash, "has no hash in .*SHA256SUMS, so it cannot be checked: give weight files in"),
         (text_file, "cannot be read .*leave it out, or restore it"),
         (foreign_file, "is not a weight file of a run: give files of RUN/weights"),
         (lambda run: foreign_file(run, {"format": "pt"}), "is not a weight file of a run"),
         (lambda run: foreign_file(run, {"title": "somebody's model"}), "is not a weight file of a run"),
         (lambda run: foreign_file(run, {"model": "[]"}), "foreign.safetensors"),
-        (empty_folder, "is neither a weight file nor a checkpoint nor a model folder: check the path"),
-        (lambda run: run / "nothing", "is neither a weight file nor a checkpoint nor a model folder: check the path"),
+        (empty_folder, "is not a weight file, a checkpoint or a model folder: check the path"),
+        (lambda run: run / "nothing", "is not a weight file, a checkpoint or a model folder: check the path"),
     ],
 )
 def test_a_source_that_does_not_fit_is_refused_by_name(
@@ -316,7 +316,7 @@ def test_a_step_counts_once(run: Path, tmp_path: Path) -> None:
     for again in (copy, checkpoint, folder):
         with pytest.raises(UserError) as refused:
             average([first, second, again], tmp_path / "out")
-        assert str(refused.value) == (f"{again} and {first} are both of step 1: a step counts once, so leave one out")
+        assert str(refused.value) == (f"{again} and {first} are both from step 1: each step counts once, leave one out")
     assert not (tmp_path / "out").exists()
 
 

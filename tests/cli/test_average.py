@@ -70,7 +70,7 @@ def test_averages_of_a_run(run: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     )
     assert_mean(out, [1, 3])
     assert call(monkeypatch, "--run-dir", run, "--last", 4, "--out", out) == 0
-    assert capsys.readouterr().err.startswith("warning: the last 4 weight files lie 1 to 2 steps apart")
+    assert capsys.readouterr().err.startswith("warning: the last 4 weight files are 1 to 2 steps apart")
 
 
 def test_a_model_folder_is_for_whom_the_umask_lets(
@@ -166,7 +166,7 @@ def test_the_best_number_alone_and_on_two_ranks(
         assert torch.allclose(model.state_dict()[name], weight, atol=1e-6)
     card = (out / "README.md").read_text(encoding="utf-8")
     assert "- Chosen: the last 2 weight files\n" in card
-    note = "Of the means of 1, 2, 3 weight files, that of 2 had the highest BLEU on dev.en and dev.de: 100.00"
+    note = "Among the means of 1, 2, 3 weight files, the mean of 2 had the highest BLEU on dev.en and dev.de: 100.00"
     assert f"- {note} ({signature})\n" in card
     assert {path.name for path in out.parent.iterdir()} == {"m", "m.sweep.json", "m.sweep.md"}
 
@@ -221,7 +221,7 @@ def test_a_sweep_of_more_files_than_there_are_decodes_nothing(
     flags = sweep_flags(scored_run, tmp_path / "alone" / "m")
     flags[flags.index("1,3,2,2")] = "1,5"
     assert call(monkeypatch, *flags) == 1
-    message = f"{scored_run / 'weights'} has 3 weight files, not 5: use --last 3 or train on"
+    message = f"{scored_run / 'weights'} has 3 weight files, not 5: use --last 3, or train longer"
     assert capsys.readouterr() == ("", f"error: {message}\n")
     assert not (tmp_path / "alone").exists()
 
@@ -235,28 +235,28 @@ def test_a_sweep_of_more_files_than_there_are_decodes_nothing(
         ("--last 2 --checkpoints a", "give one of --last, --best, --sweep and --checkpoints"),
         ("--best 2", "give --run-dir with --last, --best or --sweep, and only with them"),
         ("--run-dir r --checkpoints a", "give --run-dir with --last, --best or --sweep, and only with them"),
-        ("--run-dir r --last 2 --by nll", "--by nll says what --best compares: give --best, or leave --by out"),
+        ("--run-dir r --last 2 --by nll", "--by nll needs --best: give --best, or leave --by out"),
         ("--run-dir r --last 0", "--last is 0: give a number above 0"),
         ("--run-dir r --best 0", "--best is 0: give a number above 0"),
         ("--run-dir r --best", "--best is N: give a number above 0"),
         ("--run-dir r --best 2 --sweep 1,2", "--best 2 with --sweep has two numbers: leave that of --best out"),
-        ("--run-dir r --sweep 1,x", "--sweep is x: give a number above 0, several with commas between"),
-        ("--run-dir r --sweep 1,0", "--sweep is 0: give a number above 0, several with commas between"),
+        ("--run-dir r --sweep 1,x", "--sweep is x: give a number above 0; separate several by commas"),
+        ("--run-dir r --sweep 1,0", "--sweep is 0: give a number above 0; separate several by commas"),
         ("--run-dir r --last 2 --every 0", "--every is 0.0: give minutes above 0"),
         ("--run-dir r --last 2 --every nan", "--every is nan: give minutes above 0"),
         (
             "--run-dir r --best 2 --every 10",
             "--every spaces the last weight files: give it with --last or --sweep alone",
         ),
-        ("--run-dir r --last 2 --src a", "--src and --ref are the dev set of --sweep: give both with it, or none"),
+        ("--run-dir r --last 2 --src a", "--src and --ref are the dev set of --sweep: give both with it, or neither"),
         (
             "--run-dir r --last 2 --src a --ref b",
-            "--src and --ref are the dev set of --sweep: give both with it, or none",
+            "--src and --ref are the dev set of --sweep: give both with it, or neither",
         ),
-        ("--run-dir r --last 2 --beam 5", "--beam says how --sweep decodes: give --sweep, or leave it out"),
-        ("--checkpoints a --device cpu", "--device says how --sweep decodes: give --sweep, or leave it out"),
-        ("--checkpoints a --precision bf16", "--precision says how --sweep decodes: give --sweep, or leave it out"),
-        ("--run-dir r --sweep 2 --ref a", "--src and --ref are the dev set of --sweep: give both with it, or none"),
+        ("--run-dir r --last 2 --beam 5", "--beam needs --sweep: give --sweep, or leave --beam out"),
+        ("--checkpoints a --device cpu", "--device needs --sweep: give --sweep, or leave --device out"),
+        ("--checkpoints a --precision bf16", "--precision needs --sweep: give --sweep, or leave --precision out"),
+        ("--run-dir r --sweep 2 --ref a", "--src and --ref are the dev set of --sweep: give both with it, or neither"),
     ],
 )
 def test_the_tool_says_in_one_sentence_what_is_wrong(

@@ -34,8 +34,8 @@ def test_every_command_has_a_module_and_every_module_a_command() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["trian"], "'trian' is no command: did you mean train?"),
-        (["xyz"], "'xyz' is no command: see dist-transformer --help"),
+        (["trian"], "'trian' is not a command: did you mean train?"),
+        (["xyz"], "'xyz' is not a command: see dist-transformer --help"),
         (["train", "--processes", "two"], "--processes is 'two': give a number"),
         (["train", "--processes", "0"], "--processes is 0: give 1 or more"),
     ],

@@ -162,12 +162,12 @@ def test_hypotheses_without_a_model(
     [
         ("--src a", "give one of --model and --hypotheses"),
         ("--model m --hypotheses h", "give one of --model and --hypotheses"),
-        ("--model m", "--model translates a text: give it by --src"),
-        ("--model m --src a --tgt-lang de", "--tgt-lang is that of --hypotheses, and a model states its own: leave it"),
-        ("--hypotheses h", "--hypotheses do not state their language: give it by --tgt-lang, such as de"),
-        ("--hypotheses h --tgt-lang de --src a", "--src is what --model translates: leave it out with --hypotheses"),
-        ("--hypotheses h --tgt-lang de --beam 5", "--beam says how --model decodes: leave it out with --hypotheses"),
-        ("--hypotheses h --tgt-lang de --device cpu", "--device says how --model decodes: leave it out with"),
+        ("--model m", "--model needs a text to translate: give it with --src"),
+        ("--model m --src a --tgt-lang de", "--tgt-lang is for --hypotheses, and a model has its own: leave it"),
+        ("--hypotheses h", "--hypotheses do not state their language: give it with --tgt-lang, such as de"),
+        ("--hypotheses h --tgt-lang de --src a", "--src is for --model: leave it out with --hypotheses"),
+        ("--hypotheses h --tgt-lang de --beam 5", "--beam is for --model: leave it out with --hypotheses"),
+        ("--hypotheses h --tgt-lang de --device cpu", "--device is for --model: leave it out with"),
     ],
 )
 def test_flags_that_do_not_go_together(flags: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

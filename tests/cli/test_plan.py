@@ -38,7 +38,7 @@ def test_the_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert "214,245,376 parameters with 37,000 words" in screen
     assert "a MODEL, not a measurement (--mfu 0.33 of 989 TFLOP/s)" in screen
     # The table of GPUs has 8 x 400 Gbit/s for a DGX H100, and 450 GB/s inside.
-    assert "rings over 3200 Gbit/s and 15 µs between nodes, 450 GB/s and 5 µs in a node; nothing overlaps" in screen
+    assert "rings over 3200 Gbit/s and 15 µs between nodes, 450 GB/s and 5 µs in a node; no overlap" in screen
     (chosen,) = (line for line in screen.splitlines() if line.startswith(">"))
     assert chosen.split()[1] == "ZeRO-1"
     assert chosen.endswith("fits")
@@ -58,13 +58,13 @@ def test_a_run_that_does_not_fit_fails_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = "--preset big --gpu v100-16 --precision fp32 --batch.packs-per-micro-batch 64"
-    with pytest.raises(UserError, match=r"does not fit: ZeRO-1 needs .* GiB a GPU; train with --batch.packs-per-micro"):
+    with pytest.raises(UserError, match=r"ZeRO-1 needs .* GiB per GPU; train with --batch.packs-per-micro"):
         run(monkeypatch, capsys, arguments)
 
 
 def test_a_cpu_gets_no_claim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     screen = run(monkeypatch, capsys, "--preset tiny --gpu cpu")
-    assert "no claim for a CPU" in screen
+    assert "no prediction for a CPU" in screen
     assert "tokens/s" not in screen
 
 

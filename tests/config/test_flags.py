@@ -83,7 +83,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_flags_of_other_toolkits_lead_to_ours(flag: str, ours: str) -> None:
-    with pytest.raises(UserError, match=rf"^{flag.partition('=')[0]} is no flag here: use .*{ours}"):
+    with pytest.raises(UserError, match=rf"^{flag.partition('=')[0]} is not a flag here: use .*{ours}"):
         parsed(*HERE, flag, 3)
 
 

@@ -101,7 +101,7 @@ def test_a_direction_is_chosen_by_name() -> None:
     assert choose_direction([plain, back], "de-en") == back
     assert choose_direction([plain, back], "de-en", []).tags == ()
     assert choose_direction([back], None, ["<bt>", "<2en>"]).tags == ("<bt>", "<2en>")
-    with pytest.raises(UserError, match="several directions: choose one of en-de, de-en by --direction"):
+    with pytest.raises(UserError, match="several directions: choose one of en-de, de-en with --direction"):
         choose_direction([plain, back], None, ["<2en>"])
     with pytest.raises(UserError, match="no direction en-fr: give --direction en-de or de-en"):
         choose_direction([plain, back], "en-fr")

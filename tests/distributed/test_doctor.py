@@ -108,7 +108,7 @@ def test_two_ranks_that_agree_are_fit(toy_data: DataFolder, tmp_path: Path) -> N
     assert "FAIL" not in found.values()
     assert "gloo: " in output
     # Tokenizer, lengths, four shards; and of the validation set lengths, two texts and a shard.
-    assert "hashes of 10 files right" in " ".join(output.split())
+    assert "hashes of 10 files are right" in " ".join(output.split())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -131,7 +131,7 @@ def test_what_two_ranks_do_not_share_is_named(toy_data: DataFolder, tmp_path: Pa
         "run folder shared",
         "data",
     }
-    assert "files do not pass between rank 0 and rank 1" in output
+    assert "rank 0 does not share files with rank 1" in output
     assert errors.count("error: not fit to train (run folder, run folder shared, data)") == 1
     # Rank 0 speaks for both, and nothing stays.
     assert found[1][1] == ""
@@ -140,7 +140,7 @@ def test_what_two_ranks_do_not_share_is_named(toy_data: DataFolder, tmp_path: Pa
         assert states(output)["clocks"] == "WARN"
         (apart,) = re.findall(r"at most (\S+) s apart \(n2 and n1\)", output)
         assert float(apart) == pytest.approx(7, abs=0.5)
-        assert "between rank 0 and rank 1 on n2" in output
+        assert "rank 0 does not share files with rank 1 on n2" in output
     assert [[path.name for path in folder.glob("[!_s]*")] for folder in folders] == [["data"], ["data"]]
 
 

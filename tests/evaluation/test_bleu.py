@@ -191,7 +191,7 @@ def test_languages_without_spaces_have_no_tokenised_score(language: str) -> None
     report = scores.report()
     assert (report["bleu_tokenized"], report["bleu_compound_split"]) == (None, None)
     assert set(report["signatures"]) == {"bleu", "bleu_cased", "bleu_lowercase", "chrf", "chrf_pp", "ter"}
-    assert f"no tokenised BLEU: Moses cuts at spaces, which does not suit {language}" in str(scores)
+    assert f"no tokenised BLEU: Moses splits at spaces, which does not suit {language}" in str(scores)
     assert "BLEU tokenised" not in str(scores)
 
 

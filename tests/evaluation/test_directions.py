@@ -78,7 +78,7 @@ def test_an_evaluation_reads_the_tags_of_its_direction(
     assert read_by_the_model == [[*prefix, *text]]
     report = found.report(tmp_path / "h")
     assert (report["direction"], report["tags"]) == ("de-en", ["<2en>"] if tags is None else tags)
-    with pytest.raises(UserError, match="choose one of en-de, de-en by --direction"):
+    with pytest.raises(UserError, match="choose one of en-de, de-en with --direction"):
         evaluate(folder, **files)  # type: ignore[arg-type]
 
 
@@ -88,7 +88,7 @@ def test_a_served_model_reads_and_shows_them(folder: Path, read_by_the_model: li
     assert read_by_the_model[0][0] == 5
     assert shown["source_pieces"][0] == "<2en>"
     assert (shown["source_language"], shown["target_language"]) == ("de", "en")
-    with pytest.raises(UserError, match="choose one of en-de, de-en by --direction"):
+    with pytest.raises(UserError, match="choose one of en-de, de-en with --direction"):
         load_models([folder], CPU, torch.float32, SHORT)
 
 
@@ -101,7 +101,7 @@ def test_a_model_in_python_faces_one_direction(folder: Path) -> None:
     assert tagged_score.tokens == plain_score.tokens
     assert tagged_score.log_probability != plain_score.log_probability
     assert model.translate("Ein Hund.", max_extra_tokens=3) != untagged.translate("Ein Hund.", max_extra_tokens=3)
-    with pytest.raises(UserError, match="choose one of en-de, de-en by --direction"):
+    with pytest.raises(UserError, match="choose one of en-de, de-en with --direction"):
         dist_transformer.load(folder, device="cpu")
 
 

@@ -222,7 +222,7 @@ def test_a_damaged_sheet_is_named(tmp_path: Path, change: Callable[[dict[str, An
     values = json.loads(path.read_text(encoding="utf-8"))
     change(values)
     path.write_text(json.dumps(values), encoding="utf-8")
-    with pytest.raises(UserError, match=f"{path} is no sheet of samples"):
+    with pytest.raises(UserError, match=f"{path} is not a sheet of samples"):
         read_sheets(tmp_path)
 
 

@@ -194,7 +194,7 @@ def test_a_quantised_model_that_loses_more_is_refused(
 ) -> None:
     monkeypatch.setattr(gate, "QUANTISED_LOSS", -1.0)
     settings = make_settings(to="ctranslate2", quantization="int8")
-    assert refused(settings, r"was not written, for its outputs are not those of .* \(int8\)") == ["int8"]
+    assert refused(settings, r"was not written, because its outputs differ from those of .* \(int8\)") == ["int8"]
 
 
 def bend_weight(folder: Path) -> None:
@@ -283,7 +283,7 @@ def test_what_is_there_stays(make_settings: Callable[..., ExportSettings]) -> No
     settings = make_settings(to="hf")
     settings.out.mkdir(parents=True)
     (settings.out / "mine").write_text("mine")
-    with pytest.raises(UserError, match="exists: choose another name or remove it"):
+    with pytest.raises(UserError, match="exists: choose another name, or remove it"):
         run(settings)
     assert [path.name for path in settings.out.parent.rglob("*")] == ["out", "mine"]
 
@@ -292,13 +292,13 @@ def test_what_is_there_stays(make_settings: Callable[..., ExportSettings]) -> No
 @pytest.mark.parametrize(
     ("to", "changes", "message"),
     [
-        ("hf", {"norm": "pre"}, "Marian has no model with norm = 'pre'"),
-        ("hf", {"positions": "learned"}, "Marian has no model with positions = 'learned'"),
-        ("hf", {"tie_embeddings": False}, "Marian has no model with tie_embeddings = False"),
-        ("hf", {"head_width": 4}, "Marian has no head width of its own"),
-        ("hf", {"attention": "distant"}, "Marian has no model with attention = 'distant'"),
-        ("ctranslate2", {"attention": "distant"}, "only softmax attention is written for CTranslate2"),
-        ("ctranslate2", {"head_width": 4}, "CTranslate2 has no head width of its own"),
+        ("hf", {"norm": "pre"}, "Marian does not support norm = 'pre'"),
+        ("hf", {"positions": "learned"}, "Marian does not support positions = 'learned'"),
+        ("hf", {"tie_embeddings": False}, "Marian does not support tie_embeddings = False"),
+        ("hf", {"head_width": 4}, "Marian has no separate head width"),
+        ("hf", {"attention": "distant"}, "Marian does not support attention = 'distant'"),
+        ("ctranslate2", {"attention": "distant"}, "CTranslate2 supports only softmax attention"),
+        ("ctranslate2", {"head_width": 4}, "CTranslate2 has no separate head width"),
     ],
 )
 def test_what_a_library_cannot_express_is_refused(
@@ -317,7 +317,7 @@ def test_a_library_that_is_missing(
 
 @pytest.mark.parametrize(
     ("to", "quantization", "message"),
-    [("hf", "int8", "is for CTranslate2"), ("ctranslate2", "int3", "is unknown: choose among int8")],
+    [("hf", "int8", "is for CTranslate2"), ("ctranslate2", "int3", "is unknown: choose one of int8")],
 )
 def test_quantizations_that_are_none(
     to: str, quantization: str, message: str, make_settings: Callable[..., ExportSettings]
@@ -357,7 +357,7 @@ def test_one_direction_of_a_model_with_tags(to: str, make_settings: Callable[...
 
 @pytest.mark.usefixtures("few_lines")
 def test_a_direction_must_be_chosen(make_settings: Callable[..., ExportSettings]) -> None:
-    refused(make_settings(to="hf", directions=DIRECTIONS), "choose one of en-de, de-en by --direction")
+    refused(make_settings(to="hf", directions=DIRECTIONS), "choose one of en-de, de-en with --direction")
 
 
 @pytest.mark.usefixtures("few_lines")

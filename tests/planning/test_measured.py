@@ -54,12 +54,12 @@ def test_what_was_measured_is_beside_what_is_predicted(run_dir: Path) -> None:
     rows = compared(run_dir)
     measured = {what: row.measured for what, row in rows.items()}
     assert measured == {
-        "states between steps, a rank": 1024,
-        "peak memory, a rank": 4096,
+        "states between steps, per rank": 1024,
+        "peak memory, per rank": 4096,
         "checkpoint": 1,
-        "target tokens a second": 100_100,
-        "a step": 500,
-        "training FLOPs a step": 1000,
+        "target tokens per second": 100_100,
+        "step time": 500,
+        "training FLOPs per step": 1000,
         # 300,000 steps of half a second.
         "all 300,000 steps": pytest.approx(300_000 / 7200),
     }
@@ -67,7 +67,7 @@ def test_what_was_measured_is_beside_what_is_predicted(run_dir: Path) -> None:
 
 
 def test_the_assumptions_are_the_callers(run_dir: Path) -> None:
-    slow, fast = (compared(run_dir, mfu=mfu)["target tokens a second"].predicted for mfu in (0.1, 0.4))
+    slow, fast = (compared(run_dir, mfu=mfu)["target tokens per second"].predicted for mfu in (0.1, 0.4))
     assert slow is not None
     assert fast is not None
     assert slow < fast
@@ -85,12 +85,12 @@ def test_on_a_cpu_no_speed_is_predicted(run_dir: Path) -> None:
     start = {"step": 0, "gpus": [], "hosts": 1, "world_size": 2, "processor": "CPU"}
     (run_dir / "environment.json").write_text(json.dumps([start]))
     rows = compared(run_dir)
-    assert rows["target tokens a second"] == Comparison(
-        what="target tokens a second", unit="", predicted=None, measured=100_100
+    assert rows["target tokens per second"] == Comparison(
+        what="target tokens per second", unit="", predicted=None, measured=100_100
     )
-    assert rows["peak memory, a rank (with libraries)"].predicted is None
+    assert rows["peak memory, per rank (with libraries)"].predicted is None
     # A run of an earlier version did not record it.
-    assert rows["states between steps, a rank"].measured is None
+    assert rows["states between steps, per rank"].measured is None
 
 
 def test_data_that_is_still_there_is_looked_at(run_dir: Path, toy_data: DataFolder) -> None:
@@ -115,5 +115,5 @@ def test_folders_that_say_nothing_are_refused(run_dir: Path, tmp_path: Path) -> 
 def test_a_gpu_without_figures_is_refused(run_dir: Path) -> None:
     start = {"step": 0, "gpus": ["Tesla T4, 15 GiB"], "hosts": 1, "world_size": 1}
     (run_dir / "environment.json").write_text(json.dumps([start]))
-    with pytest.raises(UserError, match="was trained on 'Tesla T4, 15 GiB', of which no figures are kept"):
+    with pytest.raises(UserError, match="was trained on 'Tesla T4, 15 GiB', which is not in the GPU table"):
         read_run(run_dir)

@@ -99,11 +99,11 @@ def test_two_equal_nodes_are_fit() -> None:
     found = judged()
     assert {verdict.state for verdict in found.values()} == {"ok"}
     assert found["ranks"].found == "4 on 2 nodes: n1 (0-1), n2 (2-3)"
-    assert found["GPUs"].found == "2 a node, one a rank: NVIDIA H100, 79 GiB, bf16, driver 570.86.15"
-    assert found["CPUs"].found == "at least 64 a process (n1), 32 of them beside its GPU"
+    assert found["GPUs"].found == "2 per node, one per rank: NVIDIA H100, 79 GiB, bf16, driver 570.86.15"
+    assert found["CPUs"].found == "at least 64 per process (n1), 32 of them close to its GPU"
     assert found["NCCL settings"].found == "NCCL_DEBUG=WARN NCCL_SOCKET_IFNAME=ib0"
     assert found["InfiniBand"].found == "2 x 400 Gb/sec (4X NDR)"
-    assert found["locked memory"].found == "without a limit"
+    assert found["locked memory"].found == "no limit"
     assert found["clocks"].found == "at most 0.002 s apart (n2 and n1)"
     # The slowest of the ranks: 2^28 bytes in 2.3 ms.
     assert found["all-reduce 256 MiB"].found == "nccl: 116.71 GB/s algorithm bandwidth, 2.3 ms"
@@ -116,24 +116,24 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
 @pytest.mark.parametrize(
     ("change", "check", "state", "found", "remedy"),
     [
-        (on_rank(3, host="n3"), "ranks", "warn", "n2 (2), n3 (3)", "equally many processes"),
+        (on_rank(3, host="n3"), "ranks", "warn", "n2 (2), n3 (3)", "the same number of processes"),
         (
             on_n2(versions={"python": "3.11.7", "torch": "2.13.0", "deepspeed": "0.19.8", "dist_transformer": "0.1.0"}),
             "versions",
             "fail",
             "torch 2.11.0 on n1; 2.13.0 on n2",
-            "the same versions everywhere",
+            "the same versions on all nodes",
         ),
         (on_n2(versions={"python": "3.11.7"}), "versions", "fail", "deepspeed 0.19.8 on n1; not installed on n2", ""),
-        (on_n2(code="def"), "code", "fail", "abc on n1; def on n2", "one revision"),
+        (on_n2(code="def"), "code", "fail", "abc on n1; def on n2", "the same revision"),
         (
             on_n2(gpus_visible=0, gpu=None),
             "GPUs",
             "fail",
-            "2 in n2, and torch sees none: it is built for CUDA 13.0, and the driver is 570.86.15",
+            "2 in n2, but torch sees none: it is built for CUDA 13.0, and the driver is 570.86.15",
             "CUDA 13 needs driver 580 or newer",
         ),
-        (on_n2(gpus_visible=1), "GPUs", "fail", "2 seen on n1; 1 seen on n2", "exclude the node"),
+        (on_n2(gpus_visible=1), "GPUs", "fail", "2 visible on n1; 1 visible on n2", "exclude the node"),
         (
             lambda fact: {"gpus_visible": 1, "gpu": fact.gpu if fact.local_rank == 0 else None},
             "GPUs",
@@ -141,7 +141,7 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
             "local rank 1 on n1 has none of 1",
             "let each see all GPUs of its node",
         ),
-        (gpu_on_rank(3, uuid="GPU-2"), "GPUs", "fail", "ranks 2-3 on n2 have the same one", "one process a GPU"),
+        (gpu_on_rank(3, uuid="GPU-2"), "GPUs", "fail", "ranks 2-3 on n2 use the same GPU", "one process per GPU"),
         (gpu_on_rank(1, problem="CUDA error: ECC"), "GPUs", "fail", "rank 1 on n1: CUDA error: ECC", "exclude n1"),
         (gpu_on_rank(1, has_bf16=False), "GPUs", "warn", "no bf16", "--precision fp32"),
         (
@@ -151,13 +151,19 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
             "NVIDIA A100, 79 GiB, bf16, driver 570.86.15 on n1",
             "with one driver",
         ),
-        (lambda _: {"gpus_visible": 8, "gpus_present": 8}, "GPUs", "warn", "8 a node, of which 2 work", "for each GPU"),
+        (
+            lambda _: {"gpus_visible": 8, "gpus_present": 8},
+            "GPUs",
+            "warn",
+            "8 per node, of which 2 are used",
+            "for each GPU",
+        ),
         (gpu_on_rank(2, used_bytes=9 * GIB), "GPU memory", "warn", "9.0 GiB in use before training: rank 2", "nvidia"),
-        (on_rank(1, available_bytes=GIB // 2), "memory", "fail", "at least 0.5 GiB free a process (n1)", "--mem"),
-        (on_rank(1, available_bytes=2 * GIB), "memory", "warn", "at least 2.0 GiB free a process (n1)", "--mem"),
-        (on_n2(open_files=100), "open files", "fail", "at least 100 a process (n2)", "ulimit -n"),
-        (on_n2(open_files=512), "open files", "warn", "at least 512 a process (n2)", "ulimit -n"),
-        (on_n2(master_addresses=()), "MASTER_ADDR", "fail", "n1 does not resolve on n2", "name service"),
+        (on_rank(1, available_bytes=GIB // 2), "memory", "fail", "at least 0.5 GiB free per process (n1)", "--mem"),
+        (on_rank(1, available_bytes=2 * GIB), "memory", "warn", "at least 2.0 GiB free per process (n1)", "--mem"),
+        (on_n2(open_files=100), "open files", "fail", "at least 100 per process (n2)", "ulimit -n"),
+        (on_n2(open_files=512), "open files", "warn", "at least 512 per process (n2)", "ulimit -n"),
+        (on_n2(master_addresses=()), "MASTER_ADDR", "fail", "n1 does not resolve on n2", "name resolution"),
         (on_n2(master_addresses=("127.0.1.1",)), "MASTER_ADDR", "warn", "n1 is n2 itself on n2", "/etc/hosts"),
         (
             lambda _: {"nccl": NcclFacts(settings=("NCCL_SOCKET_IFNAME=ib7",), ports=(port("mlx5_0:1"),))},
@@ -185,13 +191,13 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
             "InfiniBand",
             "warn",
             "no active port",
-            "let the container see /dev/infiniband",
+            "give the container access to /dev/infiniband",
         ),
         (on_nccl(loads_verbs=False), "InfiniBand", "fail", "cannot be loaded on n2", "install libibverbs1"),
-        (on_nccl(locked_bytes=8 * 2**20), "locked memory", "fail", "at most 8 MiB a process (n2)", "LimitMEMLOCK"),
-        (on_nccl(locked_bytes=GIB), "locked memory", "warn", "at most 1,024 MiB a process (n2)", "LimitMEMLOCK"),
+        (on_nccl(locked_bytes=8 * 2**20), "locked memory", "fail", "at most 8 MiB per process (n2)", "LimitMEMLOCK"),
+        (on_nccl(locked_bytes=GIB), "locked memory", "warn", "at most 1,024 MiB per process (n2)", "LimitMEMLOCK"),
         (on_n2(driver="535.104.05"), "GPUs", "warn", "driver 570.86.15 on n1; NVIDIA H100", "with one driver"),
-        (gpu_on_rank(3, cpus_beside=0), "CPUs", "warn", "none beside the GPU of rank 3 on n2", "--cpu-bind=none"),
+        (gpu_on_rank(3, cpus_beside=0), "CPUs", "warn", "none close to the GPU of rank 3 on n2", "--cpu-bind=none"),
         (
             lambda fact: {"clock_offset": {1: 0.5, 2: -7.5}.get(fact.rank)},
             "clocks",
@@ -240,15 +246,15 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
             on_n2(shared=SharedFolder(sees_rank_0=False, lock="not tried")),
             "run folder shared",
             "fail",
-            "between rank 0 and rank 2-3 on n2",
+            "rank 0 does not share files with rank 2-3 on n2",
             "all nodes mount at the same path",
         ),
         (
             on_rank(3, shared=SharedFolder(sees_rank_0=True, seen_by_rank_0=False)),
             "run folder shared",
             "fail",
-            "between rank 0 and rank 3 on n2",
-            "may write",
+            "rank 0 does not share files with rank 3 on n2",
+            "can write to",
         ),
         (
             on_rank(1, shared=SharedFolder(sees_rank_0=True, seen_by_rank_0=True, lock="free")),
@@ -269,7 +275,7 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
             "data",
             "fail",
             "data: index 0123456789ab on n1; ffff on n2",
-            "copy the folder anew",
+            "copy the folder again",
         ),
         (
             on_rank(3, data=(DataFacts(place="data", problem="data/index.json cannot be read (gone)"),)),
@@ -307,13 +313,13 @@ def test_only_problems_are_shown_with_a_remedy() -> None:
 def test_nodes_without_gpus_are_fit() -> None:
     verdicts = judged(lambda _: {"gpus_present": 0, "gpus_visible": 0, "gpu": None})
     assert verdicts["GPUs"] == Check(name="GPUs", found="none: training runs on CPU cores")
-    assert verdicts["CPUs"].found == "at least 64 a process (n1)"
+    assert verdicts["CPUs"].found == "at least 64 per process (n1)"
     assert not {"GPU memory", "InfiniBand", "locked memory"} & verdicts.keys()
 
 
 def test_cpus_that_are_not_known_are_no_problem() -> None:
     verdicts = judged(lambda fact: {"gpu": fact.gpu and replace(fact.gpu, cpus_beside=None)})
-    assert verdicts["CPUs"] == Check(name="CPUs", found="at least 64 a process (n1)")
+    assert verdicts["CPUs"] == Check(name="CPUs", found="at least 64 per process (n1)")
 
 
 def test_one_node_needs_no_infiniband() -> None:
@@ -333,7 +339,7 @@ def test_the_threshold_of_the_run_folder_is_the_callers() -> None:
 def test_verified_files_are_counted() -> None:
     data = DataFacts(place="data", index_sha256="0123456789abcdef", verified_files=3)
     found = judged(lambda _: {"data": (data,)}, verified=True)["data"].found
-    assert found == "data: index 0123456789ab; hashes of 12 files right"
+    assert found == "data: index 0123456789ab; hashes of 12 files are right"
 
 
 @pytest.mark.parametrize(

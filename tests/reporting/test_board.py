@@ -22,7 +22,7 @@ def test_a_file_in_place_of_the_folder_is_reported_once(tmp_path: Path) -> None:
     board.close()
     (warning,) = warnings
     assert warning.startswith("TensorBoard's file cannot be written ([Errno 17] File exists: ")
-    assert warning.endswith("): training goes on without it; metrics.jsonl has the figures")
+    assert warning.endswith("): training continues without it; metrics.jsonl has the figures")
 
 
 # The kernel refuses more than 4 KiB of any file, as a full disk would.

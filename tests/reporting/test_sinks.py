@@ -59,7 +59,7 @@ def test_a_sink_gets_every_record_and_one_that_fails_is_left_out(
     assert kept.run_dir == tmp_path
     assert len(broken.records) == 1
     assert [record["step"] for record in read_records(tmp_path, "train")] == [1, 2]
-    warning = "metric sink 'broken' failed (RuntimeError: no network): training goes on without it\n"
+    warning = "metric sink 'broken' failed (RuntimeError: no network): training continues without it\n"
     assert capsys.readouterr().out == warning
 
 

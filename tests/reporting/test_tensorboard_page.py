@@ -123,7 +123,7 @@ def test_training_and_validation_are_in_one_chart(board: str) -> None:
         "train/loss": [(100, 4.0), (200, 2.0)],
         "valid/loss": [(100, 4.5), (200, 2.5)],
     }
-    assert curves["nll per token, not smoothed: training and validation"].keys() == {"train/nll", "valid/nll"}
+    assert curves["nll per token, unsmoothed: training and validation"].keys() == {"train/nll", "valid/nll"}
     assert curves["BLEU: validation, and the best so far"].keys() == {"valid/bleu", "valid/best_bleu"}
 
 

@@ -148,7 +148,9 @@ def test_what_resuming_says(lived: Path, tmp_path: Path) -> None:
     link = lived / "weights"
     with pytest.raises(UserError) as refused:
         resume(lived)
-    said = f"{link} is a link, through which nothing is written or removed: put a real file or folder there, or remove"
+    said = (
+        f"{link} is a link, and nothing is written or removed through links: put a real file or folder there, or remove"
+    )
     assert str(refused.value) == f"{said} the link"
 
 

@@ -225,7 +225,7 @@ def test_a_port_that_is_taken(model_folder: Path, server: RunningServer) -> None
     )
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    start = f"error: port {server.port} of 127.0.0.1 cannot be listened on (Address already in use): give another one"
+    start = f"error: port {server.port} of 127.0.0.1 is not available (Address already in use): give another one"
     assert line.startswith(f"{start}, such as --port ")
     free = int(line.rpartition(" ")[2])
     with socket.socket() as probe:
@@ -236,8 +236,8 @@ def test_a_port_that_is_taken(model_folder: Path, server: RunningServer) -> None
     ("options", "message"),
     [
         (("--port", "70000"), "error: --port is 70000"),
-        (("--host", "no.such.host.invalid"), "error: --host no.such.host.invalid is no address"),
-        (("--host", "203.0.113.7"), "error: port 8000 of 203.0.113.7 cannot be listened on (Cannot assign"),
+        (("--host", "no.such.host.invalid"), "error: --host no.such.host.invalid is not an address"),
+        (("--host", "203.0.113.7"), "error: port 8000 of 203.0.113.7 is not available (Cannot assign"),
         (("--beam", "2", "--nbest", "3"), "error: nbest is 3"),
         (("--max-characters", "0"), "error: --max-characters is 0"),
         (("--model", "a", "b", "c"), "error: --model has 3 folders"),
@@ -258,4 +258,4 @@ def test_beyond_loopback_it_warns_and_answers_to_any_name(model_folder: Path) ->
         ended = server.end()
     (line,) = ended.stderr.splitlines()
     assert line.startswith("warning: --host 0.0.0.0 opens port ")
-    assert line.endswith("anybody who reaches it can use the models, for there is no password")
+    assert line.endswith("without a password: anyone who can reach it can use the models")

@@ -59,7 +59,7 @@ def test_a_full_queue_is_refused_while_the_page_is_served(gate: Gate) -> None:
         await asyncio.sleep(0.5)
         refused = await asyncio.wait_for(post(client, "more"), 2)
         assert refused.status == 503
-        assert await refused.json() == {"error": "8 requests wait already: try again in a moment"}
+        assert await refused.json() == {"error": "8 requests are already waiting: try again in a moment"}
         assert refused.headers["Retry-After"] == "5"
         # The event loop is free.
         assert (await asyncio.wait_for(client.get("/"), 2)).status == 200
@@ -93,7 +93,7 @@ def test_a_mistake_of_the_server_is_one_sentence(gate: Gate, capsys: pytest.Capt
         gate.may_end.set()
         answer = await post(client, "bad")
         assert answer.status == 500
-        assert await answer.json() == {"error": "the server failed: its terminal says why"}
+        assert await answer.json() == {"error": "the server failed: see the error in its terminal"}
         assert (await post(client, "good")).status == 200
 
     with_client(use)

@@ -44,7 +44,7 @@ def test_more_gpus_than_a_node_has_are_refused_before_anything_runs(site: Site) 
         (
             [],
             "DATA=/nowhere PREPARE=()",
-            "error: PREPARE is empty: say in slurm/cluster.env what /nowhere is made from",
+            "error: PREPARE is empty: set it in slurm/cluster.env to the flags that make /nowhere",
         ),
         (["--run-dir=here"], "", "error: --run-dir=here: give RUN_DIR=... before sbatch"),
         ([], "STAGES='trian prepare'", "error: STAGES names trian: choose from prepare, train and evaluate"),

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from dist_transformer.reporting.html.markup import Html, element, join
 
-# Units of the SVG's own; about CSS pixels on a phone, a fifth larger on a wide screen.
+# Units of the SVG: about CSS pixels on a phone, and a fifth larger on a wide screen.
 _WIDTH, _HEIGHT = 480, 250
 _LEFT, _TOP, _BOTTOM = 54, 10, 38
 _RIGHT, _RIGHT_WITH_AXIS = 14, 46
-# Two units a step of the line are as fine as a screen shows.
+# Points per line: two units per point are as fine as a screen can show.
 _LONGEST_LINE, _THINNED = 400, 200
 _MOST_DOTS = 40
-# The axis ends at twice the 98th percentile when a spike is this many times as high: the rest would be a flat line.
+# If a spike is this many times the 98th percentile, the axis ends at twice that percentile. Otherwise the rest would be
+# a flat line.
 _SPIKE = 5
 
 Point = tuple[float, float]
@@ -27,14 +28,14 @@ class Series:
     label: str
     points: Sequence[tuple[int, float | None]]
     style: str
-    """A class of the style sheet: `first`, `second` or `third`."""
+    """Class of the style sheet: `first`, `second` or `third`."""
     is_smooth: bool = False
-    """A few of the points tell all: a long series is drawn as some of them, without medians and ranges."""
+    """Whether a long series is drawn from some of its points, without medians and ranges."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
-    """A picture of one or more series over the same steps and of the same unit."""
+    """A picture of one or more series with the same steps and the same unit."""
 
     title: str
     unit: str
@@ -43,16 +44,16 @@ class Chart:
     """First and last step of the axis."""
     from_zero: bool = False
     is_spiky: bool = False
-    """A few values may be far above the rest: the axis may leave them out, and the note says so."""
+    """Whether a few values may be far above the rest; the axis may leave them out, with a note."""
     right_axis: tuple[str, Callable[[float], float]] | None = None
-    """Label of a second axis, and its value for a value of the first."""
+    """Label of a second axis, and the function from the first axis to the second."""
     marked: tuple[int, float, str] | None = None
-    """A point with a ring, and what it is."""
+    """Step and value of a point with a ring, and its label."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Scale:
-    """Values → places in the SVG."""
+    """Map from values to coordinates of the SVG."""
 
     low: float
     high: float
@@ -64,7 +65,7 @@ class _Scale:
 
 
 def ticks(low: float, high: float, *, most: int = 6) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) from `low` to `high`, at most `most`."""
+    """List at most `most` round numbers (1, 2 or 5 times a power of ten apart) from `low` to `high`."""
     exponent = math.floor(math.log10((high - low) / most))
     for factor in (1, 2, 5, 10, 20, 50):
         step = factor * 10.0**exponent
@@ -75,7 +76,7 @@ def ticks(low: float, high: float, *, most: int = 6) -> list[float]:
 
 
 def tick_text(value: float, highest: float, *, digits: int = 4) -> str:
-    """`0`, `0.25`, `12.5k`, `0.5·10⁻⁴`: written as suits the highest value of the axis."""
+    """Format a value in the scale of the highest value of the axis: `0`, `0.25`, `12.5k`, `0.5·10⁻⁴`."""
     if value == 0:
         return "0"
     if not 1e-3 <= highest < 1e9:
@@ -88,7 +89,7 @@ def tick_text(value: float, highest: float, *, digits: int = 4) -> str:
 
 
 def scientific(value: float, *, digits: int = 3) -> str:
-    """`2.45·10¹⁴`; trailing zeros are dropped."""
+    """Format a number as `2.45·10¹⁴`, without trailing zeros."""
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
     mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
     return f"{mantissa}·10{_superscript(int(exponent))}"
@@ -99,7 +100,7 @@ def _superscript(number: int) -> str:
 
 
 def thin(points: Sequence[Point], parts: int = _THINNED) -> list[tuple[float, float, float, float]]:
-    """Cut points, in order of x, into `parts` runs of about as many: (middle x, lowest, median, highest) of each."""
+    """Split points, in order of x, into `parts` runs of similar size: (middle x, lowest, median, highest) of each."""
     thinned = []
     for part in range(parts):
         run = points[part * len(points) // parts : (part + 1) * len(points) // parts]
@@ -110,7 +111,7 @@ def thin(points: Sequence[Point], parts: int = _THINNED) -> list[tuple[float, fl
 
 
 def pick(points: Sequence[Point], most: int = _LONGEST_LINE) -> list[Point]:
-    """At most `most` points, evenly, the first, the last and the highest among them."""
+    """Pick at most `most` points evenly, including the first, the last and the highest."""
     if len(points) <= most:
         return list(points)
     kept = {round(place * (len(points) - 1) / (most - 2)) for place in range(most - 1)}
@@ -119,7 +120,7 @@ def pick(points: Sequence[Point], most: int = _LONGEST_LINE) -> list[Point]:
 
 
 def draw(chart: Chart) -> Html | None:
-    """The chart as a `<figure>`; None when it has no point."""
+    """Draw the chart as a `<figure>`; None if it has no point."""
     known = [(x, y) for series in chart.series for x, y in series.points if y is not None]
     if not known:
         return None
@@ -150,13 +151,13 @@ def draw(chart: Chart) -> Html | None:
 
 
 def _value_range(chart: Chart, values: list[float]) -> tuple[float, float, str | None]:
-    """Lowest and highest value of the axis, and a note when values lie beyond."""
+    """Return the lowest and highest value of the axis, and a note if values lie beyond it."""
     low, high = min(values), max(values)
     cut = None
     usual = sorted(values)[int(0.98 * (len(values) - 1))]
     if chart.is_spiky and len(values) >= 20 and high > _SPIKE * usual > 0:
         cut = f"{sum(value > 2 * usual for value in values):,} above the picture, the highest {high:,.4g}"
-        # The padding below makes it twice the usual.
+        # With the padding below, this is twice the 98th percentile.
         high = 2 * usual / 1.06
     low = min(low, 0.0) if chart.from_zero else low
     padding = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
@@ -179,7 +180,7 @@ def _legend(drawn: Sequence[Series]) -> Html:
 
 
 def _place(value: float) -> str:
-    """A coordinate, to a tenth of a unit."""
+    """Format a coordinate to a tenth of a unit."""
     return f"{value:.1f}"
 
 
@@ -212,7 +213,7 @@ def _axes(chart: Chart, x_scale: _Scale, y_scale: _Scale) -> Html:
 
 
 def _curves(drawn: Sequence[Series], x_scale: _Scale, y_scale: _Scale) -> Html:
-    """In an inner `<svg>`, which cuts off what lies beyond the axes."""
+    """Draw the curves in an inner `<svg>`, which clips them at the axes."""
     shapes = [shape for series in drawn for shape in _curve(series, x_scale, y_scale)]
     # Room for the dots on the border.
     x, y = x_scale.start - 4, y_scale.end - 4
@@ -255,7 +256,7 @@ def _curve(series: Series, x_scale: _Scale, y_scale: _Scale) -> list[Html]:
 
 
 def _stretches(points: Sequence[tuple[int, float | None]]) -> list[list[Point]]:
-    """Cut where a value is missing."""
+    """Split points at missing values."""
     stretches: list[list[Point]] = [[]]
     for x, y in points:
         if y is None:

@@ -1,4 +1,4 @@
-"""HTML whose texts are escaped by construction: only what `element` made is markup, every other value is text."""
+"""HTML with texts that are escaped by construction: only results of `element` are markup, other values are text."""
 
 import html
 
@@ -6,13 +6,13 @@ _VOID = frozenset({"img", "meta"})
 
 
 class Html(str):
-    """Markup that is safe as it stands."""
+    """Markup that is already escaped."""
 
     __slots__ = ()
 
 
 def text(value: object) -> Html:
-    """`value` as text that no browser reads as markup, in an element or in a quoted attribute."""
+    """Escape `value` for an element or a quoted attribute, unless it is markup."""
     return value if isinstance(value, Html) else Html(html.escape(str(value)))
 
 
@@ -21,9 +21,9 @@ def join(*parts: object) -> Html:
 
 
 def element(name: str, /, *children: object, **attributes: object) -> Html:
-    """`element("td", "a < b", class_="wide")` → `<td class="wide">a &lt; b</td>`.
+    """Make an element: `element("td", "a < b", class_="wide")` → `<td class="wide">a &lt; b</td>`.
 
-    A `_` at the end of an attribute's name is dropped, within it `_` stands for `-`; attributes that are None are left
+    In attribute names a final `_` is dropped, and any other `_` becomes `-`. Attributes with the value None are left
     out.
     """
     named = [

@@ -1,4 +1,4 @@
-"""Headline, key figures, curves and checkpoints: what the records say as numbers."""
+"""Headline, key figures, curves and checkpoints, from the numbers in the records."""
 
 import math
 from typing import Any
@@ -19,20 +19,20 @@ from dist_transformer.reporting.html.summary import (
     zero_stage,
 )
 
-# So many logged intervals in the second half make a picture of their own worth its room.
+# Least logged intervals in the second half of the run for a separate picture of it.
 _ENOUGH_FOR_A_CLOSE_LOOK = 10
 _NOT_RECORDED = "not recorded"
 
 
 def headline(run: Run) -> Html:
-    """Name, corpus, network, status and BLEU."""
+    """Lay out name, corpus, network, status and BLEU."""
     status = judge(run)
     described = " · ".join(part for part in (_corpus(run), _network(run)) if part)
     what = element(
         "div",
         element("p", "Training report", class_="kicker"),
         element("h1", run.name),
-        element("p", described or "The folder tells neither corpus nor network.", class_="soft"),
+        element("p", described or "The folder does not record corpus or network.", class_="soft"),
         element(
             "p",
             element("span", status.label, class_="status over" if status.is_over else "status"),
@@ -54,7 +54,7 @@ def _corpus(run: Run) -> str:
 
 
 def _network(run: Run) -> str:
-    """`preset base · 61 M parameters · 6 + 6 layers, width 512, 8 heads, feed-forward 2,048`."""
+    """Describe the network: `preset base · 61 M parameters · 6 + 6 layers, width 512, 8 heads, feed-forward 2,048`."""
     parts = []
     preset = preset_name(run.settings)
     if preset:
@@ -84,13 +84,13 @@ def _bleu(run: Run) -> Html:
 
 
 def key_figures(run: Run) -> Html:
-    """A grid of one number each."""
+    """Lay out a grid of cells with one number each."""
     if run.step == 0:
         return element(
             "p",
-            "metrics.jsonl holds no record yet: the first comes with the first log line of the training."
+            "metrics.jsonl has no record yet: the first one comes with the first log line of training."
             if run.metrics_written
-            else "There is no metrics.jsonl in this folder, so nothing is known of the training itself.",
+            else "There is no metrics.jsonl in this folder, so nothing is known about training.",
         )
     seconds, flops, skipped = (newest(run, name) for name in ("train_seconds", "training_flops", "skipped_steps"))
     speed = spread(number(record, "target_tokens_per_second") for record in run.train)
@@ -132,7 +132,7 @@ def _figure(label: str, value: object, note: str) -> Html:
 
 
 def duration(seconds: float) -> str:
-    """`12.3 s`, `4 min 05 s`, `3 h 07 min`."""
+    """Format a duration: `12.3 s`, `4 min 05 s`, `3 h 07 min`."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -145,7 +145,7 @@ def _batch(run: Run) -> Html:
     packs, tokens = number(values, "packs_per_step"), number(values, "max_target_tokens")
     if packs is None or tokens is None:
         return _figure("Batch", None, "")
-    return _figure("Batch", f"{packs * tokens:,.0f}", f"target tokens at most: {packs:,.0f} packs of {tokens:,.0f}")
+    return _figure("Batch", f"{packs * tokens:,.0f}", f"target tokens at most, in {packs:,.0f} packs of {tokens:,.0f}")
 
 
 def _best(run: Run) -> Html:
@@ -168,7 +168,7 @@ def _range(values: Spread | None, form: str) -> str:
 
 
 def curves(run: Run) -> Html:
-    """The charts that the records allow."""
+    """Draw the charts for which there are records."""
     drawn = [figure for chart in _charts(run) if (figure := draw(chart)) is not None]
     if not drawn:
         return element("p", "No training interval is recorded, so there is no curve to draw.")
@@ -198,7 +198,7 @@ def _charts(run: Run) -> list[Chart]:
 
 
 def _loss_chart(run: Run, title: str, first: int) -> Chart:
-    """Training and validation nll from step `first` on; its second axis says them as perplexity."""
+    """Make the chart of training and validation nll from step `first` on, with perplexity on the second axis."""
     train, valid = ([r for r in records if r["step"] >= first] for records in (run.train, run.valid))
     best = best_validation(run)
     nll = number(best, "nll") if best else None
@@ -224,7 +224,7 @@ def _points(records: list[dict[str, Any]], name: str) -> list[tuple[int, float |
 
 
 def checkpoints(run: Run) -> Html:
-    """Seconds a save, and for how many of them training waited."""
+    """Lay out the seconds per save, and the time that training waited for saves."""
     seconds = spread(number(record, "seconds") for record in run.checkpoints)
     if seconds is None:
         return element("p", "No checkpoint is recorded.")
@@ -239,7 +239,7 @@ def checkpoints(run: Run) -> Html:
     share = f" ({100 * waited / trained:.1f} % of the training time)" if trained else ""
     text += f"; training waited {waited:,.1f} s in all{share}."
     series = Series(label="save", points=_points(run.checkpoints, "seconds"), style="first")
-    chart = Chart(title="Saving", unit="seconds a save", series=[series], steps=(0, run.step), from_zero=True)
+    chart = Chart(title="Saving", unit="seconds per save", series=[series], steps=(0, run.step), from_zero=True)
     picture = draw(chart)
     shown = element("div", picture, class_="charts") if picture and seconds.count > 1 else ""
     return join(element("p", text), shown)

@@ -1,4 +1,4 @@
-"""The report of a run: one page, complete in itself, that a browser shows without a network and without scripts."""
+"""The report of a run: one self-contained page, without network access and without scripts."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from dist_transformer.reporting.html.texts import attention, samples
 
 REPORT_FILE = "report.html"
 
-# The browser itself refuses scripts and anything from elsewhere.
+# With this policy the browser refuses scripts and anything from other sources.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -24,13 +24,13 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     """Write the report of `run_dir`, whole or not at all.
 
     Args:
-        out: the file; RUN/report.html when not given.
+        out: file to write; default: RUN/report.html.
 
     Returns:
         the file.
 
     Raises:
-        UserError: it is no run folder, or the file cannot be written.
+        UserError: it is not a run folder, or the file cannot be written.
     """
     guard(run_dir)
     page = render(load_run(run_dir), made=datetime.now(UTC))
@@ -38,7 +38,7 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     if out.is_dir():
         raise UserError(f"{out} is a folder: give --out the name of a file")
     try:
-        # A record may hold halves of surrogate pairs, which no encoding has.
+        # A record may hold halves of surrogate pairs, which cannot be encoded.
         write_file(out, page.encode("utf-8", errors="replace"))
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): choose another place with --out") from None
@@ -46,7 +46,7 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
 
 
 def render(run: Run, *, made: datetime) -> str:
-    """The page; `made` is the time that it states."""
+    """Render the page; `made` is the time in its footer."""
     body = element(
         "main",
         headline(run),
@@ -83,8 +83,8 @@ def _footer(run: Run, made: datetime) -> Html:
         lines = ", ".join(f"{line:,}" for line in run.damaged_lines[:10])
         more = " and more" if len(run.damaged_lines) > 10 else ""
         damaged = (
-            f" metrics.jsonl holds {len(run.damaged_lines):,} damaged line(s), left out here: {lines}{more}. "
-            "A run that was killed can leave one at its end."
+            f" metrics.jsonl has {len(run.damaged_lines):,} damaged line(s), left out here: {lines}{more}. "
+            "A killed run can leave one at its end."
         )
     return element("footer", join(f"Made {_minute(made)} by dist_transformer {__version__}{written}.", damaged))
 

@@ -1,4 +1,4 @@
-"""What a run folder holds, read for its report. Damaged records are counted, not fatal: a killed run leaves some."""
+"""Contents of a run folder for its report. Damaged records are counted, not fatal, because a killed run leaves some."""
 
 import hashlib
 import json
@@ -24,13 +24,13 @@ from dist_transformer.run.records import scan_records
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """What the run trains, as far as its folder tells."""
+    """Corpus and model of the run, as far as its folder records them."""
 
     corpus: str | None = None
     source_language: str | None = None
     target_language: str | None = None
     directions: tuple[str, ...] = ()
-    """Their names, where there are several."""
+    """Names of the directions, if there are several."""
     synthetic: bool = False
     parameters: int | None = None
 
@@ -40,14 +40,14 @@ class ScoreFile:
     """A file that dist-transformer evaluate wrote."""
 
     name: str
-    """Relative to the run folder."""
+    """Path relative to the run folder."""
     modified: float
-    """Seconds since 1970."""
+    """Time of the last change in seconds since 1970."""
     values: dict[str, Any]
 
     @property
     def metrics(self) -> list[tuple[str, float, str]]:
-        """Name, score and signature of each metric; BLEU, which is one of the others as well, is named once."""
+        """Name, score and signature of each metric; `bleu`, which equals one of the others, is listed once."""
         signatures = self.values.get("signatures")
         signatures = signatures if isinstance(signatures, dict) else {}
         found: dict[tuple[float, str], str] = {}
@@ -65,34 +65,34 @@ class Run:
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
-    """config.json; empty when there is none."""
+    """Contents of config.json; empty if there is none."""
     train: list[dict[str, Any]] = field(default_factory=list)
     valid: list[dict[str, Any]] = field(default_factory=list)
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
     ends: list[dict[str, Any]] = field(default_factory=list)
     damaged_lines: tuple[int, ...] = ()
-    """Lines of metrics.jsonl, counted from 1, that are no record."""
+    """Numbers, from 1, of lines of metrics.jsonl that are not records."""
     metrics_written: datetime | None = None
-    """When metrics.jsonl last changed; None when there is none."""
+    """Time of the last change of metrics.jsonl; None if there is none."""
     identity: Identity = field(default_factory=Identity)
     sheets: list[SampleSheet] = field(default_factory=list)
     scores: list[ScoreFile] = field(default_factory=list)
-    """Newest first."""
+    """Score files, newest first."""
     environments: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def newest_sheets(self) -> list[SampleSheet]:
-        """Those of the newest validation that translated: one per direction."""
+        """Sheets of the newest validation with translations, one per direction."""
         return [sheet for sheet in self.sheets if sheet.step == self.sheets[-1].step]
 
     @property
     def step(self) -> int:
-        """Last step of which there is a record; 0 when there is none."""
+        """Last step with a record; 0 if there is none."""
         return max((r["step"] for r in (*self.train, *self.valid, *self.checkpoints, *self.ends)), default=0)
 
 
 def number(record: dict[str, Any], name: str) -> float | None:
-    """A finite number of a record; None where it is missing, or was not finite when it was written."""
+    """Read a finite number of a record; None if it is missing or not finite."""
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
@@ -107,8 +107,8 @@ def load_run(run_dir: Path) -> Run:
     """
     if not any((run_dir / name).is_file() for name in (SETTINGS_FILE, METRICS_FILE)):
         raise UserError(
-            f"{run_dir} is not a run folder: it holds neither {SETTINGS_FILE} nor {METRICS_FILE}; "
-            "give the --run-dir of a training"
+            f"{run_dir} is not a run folder (it has no {SETTINGS_FILE} or {METRICS_FILE}): "
+            "give the --run-dir of a training run"
         )
     if (run_dir / WEIGHTS_FILE).is_file():
         raise UserError(f"{run_dir} is a model folder (it has {WEIGHTS_FILE}): give the run folder that it came from")
@@ -132,7 +132,7 @@ def load_run(run_dir: Path) -> Run:
 
 
 def _identify(run_dir: Path, settings: dict[str, Any]) -> Identity:
-    """From the newest weights; what they cannot say, from the model folder or the data folder of the run."""
+    """Read the identity from the newest weights, or else from the model folder or the data folder of the run."""
     parameters = None
     described: list[dict[str, Any]] = []
     for file in list(weight_files(run_dir).values())[-1:]:
@@ -160,13 +160,13 @@ def _identify(run_dir: Path, settings: dict[str, Any]) -> Identity:
 
 
 def _direction_names(stated: Any) -> tuple[str, ...]:
-    """Of what a weight file or a model folder states of its directions."""
+    """Name the directions in the metadata of a weight file or a model folder."""
     known = [way for way in stated if isinstance(way, dict)] if isinstance(stated, list) and len(stated) > 1 else []
     return tuple(f"{way.get('source_language')} → {way.get('target_language')}" for way in known)
 
 
 def _read_objects(files: list[Path]) -> Iterator[dict[str, Any]]:
-    """The JSON objects among `files`; others are not ours to complain of."""
+    """Yield the JSON objects among `files`; skip all other files."""
     for file in files:
         try:
             values = json.loads(read_small(file))
@@ -177,7 +177,7 @@ def _read_objects(files: list[Path]) -> Iterator[dict[str, Any]]:
 
 
 def _read_scores(run_dir: Path) -> list[ScoreFile]:
-    """Files of the run folder, and one level below, that hold the keys of an evaluation."""
+    """Find the files with the keys of an evaluation in the run folder and one level below."""
     scores = []
     for file in sorted([*run_dir.glob("*.json"), *run_dir.glob("*/*.json")]):
         for values in _read_objects([file]):

@@ -1,4 +1,4 @@
-"""The page's style sheet: light, dark and print, from a phone's width to a desk's; no font and no image of its own."""
+"""The page's style sheet: light, dark and print, for phones and wide screens, without fonts or images."""
 
 CSS = """
 :root {

@@ -1,4 +1,4 @@
-"""The figures of a run that stand at the top of its report, computed from its records."""
+"""Figures at the top of a run's report, computed from its records."""
 
 import statistics
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
-    """How far a run came, judged from its records and settings."""
+    """Progress of a run, judged from its records and settings."""
 
     label: str
     sentence: str
@@ -36,11 +36,11 @@ class Bleu:
     value: float
     signature: str
     where: str
-    """What was scored, in words."""
+    """Description of the scored text."""
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Of the values that are not None; None when there are none."""
+    """Compute the spread of the values that are not None; None if there are none."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -48,12 +48,13 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def judge(run: Run) -> Status:
-    """Finished, out of patience, or neither: then the records cannot tell a running process from a killed one."""
+    """Judge whether a run is finished, out of patience, or neither."""
+    # From its records, a running process cannot be distinguished from a killed one.
     max_steps = number(run.settings, "max_steps")
     of_all = f" of {max_steps:,.0f}" if max_steps else ""
     if run.step == 0:
         return Status(label="no step recorded", sentence=f"No step{of_all} is recorded yet.", is_over=False)
-    # A finished run whose max_steps was raised goes on after its `end`.
+    # A finished run whose max_steps was raised continues after its `end`.
     has_ended = bool(run.ends) and run.ends[-1]["step"] == run.step
     if has_ended and (max_steps is None or run.step >= max_steps):
         return Status(label="finished", sentence=f"All {run.step:,} steps are done.", is_over=True)
@@ -67,12 +68,12 @@ def judge(run: Run) -> Status:
 
 
 def best_by(run: Run) -> str:
-    """The measure that the settings compare validations by: `nll` or `bleu`."""
+    """Return the score by which the settings compare validations: `nll` or `bleu`."""
     return "bleu" if run.settings.get("best_by") == "bleu" else "nll"
 
 
 def best_validation(run: Run) -> dict[str, Any] | None:
-    """The first of the best."""
+    """Return the best validation; among equals, the first."""
     name, sign = best_by(run), -1 if best_by(run) == "bleu" else 1
     known = [(sign * value, record) for record in run.valid if (value := number(record, name)) is not None]
     return min(known, key=lambda pair: pair[0])[1] if known else None
@@ -84,7 +85,7 @@ def validations_since_best(run: Run) -> int:
 
 
 def headline_bleu(run: Run) -> Bleu | None:
-    """Of the newest score file; else of the newest validation that translated."""
+    """Return the BLEU of the newest score file, or else of the newest validation with translations."""
     if run.scores:
         newest = run.scores[0]
         sentences = number(newest.values, "sentences")
@@ -92,7 +93,7 @@ def headline_bleu(run: Run) -> Bleu | None:
         return Bleu(value=newest.values["bleu"], signature=newest.values["signature"], where=f"{newest.name}{of}")
     signatures: dict[int, str] = {}
     for sheet in run.sheets:
-        # The mean over several directions has no signature of its own.
+        # The mean over several directions has no signature.
         signatures[sheet.step] = sheet.signature if sheet.direction is None else "mean over the directions"
     for record in reversed(run.valid):
         value = number(record, "bleu")
@@ -106,13 +107,13 @@ def headline_bleu(run: Run) -> Bleu | None:
 
 
 def newest(run: Run, name: str) -> float | None:
-    """The last value of a measure among the records of training and its end; None when it was never recorded."""
+    """Return the last value of a measure among the records of training and its end; None if there is none."""
     records = sorted([*run.train, *run.ends], key=lambda record: record["step"])
     return next((value for record in reversed(records) if (value := number(record, name)) is not None), None)
 
 
 def world_size(run: Run) -> float | None:
-    """Ranks of the newest start, or of the end where starts are not recorded."""
+    """Return the ranks of the newest start, or of the end if starts are not recorded."""
     starts = [value for entry in run.environments if (value := number(entry, "world_size")) is not None]
     return starts[-1] if starts else newest(run, "world_size")
 
@@ -125,7 +126,7 @@ def zero_stage(run: Run) -> float | None:
 
 
 def preset_name(settings: dict[str, Any]) -> str | None:
-    """The preset whose network, batch and optimizer these are."""
+    """Find the preset with the network, batch and optimizer of these settings."""
     for name, preset in PRESETS.items():
         plain = to_plain(preset)
         model = settings.get("model")

@@ -1,4 +1,4 @@
-"""Scores, settings and environment: what the folder states, value by value."""
+"""Tables of scores, settings and environment."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -38,7 +38,7 @@ _ENVIRONMENT_NAMES = {
 
 
 def scores(run: Run) -> Html:
-    """Every score file with its full signatures, newest first."""
+    """Lay out every score file with its full signatures, newest first."""
     if not run.scores:
         return element("p", "No score file in this folder: dist-transformer evaluate --json RUN/bleu.json writes one.")
     return join(*(_score_file(file) for file in run.scores))
@@ -81,18 +81,18 @@ def _score_file(file: ScoreFile) -> Html:
 
 
 def settings(run: Run) -> Html:
-    """config.json by group; what differs from the defaults is marked."""
+    """Lay out config.json by group, and mark the values that differ from the defaults."""
     if not run.settings:
         return element("p", "There is no config.json in this folder.")
     defaults = to_plain(TrainConfig.of(data=("data",), run_dir=Path("run")))
     groups = [("run", run.settings, defaults), *_nested("", run.settings, defaults)]
-    explained = "As resolved at the last start. Bold: not the default, which follows below the value."
+    explained = "Resolved settings of the last start. Bold: differs from the default, which is below the value."
     tables = [_settings_group(name, values, default) for name, values, default in groups]
     return join(element("p", explained, class_="soft"), element("div", *tables, class_="groups"))
 
 
 def _nested(name: str, values: dict[str, Any], defaults: Any) -> Iterator[tuple[str, dict[str, Any], Any]]:
-    """The groups within `values`, however deep: name, settings and their defaults."""
+    """Yield the groups within `values` at any depth: name, settings and their defaults."""
     for key, inner in values.items():
         if isinstance(inner, dict):
             path = f"{name}.{key}" if name else key
@@ -117,7 +117,8 @@ def _settings_group(group: str, values: dict[str, Any], defaults: Any) -> Html:
 
 
 def _shown(value: Any) -> str:
-    """A value in a cell. Folders above a file say where a machine keeps its data, which a shared page need not."""
+    """Format a value for a cell; absolute paths are shortened."""
+    # A page that is shared need not show the folders of a machine.
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -130,15 +131,15 @@ def _shown(value: Any) -> str:
 
 
 def _path_name(value: str) -> str:
-    """`/home/me/data/wmt` → `…/wmt`; other text as it is."""
+    """Shorten an absolute path: `/home/me/data/wmt` → `…/wmt`; other text is unchanged."""
     return f"…/{PurePosixPath(value).name}" if PurePosixPath(value).is_absolute() else value
 
 
 def environment(run: Run) -> Html:
-    """The newest start in full; of earlier ones, what the next start changed."""
+    """Lay out the newest start in full, and the changes between earlier starts."""
     starts = run.environments
     if not starts:
-        return element("p", "The run folder does not record on which machine and with which versions it was trained.")
+        return element("p", "The run folder does not record the machine and the versions of training.")
     newest = starts[-1]
     known = [name for name in newest if name not in ("step", "time")]
     rows = [

@@ -1,4 +1,4 @@
-"""Sample translations and what the decoder looked at while it made them."""
+"""Sample translations and their attention maps."""
 
 import base64
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ T = TypeVar("T")
 
 # Rows of the table that shows one sentence over the run.
 _MOST_ROWS = 10
-# Wider maps take the whole width of the page: half of it would make their labels too small.
+# Wider maps take the whole width of the page, because half of it would make their labels too small.
 _WIDE_INCHES = 10.0
-# CSS pixels: the room on the page, an inch at full size, and the smallest inch that leaves labels readable.
+# CSS pixels: the width of the page, an inch at full size, and the smallest inch with readable labels.
 _PAGE_WIDTH, _INCH, _SMALLEST_INCH = 1054, 96, 68
 _NO_SAMPLES = "There are no sample translations in this folder: the run has not translated at a validation."
 
 
 def samples(run: Run) -> Html:
-    """The newest sheet of each direction, and its first sentence over the run."""
+    """Lay out the newest sheet of each direction, and its first sentence over the run."""
     if not run.sheets:
         return element("p", _NO_SAMPLES)
     return join(*(_sheet(run, sheet) for sheet in run.newest_sheets))
@@ -28,7 +28,7 @@ def samples(run: Run) -> Html:
 
 def _sheet(run: Run, sheet: SampleSheet) -> Html:
     if not sheet.samples:
-        return element("p", f"The sheet of step {sheet.step:,} holds no sample.")
+        return element("p", f"The sheet of step {sheet.step:,} has no sample.")
     source, target = _languages(run, sheet)
     rows = [
         element(
@@ -58,7 +58,7 @@ def _languages(run: Run, sheet: SampleSheet) -> tuple[str | None, str | None]:
 
 
 def _over_the_run(run: Run, newest: SampleSheet, sample: Sample) -> Html:
-    """The hypotheses of one sentence, oldest first; at most ten, spread over the sheets."""
+    """Lay out at most ten hypotheses of one sentence, spread over the sheets, oldest first."""
     of_direction = [sheet for sheet in run.sheets if sheet.direction == newest.direction]
     found = [(sheet, s.hypothesis) for sheet in of_direction for s in sheet.samples if s.source == sample.source]
     if len(found) < 2:
@@ -82,7 +82,7 @@ def _over_the_run(run: Run, newest: SampleSheet, sample: Sample) -> Html:
 
 
 def spread_out(items: Sequence[T], most: int) -> list[T]:
-    """At most `most` of the items, evenly, the first and the last among them."""
+    """Pick at most `most` of the items evenly, including the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
@@ -103,7 +103,7 @@ def _quoted(text: str, language: str | None) -> Html:
 
 
 def attention(run: Run) -> Html:
-    """Maps of the newest sheets' samples that have them."""
+    """Draw the attention maps of the newest sheets' samples."""
     if not run.sheets:
         return element("p", "Without sample translations there are no attention maps.")
     step = run.sheets[-1].step
@@ -111,8 +111,8 @@ def attention(run: Run) -> Html:
     if not mapped:
         return element("p", f"The samples of step {step:,} have no attention maps.")
     explained = (
-        f"Step {step:,}. A row is the step that produced a piece, a column a piece of the source, a panel a "
-        "decoder layer; the weights of a row are the mean over the heads and sum to 1."
+        f"Step {step:,}. Each row is a produced piece, each column a piece of the source, each panel a decoder layer. "
+        "The weights of a row are the mean over the heads and sum to 1."
     )
     return join(
         element("p", explained),
@@ -124,7 +124,7 @@ def _map(sample: Sample, source: str | None, target: str | None) -> Html:
     from dist_transformer.reporting.figures import as_svg, attention_picture
 
     figure = attention_picture(sample)
-    # As an image: the styles inside would reach the page, and their names could clash.
+    # Embedded as an image, because inline styles would affect the page, and their names could clash.
     picture = base64.b64encode(as_svg(figure).encode()).decode("ascii")
     inches = figure.get_figwidth()
     is_wide = inches > _WIDE_INCHES

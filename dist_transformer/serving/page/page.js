@@ -112,7 +112,7 @@ class Result {
   listLayers() {
     const count = this.answer.layers[this.kind.value];
     const options = Array.from({ length: count }, (_, layer) => new Option(String(layer + 1), String(layer)));
-    // The last layer comes first to a reader: it decides.
+    // Start with the last layer, which decides the output.
     options[count - 1].selected = true;
     this.layer.replaceChildren(...options);
   }
@@ -122,7 +122,7 @@ class Result {
     this.loading?.abort();
     this.loading = new AbortController();
     const kind = this.kind.value, layer = Number(this.layer.value);
-    // The encoder reads no translation.
+    // The encoder does not depend on the translation.
     const key = [kind, layer, kind === "encoder" ? "" : this.chosen].join();
     show(this.problem, "");
     try {
@@ -162,7 +162,7 @@ class Result {
       word.classList.toggle("begins", piece.startsWith("▁"));
       if (isSpecial(piece, place, pieces.length)) {
         word.classList.add("special");
-        // Among Arabic words its signs would be mirrored.
+        // Otherwise its signs would be mirrored among Arabic words.
         word.dir = "ltr";
       }
       return word;
@@ -264,7 +264,7 @@ async function translate() {
 }
 
 function countCharacters() {
-  // As Python counts: by code points.
+  // Count code points, as Python does.
   const count = [...textarea.value].length, rest = limits.max_characters - count;
   byId("count").textContent = rest < 0.1 * limits.max_characters
     ? ` · ${count.toLocaleString("en")} of ${limits.max_characters.toLocaleString("en")} characters` : "";
@@ -273,7 +273,7 @@ function countCharacters() {
 async function begin() {
   form.addEventListener("submit", (event) => { event.preventDefault(); translate(); });
   textarea.addEventListener("keydown", (event) => {
-    // Enter also ends a word in an input method.
+    // In an input method, Enter also ends a word.
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
       form.requestSubmit();

@@ -137,7 +137,7 @@ def test_the_tool_prints_and_draws(toy_data: DataFolder, tmp_path: Path) -> None
     budgets = ["--max-target-tokens", 512, "--max-source-tokens", 500, "--max-sentences", 9]
     output = run_command(*command, *budgets, "--examples", 3, "--png", tmp_path / "a.png", "--verify")
     info = toy_data.train.info
-    assert output.startswith("hashes: every file is as the index states\n")
+    assert output.startswith("hashes: every file matches the index\n")
     assert f"train: {info.pairs:,} pairs in {len(info.shards)} shard(s); dropped: 0 empty" in output
     assert f"{info.source_tokens:,} source and {info.target_tokens:,} target tokens" in output
     assert "at most 500 source tokens, 512 target tokens,\n          9 pairs;" in output

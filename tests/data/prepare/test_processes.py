@@ -18,7 +18,7 @@ import pytest
 from tests.conftest import ROOT, heed_interrupts
 
 MPIRUN = Path(sys.executable).parent / "mpirun"
-MESSAGE = "interrupted: the same command goes on where this one ended\n"
+MESSAGE = "interrupted: run the same command again to resume\n"
 
 pytestmark = pytest.mark.slow
 

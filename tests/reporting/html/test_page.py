@@ -86,7 +86,7 @@ def test_key_figures(run_dir: Path, read_page: ReadPage) -> None:
         "Skipped steps": ["1", "loss or gradient not finite"],
         "Training FLOPs": ["4.21·10¹²", "by the model's matrix products"],
         "Best validation": ["nll 1.500", "ppl 4.48, BLEU 20.0, step 60, best of 3 by nll"],
-        "Batch": ["2,048", "target tokens at most: 2 packs of 1,024"],
+        "Batch": ["2,048", "target tokens at most, in 2 packs of 1,024"],
         "Ranks": ["2", "processes"],
         "ZeRO stage": ["1"],
         "Precision": ["bf16"],
@@ -255,13 +255,13 @@ def test_what_is_missing_is_said(tmp_path: Path, read_page: ReadPage) -> None:
     document = read_page(write_run(tmp_path / "run", []))
     assert words(document.xpath("//header/div[@class='bleu']")[0]) == "No BLEU score in this folder."
     sentences = {
-        "Key figures": "metrics.jsonl holds no record yet: the first comes with the first log line of the training.",
+        "Key figures": "metrics.jsonl has no record yet: the first one comes with the first log line of training.",
         "Curves": "No training interval is recorded, so there is no curve to draw.",
         "Sample translations": "There are no sample translations in this folder: the run has not translated at a "
         "validation.",
         "Cross-attention": "Without sample translations there are no attention maps.",
         "Scores": "No score file in this folder: dist-transformer evaluate --json RUN/bleu.json writes one.",
-        "Environment": "The run folder does not record on which machine and with which versions it was trained.",
+        "Environment": "The run folder does not record the machine and the versions of training.",
         "Checkpoints": "No checkpoint is recorded.",
     }
     for title, sentence in sentences.items():
@@ -365,6 +365,6 @@ def test_the_tool_prints_the_path(run_dir: Path) -> None:
 def test_the_tool_refuses_what_is_no_run(tmp_path: Path) -> None:
     told = run_command(sys.executable, "tools/report.py", tmp_path, status=1)
     assert told == (
-        f"error: {tmp_path} is not a run folder: it holds neither config.json nor metrics.jsonl; "
-        "give the --run-dir of a training\n"
+        f"error: {tmp_path} is not a run folder (it has no config.json or metrics.jsonl): "
+        "give the --run-dir of a training run\n"
     )

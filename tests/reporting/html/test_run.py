@@ -50,7 +50,7 @@ def test_a_step_that_was_recorded_twice_counts_once(tmp_path: Path) -> None:
 
 def test_what_is_no_run_folder(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(UserError, match=r"is not a run folder: it holds neither config.json nor metrics.jsonl"):
+        with pytest.raises(UserError, match=r"is not a run folder \(it has no config.json or metrics.jsonl\)"):
             load_run(folder)
 
 
