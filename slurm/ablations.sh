@@ -6,7 +6,7 @@
 #     slurm/ablations.sh --partition=gpu --array=0,7-13 -- --average 1
 #
 # Run it on a login node: it submits, prints the jobs' numbers, and ends. The array's numbers count the rows in the table's
-# order, from 0 for base (`tools/table3.py --help`). The same command trains what is missing, and writes the table anew.
+# order, from 0 for base (`tools/table3.py --help`). The same command trains missing rows, and writes the table again.
 #SBATCH --job-name=ablations
 #SBATCH --nodes=1
 #SBATCH --gpus-per-node=8

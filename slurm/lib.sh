@@ -118,7 +118,7 @@ nodes_answer() {
         --cpus-per-task=1 --kill-on-bad-exit=1 true
 }
 
-# requeue WHY: put the job back into the queue, unless SLURM has done so or somebody cancelled it. Does not return.
+# requeue WHY: put the job back into the queue, unless SLURM has done so or a user cancelled it. Does not return.
 requeue() {
     local record
     record=$(scontrol show job "$job")
