@@ -135,8 +135,10 @@ def tree_paths() -> Iterator[str]:
         yield "".join(folders)
 
 
-def test_the_tree_names_every_file_and_no_other() -> None:
-    listed = set(tree_paths())
+def test_the_tree_names_every_file_once_and_no_other() -> None:
+    paths = list(tree_paths())
+    listed = set(paths)
+    assert len(paths) == len(listed)
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     rooms = ("tests/", "results/")
     expected = {path for path in tracked if not path.startswith(rooms) and not path.endswith("__init__.py")}
