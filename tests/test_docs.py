@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -71,6 +72,23 @@ def test_the_readme_lists_every_preset_with_its_size() -> None:
         name: (preset.model.encoder_layers, preset.model.decoder_layers, preset.model.width, preset.max_steps)
         for name, preset in PRESETS.items()
     }
+
+
+def figures_of(name: str) -> dict[str, Any]:
+    figures: dict[str, Any] = json.loads((ROOT / "results" / name).read_text("utf-8"))["figures"]
+    return figures
+
+
+def test_the_first_screen_of_the_readme_says_what_was_measured() -> None:
+    text = " ".join(README.read_text("utf-8").split())
+    found = figures_of("multi30k.json")
+    first, second, third = (found[f"seed_{seed}"]["test_2016_flickr"]["bleu_tokenized"] for seed in (1, 2, 3))
+    seeds = f"the mean of three seeds ({first:.1f}, {second:.1f} and {third:.1f})"
+    assert f"reaches **{found['mean']['bleu_tokenized']:.1f} BLEU**, {seeds}." in text
+    assert f"](docs/multi30k.md) is {found['published_tokenized']}." in text
+    demo = figures_of("demo.json")
+    assert f"BLEU {demo['bleu']:.1f} on the synthetic corpus" in text
+    assert f"trained {demo['train_seconds']:.0f} s at {demo['target_tokens_per_second']:,.0f} target tokens/s" in text
 
 
 def test_the_testing_page_lists_every_make_target() -> None:
