@@ -1,5 +1,6 @@
 """README.md and docs/ are true: the tree is the checkout's, links lead somewhere, and commands run."""
 
+import ast
 import itertools
 import json
 import os
@@ -133,6 +134,17 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert broken_links(page) == []
 
 
+def test_the_site_shows_every_file_that_a_page_links_to() -> None:
+    """`make docs` finds this too, but it needs packages that other tests do without."""
+    code = ast.parse((DOCS / "site" / "hooks.py").read_text("utf-8"))
+    (patterns,) = [node.value for node in code.body if isinstance(node, ast.Assign) and node.targets[0].id == "SHOWN"]
+    shown = {path for pattern in ast.literal_eval(patterns) for path in ROOT.glob(pattern)}
+    for page in PAGES:
+        names = [(link["markdown"] or link["html"]).partition("#")[0] for link in LINK.finditer(prose(page))]
+        targets = {(page.parent / name).resolve() for name in names if name and not re.match(r"\w+:", name)}
+        assert targets <= shown, page
+
+
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
     (tmp_path / "other.md").write_text("# Two words, `code`\n# Again\n```sh\n# no heading\n```\n# Again\n")
     page = tmp_path / "page.md"
@@ -257,5 +269,11 @@ def test_every_command_runs_in_the_order_of_the_pages(tmp_path: Path) -> None:
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         ran.append(line)
     assert len(ran) == 49
+    (example,) = fenced(README, "python")
+    python = [sys.executable, "-c", example]
+    done = subprocess.run(
+        python, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
     for name in ("test.hyp.de", "web.de", "web.sampled.de", "test.best.jsonl"):
         assert len((tmp_path / name).read_text(encoding="utf-8").splitlines()) == 20
