@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test compat-test store-test container-test slurm-test faults check bench release gpu-check null-gpu clean
+.PHONY: demo test compat-test store-test container-test slurm-test faults check docs bench release gpu-check null-gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -41,6 +41,11 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -m "not slow and not system and not slurm and not compat" -n auto
 
+# The variable silences an announcement of the theme, which is no warning about our pages.
+docs: $(VENV)/.docs-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "open build/site/index.html, or serve it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
+
 bench: $(STAMP)
 	$(BIN)/python tools/bench.py
 
@@ -58,6 +63,10 @@ $(STAMP): pyproject.toml constraints.txt tools/check_machine.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=24"
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test]"
+	touch $@
+
+$(VENV)/.docs-installed: $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
 	touch $@
 
 clean:

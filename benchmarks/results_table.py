@@ -1,8 +1,9 @@
 """Rewrite the tables of figures in README.md and docs/: results from results/*.json, and what training costs.
 
-A table stands between `<!-- NAME: made by tools/results_table.py -->` and `<!-- end of NAME -->`; NAME is `results`, or
-`costs` for dist_transformer/planning/costs.py. With --check it writes nothing and exits 1 when pages and figures
-differ. A result file is one JSON object:
+A table stands between `<!-- NAME: made by tools/results_table.py -->` and `<!-- end of NAME -->`. NAME is `results` for
+all rows of all files, `highlights` for the few results that README.md shows, or `costs` for
+dist_transformer/planning/costs.py. With --check it writes nothing and exits 1 when pages and figures differ. A result
+file is one JSON object:
 
     what           what was run and what it shows, in a sentence or two
     corpus         the corpus and its languages: the table's first column
@@ -15,8 +16,8 @@ differ. A result file is one JSON object:
     figures        everything that was measured, nested as the result needs
     rows           lines of the table, each its other columns: {"what": …, "steps": …, "result": …}
 
-The three texts of a row name figures by their place in the file, with Python's format syntax, and hold no number of
-their own: "{figures[test][bleu]:.1f} BLEU". Real text comes first, then the newest.
+The texts of a row, and those of a highlight, name figures by their place in the file, with Python's format syntax, and
+hold no number of their own: "{figures[test][bleu]:.1f} BLEU". Real text comes first, then the newest.
 """
 
 import argparse
@@ -24,7 +25,7 @@ import datetime
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dist_transformer.config.plain import read_json
 from dist_transformer.errors import UserError
@@ -36,6 +37,68 @@ _BLOCK = re.compile(
     re.DOTALL,
 )
 HEAD = ["| corpus | what | steps | result | processor | date |", "|---|---|---|---|---|---|"]
+
+
+class Highlight(NamedTuple):
+    """A line of README.md: a result in one sentence that can be read aloud."""
+
+    file: str
+    what: str
+    result: str
+
+
+HIGHLIGHT_HEAD = ["| what | result | machine | figures |", "|---|---|---|---|"]
+# At most eight: README.md shows what a newcomer asks first, docs/benchmarks.md has the rest.
+HIGHLIGHTS = [
+    Highlight(
+        "multi30k.json",
+        "Translation, Multi30k",
+        "English to German reaches {figures[mean][bleu_tokenized]:.1f} BLEU, the mean of three seeds; the published "
+        "figure is {figures[published_tokenized]:.2f}",
+    ),
+    Highlight(
+        "gpu-check-h100.json",
+        "Training speed",
+        "A step of `{figures[step-8-compiled][preset]}` on {figures[step-8-compiled][tokens_per_step]:,.0f} target "
+        "tokens takes {figures[step-8-compiled][milliseconds]:.0f} ms: {figures[step-8-compiled][rates][median]:,.0f} "
+        "tokens per second",
+    ),
+    Highlight(
+        "gpu-check-h100.json",
+        "Decoding speed",
+        "Beam search with a beam of {figures[decode][beam_size]} translates "
+        "{figures[decode][contenders][ours][sentences_per_second][median]:,.0f} sentences per second",
+    ),
+    Highlight(
+        "data.json",
+        "Full packs",
+        "Sentences fill {figures[fill_percent][both]:.1f}% of each pack's token budgets",
+    ),
+    Highlight(
+        "size.json",
+        "Corpus size",
+        "The plan of {figures[pairs]:,} simulated pairs takes {figures[plan_mib]:.0f} MiB beyond their lengths, and is "
+        "ready after {figures[start_seconds]:.0f} s",
+    ),
+    Highlight(
+        "faults.json",
+        "Fault tolerance",
+        "{figures[passed]:,} of {figures[faults]:,} injected faults ended as they must, and the campaigns found "
+        "{figures[planted_found]} of {figures[planted]} bugs planted in the code",
+    ),
+    Highlight(
+        "export.json",
+        "Export",
+        "A model scores {figures[hf][bleu_ours]:.2f} BLEU here, {figures[hf][bleu]:.2f} in transformers and "
+        "{figures[ctranslate2][bleu]:.2f} in CTranslate2",
+    ),
+    Highlight(
+        "translate.json",
+        "Translation of a corpus",
+        "{figures[lines]:,} lines give the same bytes on one process and on two, in at most "
+        "{figures[ranks_2][peak_memory_mb_of_a_rank]:.0f} MB per process",
+    ),
+]
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "what": str,
@@ -60,7 +123,9 @@ _NUMBER = re.compile(r"(?<![\w-])[0-9][0-9.,]*(?![\w-])")
 def main() -> None:
     arguments = parse_arguments()
     pages = read_pages(_ROOT)
-    wanted = fill_pages(pages, {"results": make_table(_ROOT / "results"), "costs": cost_table()})
+    results = _ROOT / "results"
+    tables = {"highlights": make_highlights(results), "results": make_table(results), "costs": cost_table()}
+    wanted = fill_pages(pages, tables)
     changed = [name for name in pages if wanted[name] != pages[name]]
     if arguments.check and changed:
         raise UserError(f"{', '.join(changed)}: not what the figures give: run tools/results_table.py")
@@ -96,7 +161,7 @@ def fill_pages(pages: dict[str, str], tables: dict[str, str]) -> dict[str, str]:
 
 
 def make_table(folder: Path) -> str:
-    """The Markdown table of all rows of the result files of a folder.
+    """Make the Markdown table of all rows of the result files of a folder.
 
     Raises:
         UserError: a file that does not keep to the layout.
@@ -108,8 +173,23 @@ def make_table(folder: Path) -> str:
     return "\n".join([*HEAD, *lines])
 
 
+def make_highlights(folder: Path) -> str:
+    """Make the Markdown table of HIGHLIGHTS from the result files of a folder.
+
+    Raises:
+        UserError: a file is missing or does not keep to the layout.
+    """
+    lines = []
+    for file_name, what, template in HIGHLIGHTS:
+        file = folder / file_name
+        result = read_result(file)
+        link = f"[{file.stem}]({folder.name}/{file_name})"
+        lines.append(f"| {what} | {fill(template, result, file)} | {processor_of(result)} | {link} |")
+    return "\n".join([*HIGHLIGHT_HEAD, *lines])
+
+
 def read_result(file: Path) -> dict[str, Any]:
-    """A result file, checked against the layout."""
+    """Read a result file and check it against the layout."""
     result = read_json(file)
     if wrong := sorted(result.keys() ^ _KINDS.keys()):
         what = "misses" if wrong[0] in _KINDS else "has an unknown"
@@ -132,7 +212,8 @@ def make_lines(file: Path, result: dict[str, Any]) -> list[str]:
     lines = []
     for row in result["rows"]:
         what, steps, text = (fill(row[name], result, file) for name in _COLUMNS)
-        text += f", `{file.parent.name}/{file.name}`"
+        # The table stands in a page of docs/.
+        text += f", [{file.stem}](../{file.parent.name}/{file.name})"
         lines.append(f"| {result['corpus']} | {what} | {steps} | {text} | {processor_of(result)} | {result['date']} |")
     return lines
 
@@ -147,10 +228,10 @@ def processor_of(result: dict[str, Any]) -> str:
 
 
 def fill(template: str, result: dict[str, Any], file: Path) -> str:
-    """A text of the row with its figures.
+    """Fill a text of a row with its figures.
 
     Raises:
-        UserError: it names a figure that is not in the file, or holds a number of its own.
+        UserError: the text names a figure that is not in the file, or holds a number of its own.
     """
     if number := _NUMBER.search(_PLACEHOLDER.sub("", template)):
         raise UserError(f"{file}: row says {number[0]!r} itself: put the number into figures and name its place")

@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from benchmarks import results_table
-from benchmarks.results_table import fill, fill_pages, make_lines, make_table, read_pages, read_result
+from benchmarks.results_table import (
+    HIGHLIGHTS,
+    Highlight,
+    fill,
+    fill_pages,
+    make_highlights,
+    make_lines,
+    make_table,
+    read_pages,
+    read_result,
+)
 from dist_transformer.errors import UserError
 from tests.conftest import ROOT, run_command
 
@@ -57,7 +67,7 @@ def test_every_number_of_a_row_comes_from_its_file(file: Path) -> None:
 
 
 def require_numbers_of(result: dict[str, Any], line: str) -> None:
-    names = re.compile(r"\w+_\w+|`[^`]*`|13a|bf16")
+    names = re.compile(r"\[[^]]*\]\([^)]*\)|\w+_\w+|`[^`]*`|13a|bf16|Multi30k|CTranslate2")
     shown = [
         text.replace(",", "")
         for text in re.findall(r"\d[\d,]*(?:\.\d+)?", names.sub("", " | ".join(line.split(" | ")[1:-2])))
@@ -67,6 +77,35 @@ def require_numbers_of(result: dict[str, Any], line: str) -> None:
     for text in shown:
         digits = len(text.partition(".")[2])
         assert any(f"{value:.{digits}f}" == text for value in values), text
+
+
+def test_the_highlights_fit_on_a_screen() -> None:
+    """At most eight rows of four columns, and each number comes from the row's file."""
+    lines = make_highlights(ROOT / "results").splitlines()
+    assert 2 < len(lines) <= 2 + 8
+    assert {line.count("|") for line in lines} == {5}
+    for highlight, line in zip(HIGHLIGHTS, lines[2:], strict=True):
+        cells = line.split(" | ")
+        require_numbers_of(read_result(ROOT / "results" / highlight.file), " | ".join([*cells[:2], "", ""]))
+        assert len(cells[1]) < 160
+
+
+def test_a_highlight_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "results", "run.json")
+    one = Highlight("run.json", "Translation", "It reaches {figures[test_2016][last 3][bleu]:.1f} BLEU")
+    monkeypatch.setattr(results_table, "HIGHLIGHTS", [one])
+    assert make_highlights(tmp_path / "results").splitlines() == [
+        "| what | result | machine | figures |",
+        "|---|---|---|---|",
+        "| Translation | It reaches 35.1 BLEU | AMD EPYC with avx512_bf16 | [run](results/run.json) |",
+    ]
+
+
+def test_the_mean_of_the_seeds_is_their_mean() -> None:
+    figures = read_result(ROOT / "results" / "multi30k.json")["figures"]
+    for name, mean in figures["mean"].items():
+        seeds = [figures[f"seed_{seed}"]["test_2016_flickr"][name] for seed in (1, 2, 3)]
+        assert mean == pytest.approx(sum(seeds) / 3, abs=1e-4)
 
 
 def numbers_in(value: Any) -> list[float]:
@@ -79,8 +118,8 @@ def numbers_in(value: Any) -> list[float]:
 def test_a_line_by_hand(tmp_path: Path) -> None:
     file = write(tmp_path / "results", "run.json")
     assert make_lines(file, read_result(file)) == [
-        "| Multi30k en→de | preset `multi30k`, ZeRO-2 | 1,500 | 35.1 BLEU (test_2016, 13a), `results/run.json` "
-        "| AMD EPYC with avx512_bf16 | 2026-01-31 |"
+        "| Multi30k en→de | preset `multi30k`, ZeRO-2 | 1,500 | 35.1 BLEU (test_2016, 13a), "
+        "[run](../results/run.json) | AMD EPYC with avx512_bf16 | 2026-01-31 |"
     ]
 
 
@@ -122,11 +161,14 @@ def test_markers_that_are_not_right_are_refused(page: str, message: str) -> None
 
 
 def checkout(folder: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
-    """A checkout with one result and the tool's command line."""
+    """Make a checkout with one result, and set the tool's command line."""
     write(folder / "results", "run.json")
+    one = Highlight("run.json", "Translation", "It reaches {figures[test_2016][last 3][bleu]:.1f} BLEU")
+    monkeypatch.setattr(results_table, "HIGHLIGHTS", [one])
     (folder / "docs" / "deep").mkdir(parents=True)
-    (folder / "README.md").write_text(MARKED.format("results"), encoding="utf-8")
-    (folder / "docs" / "deep" / "costs.md").write_text(MARKED.format("costs"), encoding="utf-8")
+    (folder / "README.md").write_text(MARKED.format("highlights"), encoding="utf-8")
+    marked = MARKED.format("results") + MARKED.format("costs")
+    (folder / "docs" / "deep" / "costs.md").write_text(marked, encoding="utf-8")
     monkeypatch.setattr(results_table, "_ROOT", folder)
     monkeypatch.setattr(sys, "argv", ["results_table.py", *flags])
 
@@ -137,8 +179,10 @@ def test_each_page_is_rewritten_and_named(
     checkout(tmp_path, monkeypatch)
     results_table.main()
     assert capsys.readouterr().err == "README.md: tables rewritten\ndocs/deep/costs.md: tables rewritten\n"
-    assert "35.1 BLEU" in (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert "| base, 100,000 steps |" in (tmp_path / "docs" / "deep" / "costs.md").read_text(encoding="utf-8")
+    assert "reaches 35.1 BLEU" in (tmp_path / "README.md").read_text(encoding="utf-8")
+    deep = (tmp_path / "docs" / "deep" / "costs.md").read_text(encoding="utf-8")
+    assert "ZeRO-2 | 1,500 | 35.1 BLEU" in deep
+    assert "| base, 100,000 steps |" in deep
     results_table.main()
     assert capsys.readouterr().err == ""
 
@@ -147,7 +191,7 @@ def test_a_check_names_the_pages_and_writes_nothing(tmp_path: Path, monkeypatch:
     checkout(tmp_path, monkeypatch, "--check")
     with pytest.raises(UserError, match=r"^README\.md, docs/deep/costs\.md: not what the figures give"):
         results_table.main()
-    assert (tmp_path / "README.md").read_text(encoding="utf-8") == MARKED.format("results")
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == MARKED.format("highlights")
 
 
 @pytest.mark.parametrize("text", ["35.1 BLEU", "preset cut to 1,500 steps", "(3 seeds)", "= 7"])

@@ -63,7 +63,7 @@ def test_parts_are_merged_into_one_file(tmp_path: Path) -> None:
     assert (result["date"], result["wall_seconds"], result["seeds"]) == ("2026-02-01", 5.0, [1])
     assert result["machine"] == "4 cores of AMD EPYC; shared with other work"
     assert len(result["commands"]) == 2
-    lines = [line.rpartition(", `")[0] for line in make_lines(file, result)]
+    lines = [line.rpartition(", [")[0] for line in make_lines(file, result)]
     shared = "training, on a machine shared with other work"
     assert lines == ["| mix (en-de) | training | — | 1,200", f"| mix (en-de) | {shared} | — | 50"]
     width, height = struct.unpack(">II", file.with_suffix(".png").read_bytes()[16:24])

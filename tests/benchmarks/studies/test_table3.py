@@ -80,7 +80,7 @@ def test_the_result_file_keeps_to_the_layout(toy_data: DataFolder, tmp_path: Pat
     result = read_result(file)
     assert make_lines(file, result) == [
         "| toy grammar (en-de) | the paper's table of variations relative to preset `tiny` | 40 | 2 of 4 rows differ "
-        "from base in the paper's direction, 1 in the other, 1 within noise, `results/table3.json` "
+        "from base in the paper's direction, 1 in the other, 1 within noise, [table3](../results/table3.json) "
         f"| {processor_of(result)} | {result['date']} |"
     ]
     assert (result["seeds"], result["wall_seconds"], result["synthetic"]) == ([7], 7.5, True)
