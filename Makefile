@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test compat-test store-test container-test slurm-test faults check docs bench release gpu-check null-gpu clean
+.PHONY: demo test compat-test container-test slurm-test faults check docs bench release gpu-check null-gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -17,9 +17,6 @@ test: $(STAMP)
 
 compat-test: $(STAMP)
 	$(BIN)/python -m pytest tests/compat -m "not container"
-
-store-test: $(STAMP)
-	$(BIN)/python -m pytest tests/compat -m store
 
 container-test: $(STAMP)
 	$(BIN)/python -m pytest tests/compat -m container

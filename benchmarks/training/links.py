@@ -32,8 +32,6 @@ from dist_transformer.training.engine.engine import Engine
 
 STAGES = (0, 1, 2, 3)
 _PINGS = 21
-# Sums of 15 MB, as the gradients of the benchmark's model have.
-_SUMS, _SUMMED = 7, 3_800_000
 # Of a frame of Ethernet that the kernel counts, what is neither its header nor those of IP and TCP.
 _PAYLOAD = 1448 / 1514
 
@@ -105,7 +103,6 @@ def _beside_prediction(settings: LinksBenchmark, case: dict[str, Any]) -> dict[s
         accumulation=accumulation,
         backend="gloo",
         network_latency=case["latency_seconds"],
-        host_seconds_per_byte=case["host_seconds_per_byte"],
     )
     measured = Measure(tuple(case.pop("seconds")))
     return {
@@ -141,7 +138,6 @@ def _train(request: dict[str, Any]) -> dict[str, Any]:
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab_size))
         torch.manual_seed(config.seed)
         model, cases = Transformer(config.model), []
-        host_seconds = _host_seconds_per_byte(world)
         for stage in STAGES:
             ds_config = load_ds_config(Path(request["ds_configs"]) / f"zero{stage}.json")
             engine = Engine(copy_of(model), config, ds_config, world_size=world.size)
@@ -159,7 +155,6 @@ def _train(request: dict[str, Any]) -> dict[str, Any]:
                         "mbit": mbit,
                         "stage": stage,
                         "latency_seconds": latency,
-                        "host_seconds_per_byte": host_seconds,
                         # The rank that comes last to a collective waits for the links alone.
                         "seconds": [
                             min(of_step) for of_step in zip(*(of_rank[0] for of_rank in of_ranks), strict=True)
@@ -193,17 +188,6 @@ def _latency(world: World) -> float:
         distributed.all_reduce_sum(torch.zeros(1))
         seconds.append(time.monotonic() - started)
     return statistics.median(seconds) / (2 * (world.size - 1))
-
-
-def _host_seconds_per_byte(world: World) -> float:
-    """Measure what a byte takes on links without a limit: the work of the processors, which share this machine."""
-    numbers, seconds = torch.zeros(_SUMMED), []
-    for _ in range(_SUMS):
-        distributed.barrier()
-        started = time.monotonic()
-        distributed.all_reduce_sum(numbers)
-        seconds.append(time.monotonic() - started)
-    return statistics.median(seconds) / (numbers.nbytes * 2 * (world.size - 1) / world.size)
 
 
 if __name__ == "__main__":

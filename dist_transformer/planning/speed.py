@@ -108,17 +108,14 @@ def communication_seconds(
     backend: Backend = "nccl",
     link_latency: float = LINK_LATENCY,
     network_latency: float = NETWORK_LATENCY,
-    host_seconds_per_byte: float = 0.0,
 ) -> float:
-    """Predict the communication time of one step: bytes ÷ the slowest link of the ring, latency of messages, host work.
+    """Predict the communication time of one step: its bytes ÷ the slowest link of the ring, and the messages' latency.
 
     The ring crosses each link once in each direction. Between nodes it uses the whole network of a node.
 
     Args:
         link_latency: seconds per message between two ranks of a node.
         network_latency: seconds per message between two nodes.
-        host_seconds_per_byte: processor time to copy and add each byte that is sent. gloo does this on the CPU, after
-            the transfer; NCCL does it on the GPU during the transfer.
     """
     world = nodes * gpus_per_node
     if world == 1:
@@ -128,8 +125,7 @@ def communication_seconds(
     # A ring over several nodes crosses the network once per node; the message that would close the ring is not sent.
     crossings = nodes - 1
     latency = crossings * network_latency + (world - 1 - crossings) * link_latency
-    sent_bytes = sent.bytes * (world - 1) / world
-    return sent_bytes * (1 / (link * 1e9) + host_seconds_per_byte) + sent.passes * latency
+    return sent.bytes * (world - 1) / world / (link * 1e9) + sent.passes * latency
 
 
 def traffic(zero: ZeroSettings, sizes: ModelSizes, *, precision: str, accumulation: int, backend: Backend) -> Traffic:

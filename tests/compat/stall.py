@@ -2,8 +2,8 @@
 
 python -m tests.compat.stall --data data/mine --json results/object_store.json
 
-Runs `tools/benchmark.py stall` with windows of one shard and an empty cache that holds 70% of the shards, so that each
-epoch fetches some anew. The server is on this machine: its disk and network are not those of a real store, but its
+Runs `tools/benchmark.py stall` with windows of one shard, none of which stays in memory, and an empty cache that holds
+70% of the shards, so that each epoch fetches some again. The server is on this machine: its disk and network are not those of a real store, but its
 delay is.
 """
 
@@ -35,7 +35,7 @@ def main() -> None:
             url = store.upload(arguments.data, "data")
             store.suffer("none", delay_seconds=arguments.delay)
             words = ["stall", "--data", url, "--preset", "base", f"--rate={arguments.rate:g}", "--json", arguments.json]
-            flags = ["--cache-gib", f"{room:.6f}", "--batch.window-shards", "1"]
+            flags = ["--cache-gib", f"{room:.6f}", "--memory-gib", "0", "--batch.window-shards", "1"]
             subprocess.run(
                 [programs / "python", ROOT / "tools" / "benchmark.py", *words, "--", *flags],
                 check=True,
