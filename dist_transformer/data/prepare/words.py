@@ -16,8 +16,8 @@ from dist_transformer.data.tokenizer import Tokenizer
 
 # Maximum words of a dictionary, about 30 MB. Beyond it, the less frequent words are removed, down to half this number.
 _MOST_WORDS = 2**17
-# Texts without spaces between words, such as Chinese, are encoded as a whole: after this number of words, the dictionary
-# is not used any more if more than half of the last block were new.
+# Texts without spaces between words, such as Chinese, are encoded as a whole: after this number of words, a dictionary
+# is no longer used if more than half of the last block were new.
 _TRIED_WORDS = 2**15
 
 

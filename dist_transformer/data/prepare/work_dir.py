@@ -7,7 +7,8 @@
     .NAME.partial/FINGERPRINT.data/    `data`, complete; the folder of its intermediate files is then removed
 
 Files are written under another name and renamed, so every existing file is complete. The processes of a killed
-preparation may live a moment longer. They write the same files as the next preparation, or into a folder that is not read.
+preparation may live a moment longer. They write the same files as the next preparation, or into an unused
+folder.
 """
 
 import contextlib
