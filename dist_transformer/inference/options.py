@@ -26,12 +26,12 @@ def add_device_option(
         several_processes: whether the command runs under a launcher.
     """
     devices = "cpu or cuda, or of a single process cuda:N" if several_processes else "cpu, cuda or cuda:N"
-    parser.add_argument("--device", metavar="D", help=f"{devices} (default: cuda where there is one)")
+    parser.add_argument("--device", metavar="D", help=f"{devices} (default: cuda if there is one)")
 
 
 def add_direction_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     parser.add_argument(
-        "--direction", metavar="SRC-TGT", help="direction, such as en-de (needed where the model has several)"
+        "--direction", metavar="SRC-TGT", help="direction, such as en-de (required if the model has several)"
     )
     parser.add_argument(
         "--tag", nargs="+", metavar="TAG", help="tags in front of every source (default: those of the direction)"

@@ -15,7 +15,7 @@ from dist_transformer.config.settings import ModelConfig
 
 
 def sinusoidal_positions(count: int, width: int) -> torch.Tensor:
-    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d)).
+    """Compute the table PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d)).
 
     Returns:
         float32, shape (count, width).
