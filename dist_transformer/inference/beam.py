@@ -290,7 +290,7 @@ class _Search:
         self.sentence_of_slot[slots] = _IDLE
 
     def _keep(self, kept_N: np.ndarray) -> None:
-        """Drop the other slots."""
+        """Keep these slots and drop the others."""
         order, moved = kept_slots(kept_N)
         self.sentence_of_slot = self.sentence_of_slot[order]
         rows = torch.from_numpy(order).to(self.device)
