@@ -49,7 +49,7 @@ class PackedTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedBatch:
-    """A micro-batch: sentence i of `source` pairs with sentence i of `target`. Both sides have as many offsets."""
+    """A micro-batch: sentence i of `source` pairs with sentence i of `target`. Both have the same number of offsets."""
 
     source: PackedTokens
     target: PackedTokens
@@ -71,7 +71,7 @@ class PackedBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Positions of sentences in buffers of one size, which are end to end themselves."""
+    """Positions of sentences in buffers of equal size, which are laid end to end."""
 
     starts: np.ndarray
     """Index of each sentence's first token."""

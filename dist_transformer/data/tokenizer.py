@@ -1,11 +1,11 @@
 """One joint byte-level BPE for both languages.
 
-Text is normalised (NFKC or NFC, and lowercase when asked) and cut into words, and each word's UTF-8 bytes are merged
-into pieces. All 256 bytes are in the vocabulary, so `<unk>` never occurs and decoding gives the normalised text back
-exactly. `tokenizer.json` alone states the normalisation, the rule for words and the tags.
+Text is normalised (NFKC or NFC, optionally lowercase) and split into words, and the UTF-8 bytes of each word are merged
+into pieces. All 256 bytes are in the vocabulary, so `<unk>` never occurs, and decoding returns exactly the normalised
+text. `tokenizer.json` holds everything: the normalisation, the rule for words and the tags.
 
-Tags, such as `<2de>`, are entries that no text is encoded to: they are put in front of a source as ids. Theirs follow
-those of the special tokens, in the order in which they were given.
+Tags, such as `<2de>`, are entries that no text is encoded to; they are put in front of a source as ids. Their ids
+follow those of the special tokens, in the order of the settings.
 """
 
 import functools
@@ -31,20 +31,22 @@ PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
 SMALLEST_VOCABULARY = len(SPECIALS) + 256
 
 Normalization = Literal["nfkc", "nfc"]
-"""nfkc turns variants of a character into the plain one, a full-width comma into `,` and ½ into 1⁄2; nfc keeps them."""
+"""Unicode normalization: nfkc replaces variants of a character, such as a full-width comma by `,` and ½ by 1⁄2; nfc
+keeps them."""
 DEFAULT_NORMALIZATION: Normalization = "nfkc"
 _FORMS: dict[Normalization, type[normalizers.Normalizer]] = {"nfkc": normalizers.NFKC, "nfc": normalizers.NFC}
 
-# A combining mark, or the zero-width (non-)joiner that many scripts write inside words: part of what it follows.
+# A combining mark, or the zero-width (non-)joiner that many scripts use inside words; it belongs to what it follows.
 _MARK = r"\p{M}\u200c\u200d"
-# Learning the vocabulary takes time in proportion to text times longest word, and the library caches words of less than
-# 256 bytes. 64 characters of 3 bytes are below that, and the longest run of 24,000 Chinese captions has 44.
+# Maximum characters per run. Learning the vocabulary takes time proportional to text times longest word, and the
+# library caches words of less than 256 bytes. 64 characters of 3 bytes are below that; the longest run in 24,000
+# Chinese captions has 44.
 _LONGEST_RUN = 64
-# Unicode's stream-safe format (UAX #15) allows 30 marks in succession, more than any language writes.
+# Maximum successive marks: Unicode's stream-safe format (UAX #15) allows 30, more than any language uses.
 _LONGEST_MARKS = 30
 # GPT-2's rule (English contractions; runs of letters, digits and other signs, each with the space before it; white
-# space), except that marks and joiners do not end a run, and that runs have a longest length. No run is cut before a
-# mark, unless more than 30 follow each other there.
+# space), except that marks and joiners do not end a run, and that runs have a maximum length. No run is cut before a
+# mark, unless there are more than 30 successive marks.
 _WORD = "|".join(
     (
         rf"'(?:[sdmt]|ll|ve|re)(?![{_MARK}])",
@@ -66,12 +68,15 @@ _WORDS = pre_tokenizers.Sequence(
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
     ]
 )
-# GPT-2's own rule, of tokenizers that earlier versions made. They keep it: their ids depend on it.
+# GPT-2's own rule. Tokenizers that earlier versions made keep it, because their ids depend on it.
 _FORMER_WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
 
 class Tokenizer:
-    """Text ↔ ids. Text that spells a special token or a tag, such as `</s>`, stays text: pieces, and it comes back."""
+    """Tokenizer between text and ids.
+
+    Text that spells a special token or a tag, such as `</s>`, is encoded as text, and decoding returns it.
+    """
 
     def __init__(
         self,
@@ -89,16 +94,16 @@ class Tokenizer:
         self.normalization: Normalization = normalization
         self.lowercase = lowercase
         self.tags: tuple[str, ...] = tuple(tags)
-        """In the order of their ids."""
+        """Tags of the vocabulary, in the order of their ids."""
         self.sha256: str = hashlib.sha256(file).hexdigest()
-        """Of the exact bytes of the file."""
+        """Hash of the exact bytes of the file."""
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
         """Read a file that `save` wrote.
 
         Raises:
-            UserError: the file is missing, or holds a tokenizer whose ids or decoding are not those described above.
+            UserError: the file is missing, or holds a tokenizer of another kind than this module describes.
         """
         try:
             file = read_small(path)
@@ -124,15 +129,16 @@ class Tokenizer:
 
     @property
     def text_rule(self) -> str:
-        """Of `normalize`, for reports: such as "NFKC, lowercase"."""
+        """Name of the normalisation for reports, such as "NFKC, lowercase"."""
         return self.normalization.upper() + ", lowercase" * self.lowercase
 
     def normalize(self, text: str) -> str:
-        """The text that decoding gives back. NFKC and NFC are the tokenizers library's, which follows Unicode 12."""
+        """Return the text that decoding gives back. The tokenizers library computes NFKC and NFC by Unicode 12."""
         return self._backend.normalizer.normalize_str(text)
 
     def tag_ids(self, tags: Sequence[str]) -> list[int]:
-        """
+        """Return the ids of tags.
+
         Raises:
             UserError: the vocabulary lacks a tag.
         """
@@ -145,7 +151,7 @@ class Tokenizer:
         return [len(SPECIALS) + self.tags.index(tag) for tag in tags]
 
     def tag_of(self, token: int) -> str | None:
-        """The tag of an id; None for the id of a piece of text or of a special token."""
+        """Return the tag of an id; None for a piece of text or a special token."""
         return self.tags[token - len(SPECIALS)] if len(SPECIALS) <= token < self._first_piece else None
 
     @property
@@ -153,27 +159,31 @@ class Tokenizer:
         return len(SPECIALS) + len(self.tags)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, no special token added."""
+        """Encode a text, without special tokens."""
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [row.ids for row in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def token_starts(self, text: str) -> list[int]:
-        """Where each token of a normalised text begins, in characters; tokens that begin within one share its place."""
+        """Return the index of the character where each token of a normalised text begins.
+
+        Tokens that begin within the same character share its index.
+        """
         return [start for start, _ in self._backend.encode(text, add_special_tokens=False).offsets]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; special tokens (ids 0 to 3) and tags are left out."""
+        """Decode ids to text; special tokens (ids 0 to 3) and tags are left out."""
         return self._backend.decode([i for i in ids if i >= self._first_piece], skip_special_tokens=False)
 
 
 @functools.lru_cache(maxsize=1)
 def _parse(file: bytes) -> Tokenizer:
-    """The tokenizer of a file's content. The last one is kept: each chunk and stage of a preparation asks for it.
+    """Parse the content of a file. The last result is cached, because every chunk and stage of a preparation needs it.
 
     Raises:
-        ValueError: it is none, or one of another kind; the message goes on after the file's name.
+        ValueError: the content is not a tokenizer of this kind; the message continues a sentence that begins with the
+            file's name.
     """
     check_tokenizer_file(file, (_WORD,))
     try:
@@ -190,8 +200,8 @@ def _parse(file: bytes) -> Tokenizer:
 
 
 def first_folded(text: str) -> str | None:
-    """The first character of `text` that NFKC replaces and NFC keeps, such as a full-width comma; None without one."""
-    # The quick check says "normalised already" of nearly every line of most languages.
+    """Return the first character of `text` that NFKC replaces and NFC keeps, such as a full-width comma, or None."""
+    # Nearly every line of most languages is normalised already, so the quick check pays.
     return None if unicodedata.is_normalized("NFKC", text) else next(filter(_is_folded, text), None)
 
 
@@ -209,14 +219,14 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Learn a joint vocabulary of at most `vocab_size` entries (special tokens, tags and bytes included).
 
-    A small text may give fewer: merges seen only once are not taken, for they would say nothing about other text. The
-    same texts and settings give the same file, byte for byte.
+    A small text may give fewer, because pairs that occur only once are not merged: they would not help with other text.
+    The same texts and settings give the same file, byte for byte.
 
     Raises:
-        UserError: `vocab_size` has no room for the special tokens, the tags and the 256 bytes, or a tag is none.
+        UserError: `vocab_size` has no room for the special tokens, the tags and the 256 bytes, or a tag is not valid.
     """
     check_vocabulary(vocab_size, tags)
-    # The trainer adds the tags when it is done: of those that are there before, it would learn pieces across words.
+    # The trainer adds the tags at its end. If they were in the pipeline before, it would learn pieces across words.
     backend = _pipeline(normalization, _WORDS, lowercase=lowercase)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -255,7 +265,8 @@ def _pipeline(
 
 
 def _tags_of(backend: Backend) -> tuple[str, ...]:
-    """
+    """Return the tags of a tokenizer.
+
     Raises:
         ValueError: the file has reserved entries that cannot be tags.
     """
@@ -264,12 +275,12 @@ def _tags_of(backend: Backend) -> tuple[str, ...]:
     try:
         check_tags(tags)
     except UserError as error:
-        raise ValueError(f"is no tokenizer that dist-transformer prepare trains ({error})") from None
+        raise ValueError(f"is a tokenizer of another kind than dist-transformer prepare trains ({error})") from None
     return tags
 
 
 def _settings_of(backend: Backend, tags: Sequence[str]) -> tuple[Normalization, bool] | None:
-    """Normalisation and lowercase of a tokenizer that this or an earlier version trained; None for any other."""
+    """Return normalisation and lowercase of a tokenizer that this or an earlier version trained; otherwise None."""
     frame = _frame(backend)
     for normalization, lowercase, words in itertools.product(_FORMS, (False, True), (_WORDS, _FORMER_WORDS)):
         if frame == _frame(_pipeline(normalization, words, lowercase=lowercase, tags=tags)):
@@ -278,7 +289,7 @@ def _settings_of(backend: Backend, tags: Sequence[str]) -> tuple[Normalization, 
 
 
 def _frame(backend: Backend) -> dict[str, Any]:
-    """Everything of a tokenizer but what training learns."""
+    """Return the state of a tokenizer without the parts that training learns."""
     state = json.loads(backend.to_str())
     return {key: value for key, value in state.items() if key not in ("version", "model")} | {
         "model": {key: value for key, value in state["model"].items() if key not in ("vocab", "merges")}

@@ -1,8 +1,8 @@
-"""What a tokenizer.json may hold, checked before the tokenizers library reads it.
+"""Checks of a tokenizer.json before the tokenizers library reads it.
 
-The library trusts its files: an id of 4·10⁹ makes it allocate until the process is killed, the data of a `Precompiled`
-normalizer can end it, and a regular expression can run for ever. So its parts must be of the few types that training
-writes, every expression one of ours, and ids must count the entries.
+The library trusts its files. An id of 4·10⁹ makes it allocate memory until the process is killed, the data of a
+`Precompiled` normalizer can crash it, and a regular expression can run for ever. So the parts of a file must be of the
+few types that training writes, every expression must be one of ours, and ids must number the entries.
 """
 
 from collections.abc import Collection
@@ -11,7 +11,7 @@ from typing import Any
 from dist_transformer.config.plain import parse_json
 
 LARGEST_VOCABULARY = 2**24
-# A piece of text has at most 64 characters and 30 marks, and each byte is spelled as one character.
+# A piece has at most 64 characters and 30 marks of text, and each byte of it is written as one character.
 _LONGEST_PIECE = 4 * 128
 
 _PARTS = {
@@ -43,13 +43,13 @@ _DECODERS = {"ByteLevel"}
 
 
 def check_tokenizer_file(content: bytes, patterns: Collection[str]) -> None:
-    """Refuse what the tokenizers library should not read.
+    """Refuse a file that the tokenizers library should not read.
 
     Args:
-        patterns: the regular expressions that may be there.
+        patterns: regular expressions that the file may contain.
 
     Raises:
-        ValueError: the message goes on after the file's name.
+        ValueError: the file is refused; the message continues a sentence that begins with the file's name.
     """
     try:
         parts = parse_json(content)
@@ -71,20 +71,20 @@ def check_tokenizer_file(content: bytes, patterns: Collection[str]) -> None:
 
 def _type_problem(part: Any, kinds: Collection[str], items: str | None, patterns: Collection[str]) -> str | None:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str) or part["type"] not in kinds:
-        return f"none of its parts is {_shown(part)}"
+        return f"it has the unknown part {_shown(part)}"
     if part["type"] == "Sequence":
         inner = part.get(items or "")
-        # Two are the most that training writes; a sequence in a sequence could be nested without end.
+        # Training writes two at most. Sequences within sequences could be nested without limit.
         if not isinstance(inner, list) or len(inner) > 2 or part.keys() != {"type", items}:
-            return f"none of its parts is {_shown(part)}"
+            return f"it has the unknown part {_shown(part)}"
         plain = [kind for kind in kinds if kind != "Sequence"]
         return next(filter(None, (_type_problem(one, plain, None, patterns) for one in inner)), None)
     for name, value in part.items():
         if name == "pattern":
             if not (isinstance(value, dict) and value.keys() == {"Regex"} and value["Regex"] in patterns):
-                return f"it does not cut words by {_shown(value)}"
+                return f"it splits words by {_shown(value)}"
         elif not isinstance(value, str | bool):
-            return f"no part has {name} {_shown(value)}"
+            return f"a part has {name} {_shown(value)}"
     return None
 
 
@@ -99,9 +99,9 @@ def _model_problem(model: Any) -> str | None:
 
 def _vocabulary_problem(vocab: Any) -> str | None:
     if not isinstance(vocab, dict) or len(vocab) > LARGEST_VOCABULARY:
-        return "its vocabulary is no table of pieces, or too large"
+        return "its vocabulary is not a table of pieces, or is too large"
     if any(type(number) is not int for number in vocab.values()):
-        return "an id is no number"
+        return "an id is not a number"
     if not all(0 <= number < len(vocab) for number in vocab.values()) or len({*vocab.values()}) != len(vocab):
         return f"its {len(vocab):,} entries do not have the ids 0 to {len(vocab) - 1:,}"
     if max(map(len, vocab), default=0) > _LONGEST_PIECE:
@@ -111,19 +111,19 @@ def _vocabulary_problem(vocab: Any) -> str | None:
 
 def _merges_problem(merges: Any, vocab: dict[str, int]) -> str | None:
     if not isinstance(merges, list) or len(merges) > len(vocab):
-        return "its merges are no list, or more than its entries"
+        return "its merges are not a list, or are more than its entries"
     for merge in merges:
-        # Versions of the library differ in how they write the two.
+        # Versions of the library write the two pieces in different ways.
         pair = merge.split(" ") if isinstance(merge, str) else merge
         fits = isinstance(pair, list) and len(pair) == 2 and all(isinstance(piece, str) for piece in pair)
         if not fits or not (pair[0] in vocab and pair[1] in vocab and pair[0] + pair[1] in vocab):
-            return f"the merge {_shown(merge)} is not of its entries"
+            return f"the merge {_shown(merge)} is not made of its entries"
     return None
 
 
 def _added_problem(added: Any, vocab: dict[str, int]) -> str | None:
     if not isinstance(added, list) or len(added) > len(vocab):
-        return "its added_tokens are no list, or more than its entries"
+        return "its added_tokens are not a list, or are more than its entries"
     for entry in added:
         if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
             return f"an added token is {_shown(entry)}"

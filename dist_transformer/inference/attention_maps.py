@@ -1,4 +1,4 @@
-"""What a model looks at: the attention weights of one sentence pair."""
+"""Attention weights of a model for one sentence pair."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from dist_transformer.packed import PackedTokens, pack_side
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionMaps:
-    """softmax(Q K^T / sqrt(d_k)) of every layer and head, fp32 on the CPU; every row sums to 1.
+    """Weights softmax(Q K^T / sqrt(d_k)) of every layer and head, fp32 on the CPU; every row sums to 1.
 
-    S = len(source) + 1 source tokens, `</s>` last; T = len(target) + 1 steps, of which the last makes `</s>`.
+    S = len(source) + 1 source tokens, `</s>` last; T = len(target) + 1 steps, the last of which produces `</s>`.
     """
 
     encoder_LHSS: torch.Tensor
     """Self-attention of the encoder."""
     decoder_LHTT: torch.Tensor
-    """Self-attention of the decoder: row i makes token i of `target </s>` and sees tokens 0 to i of `<s> target`."""
+    """Self-attention of the decoder: row i produces token i of `target </s>` and sees tokens 0 to i of `<s> target`."""
     cross_LHTS: torch.Tensor
     """Cross-attention of the decoder."""
 
@@ -33,8 +33,8 @@ def attention_maps(model: Transformer, source: Sequence[int], target: Sequence[i
     """Return the weights of every kind of attention while the model reads a sentence and `<s> target`.
 
     Args:
-        source: ids, without special tokens.
-        target: likewise; both with one special token fit the model's positions.
+        source: ids without special tokens.
+        target: ids without special tokens. Each side, with one special token, must fit the model's positions.
     """
     maps = _maps(model, source, target, "encoder", "decoder", "cross")
     return AttentionMaps(encoder_LHSS=maps["encoder"], decoder_LHTT=maps["decoder"], cross_LHTS=maps["cross"])
@@ -47,14 +47,14 @@ def cross_attention_maps(model: Transformer, source: Sequence[int], target: Sequ
 
 @torch.no_grad()
 def _maps(model: Transformer, source: Sequence[int], target: Sequence[int], *roles: Role) -> dict[Role, torch.Tensor]:
-    """Compute maps beside the model's own forward pass, from what its layers are given, so training pays nothing."""
+    """Compute the maps in hooks of the forward pass, from the inputs of its layers, so that training costs no more."""
     maps: dict[Role, list[torch.Tensor]] = {role: [] for role in roles}
 
     def keep(attention: MultiHeadAttention, inputs: tuple[torch.Tensor, torch.Tensor | None, AttentionLayout]) -> None:
         x_TD, memory_SD, layout = inputs
         maps[attention.role].append(attention.weights(x_TD, memory_SD, causal=layout.causal))
 
-    # Before the layer computes: that is when ZeRO-3 has gathered its parameters.
+    # The hooks run right before the layer computes, when ZeRO-3 has gathered its parameters.
     hooks = [attention.register_forward_pre_hook(keep) for attention in _attentions(model) if attention.role in maps]
     was_training = model.training
     model.eval()

@@ -1,7 +1,8 @@
-"""Which sentences are searched in together: of similar length, longest first, so that what does not fit fails early.
+"""Batches of sentences for decoding: of similar length, longest first, so that a lack of memory shows early.
 
-On a CPU a batch begins and ends together, and its steps get smaller as sentences are done. On CUDA a step is launched
-as a graph, of fixed shapes, so a batch is many sentences for a number of slots, and the next begins where one is done.
+On a CPU all sentences of a batch begin together, and its steps get smaller as sentences end. On CUDA a step is launched
+as a graph of fixed shapes. A batch then has more sentences than slots, and when a sentence ends, the next one takes its
+slot.
 """
 
 import itertools
@@ -10,30 +11,32 @@ from dataclasses import dataclass
 
 # A short sentence costs as much as this many tokens: its beams have logits and caches too.
 _LEAST_COST = 8
-# Lengths up to a power of 2 share a graph, lest there be many; below this one, the rest of a step costs more.
+# Lengths up to the same power of 2 share a graph, so that there are few graphs. Below this length, the rest of a step
+# costs more than attention.
 _LEAST_ROOM = 32
-# Sentences of a slot, after which another rank may take a batch: at the end of each, slots are idle.
+# Sentences per slot in a batch. More would leave fewer batches to share among ranks; fewer would leave slots idle more
+# often, because slots are idle at the end of each batch.
 _SENTENCES_OF_A_SLOT = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     places: list[int]
-    """Of its sentences in the input."""
+    """Places of its sentences in the input."""
     slots: int | None = None
-    """Sentences in search at a time; all of them when not given."""
+    """Sentences that are decoded at a time; None: all of them."""
 
 
 def make_batches(
     places: Sequence[int], lengths: Sequence[int], *, beam_size: int, max_tokens: int, refills: bool
 ) -> list[Batch]:
-    """Batches of the sentences at `places`; in whatever order these come, the batches are the same.
+    """Form batches of the sentences at `places`. The batches do not depend on the order of `places`.
 
     Args:
         lengths: tokens of all sentences of the input, with `</s>`.
-        max_tokens: padded tokens of the sentences in search at a time, times beam size; a sentence that alone has more
-            is searched in alone.
-        refills: whether the next sentence begins where one is done.
+        max_tokens: padded tokens of the sentences that are decoded at a time, times beam size. A longer sentence is
+            decoded alone.
+        refills: whether the next sentence takes the slot of one that ended.
     """
     places = sorted(places, key=lambda i: (-lengths[i], i))
     if not refills:
@@ -48,7 +51,7 @@ def make_batches(
 
 
 def _even_cuts(costs: Sequence[int], budget: int) -> list[slice]:
-    """No more than needed, but even ones: a few lines that are left over take as many steps as many do."""
+    """Cut into as few batches as possible, of even cost: a small rest would take as many steps as a full batch."""
     fewest = len(_cut(costs, budget))
     even = sum(costs) / max(1, fewest)
     while even < budget and len(_cut(costs, even)) > fewest:
@@ -57,7 +60,10 @@ def _even_cuts(costs: Sequence[int], budget: int) -> list[slice]:
 
 
 def _cut(costs: Sequence[int], budget: float) -> list[slice]:
-    """Parts of falling costs, in which none times the number of them is above the budget, unless it is alone."""
+    """Cut a list of falling costs so that highest cost times size of each part is within the budget.
+
+    A part of one sentence may exceed the budget.
+    """
     cuts, start = [], 0
     while start < len(costs):
         stop = start + max(1, int(budget // costs[start]))

@@ -2,9 +2,9 @@
 
     score(y) = log P(y | x) / lp(|y|),   lp(n) = ((5 + n) / 6)^α          (Wu et al. 2016, equation 14)
 
-|y| counts the `</s>`. Each step extends the k living hypotheses of a sentence and takes the best 2k extensions: those
-that end with `</s>` compete for the k finished places by score, the best k others live on. At most k extensions can
-end, so k always remain. Equal numbers are ordered by place in the beam, then by token id.
+|y| counts the `</s>`. Each step extends the k living hypotheses of a sentence and takes the best 2k extensions. Those
+that end with `</s>` compete for the k finished places by score, and the best k others are the next living hypotheses.
+At most k extensions can end, so k always remain. Equal numbers are ordered by place in the beam, then by token id.
 """
 
 import itertools
@@ -23,30 +23,30 @@ from dist_transformer.model.products import Linear
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import pack_side
 
-# Steps between looks at which sentences are done: on CUDA a look makes the host wait for the device.
+# Steps between checks for sentences that are done. On CUDA a check makes the host wait for the device.
 _STEPS_BETWEEN_LOOKS = {"cpu": 1, "cuda": 8}
-# Sizes where slots are refilled are multiples of this: a GPU's kernels read masks in such pieces.
+# With refilled slots, sizes are multiples of this, because GPU kernels read masks in pieces of this size.
 _MULTIPLE = 8
-# Steps before one is recorded as a CUDA graph, in which libraries set themselves up.
+# Steps before the recording of a CUDA graph, in which libraries initialize themselves.
 _WARM_UP_STEPS = 3
-# What hypotheses see of each other's tokens grows with its square: 0.4 GB for a sentence of 100 tokens.
+# The mask of the tokens that hypotheses see grows with the square of the beam: 0.4 GB for a sentence of 100 tokens.
 _LARGEST_BEAM = 1000
-# Marks a slot without a sentence.
+# Mark of a slot without a sentence.
 _IDLE = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BeamSettings:
-    """The paper's: beam 4, α 0.6, at most source length + 50."""
+    """Settings of beam search; the defaults are the paper's: beam 4, α 0.6, at most source length + 50."""
 
     beam_size: int = 4
-    """Hypotheses that live in each step; 1 is greedy search."""
+    """Living hypotheses in each step; 1 is greedy search."""
     length_penalty: float = 0.6
-    """α: 0 compares log probabilities, 1 nearly their mean a token."""
+    """Exponent α: 0 compares log probabilities, 1 compares nearly their mean per token."""
     max_extra_tokens: int = 50
-    """An output has at most so many tokens more than its source."""
+    """Maximum number of tokens that an output has more than its source."""
     nbest: int = 1
-    """Hypotheses returned for a sentence, best first."""
+    """Hypotheses returned per sentence, best first."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.beam_size <= _LARGEST_BEAM:
@@ -62,14 +62,14 @@ class BeamSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hypothesis:
-    """An output."""
+    """Output of a search or a sample."""
 
     tokens: list[int]
-    """Without `<s>` and `</s>`."""
+    """Token ids without `<s>` and `</s>`."""
     score: float
-    """log_probability / lp(len(tokens) + 1)."""
+    """Score log_probability / lp(len(tokens) + 1)."""
     log_probability: float
-    """Of the tokens and the `</s>`."""
+    """Log probability of the tokens and the `</s>`."""
 
 
 def beam_search(
@@ -81,24 +81,25 @@ def beam_search(
     never: Sequence[int] = (),
     linear: Linear = functional.linear,
 ) -> list[list[Hypothesis]]:
-    """The `nbest` best hypotheses of each source, best first.
+    """Search for the `nbest` best hypotheses of each source, best first.
 
-    A sentence's search ends when its best living hypothesis, were it to end at the longest length for free, could not
-    beat the hypotheses that would be returned: going on would not change them. An output has at most len(source) +
-    max_extra_tokens tokens; a hypothesis that reaches this must take `</s>` next, at the probability that the model
-    gives it, and then competes like any other. `<pad>`, `<unk>`, `<s>` and the tokens `never`, which are the
-    vocabulary's tags, are never chosen; the probabilities of the others stay the model's.
+    The search of a sentence ends when further steps cannot change its result: even if the best living hypothesis ended
+    at the maximum length without losing probability, it would not beat the hypotheses to be returned. An output has at
+    most len(source) + max_extra_tokens tokens. A hypothesis of this length must take `</s>` next, with the probability
+    that the model gives it, and then competes like any other. `<pad>`, `<unk>`, `<s>` and the tokens `never` (the
+    vocabulary's tags) are never chosen; the probabilities of the others stay the model's.
 
     Args:
         sources: token ids without special tokens, each shorter than the model's `max_positions`; they should be of
             similar length.
-        slots: search in so many sentences at a time, in their order; the next begins where one is done. Every step is
-            then the same work, on CUDA a graph. When not given, all begin together, and steps get smaller as sentences
-            are done.
-        linear: computes the products of each step.
+        slots: number of sentences to search at a time, in their order; the next one takes the slot of one that ended.
+            All steps then have the same shapes, and on CUDA they are a graph. None: all sentences begin together, and
+            steps get smaller as sentences end.
+        never: tokens that are never chosen.
+        linear: computes the matrix products of each step.
 
     Returns:
-        a list for each source, in order; fewer than `nbest` hypotheses only where there are no more so short ones.
+        One list per source, in order. It has fewer than `nbest` hypotheses only if no more exist within the length.
     """
     if not sources:
         return []
@@ -113,22 +114,22 @@ def beam_search(
 
 @dataclass(slots=True)
 class _Beams:
-    """Hypotheses of N slots: k that live, k that ended, best first; c = 2k candidates, room for C tokens.
+    """Hypotheses of N slots: k living and k ended ones, best first; c = 2k candidates, room for C tokens.
 
-    An idle slot's live at a probability of 0, as those of a sentence of which all have ended.
+    The living hypotheses of an idle slot have a probability of 0, like those of a sentence whose hypotheses all ended.
     """
 
     last_Nk: torch.Tensor
-    """The token that each living hypothesis takes next as input, `<s>` at first."""
+    """Next input token of each living hypothesis, initially `<s>`."""
     alive_NkC: torch.Tensor
     alive_logp_Nk: torch.Tensor
     ended_NkC: torch.Tensor
     ended_length_Nk: torch.Tensor
-    """With the `</s>`, which is not stored."""
+    """Lengths that count the `</s>`, which is not stored."""
     ended_logp_Nk: torch.Tensor
     ended_score_Nk: torch.Tensor
     limit_N: torch.Tensor
-    """Tokens of an output without `</s>`, at most."""
+    """Maximum tokens of an output, without `</s>`."""
 
     @classmethod
     def idle(cls, slots: int, beam_size: int, room: int, device: torch.device) -> "_Beams":
@@ -159,7 +160,7 @@ class _Beams:
 
 
 class _Search:
-    """N slots, in each a sentence in search, with k hypotheses."""
+    """Search in N slots, each with one sentence and its k hypotheses."""
 
     def __init__(
         self,
@@ -213,7 +214,7 @@ class _Search:
         return self.results
 
     def _begin(self, slots: np.ndarray) -> None:
-        """The next sentences take these slots; where there are no more, a slot stays idle."""
+        """Put the next sentences into these slots; slots stay idle when no sentence is left."""
         slots = slots[: len(self.waiting)]
         if not len(slots):
             return
@@ -252,7 +253,7 @@ class _Search:
         self.state.end_step(parent_Nk)
 
     def _add_ended(self, logp_Nc: torch.Tensor, parent_Nc: torch.Tensor, is_end_Nc: torch.Tensor) -> None:
-        """Candidates that end compete with those that ended before."""
+        """Let candidates that end compete with the hypotheses that ended before."""
         beams = self.beams
         length_N1 = (self.state.positions_N + 1).unsqueeze(1)
         score_Nc = torch.where(is_end_Nc, logp_Nc / self.penalties[length_N1], -torch.inf)
@@ -266,14 +267,14 @@ class _Search:
         ended_NkT.copy_(_rows(torch.cat([ended_NkT, _rows(alive_NkT, parent_Nc)], dim=1), order_Nk))
 
     def _done(self) -> torch.Tensor:
-        """Slots with results that can no longer change, shape (N,).
+        """Find the slots whose results can no longer change, shape (N,).
 
         log P only falls and lp only grows, so no descendant of the best living hypothesis scores more than its
         log P / lp(longest).
         """
         beams = self.beams
         bound_N = beams.alive_logp_Nk[:, 0] / self.penalties[beams.limit_N + 1]
-        # Not "≥": a model whose numbers are not finite must come to an end, too.
+        # Not "≥", because the search must also end if the numbers of a model are not finite.
         return ~(beams.ended_score_Nk[:, self.settings.nbest - 1] < bound_N)
 
     def _collect(self, slots: np.ndarray) -> None:
@@ -289,7 +290,7 @@ class _Search:
         self.sentence_of_slot[slots] = _IDLE
 
     def _keep(self, kept_N: np.ndarray) -> None:
-        """Drop the other slots."""
+        """Keep these slots and drop the others."""
         order, moved = kept_slots(kept_N)
         self.sentence_of_slot = self.sentence_of_slot[order]
         rows = torch.from_numpy(order).to(self.device)
@@ -298,7 +299,7 @@ class _Search:
 
 
 def _recorded(step: Callable[[], None], device: torch.device) -> Callable[[], object]:
-    """The step as a CUDA graph, which the host launches in one go. All slots are idle while it is recorded."""
+    """Record the step as a CUDA graph, which the host launches with one call. All slots are idle meanwhile."""
     with torch.cuda.device(device):
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -307,7 +308,7 @@ def _recorded(step: Callable[[], None], device: torch.device) -> Callable[[], ob
                 step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # Threads that pin memory or watch collectives go on.
+        # Other threads, which pin memory or watch collectives, are not affected by the recording.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             step()
     return graph.replay
@@ -318,10 +319,10 @@ def _rounded(size: int) -> int:
 
 
 def kept_slots(kept_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Lay out the slots that are kept: the last ones move to the places that become free, so that little is copied.
+    """Lay out the slots that are kept. The last ones move to the places that become free, so that little is copied.
 
     Returns:
-        the slot that each place holds from now on, and the places whose slot has moved.
+        The old slot of each place, and the places whose slot moved.
     """
     count = kept_N.sum()
     order = np.arange(count)
@@ -333,7 +334,7 @@ def kept_slots(kept_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def encode_sources(
     model: Transformer, sources: Sequence[Sequence[int]], room: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory of the sources, padded to `room` tokens, shape (n, S, D), and its additive mask, shape (n, 1, S)."""
+    """Encode the sources: memory padded to `room` tokens, shape (n, S, D), and its additive mask, shape (n, 1, S)."""
     lengths = np.array([len(source) + 1 for source in sources])
     tokens = np.fromiter(itertools.chain.from_iterable((*source, EOS_ID) for source in sources), dtype=np.int64)
     packed = pack_side(tokens, lengths, size=len(tokens), offset_count=len(sources) + 1, max_length=int(lengths.max()))
@@ -348,5 +349,5 @@ def encode_sources(
 
 
 def _rows(tokens_NjC: torch.Tensor, index_Nk: torch.Tensor) -> torch.Tensor:
-    """Histories `index` of each sentence, shape (N, k, C)."""
+    """Select the token rows `index` of each sentence, shape (N, k, C)."""
     return tokens_NjC.gather(1, index_Nk.unsqueeze(2).expand(-1, -1, tokens_NjC.shape[2]))

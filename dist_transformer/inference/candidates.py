@@ -1,7 +1,7 @@
-"""The best extensions of living hypotheses: softmax over the vocabulary, and the few largest of its values.
+"""Best extensions of living hypotheses: softmax over the vocabulary, and selection of its few largest values.
 
-The vocabulary makes the largest tensors of decoding. On a CPU, projection, softmax and selection take some rows at a
-time, which stay in the cache. Compiled code reads a row twice; torch's operators, elsewhere, do so many times.
+The tensors over the vocabulary are the largest ones of decoding. On a CPU, projection, softmax and selection process a
+few rows at a time, which stay in the cache. Compiled code reads a row twice; torch's operators read it many times.
 """
 
 import torch
@@ -11,10 +11,11 @@ from dist_transformer.data.tokenizer import EOS_ID, PAD_ID
 from dist_transformer.model import cpu_kernels
 from dist_transformer.model.products import Linear
 
-# Logits that are computed at a time. On a CPU torch's operators read them many times, so 2 MB of fp32 stay in the cache
-# of a core. Compiled code reads them twice, and the product is faster with more rows. So it is on a GPU.
+# Logits that are computed at a time. On a CPU torch's operators read them many times, so 2 MB of fp32 should stay in
+# the cache of a core. Compiled code reads them only twice, and the matrix product is faster with more rows. The same
+# holds on a GPU.
 _ELEMENTS = {"cpu": 2**19, "compiled": 2**22, "cuda": 2**31}
-# Values of which one stands for all while the largest are looked for.
+# Values per block in the search for the largest values: only the maximum of a block is compared at first.
 _BLOCK = 64
 
 
@@ -28,19 +29,21 @@ def best_extensions(
     never: torch.Tensor,
     ends_only_N: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Select the `count` most probable extensions of each sentence's k hypotheses; equal ones by hypothesis and token.
+    """Select the `count` most probable extensions of each sentence's k hypotheses.
+
+    Extensions of equal probability are ordered by hypothesis, then by token.
 
     Args:
-        hidden_BD: of the hypotheses, sentence-major: (N · k, D).
-        weight_VD: of the output projection.
+        hidden_BD: hidden states of the hypotheses, sentence-major: (N · k, D).
+        weight_VD: weight of the output projection.
         alive_logp_Nk: log probability of the hypotheses.
         linear: computes the projection.
         never: tokens that are not chosen; the probabilities of the others stay the model's.
-        ends_only_N: bool; sentences whose hypotheses are of full length and may only take `</s>`.
+        ends_only_N: bool; sentences whose hypotheses have the maximum length and may only take `</s>`.
 
     Returns:
-        log probability with the extension, hypothesis and token, each of shape (N, count); where there are not so
-        many, a log probability of -inf.
+        Log probability with the extension, hypothesis and token, each of shape (N, count). If there are fewer
+        extensions, the rest has a log probability of -inf.
     """
     sentences, beam = alive_logp_Nk.shape
     vocabulary = len(weight_VD)
@@ -53,7 +56,7 @@ def best_extensions(
     value_NkX, token_NkX = value_BX.view(sentences, beam, -1), token_BX.view(sentences, beam, -1)
     end_Nk = end_B.view(sentences, beam)
     value_NkX, token_NkX = _replace_by_ends(value_NkX, token_NkX, end_Nk, ends_only_N)
-    # Of the best of each hypothesis the best of the sentence.
+    # The best of a sentence are among the best of its hypotheses.
     value_NX, order_NX = (value_NkX + alive_logp_Nk.unsqueeze(2)).flatten(1).sort(dim=1, descending=True, stable=True)
     order_Nc = order_NX[:, :count]
     return value_NX[:, :count], order_Nc // value_NkX.shape[2], token_NkX.flatten(1).gather(1, order_Nc)
@@ -81,7 +84,7 @@ def _select(
 def _replace_by_ends(
     value_NkX: torch.Tensor, token_NkX: torch.Tensor, end_Nk: torch.Tensor, ends_only_N: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`</s>` and no other extension for the sentences of full length."""
+    """Replace the extensions of sentences of maximum length by `</s>` alone."""
     only_end = functional.pad(end_Nk.unsqueeze(2), (0, value_NkX.shape[2] - 1), value=-torch.inf)
     only_token = torch.full_like(token_NkX, PAD_ID)
     only_token[:, :, 0] = EOS_ID
@@ -90,10 +93,10 @@ def _replace_by_ends(
 
 
 def largest(values_RV: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` largest fp32 values of each row and their places; equal values in order of place.
+    """Select the `count` largest fp32 values of each row and their places; equal values in order of place.
 
-    Blocks are ordered by their maxima, and where these are equal by place: whatever lies outside of the first `count`
-    blocks has, in each of these, a value that comes before it. The host looks at no value.
+    Blocks are ordered by their maxima, and by place if these are equal. Each of the first `count` blocks has a value
+    that comes before any value of the other blocks, so only these blocks are searched. The host reads no value.
     """
     blocks = values_RV.shape[1] // _BLOCK
     if blocks < 4 * count:
@@ -103,7 +106,7 @@ def largest(values_RV: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
     chosen_Rc1 = _order(body_RbX.amax(2), count).sort(dim=1).values.unsqueeze(2)
     inside_RcX = body_RbX.gather(1, chosen_Rc1.expand(-1, -1, _BLOCK))
     places_RcX = chosen_Rc1 * _BLOCK + torch.arange(_BLOCK, device=values_RV.device)
-    # The vocabulary's end that fills no block takes part whole.
+    # The end of the vocabulary, which does not fill a block, takes part as a whole.
     tail = torch.arange(blocks * _BLOCK, values_RV.shape[1], device=values_RV.device)
     values = torch.cat([inside_RcX.flatten(1), values_RV[:, blocks * _BLOCK :]], dim=1)
     places = torch.cat([places_RcX.flatten(1), tail.expand(len(values_RV), -1)], dim=1)
@@ -112,9 +115,10 @@ def largest(values_RV: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
 
 
 def _order(values_RX: torch.Tensor, count: int) -> torch.Tensor:
-    """Places of the largest, shape (R, count), by distinct int64 keys: `topk` promises no order among equal values.
+    """Find the places of the largest values, shape (R, count).
 
-    The bits of fp32 numbers, read as integers, are in order for positive numbers and in reverse for negative ones.
+    They are compared by distinct int64 keys, because `topk` promises no order among equal values. The bits of fp32
+    numbers, read as integers, are in order for positive numbers and in reverse order for negative ones.
     """
     bits = values_RX.contiguous().view(torch.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)

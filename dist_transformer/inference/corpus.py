@@ -1,15 +1,15 @@
-"""Files of any size to one file, on any number of ranks, and after a kill from where it stopped.
+"""Translation of files of any size into one file, on any number of ranks; a killed translation resumes.
 
-    OUT.parts/manifest.json    what the translation is made from, and how
-    OUT.parts/000000 …         translations of each chunk, a fixed number of lines of the inputs
+    OUT.parts/manifest.json    inputs, model and settings of the translation
+    OUT.parts/000000 …         translations of each chunk, a fixed number of input lines
     OUT.parts/lock             held by rank 0 while it runs
-    OUT.parts/failed           a rank has failed, the others stop
-    OUT.parts/whole            the chunks in one file; renamed, it is OUT
-    OUT.parts/complete         `whole` is all there, here or as OUT
+    OUT.parts/failed           a rank has failed, so the others stop
+    OUT.parts/whole            all chunks in one file, which is renamed to OUT
+    OUT.parts/complete         `whole` is complete, under this name or as OUT
 
-Chunks are the same on any number of ranks, and batches are formed inside of a chunk, so the output is the same too.
-Every rank reads the inputs and translates the chunks that are its own: nothing is sent between ranks, and a rank holds
-one chunk in memory.
+The chunks do not depend on the number of ranks, and batches are formed within a chunk, so the output does not depend on
+it either. Every rank reads the inputs and translates its own chunks. Ranks exchange no text, and each of them holds one
+chunk in memory.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ _SECONDS_BETWEEN_REPORTS = 30.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CorpusJob:
-    """What is translated, and into which file."""
+    """Inputs, output and settings of a translation."""
 
     model: Path
     inputs: Sequence[Path]
@@ -60,7 +60,7 @@ class CorpusJob:
     chunk_lines: int
     """Input lines that a rank translates and keeps at a time."""
     settings: dict[str, Any]
-    """JSON values by their flags; a change to one of these may change the output."""
+    """Settings that may change the output: JSON values by flag."""
 
     def __post_init__(self) -> None:
         if self.output.suffix in _COMPRESSED:
@@ -76,14 +76,14 @@ class CorpusJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Start:
-    """What all ranks begin with."""
+    """State at the start, equal on all ranks."""
 
     lines: int
-    """Of all inputs."""
+    """Lines of all inputs."""
     sizes: tuple[int, ...]
     """Lines of each chunk."""
     finished: frozenset[int]
-    """Chunks that an earlier start has translated."""
+    """Chunks that an earlier start translated."""
 
 
 def translate_corpus(
@@ -91,15 +91,18 @@ def translate_corpus(
     translate: Callable[[list[str], int], Sequence[Translation]],
     text_of: Callable[[int, Translation], str],
 ) -> None:
-    """Translate the inputs into the output. Collective: every rank must call it, with the same job.
+    """Translate the inputs into the output.
+
+    Collective: every rank must call it.
 
     Args:
-        translate: gives the translations of some lines; the number is that of the first of them, from 0.
-        text_of: writes the translation of the line of a number.
+        job: the same on every rank.
+        translate: returns the translations of lines; its second argument is the number of the first line, from 0.
+        text_of: formats the translation of a line; its first argument is the number of the line, from 0.
 
     Raises:
-        UserError: on every rank alike: the output exists, was begun otherwise, or is being written; an input is unfit;
-            a rank cannot translate or write.
+        UserError: the output exists, was started with other inputs or settings, or is being written; an input is
+            unfit; a rank cannot translate or write. The error is the same on every rank.
     """
     with contextlib.ExitStack() as held:
         start = broadcast_object(on_all_ranks(lambda: _begin(job, held) if rank() == 0 else None))
@@ -115,23 +118,23 @@ def translate_corpus(
 
 
 def _begin(job: CorpusJob, held: contextlib.ExitStack) -> _Start | None:
-    """Take the folder of parts, and find what is there; None when the output is complete.
+    """Lock the folder of parts and find the finished chunks. Return None if the output is complete.
 
     Args:
-        held: gets the lock of the folder.
+        held: receives the lock of the folder.
     """
     if not job.parts.exists():
         _refuse_existing(job)
-    # Before anything is made, and before hours of work: a line that is not UTF-8 may be the last.
+    # All lines are read before anything is written and before hours of work, because the last one may not be UTF-8.
     lines = sum(1 for _ in _lines(job))
     with _explained(job):
         _lock(job, held)
         if (job.parts / _COMPLETE).exists() and job.output.exists() and not (job.parts / _WHOLE).exists():
-            # Killed between the last two steps.
+            # An earlier start was killed between its last two steps.
             remove_tree(job.parts)
             _report(f"{job.output} is complete")
             return None
-        # Another command may have ended since.
+        # Another command may have written the output since the first check.
         _refuse_existing(job)
         identity = _identity(job, lines)
         if (job.parts / _MANIFEST).exists():
@@ -142,7 +145,7 @@ def _begin(job: CorpusJob, held: contextlib.ExitStack) -> _Start | None:
         sizes = [min(job.chunk_lines, lines - first) for first in range(0, lines, job.chunk_lines)]
         finished = _finished(job)
     if finished:
-        _report(f"continues {job.output}: {sum(sizes[chunk] for chunk in finished):,} of {lines:,} lines are there")
+        _report(f"resumes {job.output}: {sum(sizes[chunk] for chunk in finished):,} of {lines:,} lines are done")
     return _Start(lines=lines, sizes=tuple(sizes), finished=finished)
 
 
@@ -152,7 +155,7 @@ def _lock(job: CorpusJob, held: contextlib.ExitStack) -> None:
     make_folder(job.parts)
     names = {path.name for path in job.parts.iterdir()}
     if _MANIFEST not in names and names - {_LOCK} and not all(name.startswith(".") for name in names - {_LOCK}):
-        raise UserError(f"{job.parts} holds other files than a translation: choose another --output, or remove it")
+        raise UserError(f"{job.parts} holds files that are not of a translation: choose another --output, or remove it")
     try:
         held.enter_context(exclusive(job.parts / _LOCK, wait=False))
     except BlockingIOError:
@@ -167,7 +170,7 @@ def _refuse_existing(job: CorpusJob) -> None:
 
 
 def _identity(job: CorpusJob, lines: int) -> dict[str, Any]:
-    """All that the output is made from, as JSON values."""
+    """Describe everything that determines the output, as JSON values."""
     status = [(os.path.abspath(path), path.stat()) for path in job.inputs]
     return {
         "version": __version__,
@@ -179,9 +182,10 @@ def _identity(job: CorpusJob, lines: int) -> dict[str, Any]:
 
 
 def _require_same(job: CorpusJob, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """
+    """Compare the manifest with the job.
+
     Raises:
-        UserError: the parts were made from something else; what differs is named.
+        UserError: they differ; the message names each difference.
     """
     other = []
     if before["version"] != now["version"]:
@@ -197,8 +201,8 @@ def _require_same(job: CorpusJob, before: dict[str, Any], now: dict[str, Any]) -
             other.append(_difference(flag, was, is_now))
     if other:
         raise UserError(
-            f"{job.parts} was begun {' and '.join(other)}: give what it was begun with to continue it, or remove that "
-            "folder to begin anew"
+            f"{job.parts} was started {' and '.join(other)}: give what it was started with to resume it, or remove "
+            "that folder to start again"
         )
 
 
@@ -215,12 +219,12 @@ def _translate_share(
     translate: Callable[[list[str], int], Sequence[Translation]],
     text_of: Callable[[int, Translation], str],
 ) -> None:
-    """Translate and keep this rank's share of the chunks that are not there, every n-th of them on n ranks."""
+    """Translate and write this rank's share of the missing chunks: every n-th of them on n ranks."""
     try:
         with _explained(job):
             for chunk, lines in _share(job, start):
                 if (job.parts / _FAILED).exists():
-                    # That rank says why.
+                    # The failed rank reports the error.
                     return
                 first = chunk * job.chunk_lines
                 translations = translate(lines, first)
@@ -236,13 +240,13 @@ def _translate_share(
 
 
 def _share(job: CorpusJob, start: _Start) -> Iterator[tuple[int, list[str]]]:
-    """Chunks of this rank, by number, with their lines; reports how far all ranks are between them."""
+    """Yield the number and lines of each chunk of this rank. Report the progress of all ranks in between."""
     lines, left, began = _lines(job), itertools.count(), time.monotonic()
     reported = began
     for chunk, size in enumerate(start.sizes):
         held = list(itertools.islice(lines, size))
         if len(held) < size:
-            raise UserError(f"the inputs of {job.output} have changed meanwhile: remove {job.parts} and begin anew")
+            raise UserError(f"the inputs of {job.output} have changed meanwhile: remove {job.parts} and start again")
         if chunk in start.finished or next(left) % world_size() != rank():
             continue
         yield chunk, held
@@ -278,13 +282,13 @@ def _finished(job: CorpusJob) -> frozenset[int]:
 
 @contextlib.contextmanager
 def _explained(job: CorpusJob) -> Iterator[None]:
-    """Turn what the system refuses into a UserError."""
+    """Turn an OSError into a UserError with a remedy."""
     try:
         yield
     except OSError as error:
         raise UserError(
             f"{job.output} cannot be written ({error.strerror or error}): check the place, its rights, its free space, "
-            "and that all nodes see it; the same command then continues"
+            "and that all nodes see it; the same command then resumes"
         ) from None
 
 

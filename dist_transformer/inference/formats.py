@@ -1,8 +1,8 @@
-"""Translations as lines of a file: plain text, or the best few of each line in one of three formats.
+"""Translations as lines of a file: plain text, or the n best of each line in one of three formats.
 
-moses   NUMBER ||| TEXT ||| SCORE, a line for each translation, best first
-tsv     NUMBER, RANK, SCORE and TEXT between tabs, a line for each translation; a tab in a text is a space
-jsonl   {"line": NUMBER, "translations": [{"text": TEXT, "score": SCORE}, ...]}, a line for each input line
+moses   NUMBER ||| TEXT ||| SCORE, one line per translation, best first
+tsv     NUMBER, RANK, SCORE and TEXT separated by tabs, one line per translation; a tab in a text becomes a space
+jsonl   {"line": NUMBER, "translations": [{"text": TEXT, "score": SCORE}, ...]}, one line per input line
 
 Numbers count input lines, and ranks a line's translations, from 0.
 """
@@ -19,12 +19,12 @@ FORMATS = ("moses", "tsv", "jsonl")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputFormat:
-    """How the translations of a line are written."""
+    """Output format of the translations of a line."""
 
     nbest: str | None = None
-    """One of `FORMATS`; the best translation as plain text when not given."""
+    """One of `FORMATS`; None: the best translation as plain text."""
     noise_seed: int | None = None
-    """Add noise to the plain text, by this seed."""
+    """Seed of the noise that is added to the plain text; None: no noise."""
 
     def __post_init__(self) -> None:
         if self.nbest not in (None, *FORMATS):
@@ -33,10 +33,10 @@ class OutputFormat:
             raise UserError("noise is added to the best translation alone: leave out --nbest or --noise")
 
     def text_of(self, number: int, translation: Translation) -> str:
-        """Give the lines of one input line.
+        """Return the output of one input line.
 
         Args:
-            number: of the input line, from 0.
+            number: number of the input line, from 0.
         """
         match self.nbest:
             case None if self.noise_seed is not None:

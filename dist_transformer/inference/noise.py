@@ -1,22 +1,21 @@
-"""Noise on translations, so that text that is translated back teaches more (Edunov et al. 2018, section 3).
+"""Noise on translations, which makes back-translated text more useful for training (Edunov et al. 2018, section 3).
 
-Each word is dropped with probability 0.1, each that is left becomes a blank with probability 0.1, and words change
-places, none by more than 3: word i is sorted by i + u, u uniform from 0 to 4 (Lample et al. 2018), so that a
-word passes only those that are at most 3 places away.
+Each word is dropped with probability 0.1. Each remaining word becomes a blank with probability 0.1. Then words move by
+at most 3 places: word i is sorted by i + u, with u uniform from 0 to 4 (Lample et al. 2018), so that a word passes only
+words that are at most 3 places away.
 """
 
 import numpy as np
 
 BLANK = "<BLANK>"
-"""Stands in place of a word."""
+"""Replacement of a word."""
 _DROPPED, _BLANKED, _DISTANCE = 0.1, 0.1, 3
 
 
 def add_noise(text: str, *, seed: int, line: int) -> str:
-    """Add noise to a text, by chance that is a pure function of the seed and of its line's number.
+    """Add noise to a text. The noise is a pure function of the text, the seed and the line number.
 
-    Words are what stands between white space, so a text without spaces is one word. Of a text with words one word is
-    left at least.
+    White space separates words, so a text without spaces is one word. At least one word of a text remains.
     """
     words = text.split()
     if not words:

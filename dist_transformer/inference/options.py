@@ -20,18 +20,18 @@ def add_model_option(parser: argparse.ArgumentParser, *, required: bool = True) 
 def add_device_option(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, several_processes: bool = False
 ) -> None:
-    """Add `--device`, which `find_device` takes.
+    """Add `--device`, an argument of `find_device`.
 
     Args:
         several_processes: whether the command runs under a launcher.
     """
     devices = "cpu or cuda, or of a single process cuda:N" if several_processes else "cpu, cuda or cuda:N"
-    parser.add_argument("--device", metavar="D", help=f"{devices} (default: cuda where there is one)")
+    parser.add_argument("--device", metavar="D", help=f"{devices} (default: cuda if there is one)")
 
 
 def add_direction_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     parser.add_argument(
-        "--direction", metavar="SRC-TGT", help="direction, such as en-de (needed where the model has several)"
+        "--direction", metavar="SRC-TGT", help="direction, such as en-de (required if the model has several)"
     )
     parser.add_argument(
         "--tag", nargs="+", metavar="TAG", help="tags in front of every source (default: those of the direction)"
@@ -45,13 +45,14 @@ def add_decoding_options(parser: argparse.ArgumentParser | argparse._ArgumentGro
     option("--beam", "hypotheses in search; 1 is greedy (default 4)", type=int, default=4, metavar="K")
     option("--length-penalty", "exponent of the length penalty (default 0.6)", type=float, default=0.6, metavar="A")
     option("--max-extra-tokens", "longest output: source tokens + N (default 50)", type=int, default=50, metavar="N")
-    option("--precision", "of the model (default fp32)", choices=tuple(PRECISIONS), default="fp32")
+    option("--precision", "arithmetic of the model (default fp32)", choices=tuple(PRECISIONS), default="fp32")
     defaults = f"default {BATCH_TOKENS['cpu']} on a CPU, {BATCH_TOKENS['cuda']} on a GPU"
     option("--batch-tokens", f"padded source tokens of a batch times beam ({defaults})", type=int, metavar="N")
 
 
 def decoding_flags(arguments: argparse.Namespace) -> list[str]:
-    """Name the given flags of `add_decoding_options` and `add_device_option`: those that are not at their defaults."""
+    """List the flags of `add_direction_options`, `add_decoding_options` and `add_device_option` that have no default
+    value."""
     parser = argparse.ArgumentParser(add_help=False)
     add_direction_options(parser)
     add_decoding_options(parser)
@@ -70,7 +71,8 @@ def beam_settings(arguments: argparse.Namespace, *, nbest: int = 1) -> BeamSetti
 
 
 def as_dtype(precision: str) -> torch.dtype:
-    """
+    """Return the dtype of a precision by name.
+
     Raises:
         UserError: there is no such precision.
     """

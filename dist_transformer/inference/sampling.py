@@ -1,14 +1,14 @@
-"""Sampling: each token of a translation is drawn from the model, as back-translation wants it.
+"""Sampling: each token of a translation is drawn from the model, for back-translation.
 
     P(token) ∝ p(token)^(1 / temperature)   among the top_k most probable tokens
 
-Text that is translated back teaches more when it is drawn than when it is the best found: without a limit, or from the
-10 most probable tokens (Edunov et al. 2018, section 3).
+Back-translated text is more useful for training if it is sampled, without a limit or from the 10 most probable tokens,
+than if it is the result of beam search (Edunov et al. 2018, section 3).
 
-Chance is a pure function of the seed and of a sentence's key, its line and part: token t takes the t-th number of a
-generator of the sentence's own. So a sentence has the same sample in any batch, on any number of ranks. Candidates lie
-side by side in the order of their ids, not of their probabilities: rounding moves a border between two of them by its
-own size, and changes a sample only where a number falls so close to a border.
+Random numbers are a pure function of the seed and of a sentence's key (its line and part). Each sentence has its own
+generator, whose t-th number draws token t. So a sentence has the same sample in any batch and on any number of ranks.
+The intervals of the candidates are ordered by token id, not by probability. A rounding error then moves the border
+between two candidates only by its own size, and changes a sample only if a random number is that close to a border.
 """
 
 from collections.abc import Sequence
@@ -25,19 +25,19 @@ from dist_transformer.inference.candidates import largest
 from dist_transformer.model.products import Linear
 from dist_transformer.model.transformer import Transformer
 
-# Logits that are computed at a time; without top_k each takes 28 bytes.
+# Logits that are computed at a time; without top_k each of them takes 28 bytes.
 _ELEMENTS = {"cpu": 2**19, "cuda": 2**27}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingSettings:
-    """From which tokens to draw, and with which numbers."""
+    """Seed of the random numbers, and the distribution to draw from."""
 
     seed: int = 1
     top_k: int | None = None
-    """Draw from the so many most probable tokens; from all when not given."""
+    """Number of most probable tokens to draw from; None: all."""
     temperature: float = 1.0
-    """Below 1 probable tokens become more probable, above 1 less."""
+    """Divisor of the log probabilities: below 1 probable tokens become more probable, above 1 less."""
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -61,17 +61,18 @@ def sample(
 ) -> list[Hypothesis]:
     """Draw one output for each source, in order.
 
-    `<pad>`, `<unk>`, `<s>` and the tokens `never`, which are the vocabulary's tags, are never drawn. An output of
+    `<pad>`, `<unk>`, `<s>` and the tokens `never` (the vocabulary's tags) are never drawn. An output of
     len(source) + max_extra_tokens tokens must end.
 
     Args:
         sources: token ids without special tokens, each shorter than the model's `max_positions`.
-        keys: a name of each sentence, which chance goes by.
-        length_penalty: exponent of the penalty in the score, as in beam search; it has no part in what is drawn.
-        linear: computes the products of each step.
+        keys: key of each sentence, which seeds its random numbers.
+        length_penalty: exponent of the penalty in the score, as in beam search; it does not affect the samples.
+        never: tokens that are never drawn.
+        linear: computes the matrix products of each step.
 
     Returns:
-        outputs with their log probabilities under the model, all tokens and no temperature considered.
+        Outputs with their log probabilities under the model, over all tokens and without temperature.
     """
     if not sources:
         return []
@@ -85,7 +86,7 @@ def sample(
 
 
 class _Sampler:
-    """Sentences that begin together; those that are done leave the batch."""
+    """Sampling of sentences that begin together; those that are done leave the batch."""
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class _Sampler:
     def _draw(
         self, hidden_ND: torch.Tensor, numbers_N: torch.Tensor, ends_only_N: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and their log probabilities under the model, each of shape (N,)."""
+        """Draw tokens; return them and their log probabilities under the model, each of shape (N,)."""
         rows = max(1, _ELEMENTS[self.device.type] // self.model.config.vocab_size)
         tokens, values = [], []
         for hidden_RD, numbers_R, ends_R in zip(
@@ -163,10 +164,11 @@ class _Sampler:
 
 
 def draw(logp_RV: torch.Tensor, numbers_R: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
-    """Draw a token from each row of log probabilities, -inf for tokens that must not be drawn; shape (R,).
+    """Draw one token from each row of log probabilities, shape (R,).
 
     Args:
-        numbers_R: fp64, from 0 to below 1; the share of the probabilities that lies before the drawn token's own.
+        logp_RV: log probabilities; -inf for tokens that must not be drawn.
+        numbers_R: fp64 random numbers in [0, 1): the point of the cumulative distribution that selects the token.
     """
     vocabulary = logp_RV.shape[1]
     if settings.top_k is None or settings.top_k >= vocabulary:
@@ -174,7 +176,7 @@ def draw(logp_RV: torch.Tensor, numbers_R: torch.Tensor, settings: SamplingSetti
     else:
         token_RX = largest(logp_RV, settings.top_k)[1].sort(dim=1).values
         value_RX = logp_RV.gather(1, token_RX)
-    # The largest becomes 1 first: at a low temperature all powers would be 0.
+    # The largest is scaled to 1 first; otherwise all powers would be 0 at a low temperature.
     power_RX = ((value_RX - value_RX.amax(1, keepdim=True)).double() / settings.temperature).exp()
     sums_RX = power_RX.cumsum(1)
     place_R1 = (sums_RX <= numbers_R.unsqueeze(1) * sums_RX[:, -1:]).sum(1, keepdim=True)

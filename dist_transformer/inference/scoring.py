@@ -1,7 +1,7 @@
-"""How probable a model finds given translations: log p(target | source), alone or on any number of ranks.
+"""Log probability of given translations under a model, log p(target | source), on one or several ranks.
 
-A target is read in one pass, as in training: no search, no label smoothing, and no rule of search, such as its refusal
-to emit `<unk>`, changes the model's distribution.
+A target is read in one pass, as in training. The distribution is the model's own: without label smoothing, and without
+the rules of search, such as never to choose `<unk>`.
 """
 
 import itertools
@@ -20,9 +20,9 @@ from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedTokens, pack_side
 from dist_transformer.runtime.distributed import broadcast_object, gather_objects, on_all_ranks, rank, world_size
 
-# Tokens of a batch, of the longer side of each pair.
+# Tokens per batch, counted on the longer side of each pair.
 SCORED_TOKENS = {"cpu": 4096, "cuda": 32768}
-# Batches are formed from so many lines, and so many are held in memory.
+# Lines that are held in memory, and from which batches are formed.
 _LINES_AT_ONCE = 10_000
 
 IdPair = tuple[list[int], list[int]]
@@ -30,12 +30,12 @@ IdPair = tuple[list[int], list[int]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairScore:
-    """The log-probability of one target, given its source."""
+    """Log probability of one target, given its source."""
 
     log_probability: float
     """Natural logarithm of p(target `</s>` | source): the sum over tokens."""
     token_log_probabilities: tuple[float, ...]
-    """One for each of `tokens`."""
+    """Natural logarithm of the probability of each of `tokens`."""
     tokens: tuple[int, ...]
     """Ids of the target, `</s>` last."""
 
@@ -50,20 +50,22 @@ def score_pairs(
     tags: Sequence[str] = (),
     max_batch_tokens: int | None = None,
 ) -> list[PairScore]:
-    """Score `targets[i]` as a translation of `sources[i]`. Collective: every rank must call it, with the same lines.
+    """Score `targets[i]` as a translation of `sources[i]`.
+
+    Collective: every rank must call it. All ranks must give the same lines.
 
     Batches are formed from all pairs, sorted by length, and the ranks share them. So the scores do not depend on the
     number of ranks, and every rank gets all of them. An empty line is `</s>` alone.
 
     Args:
-        model: in evaluation mode.
-        tags: of the vocabulary, in front of every source.
-        max_batch_tokens: tokens of a batch, counted on the longer side of each pair; a default for the device when not
-            given. A pair that alone has more is a batch of its own.
+        model: model in evaluation mode.
+        tags: tags of the vocabulary, in front of every source.
+        max_batch_tokens: tokens per batch, counted on the longer side of each pair; None: a default for the device. A
+            longer pair is a batch of its own.
 
     Raises:
-        UserError: on every rank alike; before anything is computed when a pair has more tokens than the model has
-            positions, by the number of its line, from 1.
+        UserError: a pair has more tokens than the model has positions; the message gives the number of its line, from
+            1, and nothing is computed. Or a rank failed. The error is the same on every rank.
     """
     pairs = _encode(tokenizer, sources, targets, tags)
     _refuse_long(model, pairs, first_line=1)
@@ -73,7 +75,10 @@ def score_pairs(
 def score_ids(
     model: Transformer, pairs: Sequence[IdPair], *, device: torch.device, max_batch_tokens: int | None = None
 ) -> list[PairScore]:
-    """As `score_pairs`, from ids without special tokens that fit the model's positions."""
+    """Score pairs as `score_pairs` does, from ids without special tokens that fit the model's positions.
+
+    Collective: every rank must call it.
+    """
 
     def read(logits_TV: torch.Tensor, labels_T: torch.Tensor) -> torch.Tensor:
         return logits_TV.log_softmax(-1).gather(1, labels_T.unsqueeze(1)).squeeze(1)
@@ -93,10 +98,12 @@ def read_targets(
     device: torch.device,
     max_batch_tokens: int | None = None,
 ) -> list[list[float]]:
-    """Give a number for each target token, `</s>` last, of each pair, after one pass over it. A collective.
+    """Compute one number per target token of each pair, `</s>` last, in one pass over the pair.
+
+    Collective: every rank must call it.
 
     Args:
-        read: numbers of shape (T,) from logits, shape (T, V), and the ids that follow, shape (T,).
+        read: computes the numbers, shape (T,), from logits, shape (T, V), and the target ids, shape (T,).
     """
     limit = SCORED_TOKENS[device.type] if max_batch_tokens is None else max_batch_tokens
     if limit < 1:
@@ -127,14 +134,15 @@ def score_files(
     tags: Sequence[str] = (),
     max_batch_tokens: int | None = None,
 ) -> Iterator[list[PairScore]]:
-    """As `score_pairs`, for files of any size: the scores of 10,000 lines at a time, in order.
+    """Score files of any size as `score_pairs` does; yield the scores of 10,000 lines at a time, in order.
 
-    The files are read twice: all of their lines are checked before the first is scored.
+    Collective: every rank must call it. The files are read twice, because all lines are checked before the first one
+    is scored.
 
     Raises:
-        UserError: as `score_pairs`, or a file cannot be read, or cannot be read twice, or their lengths differ.
+        UserError: `score_pairs` failed, or a file cannot be read, or cannot be read twice, or their lengths differ.
     """
-    # One rank reads: the text is the same for all even when a file changes meanwhile.
+    # Only one rank reads, so that all ranks have the same text even if a file changes meanwhile.
     on_all_ranks(lambda: _check_files(model, tokenizer, files, tags) if rank() == 0 else None)
     chunks = _chunks(files)
     while chunk := broadcast_object(on_all_ranks(lambda: next(chunks, []) if rank() == 0 else [])):
@@ -168,7 +176,7 @@ def _encode(tokenizer: Tokenizer, sources: Sequence[str], targets: Sequence[str]
 
 
 def longest_line(model: Transformer) -> int:
-    """Return the most tokens of a source or a target: `</s>` and `<s>` take a position each."""
+    """Return the maximum tokens of a source or a target; `</s>` and `<s>` take one position each."""
     return model.config.max_positions - 1
 
 
@@ -183,7 +191,7 @@ def _refuse_long(model: Transformer, pairs: Sequence[IdPair], *, first_line: int
 
 
 def _make_batches(pairs: Sequence[IdPair], max_tokens: int) -> list[list[int]]:
-    """Places of pairs of similar length, longest first, so that what does not fit fails early."""
+    """Group pairs of similar length, by place; longest first, so that a lack of memory shows early."""
     batches: list[list[int]] = []
     tokens = max_tokens
     for i in sorted(range(len(pairs)), key=lambda i: (-len(pairs[i][1]), -len(pairs[i][0]), i)):
@@ -203,7 +211,7 @@ def _read_batch(
     read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     device: torch.device,
 ) -> list[float]:
-    """Read every target token, `</s>` of each sentence included, end to end."""
+    """Compute the numbers of all target tokens of a batch, end to end; `</s>` ends each sentence."""
     source = _side([[*source, EOS_ID] for source, _ in batch]).to(device)
     target = _side([[BOS_ID, *target] for _, target in batch]).to(device)
     labels_T = torch.tensor([i for _, target in batch for i in (*target, EOS_ID)], device=device)

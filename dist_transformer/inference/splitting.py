@@ -1,4 +1,4 @@
-"""Texts that are longer than a model translates at once: cut into parts, and their translations joined."""
+"""Splitting of texts that are too long for a model into parts, and joining of the translations."""
 
 import itertools
 import re
@@ -8,28 +8,30 @@ from collections.abc import Iterator, Sequence
 from dist_transformer.data.tokenizer import Tokenizer
 
 LEAST_LIMIT = 4
-"""Tokens of a part that any character fits: the bytes of the longest one in UTF-8."""
+"""Smallest limit that every character fits: the most bytes of a character in UTF-8, and so the most tokens."""
 
-# Han, kana, and the signs written with them: no space stands between sentences of these.
+# Han, kana, and the signs written with them; there is no space between their sentences.
 _UNSPACED = "\u3000-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff"
 _UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED}]")
-# Signs that end a sentence, closing quotes and brackets after them, white space. Linear: it matches wherever it begins.
+# Signs that end a sentence, then closing quotes and brackets, then white space. Search takes linear time, because the
+# expression matches wherever its first sign occurs.
 _STOP = re.compile(r"""[.!?…。｡！？।॥؟۔።။។]+["'”’»›」』）)\]]*(?P<space>\s*)""")
-# Without white space after them, these end a sentence too; a full stop may be within a number.
+# These end a sentence even without white space after them; a full stop may be part of a number.
 _SURE_STOPS = frozenset("。｡！？।॥؟۔።။។")
 _JOINERS = "\u200c\u200d"
-# Characters per token that a first look at a long sentence allows for; it doubles until it is enough.
+# Characters per token in the first look ahead into a long sentence; the look-ahead doubles until it is enough.
 _LOOK_AHEAD = 2
 
 
 def split_text(text: str, tokenizer: Tokenizer, limit: int) -> list[str]:
-    """Cut a text at the ends of its sentences, and sentences of more than `limit` tokens where the limit is reached.
+    """Cut a text into its sentences, and sentences of more than `limit` tokens into smaller parts.
 
     The parts hold all of the text in order, except white space between them. A long sentence is cut at the last white
-    space within the limit. Without one, it is cut between two characters, and before no combining mark if possible.
+    space within the limit. Without white space, it is cut between two characters, if possible not before a combining
+    mark.
 
     Args:
-        limit: Tokens of a part, at least `LEAST_LIMIT`.
+        limit: maximum tokens per part, at least `LEAST_LIMIT`.
 
     Returns:
         Parts of at most `limit` tokens, none of them blank; a part of a long sentence is normalised.
@@ -56,7 +58,7 @@ def _sentences(text: str) -> list[str]:
     for stop in _STOP.finditer(text):
         following = text[stop.end() : stop.end() + 1]
         if stop["space"] or not _SURE_STOPS.isdisjoint(stop.group()) or _UNSPACED_CHARACTER.match(following):
-            # Dots in a row, ". . .", belong to the sentence before them.
+            # Spaced dots, ". . .", belong to the sentence before them.
             if len(ends) > 1 and stop.start() == ends[-1]:
                 ends.pop()
             ends.append(stop.end())
@@ -79,7 +81,7 @@ def _next_visible(text: str, start: int) -> int:
 
 
 def _part_length(text: str, start: int, tokenizer: Tokenizer, limit: int) -> int:
-    """Characters of the part that begins at `start`."""
+    """Count the characters of the part that begins at `start`."""
     size = _LOOK_AHEAD * limit
     # Not the whole rest of the text: a long one would be encoded once per part.
     while len(token_starts := tokenizer.token_starts(text[start : start + size])) <= limit:
@@ -88,7 +90,7 @@ def _part_length(text: str, start: int, tokenizer: Tokenizer, limit: int) -> int
         size *= 2
     ahead = text[start : start + size]
     length = _best_place(ahead, token_starts[limit])
-    # A word that is cut has other pieces at times, and may have more of them.
+    # A cut word may have other pieces, and more of them.
     for tokens in range(limit - 1, 0, -1):
         if len(tokenizer.encode(ahead[:length].rstrip())) <= limit:
             break
@@ -97,7 +99,7 @@ def _part_length(text: str, start: int, tokenizer: Tokenizer, limit: int) -> int
 
 
 def _best_place(text: str, longest: int) -> int:
-    """The last white space up to `longest`; otherwise the last character there that is no mark; at least 1."""
+    """Find the last white space up to `longest`, otherwise the last character that is not a mark; at least 1."""
     places = range(longest, 0, -1)
     spaces = (place for place in places if text[place].isspace())
     others = (place for place in places if not (unicodedata.category(text[place])[0] == "M" or text[place] in _JOINERS))

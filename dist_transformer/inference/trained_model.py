@@ -1,4 +1,4 @@
-"""A model folder, loaded: translate, score and look at attention from Python."""
+"""A trained model in memory: translate, score and read attention from Python."""
 
 import os
 from collections.abc import Sequence
@@ -24,23 +24,23 @@ from dist_transformer.runtime.device import find_device
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attention:
-    """softmax(Q Kᵀ / √d_k) of every layer and head, fp32 on the CPU; every row sums to 1.
+    """Weights softmax(Q Kᵀ / √d_k) of every layer and head, fp32 on the CPU; every row sums to 1.
 
     L layers, H heads, S = len(source) pieces, T = len(target) pieces; both end with `</s>`.
     """
 
     source: list[str]
-    """Pieces of the source as a reader knows them: a space is `▁`."""
+    """Pieces of the source in readable form: a space is `▁`."""
     target: list[str]
-    """Row i of `decoder` and `cross` is the step that makes `target[i]`."""
+    """Pieces of the target: row i of `decoder` and `cross` is the step that produces `target[i]`."""
     seen: list[str]
-    """Columns of `decoder`: what its steps have seen, `<s>` first."""
+    """Columns of `decoder`: the decoder's input pieces, `<s>` first."""
     encoder: torch.Tensor
     """Self-attention of the encoder, shape (L, H, S, S)."""
     decoder: torch.Tensor
     """Self-attention of the decoder, shape (L, H, T, T): zero above the diagonal."""
     cross: torch.Tensor
-    """What each step looks at in the source, shape (L, H, T, S)."""
+    """Attention of each step to the source, shape (L, H, T, S)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +66,20 @@ class TrainedModel:
         """Load a model folder.
 
         Args:
-            path: what `average` wrote.
-            device: `cpu`, `cuda` or `cuda:N`; not given: a GPU where there is one.
+            path: folder that `average` wrote.
+            device: `cpu`, `cuda` or `cuda:N`; default: a GPU if there is one.
             precision: `fp32` or `bf16`.
-            direction: such as `en-de`; needed where the model has several.
-            tags: in front of every source, in place of the direction's.
+            direction: direction such as `en-de`; required if the model has several.
+            tags: tags in front of every source, instead of the direction's.
 
         Raises:
-            UserError: the folder is no sound model, the device cannot be used, or there is no such direction.
+            UserError: the model folder is damaged, the device cannot be used, or there is no such direction.
         """
         where = find_device(device)
         model, tokenizer, info = load_model(Path(path), where, as_dtype(precision))
         return cls(model, tokenizer, info.facing(direction, tags), where)
 
-    # A text is a sequence of texts, too: the first that fits is meant.
+    # A str is also a sequence of str, so overloads overlap; the first match applies.
     @overload
     def translate(  # type: ignore[overload-overlap]
         self,
@@ -129,12 +129,13 @@ class TrainedModel:
         """Translate lines by beam search, as the command `translate` does.
 
         Args:
-            lines: one line gives one text, several lines a list; a blank line gives a blank one.
-            beam: hypotheses in search; 1 is greedy.
-            nbest: give the best `nbest` of each line, best first, with their scores: log p / ((5 + length) / 6) to the
-                power of `length_penalty`.
-            max_extra_tokens: an output has at most so many tokens more than its source.
-            batch_tokens: padded source tokens of a batch times beam; a default for the device when not given.
+            lines: a str for one line, which returns a str, or a list of lines; a blank line gives a blank one.
+            beam: living hypotheses of the search; 1 is greedy.
+            nbest: return the best `nbest` translations per line, best first, with their scores: log p divided by
+                ((5 + length) / 6) to the power of `length_penalty`.
+            length_penalty: exponent of the length penalty.
+            max_extra_tokens: maximum number of tokens that an output has more than its source.
+            batch_tokens: padded source tokens of a batch times beam; None: a default for the device.
 
         Raises:
             UserError: a setting out of range, or weights that are not finite.
@@ -162,14 +163,14 @@ class TrainedModel:
         return texts[0] if isinstance(lines, str) else texts
 
     def score(self, src: Sequence[str], tgt: Sequence[str], *, batch_tokens: int | None = None) -> list[PairScore]:
-        """Give log p(tgt[i] | src[i]), the sum and each token's, in natural logarithms.
+        """Compute log p(tgt[i] | src[i]) as a sum and per token, in natural logarithms.
 
         Raises:
             UserError: the lists differ in length, or a line has more tokens than the model has room for.
         """
         _refuse_text(src=src, tgt=tgt)
         if len(src) != len(tgt):
-            raise UserError(f"src has {len(src):,} lines and tgt {len(tgt):,}: give as many")
+            raise UserError(f"src has {len(src):,} lines and tgt {len(tgt):,}: give equally many")
         return score_pairs(
             self.model,
             self.tokenizer,
@@ -181,7 +182,7 @@ class TrainedModel:
         )
 
     def attention(self, src: str, tgt: str) -> Attention:
-        """Give the attention of every layer and head while the model reads `src` and makes `tgt`.
+        """Return the attention of every layer and head while the model reads `src` and produces `tgt`.
 
         Raises:
             UserError: a sentence has more tokens than the model has room for.
@@ -204,7 +205,7 @@ class TrainedModel:
 
 
 def _refuse_text(**arguments: object) -> None:
-    """A text is a sequence of texts to Python, each of one character."""
+    """Refuse a str where a list of lines is expected: Python would read it as a list of characters."""
     for name, value in arguments.items():
         if isinstance(value, str):
             raise UserError(f"{name} is a text: give a list of lines")

@@ -1,4 +1,4 @@
-"""Lines of text to lines of text: tokens, batches of similar length, beam search, text; alone or dealt over ranks."""
+"""Translation of lines of text: tokens, batches of similar length, beam search, text; on one or several ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from dist_transformer.model.products import Products
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.distributed import gather_objects, on_all_ranks, rank, world_size
 
-# Padded source tokens times beam size. CPU: `base` in fp32 decodes 5.5, 5.6 and 5.9 sentences a CPU second at 4,096,
+# Padded source tokens times beam size. CPU: `base` in fp32 decodes 5.5, 5.6 and 5.9 sentences per CPU second at 4,096,
 # 8,192 and 16,384, where outputs as long as their sources take 0.4 GB. CUDA, by calculation: 2,048 hypotheses of
 # sentences of up to 31 tokens, for which `base` in bf16 keeps 2.3 GB, and 0.8 GB for the probabilities of 37k words.
 BATCH_TOKENS = {"cpu": 16384, "cuda": 65536}
-# Whether the next sentence begins where one is done. On a CPU that took 1.5 times as long as steps that get smaller:
-# all of them attend to the room of the longest.
+# Whether the next sentence takes the slot of one that ended. On a CPU this took 1.5 times as long as steps that get
+# smaller, because every step attends to the room of the longest sentence.
 _REFILLS = {"cpu": False, "cuda": True}
 
 
@@ -30,19 +30,19 @@ class ScoredText:
     """One line: line breaks are spaces."""
     score: float
     tokens: tuple[int, ...]
-    """Ids without special tokens; of a split line, those of all parts."""
+    """Ids without special tokens; for a split line, those of all parts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:
-    """A line that was too long to translate whole."""
+    """Note about a line that was too long to translate as a whole."""
 
     line: int
     """Number of the line, from 1."""
     limit: int
-    """Tokens of the longest source that is translated whole."""
+    """Maximum tokens of a source that is translated as a whole."""
     parts: int
-    """Parts that were translated one by one, and joined."""
+    """Number of parts that were translated one by one and joined."""
 
     def __str__(self) -> str:
         return f"line {self.line} has more than {self.limit} tokens: its {self.parts} parts were translated one by one"
@@ -53,7 +53,8 @@ class Translation:
     """Translation of one line; a blank line has one empty hypothesis."""
 
     hypotheses: tuple[ScoredText, ...]
-    """Best first, at least one. Of a split line, the k-th joins the k-th of each part; its score is their mean."""
+    """At least one hypothesis, best first. For a split line, the k-th joins the k-th of each part; its score is their
+    mean."""
     split: Split | None = None
 
     @property
@@ -65,20 +66,21 @@ _EMPTY = (ScoredText(text="", score=0.0, tokens=()),)
 
 
 class Translator:
-    """Translates with one model.
+    """Translator with one model.
 
     Batches are formed from the whole input, sorted by length, so the same lines give the same batches in any order and
     on any number of ranks.
 
     Args:
-        settings: of the search; a sample takes its longest length and its length penalty.
-        sampling: draw each translation from the model in place of a search.
-        tags: of the vocabulary, in front of every source and of every part of a line that is split.
-        max_batch_tokens: padded source tokens of the sentences in search at a time, times beam size; a default for the
-            device when not given.
-        max_source_tokens: longer lines are split (`split_text`), their parts translated one by one and joined; when
-            not given, what leaves positions for an output of max_extra_tokens more, and half of the positions at least.
-        products: of the model, whose weights must not change while they are used; its own when not given.
+        settings: settings of the search; sampling uses its maximum length and its length penalty.
+        sampling: draw each translation from the model, instead of a search.
+        tags: tags of the vocabulary, in front of every source and of every part of a split line.
+        max_batch_tokens: padded source tokens of the sentences that are decoded at a time, times beam size; None: a
+            default for the device.
+        max_source_tokens: longer lines are split (`split_text`), and their parts are translated one by one and joined.
+            None: as many as leave positions for an output of `max_extra_tokens` more, but at least half of the
+            positions.
+        products: packed weights of the model, which must not change during use; None: new ones.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class Translator:
         products: Products | None = None,
     ) -> None:
         self.prefix = tokenizer.tag_ids(tags)
-        # The source's `</s>` and the target's `<s>` take a position, and so does each tag.
+        # The source's `</s>`, or the target's `<s>`, takes a position, and so does each tag.
         positions = model.config.max_positions - 1 - len(self.prefix)
         self.model, self.tokenizer, self.settings = model.to(device), tokenizer, settings
         self.sampling = sampling
@@ -109,23 +111,25 @@ class Translator:
         if not LEAST_LIMIT <= self.max_source_tokens <= positions:
             raise UserError(
                 f"max_source_tokens is {self.max_source_tokens}: "
-                f"give {LEAST_LIMIT} to {positions:,}, for the model has {model.config.max_positions:,} positions"
+                f"give {LEAST_LIMIT} to {positions:,}, because the model has {model.config.max_positions:,} positions"
             )
 
     def translate(self, lines: Sequence[str], *, first: int = 0) -> list[Translation]:
-        """A translation for each line, in order.
+        """Translate each line, in order.
 
         Args:
-            first: number of the first line, from 0, where these are a part of a longer text.
+            first: number of the first line, from 0, if the lines are a part of a longer text.
         """
         sources, places = self._sources(lines)
         return self._assemble(places, self._decode(self._batches(sources), sources, places, first), first)
 
     def translate_distributed(self, lines: Sequence[str]) -> list[Translation]:
-        """The same on every rank, from the same lines on every rank; each rank decodes its share of the batches.
+        """Translate as `translate` does; each rank decodes its share of the batches, and all get all translations.
+
+        Collective: every rank must call it. All ranks must give the same lines.
 
         Raises:
-            UserError: on every rank, when decoding failed on one.
+            UserError: decoding failed on some rank; the error is the same on every rank.
         """
         sources, places = self._sources(lines)
         share = self._batches(sources)[rank() :: world_size()]
@@ -136,11 +140,11 @@ class Translator:
         return self._assemble(places, everything, 0)
 
     def source_ids(self, line: str) -> list[int]:
-        """What the model reads of a line that is translated whole, without the `</s>`."""
+        """Return the ids that the model reads of a line that is translated as a whole, without the `</s>`."""
         return [*self.prefix, *self.tokenizer.encode(line)]
 
     def _sources(self, lines: Sequence[str]) -> tuple[list[list[int]], list[range]]:
-        """Tokens of everything to decode, and which of these each line has: none, itself, or its parts."""
+        """Return the tokens of all sources to decode, and the range of them per line: none, the line, or its parts."""
         sources: list[list[int]] = []
         places = []
         for line, ids in zip(lines, self.tokenizer.encode_batch(list(lines)), strict=True):
@@ -165,7 +169,7 @@ class Translator:
     def _decode(
         self, batches: list[Batch], sources: Sequence[list[int]], places: Sequence[range], first: int
     ) -> dict[int, tuple[ScoredText, ...]]:
-        # A source's line and its part of that line: chance goes by them.
+        # The line and part of each source, which seed its random numbers.
         keys = [(line, part) for line, parts in enumerate(places, first) for part in range(len(parts))]
         decoded = {}
         for batch in batches:
@@ -222,7 +226,7 @@ class Translator:
 
 
 def _joined(parts: Sequence[tuple[ScoredText, ...]]) -> tuple[ScoredText, ...]:
-    """The best of all parts, the second best, and so on; as many as the part with the fewest has."""
+    """Join the best hypotheses of all parts, the second best, and so on, as many as every part has."""
     return tuple(
         ScoredText(
             text=join_texts([one.text for one in alike]),

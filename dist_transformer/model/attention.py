@@ -3,9 +3,9 @@
     Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V
 
 Only attention knows where sentences begin and end. On a CPU with a compiler, and on CUDA in half precision, kernels
-read the offsets: our own, or on CUDA for longer sentences FlashAttention as `torch.nn.attention.varlen`. Elsewhere the
-sentences are split into groups of similar length, each padded and computed with plain matrix products. All give the
-same numbers to rounding.
+read the offsets of the sentences. These kernels are our own; longer sentences on CUDA use FlashAttention through
+`torch.nn.attention.varlen`. Elsewhere the sentences are split into groups of similar length, and each group is padded
+and computed with plain matrix products. All paths give the same numbers up to rounding.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,22 +24,23 @@ from dist_transformer.model.dropout import dropout
 from dist_transformer.model.products import Linear
 from dist_transformer.packed import PackedTokens
 
-# A group's sentences are at least this share of its longest. A pack of 4,096 tokens of mixed text then has 5 groups; at
-# 0.8 it has 12, and calls on small matrices cost more than padding. Target tokens per CPU second of `tiny` at 0.4, 0.5,
-# 0.6, 0.7, 0.8: 5,598, 6,062, 5,948, 6,061, 5,776 (medians of six rounds in turns on a busy AMD EPYC, 2026-11-22).
+# Each sentence of a group has at least this share of the group's longest length. A pack of 4,096 tokens of mixed text
+# then has 5 groups; at 0.8 it has 12, and calls on small matrices cost more than padding. Target tokens per CPU second
+# of `tiny` at 0.4, 0.5, 0.6, 0.7, 0.8: 5,598, 6,062, 5,948, 6,061, 5,776 (medians of six interleaved rounds on a busy
+# AMD EPYC, 2026-11-22).
 _GROUP_FILL = 0.5
 # Keys of a group are padded to a multiple of this: softmax on a CPU takes 10 times as long on rows of fewer than 16.
 _KEY_MULTIPLE = 16
-# Tokens of the longest sentence for our own kernel on a GPU. It was measured up to 192, where it takes a third of the
-# other's time; its work grows with the square, in tiles that become too small.
+# Tokens of the longest sentence that our own GPU kernel takes. It was measured up to 192 tokens, where it takes a third
+# of FlashAttention's time. Its work grows with the square of the length, and its small tiles then become a drawback.
 _SHORT = 512
 
 
 class _MoveRows(torch.autograd.Function):
-    """Gather rows forwards and gather rows backwards: `index` and `back` are each other's inverse where rows matter.
+    """Gather rows in the forward pass, and gather them back in the backward pass.
 
-    Padding rows repeat row 0 and are masked, so their gradient is zero and may be dropped; the scatter-add that
-    autograd would run is slower.
+    `index` and `back` are inverse to each other on real rows. Padding rows repeat row 0 and are masked, so their
+    gradient is zero and can be dropped. The scatter-add that autograd would run is slower.
     """
 
     @staticmethod
@@ -78,19 +79,22 @@ class _Group:
     queries: int
     keys: int
     mask_B1QK: torch.Tensor
-    """Additive: 0 where a query may look, -inf where not."""
+    """Additive mask: 0 where a query sees the key, -inf elsewhere."""
 
 
 Kernel = Literal["packed", "varlen", "groups"]
-"""What computes attention: see above. The first two read offsets, so their work has one shape whatever is packed."""
+"""The implementation of attention (see the module docstring).
+
+"packed" and "varlen" read offsets, so the shapes of their tensors do not depend on the sentences in the pack.
+"""
 
 
 def kernel_for(weight: torch.Tensor, head_width: int, *, longest: int) -> Kernel:
-    """Choose for plain scores without dropout.
+    """Choose the kernel for plain scores without dropout.
 
     Args:
-        weight: any of the model's, for its device and type.
-        longest: no sentence has more tokens.
+        weight: any weight of the model; its device and dtype count.
+        longest: upper bound of the tokens per sentence.
     """
     if weight.device.type != "cuda":
         return "packed" if weight.device.type == "cpu" and cpu_kernels.takes(weight.dtype) else "groups"
@@ -98,12 +102,12 @@ def kernel_for(weight: torch.Tensor, head_width: int, *, longest: int) -> Kernel
         return "groups"
     if longest <= _SHORT and packed_attention.gpu_takes(head_width):
         return "packed"
-    # What FlashAttention 2 takes.
+    # The head widths that FlashAttention 2 supports.
     return "varlen" if head_width <= 256 and head_width % 8 == 0 else "groups"
 
 
 class AttentionLayout:
-    """Which query token sees which key tokens; computed once per micro-batch and shared by all layers."""
+    """Visibility of key tokens for each query token, computed once per micro-batch and shared by all layers."""
 
     def __init__(self, queries: PackedTokens, keys: PackedTokens, *, causal: bool, kernel: Kernel) -> None:
         self.causal = causal
@@ -117,7 +121,7 @@ class AttentionLayout:
         device = queries.tokens_T.device
         query_lengths, key_lengths = queries.lengths, keys.lengths
         if len(query_lengths) == 0:
-            # A pack of weight zero still runs, so that every rank computes the same collectives.
+            # A pack of weight zero still runs, so that every rank calls the same collectives.
             query_lengths = key_lengths = np.ones(1, dtype=np.int64)
         members = list(_similar_lengths(query_lengths, key_lengths))
         query_widths = [int(query_lengths[rows].max()) for rows in members]
@@ -131,7 +135,10 @@ class AttentionLayout:
 
 
 def _similar_lengths(query_lengths: np.ndarray, key_lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Split sentences, longest first, where the shortest would fill less than `_GROUP_FILL` of the group's width."""
+    """Group the sentences, longest first.
+
+    A new group begins where a sentence would fill less than `_GROUP_FILL` of the group's width.
+    """
     both = query_lengths + key_lengths
     order = np.argsort(-both, kind="stable")
     start = 0
@@ -168,15 +175,15 @@ def _make_group(key_lengths: np.ndarray, queries: int, keys: int, causal: bool, 
 
 
 Role = Literal["encoder", "decoder", "cross"]
-"""Where attention is used: self-attention of the encoder or of the decoder, or cross-attention."""
+"""Use of the attention: self-attention of the encoder, self-attention of the decoder, or cross-attention."""
 
 
 @ATTENTIONS.register("softmax")
 class MultiHeadAttention(nn.Module):
     """MultiHead(Q, K, V) = Concat(head_1, …, head_h) W^O (section 3.2.2).
 
-    A variant is a subclass, registered in `ATTENTIONS`. It may override `adjust_scores`, which takes part in training,
-    in decoding and in attention maps alike, and add parameters in `__init__` and `reset_parameters`.
+    A variant is a subclass, registered in `ATTENTIONS`. It may override `adjust_scores`, which training, decoding and
+    attention maps all call. It may add parameters in `__init__` and `reset_parameters`.
     """
 
     def __init__(self, config: ModelConfig, role: Role) -> None:
@@ -185,13 +192,13 @@ class MultiHeadAttention(nn.Module):
         self.heads, self.head_width = config.heads, config.attention_head_width
         self.dropout = config.attention_dropout
         inner = self.heads * self.head_width
-        # W^Q, W^K and W^V in one matrix: one product in self-attention.
+        # W^Q, W^K and W^V are one matrix, so self-attention needs one product.
         self.qkv_weight = nn.Parameter(torch.empty(3 * inner, config.width))
         self.qkv_bias = nn.Parameter(torch.empty(3 * inner))
         self.output = nn.Linear(inner, config.width)
 
     def reset_parameters(self) -> None:
-        """Xavier uniform for each of the four matrices, zero biases."""
+        """Initialize each of the four matrices by Xavier uniform, and the biases to zero."""
         for weight in (*self.qkv_weight.chunk(3), self.output.weight):
             nn.init.xavier_uniform_(weight)
         nn.init.zeros_(self.qkv_bias)
@@ -202,29 +209,30 @@ class MultiHeadAttention(nn.Module):
     ) -> torch.Tensor:
         """Change Q K^T / sqrt(d_k) before the mask and the softmax: a hook for subclasses.
 
-        A subclass that overrides it computes its scores by plain matrix products everywhere, because fused kernels
-        have no place for it: slower on a GPU in half precision, and without --compile.
+        A subclass that overrides this method computes its scores by plain matrix products everywhere, because fused
+        kernels cannot call it. This is slower on a GPU in half precision, and --compile has no effect.
 
         Args:
-            scores_BHQX: fp32, for some sentences, each head, query and key.
-            query_positions: places of the queries in their sentences, int64, shape (B or 1, 1, Q, 1).
-            key_positions: those of the keys, shape (B or 1, 1, 1, X). Masked keys have any, which may be negative.
+            scores_BHQX: fp32, one score per sentence, head, query and key.
+            query_positions: positions of the queries in their sentences, int64, shape (B or 1, 1, Q, 1).
+            key_positions: positions of the keys, shape (B or 1, 1, 1, X). Those of masked keys are arbitrary and may
+                be negative.
 
         Returns:
-            fp32, of the shape of the scores, finite.
+            Finite fp32 scores of the same shape.
         """
         return scores_BHQX
 
     @property
     def is_plain(self) -> bool:
-        """Whether scores are the paper's, so that fused kernels compute them."""
+        """Whether the scores are those of the paper, which fused kernels can compute."""
         return type(self).adjust_scores is MultiHeadAttention.adjust_scores
 
     def forward(self, x_TD: torch.Tensor, memory_SD: torch.Tensor | None, layout: AttentionLayout) -> torch.Tensor:
-        """Queries from `x_TD`; keys and values from `memory_SD`, or from `x_TD` when it is None (self-attention).
+        """Attend from `x_TD` to `memory_SD`, or to `x_TD` itself when `memory_SD` is None (self-attention).
 
         Returns:
-            shape (T, D); rows of dummy sentences are finite and mean nothing.
+            Shape (T, D). Rows of dummy sentences are finite and have no meaning.
         """
         if memory_SD is None:
             qkv_T3HK = self._heads(functional.linear(x_TD, self.qkv_weight, self._bias()))
@@ -239,10 +247,10 @@ class MultiHeadAttention(nn.Module):
         return self.output(attend[layout.kernel](q_THK, kv_S2HK, layout).flatten(-2))
 
     def _bias(self) -> torch.Tensor:
-        """`qkv_bias`, of which the keys' third gets no gradient.
+        """Return `qkv_bias`, with the part of the keys detached so that it gets no gradient.
 
-        A constant added to all keys changes no softmax, so that gradient is rounding and no more; Adam, which divides
-        by its size, would make steps of it that differ with the number of ranks.
+        A constant added to all keys does not change the softmax, so its gradient consists of rounding errors. Adam
+        divides a gradient by its size, so it would turn these errors into steps that depend on the number of ranks.
         """
         query, key, value = self.qkv_bias.chunk(3)
         return torch.cat((query, key.detach(), value))
@@ -252,7 +260,7 @@ class MultiHeadAttention(nn.Module):
         return x.unflatten(-1, (-1, self.heads, self.head_width))
 
     def project_query(self, x_TD: torch.Tensor, linear: Linear = functional.linear) -> torch.Tensor:
-        """Shape (T, H, K)."""
+        """Project the queries, shape (T, H, K)."""
         inner = self.heads * self.head_width
         return self._heads(linear(x_TD, self.qkv_weight[:inner], self.qkv_bias[:inner])).squeeze(-3)
 
@@ -272,7 +280,7 @@ class MultiHeadAttention(nn.Module):
         return cast(torch.Tensor, varlen_attn(q_THK, k_SHK, v_SHK, *offsets, *limits, window_size=window))
 
     def _attend_groups(self, q_THK: torch.Tensor, kv_S2HK: torch.Tensor, layout: AttentionLayout) -> torch.Tensor:
-        # split, not slices: the gradient of each slice would be a zero tensor as large as the whole.
+        # Split, because the gradient of each slice would be a zero tensor as large as the whole.
         query_rows = [group.sentences * group.queries for group in layout.groups]
         key_rows = [group.sentences * group.keys for group in layout.groups]
         queries = layout.query_side.pad(q_THK * self.head_width**-0.5).split(query_rows)
@@ -291,14 +299,17 @@ class MultiHeadAttention(nn.Module):
         scores_BHQS = q_BHQK @ k_BHSK.transpose(2, 3)
         if not self.is_plain:
             scores_BHQS = self.adjust_scores(scores_BHQS.float(), *_places(group.queries, group.keys, q_BHQK.device))
-        # The mask is fp32, and so is the softmax.
+        # The mask is in fp32, so the softmax is too.
         weights_BHQS = torch.softmax(scores_BHQS + group.mask_B1QK, dim=-1).to(q_BHQK.dtype)
         return dropout(weights_BHQS, self.dropout, self.training) @ v_BHSK
 
     def _attend_fused(
         self, q_BHQK: torch.Tensor, k_BHSK: torch.Tensor, v_BHSK: torch.Tensor, group: _Group
     ) -> torch.Tensor:
-        """The same on a GPU in one kernel, which takes fp32 and dropout as well; queries are scaled already."""
+        """Compute the same as `_attend_padded` in one GPU kernel, which also supports fp32 and dropout.
+
+        The queries are scaled already.
+        """
         return functional.scaled_dot_product_attention(
             q_BHQK,
             k_BHSK,
@@ -309,12 +320,12 @@ class MultiHeadAttention(nn.Module):
         )
 
     def project_memory(self, memory_BSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of padded sentences, for decoding. Shapes: (B, S, D) to two of (B, H, S, K)."""
+        """Project the keys and values of padded sentences for decoding: (B, S, D) to two of (B, H, S, K)."""
         k_BHSK, v_BHSK = self._project_key_value(memory_BSD).transpose(1, 3).unbind(2)
         return k_BHSK, v_BHSK
 
     def project_one(self, x_BD: torch.Tensor, linear: Linear) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Query, key and value of one position. Shapes: (B, D) to three of (B, H, K)."""
+        """Project the query, key and value of one position: (B, D) to three of (B, H, K)."""
         q_BHK, k_BHK, v_BHK = self._heads(linear(x_BD, self.qkv_weight, self.qkv_bias)).unbind(1)
         return q_BHK, k_BHK, v_BHK
 
@@ -327,14 +338,14 @@ class MultiHeadAttention(nn.Module):
         places: Callable[[], tuple[torch.Tensor, torch.Tensor]],
         linear: Linear,
     ) -> torch.Tensor:
-        """Attend with the k hypotheses of each sentence to X keys that they share, for decoding.
+        """Attend from the k hypotheses of each sentence to the X keys that they share, for decoding.
 
         Args:
-            mask_NkX: additive; (N, 1, X) where it is that of all hypotheses.
-            places: makes the positions of queries (N,) and of keys (N or 1, X); called where scores are adjusted.
+            mask_NkX: additive; (N, 1, X) where all hypotheses have the same mask.
+            places: returns the positions of queries (N,) and of keys (N or 1, X); called only if scores are adjusted.
 
         Returns:
-            shape (N · k, D).
+            Shape (N · k, D).
         """
         if self.is_plain:
             mixed_NHkK = functional.scaled_dot_product_attention(q_NHkK, k_NHXK, v_NHXK, mask_NkX.unsqueeze(1))
@@ -352,7 +363,7 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             memory_SD: None in self-attention, as in `forward`.
-            causal: whether a token sees itself and those before it only.
+            causal: whether a token sees only itself and the tokens before it.
         """
         memory_SD = x_TD if memory_SD is None else memory_SD
         q_THK = self.project_query(x_TD)
@@ -367,7 +378,7 @@ class MultiHeadAttention(nn.Module):
 
 
 def _places(queries: int, keys: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions in sentences that begin at their first query and key, as `adjust_scores` takes them."""
+    """Return the positions of queries and keys from 0 on, in the shapes that `adjust_scores` takes."""
     return torch.arange(queries, device=device)[None, None, :, None], torch.arange(keys, device=device)[
         None, None, None
     ]
@@ -379,5 +390,5 @@ def make_attention(config: ModelConfig, role: Role) -> MultiHeadAttention:
 
 
 def by_sentence(x_BHK: torch.Tensor, beam_size: int) -> torch.Tensor:
-    """Hypotheses, sentence-major, to (N, H, k, K)."""
+    """Reshape sentence-major hypotheses to (N, H, k, K)."""
     return x_BHK.unflatten(0, (-1, beam_size)).transpose(1, 2)

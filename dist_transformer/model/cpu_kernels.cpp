@@ -5,11 +5,11 @@
 //     S = Q K^T / sqrt(d_k)    P = softmax(S)    O = P V                                     (section 3.2.1)
 //     dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(P * dP))    dQ = dS K / sqrt(d_k)    dK = dS^T Q / sqrt(d_k)
 //
-// Every task is one head of one sentence, copied to fp32 buffers that fit in the caches: no padding, no mask, no score
-// in memory. Tasks write to places of their own, so the result does not depend on the number of threads.
+// A task is one head of one sentence, copied to fp32 buffers that fit in the caches: no padding, no mask, no scores in
+// memory. No two tasks write to the same place, so the result does not depend on the number of threads.
 //
-// The most probable tokens of each row of logits, which decoding needs: log softmax and selection in two passes over a
-// row, which is then in the cache.
+// The most probable tokens of each row of logits, for decoding: log softmax and selection in two passes over a row, the
+// second of which finds it in the cache.
 
 #include <cmath>
 #include <cstdint>
@@ -25,7 +25,7 @@ constexpr int LANES = 8, TILE_ROWS = 6;
 #else
 constexpr int LANES = 4, TILE_ROWS = 4;
 #endif
-// Columns of a tile, and what row lengths in buffers are padded to.
+// Columns of a tile; row lengths in buffers are padded to a multiple of this.
 constexpr int WIDTH = 16;
 constexpr int VECTORS = WIDTH / LANES;
 
@@ -54,7 +54,7 @@ void assign(float& place, float value) { place = value; }
 void assign(BFloat16& place, float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, 4);
-    // To nearest, ties to even; NaN stays NaN.
+    // Round to nearest, ties to even; NaN stays NaN.
     place.bits = std::isnan(value) ? 0x7fc0 : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
@@ -100,7 +100,7 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int6
 Floats exponential(Floats x) {
     const Floats lowest = Floats{} - 87.0f;
     x = x < lowest ? lowest : x;  // NaN stays
-    // Adding 1.5 * 2^23 rounds to an integer, which then stands in the lowest bits.
+    // Adding 1.5 * 2^23 rounds to an integer, which is then in the lowest bits.
     const float round = 12582912.0f;
     Floats shifted = x * 1.44269504f + round;
     Ints exponent = (Ints)shifted << 23;
@@ -118,7 +118,7 @@ Floats exponential(Floats x) {
     return (Floats)result;
 }
 
-// The largest number of a vector, by halves: one by one, each comparison would wait for the one before it.
+// The largest number of a vector, found by halves. One by one, each comparison would wait for the previous one.
 float largest_of(Floats vector) {
     float halves[LANES];
     std::memcpy(halves, &vector, sizeof halves);
@@ -127,7 +127,7 @@ float largest_of(Floats vector) {
     return halves[0];
 }
 
-// The largest of a row's first `count` values, which are more than none.
+// The largest of a row's first `count` values; `count` is at least 1.
 float largest(const float* row, int64_t count) {
     float result = row[0];
     int64_t j = 0;
@@ -143,10 +143,10 @@ float largest(const float* row, int64_t count) {
     return result;
 }
 
-// Row to e^(row * scale - shift) on its first `seen` places and 0 after them; returns the sum.
+// Replaces a row by e^(row * scale - shift) at its first `seen` places and 0 after them; returns the sum.
 float exponentials(float* row, int64_t seen, int64_t width, float scale, float shift) {
     Floats sums = {};
-    // What the last vector computes beyond `seen` is finite or not, and is overwritten.
+    // The last vector also computes values beyond `seen`; they may not be finite, and are overwritten.
     int64_t whole = seen / LANES * LANES;
     for (int64_t j = 0; j < seen; j += LANES) {
         Floats* place = reinterpret_cast<Floats*>(row + j);
@@ -217,7 +217,7 @@ struct Rows {
     int64_t step;
 };
 
-// The rows themselves where they are such, else a copy of them.
+// Returns the rows themselves if they are in this form, otherwise a copy of them.
 template <typename T>
 Rows rows_of(const T* from, int64_t from_step, int64_t rows, int64_t width, float* buffer) {
     const int64_t columns = padded(width);
@@ -235,7 +235,7 @@ Rows rows_of(const T* from, int64_t from_step, int64_t rows, int64_t width, floa
 
 extern "C" {
 
-// Queries and keys of all sentences; strides in elements from row to row. Heads of a row lie side by side.
+// Queries and keys of all sentences. Row strides are in elements; the heads of a row are contiguous.
 struct Shape {
     const int32_t *query_offsets, *key_offsets;
     int64_t sentences, heads, width, tokens;
@@ -247,7 +247,7 @@ struct Shape {
 
 namespace {
 
-// One sentence's head.
+// One head of one sentence.
 struct Task {
     int64_t queries, keys, q0, k0, head;
     int64_t width, columns, key_columns, block;
@@ -263,7 +263,7 @@ struct Task {
           width(shape.width),
           columns(padded(shape.width)),
           key_columns(padded(keys)),
-          // Small blocks of rows leave out most of what a causal mask hides.
+          // Small blocks of rows skip most of the scores that a causal mask hides.
           block(shape.causal ? 16 : 64),
           scale(1 / std::sqrt(float(shape.width))),
           causal(shape.causal) {
@@ -378,7 +378,7 @@ void give_back(const Shape& shape, const T* q, const T* k, const T* v, const flo
             return_head(shape, q, k, v, sums, grad_out, grad_q, grad_k, grad_v, Task(shape, sentence, head));
 }
 
-// What the search for the best tokens takes and gives. Rows have `count` places in `values` and `tokens`.
+// Arguments and results of the search for the best tokens. Each row has `count` places in `values` and `tokens`.
 struct Best {
     const int64_t* never;
     int64_t never_count, end, count;
@@ -386,8 +386,8 @@ struct Best {
     int64_t* tokens;
 };
 
-// Puts a token where it belongs among the best so far, which are in order, the largest first. Equal values keep the
-// order of their tokens, because tokens come in order and only a larger value moves another one.
+// Inserts a token into the best so far, which are sorted, largest first. Equal values keep the order of their tokens,
+// because tokens come in order and only a larger value moves another one.
 void insert(float value, int64_t token, const Best& best, float* values, int64_t* tokens) {
     for (int64_t i = 0; i < best.never_count; i++)
         if (best.never[i] == token) return;

@@ -1,7 +1,7 @@
 """Kernels of the model on a CPU: `cpu_kernels.cpp`, compiled at first use.
 
-Shapes of attention are those of `packed_attention`. `sums` holds the logarithm of each softmax' sum, shape (H, T), in
-fp32.
+Shapes of attention are those of `packed_attention`. `sums` holds the logarithm of the sum of each softmax, shape
+(H, T), in fp32.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ _SUFFIXES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
 class _Shape(ctypes.Structure):
-    """`Shape` of the source."""
+    """The struct `Shape` of the C++ source."""
 
     _fields_ = (
         ("query_offsets", ctypes.c_void_p),
@@ -29,7 +29,7 @@ class _Shape(ctypes.Structure):
 
 
 class _Best(ctypes.Structure):
-    """`Best` of the source."""
+    """The struct `Best` of the C++ source."""
 
     _fields_ = (
         ("never", ctypes.c_void_p),
@@ -44,7 +44,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def takes(dtype: torch.dtype) -> bool:
-    """Whether the library computes this type and can be compiled here."""
+    """Return whether the library supports this dtype and can be compiled here."""
     return dtype in _SUFFIXES and _library() is not None
 
 
@@ -87,12 +87,12 @@ def best_tokens(
 
     Args:
         logits_RV: contiguous, fp32 or bf16.
-        never: int64; tokens that are not selected. The probabilities of the others include theirs.
-        end: token whose log probability is returned in any case.
+        never: int64; tokens that are not selected, but take part in the softmax.
+        end: token whose log probability is always returned.
 
     Returns:
-        log probabilities, shape (R, count), fp32, largest first, -inf where no token is left; their tokens, int64,
-        equal ones in order; log probabilities of `end`, shape (R,).
+        Log probabilities, shape (R, count), fp32, largest first, -inf where no token is left; their tokens, int64,
+        ordered by token where log probabilities are equal; and the log probabilities of `end`, shape (R,).
     """
     rows, vocabulary = logits_RV.shape
     values_Rc, ends_R = torch.empty(rows, count), torch.empty(rows)
@@ -143,6 +143,6 @@ def _shape(
 def _call(name: str, shape: _Shape, tensors: Sequence[torch.Tensor]) -> None:
     library = _library()
     assert library is not None
-    # ctypes lets other threads of Python run meanwhile.
+    # ctypes releases the GIL during the call.
     function = library[f"{name}_{_SUFFIXES[tensors[0].dtype]}"]
     function(ctypes.byref(shape), *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors))

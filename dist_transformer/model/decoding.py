@@ -1,14 +1,14 @@
-"""What the decoder remembers while it decodes k hypotheses of each of N sentences.
+"""State of the decoder while it decodes k hypotheses for each of N sentences.
 
-The keys and values of a token stay where they were computed: at the place of their step, and at the place that its
-hypothesis had in the beam then. Search changes places in every step; what changes then is which entries each hypothesis
-may see, a mask that is hundreds of times smaller than the caches. All entries of a sentence are the keys of all its
-hypotheses at once, so they are read once for all of them.
+The keys and values of a token are never moved. They stay at the place of their step, and at the place that their
+hypothesis had in the beam at that step. Beam search reorders hypotheses in every step; only a mask changes then, which
+says which entries each hypothesis sees and is hundreds of times smaller than the caches. All hypotheses of a sentence
+share all entries of that sentence as keys, so the entries are read once for all of them.
 
-A step is of all sentences together, so one that begins later begins at a later place; what its slot's last sentence
-left is masked. The room grows with the steps, where steps may differ. Where they may not, for CUDA graphs, it is that
-of the longest output from the start and is gone round again and again, every step attends to all of it, writes the same
-tensors in place, and asks the host for nothing.
+One step decodes all sentences together, so a sentence that begins later begins at a later place. The entries that the
+previous sentence of its slot left are masked. If shapes may differ between steps, the caches grow with the steps. If
+they may not (CUDA graphs), the caches have room for the longest output from the start and serve as a ring buffer: every
+step attends to all of it, writes the same tensors in place, and does not synchronise with the host.
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ import torch
 
 from dist_transformer.model.products import Linear
 
-# Places at first, beyond the length of the sources, where room grows; it grows by half.
+# Initial places beyond the length of the sources if the caches grow; they grow by half.
 _SPARE = 8
 
 
 @dataclass(slots=True)
 class LayerCache:
-    """Of one layer: room for C steps, memory of S source tokens."""
+    """Cache of one layer: room for C steps, and the memory of S source tokens."""
 
     keys_NHCkK: torch.Tensor
     values_NHCkK: torch.Tensor
@@ -35,24 +35,24 @@ class LayerCache:
         _write(self.values_NHCkK, place, value_NHkK)
 
     def until(self, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values at the first `end` places, two views (N, H, end · k, K)."""
+        """Return the keys and values at the first `end` places, two views (N, H, end · k, K)."""
         return self.keys_NHCkK[:, :, :end].flatten(2, 3), self.values_NHCkK[:, :, :end].flatten(2, 3)
 
     def remember(self, slots_n: torch.Tensor, memory_keys_nHSK: torch.Tensor, memory_values_nHSK: torch.Tensor) -> None:
-        """The memory of the sentences in these slots."""
+        """Store the memory of the sentences in these slots."""
         self.memory_keys_NHSK.index_copy_(0, slots_n, memory_keys_nHSK)
         self.memory_values_NHSK.index_copy_(0, slots_n, memory_values_nHSK)
 
 
 class DecoderState:
-    """Caches of all layers, and what each hypothesis may see of them.
+    """Caches of all layers, and the mask of the entries that each hypothesis sees.
 
     Args:
         layers: caches of N slots.
         beam_size: k.
-        longest: target tokens of a sentence, at most, `<s>` included.
-        fixed_shapes: whether all steps are the same work.
-        linear: computes the products of each step.
+        longest: maximum target tokens per sentence, `<s>` included.
+        fixed_shapes: whether all steps have the same shapes.
+        linear: computes the matrix products of each step.
     """
 
     def __init__(
@@ -62,34 +62,36 @@ class DecoderState:
         like = layers[0].memory_keys_NHSK
         slots, _, source_room, _ = like.shape
         self._longest = longest
-        # Additive: 0 where a hypothesis may look, -inf where not. An idle slot sees everything, lest it be NaN.
+        # Additive: 0 where a hypothesis sees the entry, -inf elsewhere. An idle slot sees everything, because a row
+        # of -inf only would give NaN.
         self.memory_mask_N1S = like.new_zeros(slots, 1, source_room)
         self._history_NkCk = like.new_empty(slots, beam_size, 0, beam_size)
         self._add_room(longest if fixed_shapes else source_room + _SPARE)
         if fixed_shapes:
-            # What is masked takes part with weight 0, so it must be finite.
+            # Masked entries take part with weight 0, so they must be finite.
             for held in (self._history_NkCk, *(x for cache in layers for x in (cache.keys_NHCkK, cache.values_NHCkK))):
                 held.zero_()
         diagonal = torch.eye(beam_size, dtype=torch.bool, device=like.device)
         self._own_place_kk = torch.zeros_like(diagonal, dtype=like.dtype).masked_fill_(~diagonal, -torch.inf)
         self.positions_N = torch.zeros(slots, dtype=torch.int64, device=like.device)
-        """Of the next token of each sentence."""
+        """Position of the next token of each sentence."""
         self.place: int | torch.Tensor = torch.zeros(1, dtype=torch.int64, device=like.device) if fixed_shapes else 0
-        """Where the caches hold the step; of shape (1,), where no step may know it."""
+        """Place of the current step in the caches; a tensor of shape (1,) if shapes are fixed, so that the host need
+        not know it."""
         self.end = longest if fixed_shapes else 0
-        """Places to attend to, the step's own included once it has begun."""
+        """Number of places to attend to; includes the place of the current step once the step has begun."""
 
     def begin_sentences(self, slots_n: torch.Tensor, memory_mask_n1S: torch.Tensor) -> None:
-        """New sentences in these slots, of which nothing is decoded."""
+        """Put new sentences, with nothing decoded yet, into these slots."""
         self.memory_mask_N1S.index_copy_(0, slots_n, memory_mask_n1S)
         self._history_NkCk.index_fill_(0, slots_n, -torch.inf)
         self.positions_N.index_fill_(0, slots_n, 0)
 
     def begin_step(self) -> torch.Tensor:
-        """Let each hypothesis see the token that it gets.
+        """Make the new token of each hypothesis visible to that hypothesis.
 
         Returns:
-            additive mask of the entries to attend to, shape (N, k, end · k).
+            Additive mask of the entries to attend to, shape (N, k, end · k).
         """
         if not self.fixed_shapes:
             room = self._history_NkCk.shape[2]
@@ -102,8 +104,8 @@ class DecoderState:
     def places_in_history(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the positions of this step's tokens, shape (N,), and of the entries to attend to, (N, end · k).
 
-        The entries of an earlier sentence in the slot, which are masked, have positions below 0, or any below
-        `longest` where the room is gone round.
+        The entries that an earlier sentence left in the slot are masked. Their positions are negative, or, in a ring
+        buffer, any number below `longest`.
         """
         ago_C = self.place - torch.arange(self.end, device=self.positions_N.device)
         if self.fixed_shapes:
@@ -117,9 +119,9 @@ class DecoderState:
         return self.positions_N, torch.arange(source_room, device=self.positions_N.device).unsqueeze(0)
 
     def end_step(self, parents_Nk: torch.Tensor) -> None:
-        """The hypothesis at each place of the beam goes on from that which was at place `parents`.
+        """Continue each place of the beam from the hypothesis that was at place `parents`.
 
-        A sentence that is as long as can be stays at its last position: what follows is of no meaning.
+        A sentence of maximum length stays at its last position; its further steps have no meaning.
         """
         index_NkCk = parents_Nk[:, :, None, None].expand(-1, -1, *self._history_NkCk.shape[2:])
         self._history_NkCk.copy_(self._history_NkCk.gather(1, index_NkCk))
@@ -130,7 +132,12 @@ class DecoderState:
             self.place.add_(1).remainder_(self._longest)
 
     def keep(self, order_N: torch.Tensor, moved: torch.Tensor) -> None:
-        """Keep the sentences `order`, of which those in the slots `moved` come from behind."""
+        """Keep the sentences `order`, and move the caches of those that get another slot.
+
+        Args:
+            order_N: old slots of the sentences kept, by new slot.
+            moved: the new slots whose sentence comes from another slot.
+        """
         count, origins = len(order_N), order_N[moved]
         for cache in self.layers:
             for name in ("keys_NHCkK", "values_NHCkK", "memory_keys_NHSK", "memory_values_NHSK"):
@@ -148,7 +155,7 @@ class DecoderState:
 
 
 def _write(held_NXCkX: torch.Tensor, place: int | torch.Tensor, new_NXkX: torch.Tensor) -> None:
-    # An index that the host knows is written in half the time.
+    # Writing at an index that the host knows takes half the time.
     if isinstance(place, int):
         held_NXCkX[:, :, place] = new_NXkX
     else:
@@ -156,7 +163,7 @@ def _write(held_NXCkX: torch.Tensor, place: int | torch.Tensor, new_NXkX: torch.
 
 
 def _with_room(held: torch.Tensor, places: int) -> torch.Tensor:
-    """The same with more room, dimension 2."""
+    """Return a copy with `places` more places in dimension 2."""
     room = held.shape[2]
     grown = held.new_empty(*held.shape[:2], room + places, *held.shape[3:])
     grown[:, :, :room] = held

@@ -1,15 +1,16 @@
-"""Triton kernels of attention over packed sentences that are short: a program for each sentence and head.
+"""Triton kernels of attention over short packed sentences: one program per sentence and head.
 
-A sentence of 13 to 29 tokens fills little of the tiles of 128 × 128 that FlashAttention computes in; here they are
-32 × 32. Nothing is added up in memory by several programs, so a gradient is the same in every run, and the gradients of
-queries, keys and values are written where their projection wants them.
+FlashAttention computes in tiles of 128 × 128, of which a sentence of 13 to 29 tokens fills little; the tiles here are
+32 × 32. No two programs add to the same memory, so a gradient is the same in every run. The gradients of queries, keys
+and values are written in the layout of their projection.
 
 With S = Q K^T / sqrt(K), P = softmax(S), O = P V:
 
     dV = P^T dO    dP = dO V^T    dS = P ∘ (dP - rowsum(dO ∘ O))    dQ = dS K / sqrt(K)    dK = dS^T Q / sqrt(K)
 
-Names are those of `packed_attention`; `sums` holds the logarithm to base 2 of each softmax' sum, shape (H, T), fp32.
-Row strides are in elements; heads of a row lie side by side. Imported where Triton is, which comes with torch for CUDA.
+Names are those of `packed_attention`. `sums` holds the logarithm to base 2 of the sum of each softmax, shape (H, T),
+fp32. Row strides are in elements; the heads of a row are contiguous. This module needs Triton, which is part of torch
+for CUDA.
 """
 
 # Triton's types are not Python's.
@@ -24,14 +25,14 @@ _LOWEST = tl.constexpr(-1e30)
 
 @triton.jit
 def _places(first, start, head, stride, D: tl.constexpr, B: tl.constexpr):
-    """Where the rows `start` to `start + B` of a sentence's head lie, shape (B, D)."""
+    """Compute the places of rows `start` to `start + B` of one head of a sentence, shape (B, D)."""
     rows = (first + start + tl.arange(0, B)).to(tl.int64)
     return rows[:, None] * stride + head * D + tl.arange(0, D)[None]
 
 
 @triton.jit
 def _load(pointer, first, count, start, head, stride, D: tl.constexpr, B: tl.constexpr):
-    """Those rows; zeros after the sentence's end."""
+    """Load the rows at `_places`; zeros after the sentence's end."""
     inside = (start + tl.arange(0, B) < count)[:, None]
     return tl.load(pointer + _places(first, start, head, stride, D, B), mask=inside, other=0.0)
 
@@ -44,7 +45,7 @@ def _store(pointer, rows, first, count, start, head, stride, D: tl.constexpr, B:
 
 @triton.jit
 def _visible(start_q, start_k, queries, keys, CAUSAL: tl.constexpr, B: tl.constexpr):
-    """Which query of a tile sees which key, shape (B, B)."""
+    """Return which query of a tile sees which key, shape (B, B)."""
     rows, columns = (start_q + tl.arange(0, B))[:, None], (start_k + tl.arange(0, B))[None]
     seen = (rows < queries) & (columns < keys)
     if CAUSAL:
@@ -91,7 +92,7 @@ def attend(
             total_B = total_B * shrink_B + tl.sum(p_BB, 1)
             mixed_BD = mixed_BD * shrink_B[:, None] + tl.dot(p_BB.to(v_BD.dtype), v_BD)
             highest_B = above_B
-        # A dummy sentence may have no keys: its sum is 0, and so is its output.
+        # A dummy sentence may have no keys; its sum and its output are then 0.
         some_B = tl.where(total_B > 0, total_B, 1.0)
         _store(out, mixed_BD / some_B[:, None], q0, queries, m, head, out_stride, D, B)
         rows = m + tl.arange(0, B)
@@ -120,7 +121,7 @@ def _score_gradient(
     D: tl.constexpr,
     B: tl.constexpr,
 ):
-    """Of a tile: P and dS in fp32, and dO."""
+    """Compute P and dS of a tile in fp32, and load its dO."""
     g_BD = _load(grad_out, q0, queries, m, head, out_stride, D, B)
     o_BD = _load(out, q0, queries, m, head, out_stride, D, B)
     rows = m + tl.arange(0, B)
@@ -195,7 +196,7 @@ def return_gradients(
         _store(grad_k, dk_BD, k0, keys, n, head, grad_kv_stride, D, B)
         _store(grad_v, dv_BD, k0, keys, n, head, grad_kv_stride, D, B)
     if (keys > B) | (keys == 0):
-        # Once more for dQ, which several programs or turns would otherwise have to add up in memory.
+        # A second pass for dQ, which several iterations would otherwise have to add up in memory.
         for m in range(0, queries, B):
             q_BD = _load(q, q0, queries, m, head, q_stride, D, B)
             dq_BD = tl.zeros([B, D], tl.float32)

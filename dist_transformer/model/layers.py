@@ -18,7 +18,7 @@ from dist_transformer.model.products import Linear
 
 
 class Residual(nn.Module):
-    """The connection around a sublayer: dropout, addition and normalisation, in the order that `norm` names."""
+    """Residual connection of a sublayer: dropout, addition and normalisation, in the order that `norm` names."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class FeedForward(nn.Module):
         return self.outer(dropout(self.activation(self.inner(x)), self.dropout, self.training))
 
     def step(self, x_BD: torch.Tensor, linear: Linear) -> torch.Tensor:
-        """The same without dropout, for decoding."""
+        """Compute the same as `forward` without dropout, for decoding."""
         inner_BF = self.activation(linear(x_BD, self.inner.weight, self.inner.bias))
         return linear(inner_BF, self.outer.weight, self.outer.bias)
 
@@ -82,7 +82,7 @@ class DecoderLayer(nn.Module):
         return self.ffn_residual(x_TD, self.feed_forward)
 
     def new_cache(self, *, slots: int, beam_size: int, source_room: int) -> LayerCache:
-        """For a `DecoderState`."""
+        """Make the empty cache of this layer for a `DecoderState`."""
         attention = self.self_attention
         sizes, width = (slots, attention.heads), attention.head_width
         like = attention.qkv_weight
@@ -93,12 +93,12 @@ class DecoderLayer(nn.Module):
     def step(
         self, x_BD: torch.Tensor, cache: LayerCache, state: DecoderState, history_NkX: torch.Tensor
     ) -> torch.Tensor:
-        """One more position for every hypothesis.
+        """Compute one more position of every hypothesis.
 
         Args:
             x_BD: hypotheses, sentence-major: (N · k, D).
-            cache: this layer's, of `state`.
-            history_NkX: additive mask of its entries.
+            cache: the cache of this layer, part of `state`.
+            history_NkX: additive mask of the cache's entries.
         """
 
         def attend_self(x: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,13 @@
-"""Label-smoothed cross-entropy (section 5.4), in blocks, with its gradient computed on the way.
+"""Label-smoothed cross-entropy (section 5.4), in blocks, with its gradient computed in the forward pass.
 
     loss = (1 - ε) · -log p(y) + ε · mean over the vocabulary of -log p(v)
     d loss / d logits = p - (1 - ε) · onehot(y) - ε / V
 
 Logits are the largest tensors of training: 32k tokens × 37k words are 4.7 GB in fp32. Only one block of them exists at
-a time: its gradient is formed in place and at once kept as that of the hidden states and of the projection. What
-smoothing adds is the same for every word, so it needs no logits: the mean logit is hidden · mean(weight), and ε / V
-is taken from both gradients at their end. On a CPU the rows of a block pass through the fp32 softmax a few at a time,
-which stay in the cache.
+a time. Its gradient is formed in place, and at once turned into the gradients of the hidden states and the projection.
+The smoothing term is the same for every word, so it needs no logits: the mean logit is hidden · mean(weight), and
+ε / V is subtracted once per gradient. On a CPU the rows of a block pass through the fp32 softmax a few at a time, so
+that they stay in the cache.
 """
 
 import functools
@@ -18,26 +18,26 @@ import torch
 
 from dist_transformer.packed import IGNORED
 
-# Elements of a block of logits, at least. CPU: 16 MB of bf16; on a GPU 2 GiB, so that 25k tokens are one block.
+# Minimum elements of a block of logits. CPU: 16 MB of bf16. GPU: 2 GiB, so that 25k tokens are one block.
 _BLOCK_ELEMENTS = {"cpu": 2**23, "cuda": 2**30}
-# Rows of a block ÷ width, at least: each block reads and writes the projection's gradient, (V, D), once.
+# Minimum rows of a block, divided by the width. Each block reads and writes the projection's gradient, (V, D), once.
 _ROWS_PER_WIDTH = 2
-# Elements that pass through the softmax at a time, in two buffers of fp32. CPU: 1 MB each, a core's cache in all.
+# Elements that pass through the softmax at a time, in two buffers of fp32. CPU: 1 MB each, together a core's cache.
 _SOFTMAX_ELEMENTS = {"cpu": 2**18, "cuda": 2**27}
-# Rows of logits begin at multiples of so many elements: a GPU's kernels read 16 bytes at a time where they can.
+# Rows of logits begin at multiples of this number of elements, because GPU kernels read 16 bytes at a time if aligned.
 _ROW_MULTIPLE = {"cpu": 1, "cuda": 64}
 
 
 class LossSums(NamedTuple):
-    """Sums over the real target tokens of a micro-batch; divide by the tokens of the step.
+    """Sums over the real target tokens of a micro-batch, to be divided by the tokens of the step.
 
-    A tuple, because DeepSpeed looks for the tensors of a model's output in tuples only.
+    The class is a tuple, because DeepSpeed finds the tensors of a model's output only in tuples.
     """
 
     loss: torch.Tensor
-    """Label-smoothed, differentiable, fp32, shape ()."""
+    """Label-smoothed loss, differentiable, fp32, shape ()."""
     nll: torch.Tensor
-    """-log p(y), not smoothed, detached, fp32, shape ()."""
+    """Negative log-likelihood -log p(y), not smoothed, detached, fp32, shape ()."""
     tokens: torch.Tensor
     """Real target tokens, int64, shape ()."""
 
@@ -56,7 +56,7 @@ class _SmoothedLoss(torch.autograd.Function):
         device, (vocabulary, width) = hidden_TD.device, weight_VD.shape
         softmax_rows = _compiled_softmax_rows() if compiled else _softmax_rows
         is_real_T1 = (labels_T != IGNORED).unsqueeze(1)
-        # Selected, not multiplied by zero: a dummy row must not decide whether a sum is finite.
+        # Not a product with zero, because a dummy row must not decide whether a sum is finite.
         hidden_TD = torch.where(is_real_T1, hidden_TD, 0)
         picks_T1 = labels_T.clamp(min=0).unsqueeze(1)
         mean_weight_D = weight_VD.mean(0, dtype=torch.float32)
@@ -105,14 +105,14 @@ class _SmoothedLoss(torch.autograd.Function):
 
 
 def logit_rows(rows: int, vocabulary: int, width: int, device_type: str, *, compiled: bool = False) -> tuple[int, int]:
-    """Size the blocks of logits, which bound the memory of the loss.
+    """Compute the size of the blocks of logits, which bounds the memory of the loss.
 
     Args:
         rows: target tokens of a micro-batch.
-        compiled: whether the softmax is, which needs no copy in fp32 and wants all blocks of one size.
+        compiled: whether the softmax is compiled; it then needs no copy in fp32, and blocks of equal size.
 
     Returns:
-        rows of a block in the training precision, and those of it that pass through the softmax at a time.
+        Rows of a block in the training precision, and rows of it that pass through the softmax at a time.
     """
     block = min(rows, max(1, _BLOCK_ELEMENTS[device_type] // vocabulary, _ROWS_PER_WIDTH * width))
     if compiled:
@@ -122,7 +122,7 @@ def logit_rows(rows: int, vocabulary: int, width: int, device_type: str, *, comp
 
 
 def _divisor(count: int, *, at_most: int) -> int:
-    """The largest that is at least half of what is allowed, else what is allowed."""
+    """Return the largest divisor of `count` between half of `at_most` and `at_most`; otherwise `at_most`."""
     parts = range(-(-count // at_most), 2 * -(-count // at_most) + 1)
     return next((count // n for n in parts if count % n == 0), at_most)
 
@@ -134,14 +134,14 @@ def _slices(count: int, size: int) -> list[slice]:
 def _softmax_rows(
     logits_RV: torch.Tensor, picks_R1: torch.Tensor, smoothing: float, needs_grad: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(log of the sum of exp, logit of the label), both (R, 1) in fp32.
+    """Return the log of the sum of exp, and the logit of the label, both (R, 1) in fp32.
 
-    With `needs_grad`, puts p - (1 - ε) · onehot(y) in place of the logits.
+    With `needs_grad`, replace the logits by p - (1 - ε) · onehot(y).
     """
     x_RV = logits_RV.float()
     picked_R1, highest_R1 = x_RV.gather(1, picks_R1), x_RV.amax(1, keepdim=True)
     p_RV = x_RV.softmax(1)
-    # The highest p is 1 / V at least, so that its logarithm is exact enough.
+    # The highest p is at least 1 / V, so its logarithm is exact enough.
     log_total_R1 = highest_R1 - p_RV.amax(1, keepdim=True).log()
     if needs_grad:
         p_RV.scatter_add_(1, picks_R1, torch.full_like(picked_R1, smoothing - 1.0))
@@ -152,7 +152,10 @@ def _softmax_rows(
 def _softmax_rows_without_scatter(
     logits_RV: torch.Tensor, picks_R1: torch.Tensor, smoothing: float, needs_grad: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same in a form that torch compiles into one kernel: a scatter would need all probabilities in memory."""
+    """Compute the same as `_softmax_rows` in a form that torch compiles to fewer passes over the logits.
+
+    A scatter would need all probabilities in memory.
+    """
     x_RV = logits_RV.float()
     picked_R1 = x_RV.gather(1, picks_R1)
     log_total_R1 = x_RV.logsumexp(1, keepdim=True)
@@ -164,7 +167,7 @@ def _softmax_rows_without_scatter(
 
 @functools.cache
 def _compiled_softmax_rows() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """Several passes over the logits become two."""
+    """Compile the softmax, which reduces several passes over the logits to two."""
     return torch.compile(_softmax_rows_without_scatter, dynamic=False)
 
 
@@ -176,12 +179,12 @@ def smoothed_cross_entropy(
     *,
     compiled: bool = False,
 ) -> LossSums:
-    """Loss of `softmax(hidden · weight^T)` against `labels_T`; rows labelled `IGNORED` do not count.
+    """Compute the loss of `softmax(hidden · weight^T)` against `labels_T`; rows labelled `IGNORED` do not count.
 
     Shapes: hidden (T, D), weight (V, D), labels (T,) int64.
 
     Args:
-        compiled: the softmax by torch.compile, which pays on a GPU where T stays the same.
+        compiled: use torch.compile for the softmax, which is faster on a GPU if T is constant.
     """
     needs_grad = torch.is_grad_enabled() and (hidden_TD.requires_grad or weight_VD.requires_grad)
     loss, nll = _SmoothedLoss.apply(hidden_TD, weight_VD, labels_T, label_smoothing, needs_grad, compiled)

@@ -1,9 +1,10 @@
-"""Attention over packed sentences as operators of torch, which its compiler leaves as they are.
+"""Attention over packed sentences as custom operators of torch, which torch.compile does not change.
 
-Computed by our own kernels: `gpu_kernels`, for sentences that are short, and `cpu_kernels`.
+Our own kernels compute them: `gpu_kernels` for short sentences, and `cpu_kernels`.
 
-Shapes: queries (T, H, K), keys and values (S, 2, H, K), or the three of self-attention together, (T, 3, H, K), as their
-projections write them; offsets as in `PackedTokens`. The numbers are those of `torch.nn.attention.varlen` to rounding.
+Shapes are those that the projections write: queries (T, H, K), keys and values (S, 2, H, K), or all three together in
+self-attention, (T, 3, H, K). Offsets are as in `PackedTokens`. Results equal those of `torch.nn.attention.varlen` up to
+rounding.
 """
 
 import functools
@@ -17,28 +18,29 @@ import torch
 from dist_transformer.errors import say
 from dist_transformer.model import cpu_kernels
 
-# Rows and columns of a tile, and warps that compute it. Milliseconds forwards and backwards of 25k tokens, causal, in
-# 16 heads of 64 at 13, 29, 60 and 128 tokens a sentence (H100, 2026-11-23): 0.72, 0.70, 0.74, 0.83; tiles of 64 by
-# 4 warps: 1.02, 0.73, 0.66; of 16 by one warp: 0.61, 0.91, 1.06, 1.28; FlashAttention 2: 5.46, 3.66, 2.83, 2.80.
+# Rows and columns of a tile, and warps that compute it. Milliseconds of forward and backward pass for 25k tokens,
+# causal, in 16 heads of 64, at 13, 29, 60 and 128 tokens per sentence (H100, 2026-11-23): 0.72, 0.70, 0.74, 0.83.
+# Tiles of 64 with 4 warps: 1.02, 0.73, 0.66. Tiles of 16 with 1 warp: 0.61, 0.91, 1.06, 1.28. FlashAttention 2: 5.46,
+# 3.66, 2.83, 2.80.
 _TILES = {"B": 32, "num_warps": 4, "num_stages": 1}
 _WIDTHS = (16, 32, 64, 128)
 
 
 def gpu_takes(head_width: int) -> bool:
-    """Whether the kernels for a GPU compute heads of this width and can be compiled here."""
+    """Return whether the GPU kernels support heads of this width and can be compiled here."""
     return head_width in _WIDTHS and _compiles(head_width)
 
 
 @functools.cache
 def _compiles(head_width: int) -> bool:
-    """Tried once: Triton needs a C compiler and Python's headers at run time."""
+    """Try once whether Triton can compile the kernels: it needs a C compiler and Python's headers at run time."""
     if importlib.util.find_spec("triton") is None:
         return False
     offsets = torch.tensor([0, 1], dtype=torch.int32, device="cuda")
     q, k, v = torch.zeros(3, 1, 1, head_width, dtype=torch.bfloat16, device="cuda")
     try:
         _forward(q, k, v, offsets, offsets, causal=False)
-    # What Triton raises where it cannot compile is not documented.
+    # Triton does not document the errors that it raises if it cannot compile.
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         say(
@@ -51,20 +53,20 @@ def _compiles(head_width: int) -> bool:
 
 
 def self_attention(qkv_T3HK: torch.Tensor, offsets_N: torch.Tensor, *, causal: bool) -> torch.Tensor:
-    """Each sentence attends to itself. Shape: (T, H, K)."""
+    """Let each sentence attend to itself. Shape: (T, H, K)."""
     return cast(torch.Tensor, _self_attention(qkv_T3HK, offsets_N, causal)[0])
 
 
 def cross_attention(
     q_THK: torch.Tensor, kv_S2HK: torch.Tensor, query_offsets_N: torch.Tensor, key_offsets_N: torch.Tensor
 ) -> torch.Tensor:
-    """Sentence i of the queries attends to sentence i of the keys. Shape: (T, H, K)."""
+    """Let sentence i of the queries attend to sentence i of the keys. Shape: (T, H, K)."""
     return cast(torch.Tensor, _cross_attention(q_THK, kv_S2HK, query_offsets_N, key_offsets_N)[0])
 
 
 @torch.library.custom_op("dist_transformer::self_attention", mutates_args=())
 def _self_attention(qkv: torch.Tensor, offsets: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output, and what the backward pass needs of the softmax: see the kernels."""
+    """Return the output, and the sums of the softmax, which the backward pass needs (see the kernels)."""
     q, k, v = qkv.unbind(1)
     return _forward(q, k, v, offsets, offsets, causal=causal)
 

@@ -1,7 +1,7 @@
-"""Position encodings (section 3.5): the sinusoids of the paper, a learned table, and what else is registered.
+"""Position encodings (section 3.5): the sinusoids of the paper, a learned table, and any that is registered.
 
 An encoding is a module that maps positions_T, int64, to vectors of shape (T, width). It is made from a `ModelConfig`,
-on the meta device too, and keeps what is not learned in buffers that are not persistent.
+also on the meta device, and keeps constants in non-persistent buffers.
 """
 
 import math
@@ -15,7 +15,7 @@ from dist_transformer.config.settings import ModelConfig
 
 
 def sinusoidal_positions(count: int, width: int) -> torch.Tensor:
-    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d)).
+    """Compute the table PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d)).
 
     Returns:
         float32, shape (count, width).
@@ -29,7 +29,7 @@ def sinusoidal_positions(count: int, width: int) -> torch.Tensor:
 
 
 class PositionEncoding(nn.Module):
-    """Table of position vectors, shape (max_positions, width): a constant, or learned from the values given."""
+    """Table of position vectors, shape (max_positions, width): constant, or learned from the given initial values."""
 
     table: torch.Tensor
 
@@ -42,7 +42,7 @@ class PositionEncoding(nn.Module):
             self.register_buffer("table", table, persistent=False)
 
     def forward(self, positions_T: torch.Tensor) -> torch.Tensor:
-        """Shape (T,) to (T, width)."""
+        """Look up the position vectors: (T,) to (T, width)."""
         return nn.functional.embedding(positions_T, self.table)
 
 
@@ -53,7 +53,7 @@ def _sinusoidal(config: ModelConfig) -> PositionEncoding:
 
 @POSITIONS.register("learned")
 def _learned(config: ModelConfig) -> PositionEncoding:
-    """N(0, 1 / width), the scale of an embedding."""
+    """Make a learned table, drawn from N(0, 1 / width), the scale of an embedding."""
     return PositionEncoding(torch.randn(config.max_positions, config.width) * config.width**-0.5, learned=True)
 
 

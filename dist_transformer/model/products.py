@@ -1,10 +1,11 @@
 """Matrix products of decoding: few rows, and weights that stay the same for thousands of steps.
 
-oneDNN reads a weight faster from a layout of its own. With AVX-512, packed weights reach 1.05 to 1.5 times the rate of
-plain ones in fp32, and 1.3 to 2.6 times in bf16 (16 to 256 rows, Intel Xeon with AMX). With AVX2 alone they are slower.
-The choice depends on the processor and the shape only, never on a timing, so every run on a machine computes the same.
+oneDNN reads a weight faster from a layout of its own: a packed weight. With AVX-512, packed weights reach 1.05 to 1.5
+times the rate of plain ones in fp32, and 1.3 to 2.6 times in bf16 (16 to 256 rows, Intel Xeon with AMX). With AVX2
+alone they are slower. The choice depends only on the processor and the shape, never on a timing, so every run on a
+machine computes the same.
 
-torch documents neither operator, but its compiler calls them. Where a version lacks them, weights stay plain.
+torch does not document the two operators, but its compiler calls them. If a version lacks them, weights stay plain.
 """
 
 from collections.abc import Callable
@@ -13,23 +14,23 @@ import torch
 from torch.nn import functional
 
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""x W^T + b from x, W and b: `functional.linear`, or the `Products` of decoding."""
+"""Function from (x, W, b) to x W^T + b: `functional.linear`, or the `Products` of decoding."""
 
 # Smaller weights stay in the cache in any layout, and oneDNN's calls cost more than they gain.
 _LEAST_ELEMENTS = 2**17
-# The layout is chosen for so many rows.
+# Number of rows that the layout is optimised for.
 _ROWS = 64
 
 
 class Products:
-    """Linear maps by weights that stay the same: each is packed when it is first used, and after a change in place.
+    """Linear maps with constant weights. A weight is packed at its first use, and again after an in-place change.
 
-    A change through `weight.data`, as an optimizer of DeepSpeed makes it, is not seen: it needs new products.
+    A change through `weight.data`, as DeepSpeed's optimizers make it, is not detected: create a new `Products` then.
     """
 
     def __init__(self) -> None:
-        # By the address and shape of a weight, which differ between slices of one parameter. The weight is held, so
-        # that no other tensor gets its address.
+        # The key is the address and shape of a weight, which differ between slices of one parameter. The entry keeps
+        # the weight alive, so that no other tensor gets its address.
         self._packed: dict[tuple[int, torch.Size], tuple[torch.Tensor, int, torch.Tensor]] = {}
 
     def __call__(self, x_BX: torch.Tensor, weight_YX: torch.Tensor, bias_Y: torch.Tensor | None = None) -> torch.Tensor:

@@ -21,7 +21,10 @@ from dist_transformer.packed import PackedBatch, PackedTokens
 
 
 class Transformer(nn.Module):
-    """Sections 3.1 to 3.5. The embeddings are this module's own parameters: ZeRO-3 gathers them for its forward."""
+    """The model of sections 3.1 to 3.5.
+
+    The embeddings are parameters of this module itself, so that ZeRO-3 gathers them for its forward pass.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -56,13 +59,13 @@ class Transformer(nn.Module):
                 nn.init.xavier_uniform_(weight)
 
     def _refuse_persistent_buffers(self) -> None:
-        """Raise a UserError where a registered module would lose state: weight files hold parameters only."""
+        """Raise a UserError if a registered module would lose state, because weight files hold parameters only."""
         lost = sorted(self.state_dict().keys() - dict(self.named_parameters()).keys())
         if lost:
             raise UserError(f"buffer {lost[0]!r} is not in weight files: register it with persistent=False")
 
     def cast_parameters(self, dtype: torch.dtype) -> "Transformer":
-        """Parameters to `dtype`, as DeepSpeed does; the table of sinusoids stays in fp32."""
+        """Cast the parameters to `dtype`, as DeepSpeed does. The table of sinusoids stays in fp32."""
         for parameter in self.parameters():
             parameter.data = parameter.data.to(dtype)
         return self
@@ -70,24 +73,26 @@ class Transformer(nn.Module):
     def compile_layers(self, backend: str = "inductor") -> None:
         """Let torch compile the layers, and the softmax of the loss, at their first call in training.
 
-        Layers of a kind share a graph. Not the model as a whole: gradients would all leave the backward pass at its
-        end, and none could be reduced while it goes on. Not in evaluation mode, where shapes change.
+        Layers of a kind share a graph. The model as a whole is not compiled: all gradients would leave the backward
+        pass at its end, so none could be reduced during it. Evaluation is not compiled, because shapes change there.
         """
         self._compiled_layer = torch.compile(_run_layer, backend=backend, dynamic=False)
 
     @property
     def has_fixed_shapes(self) -> bool:
-        """Whether all micro-batches of a stream have one shape in training: with kernels that make no groups of
-        sentences."""
+        """Whether all micro-batches of a stream have the same shape in training.
+
+        They do if the attention kernel does not split sentences into groups.
+        """
         return not self.config.attention_dropout and self._kernel(1) != "groups"
 
     def embedding_weights(self) -> dict[str, torch.Tensor]:
-        """The distinct matrices of shape (V, D): one when tied, three when not."""
+        """Return the distinct matrices of shape (V, D): one if embeddings are tied, otherwise three."""
         names = ("embedding", "target_embedding", "output_projection")
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
     def position_vectors(self, count: int) -> torch.Tensor:
-        """Return the vectors of the first `count` positions, or of all where there are fewer, shape (count, D)."""
+        """Return the vectors of the first `count` positions, or of all if there are fewer, shape (count, D)."""
         count = min(count, self.config.max_positions)
         return cast(torch.Tensor, self.positions(torch.arange(count, device=self.embedding.device)))
 
@@ -103,7 +108,7 @@ class Transformer(nn.Module):
         )
 
     def encode(self, source: PackedTokens) -> torch.Tensor:
-        """Source tokens to memory, shape (S, D)."""
+        """Encode source tokens into memory, shape (S, D)."""
         layout = AttentionLayout(source, source, causal=False, kernel=self._kernel(source.max_length))
         x_SD = self._embed(self.embedding, source.tokens_T, source.positions_T)
         for layer in self.encoder:
@@ -111,7 +116,7 @@ class Transformer(nn.Module):
         return self.encoder_norm(x_SD)
 
     def decode(self, target: PackedTokens, memory_SD: torch.Tensor, source: PackedTokens) -> torch.Tensor:
-        """Target tokens and memory to hidden states before the output projection, shape (T, D)."""
+        """Compute the hidden states of target tokens before the output projection, shape (T, D)."""
         kernel = self._kernel(max(source.max_length, target.max_length))
         self_layout = AttentionLayout(target, target, causal=True, kernel=kernel)
         cross_layout = AttentionLayout(target, source, causal=False, kernel=kernel)
@@ -121,7 +126,7 @@ class Transformer(nn.Module):
         return self.decoder_norm(x_TD)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Shape (…, D) to (…, V), in fp32."""
+        """Project hidden states, shape (…, D), to logits, shape (…, V), in fp32."""
         return functional.linear(hidden, self.output_weight).float()
 
     def new_decoder_state(
@@ -134,13 +139,15 @@ class Transformer(nn.Module):
         fixed_shapes: bool,
         linear: Linear = functional.linear,
     ) -> DecoderState:
-        """For `beam_size` hypotheses each of as many sentences at a time as there are slots; all are idle.
+        """Make the state of a decoder with only idle slots.
 
         Args:
-            source_room: source tokens of a sentence, at most.
-            longest: target tokens of a sentence, at most, `<s>` included.
-            fixed_shapes: whether all steps are the same work, as CUDA graphs want it.
-            linear: computes the products of each step.
+            slots: number of sentences that are decoded at a time.
+            beam_size: hypotheses per sentence.
+            source_room: maximum source tokens per sentence.
+            longest: maximum target tokens per sentence, `<s>` included.
+            fixed_shapes: whether all steps have the same shapes, as CUDA graphs require.
+            linear: computes the matrix products of each step.
         """
         caches = [
             layer.new_cache(slots=slots, beam_size=beam_size, source_room=source_room)
@@ -151,10 +158,10 @@ class Transformer(nn.Module):
     def begin_sentences(
         self, state: DecoderState, slots_n: torch.Tensor, memory_nSD: torch.Tensor, memory_mask_n1S: torch.Tensor
     ) -> None:
-        """Sentences to be decoded in these slots; their memory is projected once.
+        """Put sentences into these slots, to be decoded. Their memory is projected once.
 
         Args:
-            memory_nSD: as long as the state's room for sources.
+            memory_nSD: memory of the sentences, padded to the state's `source_room`.
             memory_mask_n1S: additive mask of padded source tokens.
         """
         for layer, cache in zip(cast(Iterable[DecoderLayer], self.decoder), state.layers, strict=True):
@@ -162,11 +169,11 @@ class Transformer(nn.Module):
         state.begin_sentences(slots_n, memory_mask_n1S)
 
     def decode_step(self, tokens_B: torch.Tensor, state: DecoderState) -> torch.Tensor:
-        """Hidden states before the output projection, one for the next token of each hypothesis, shape (B, D).
+        """Compute the hidden state of each hypothesis after one more token, before the output projection: (B, D).
 
         Args:
             tokens_B: the next token of each hypothesis, sentence-major: (slots · beam_size,).
-            state: gets the token, too; its `end_step` comes next.
+            state: is updated with the token; the caller must call its `end_step` next.
         """
         positions_B = state.positions_N.unsqueeze(1).expand(-1, state.beam_size).flatten()
         x_BD = self._embed(self._target_embedding(), tokens_B, positions_B)
@@ -192,8 +199,10 @@ class Transformer(nn.Module):
         return self.embedding if self.config.tie_embeddings else self.output_projection
 
     def _kernel(self, longest: int) -> Kernel:
-        """Choose what attends on sentences of so many tokens at most. Kernels that read offsets compute plain scores
-        without dropout on them."""
+        """Choose the attention kernel for sentences of at most `longest` tokens.
+
+        Kernels that read offsets support only plain scores without dropout.
+        """
         if not self._has_plain_attention or (self.training and self.config.attention_dropout):
             return "groups"
         return kernel_for(self.embedding, self.config.attention_head_width, longest=longest)
@@ -204,10 +213,10 @@ def _run_layer(layer: nn.Module, *inputs: torch.Tensor | AttentionLayout) -> tor
 
 
 def training_flops(config: ModelConfig, *, source_tokens: int, target_tokens: int) -> int:
-    """Floating-point operations to train on so many tokens: 6 a weight and token (2 forward, 4 backward).
+    """Count the floating-point operations of training: 6 per weight and token (2 forward, 4 backward).
 
-    A source token passes the encoder and the keys and values of cross-attention; a target token the rest of the
-    decoder and the output projection. Attention scores (0.4% for big) and elementwise work are left out.
+    A source token passes the encoder, and the keys and values of cross-attention. A target token passes the rest of
+    the decoder and the output projection. Attention scores (0.4% for big) and elementwise operations are not counted.
     """
     inner = config.heads * config.attention_head_width
     projection, ffn = config.width * inner, 2 * config.width * config.ffn_width

@@ -84,7 +84,7 @@ def test_bad_arguments_are_one_sentence(model: TrainedModel, model_folder: Path,
     long = "dog " * 5000
     cases = [
         (lambda: model.score("a", ["b"]), "src is a text: give a list of lines"),
-        (lambda: model.score(["a"], []), "src has 1 lines and tgt 0: give as many"),
+        (lambda: model.score(["a"], []), "src has 1 lines and tgt 0: give equally many"),
         (lambda: model.attention("a", long), "the model has room for"),
         (lambda: model.translate(["a"], nbest=0), "nbest"),
         (lambda: dist_transformer.load(model_folder, precision="fp8"), "precision is 'fp8': give fp32 or bf16"),

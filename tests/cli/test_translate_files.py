@@ -111,15 +111,15 @@ def test_the_same_bytes_on_any_number_of_ranks_and_after_kills(
     statuses, said = end(start(model_folder, files, shared, "--beam", "2", ranks=2))
     assert statuses == [1, 1], said
     assert said.splitlines() == [
-        f"error: {shared}.parts was begun with --beam 4, not 2: give what it was begun with to continue it, or remove "
-        "that folder to begin anew"
+        f"error: {shared}.parts was started with --beam 4, not 2: give what it was started with to resume it, or "
+        "remove that folder to start again"
     ]
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
 
     # On another number of ranks.
     statuses, said = end(start(model_folder, files, shared))
     assert statuses == [0], said
-    assert f"continues {shared}: {10 * len(kept)} of 200 lines are there" in said
+    assert f"resumes {shared}: {10 * len(kept)} of 200 lines are done" in said
     assert shared.read_bytes() == alone.read_bytes()
     rows = alone.read_text(encoding="utf-8").split("\n")
     assert len(rows) == 201

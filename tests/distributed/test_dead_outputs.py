@@ -95,11 +95,11 @@ def test_a_training_outlives_its_outputs(toy_data: DataFolder, tmp_path: Path) -
     assert (undisturbed.run_dir / "tensorboard").is_dir()
     output = piped.output()
     assert output.count(LOST) == 2, output
-    assert "stdout cannot be written (Broken pipe): training goes on" in output
+    assert "stdout cannot be written (Broken pipe): training continues" in output
     assert "TensorBoard's file cannot be written ([Errno 17] File exists" in output
     output = full.output()
     assert output.count(LOST) == 1, output
-    assert "stdout cannot be written (No space left on device): training goes on" in output
+    assert "stdout cannot be written (No space left on device): training continues" in output
     for silent in (closed, deaf):
         assert silent.output() == ""
     launched.output()
@@ -124,5 +124,5 @@ def test_a_training_outlives_the_disk_of_tensorboard(toy_data: DataFolder, tmp_p
         pytest.skip(str(error))
     output = Started(ALONE, toy_data, tmp_path / "run", redirected="").output()
     assert output.count(LOST) == 1, output
-    assert "TensorBoard's file cannot be written ([Errno 28] No space left on device): training goes on" in output
+    assert "TensorBoard's file cannot be written ([Errno 28] No space left on device): training continues" in output
     assert "finished at step 8" in output

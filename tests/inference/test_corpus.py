@@ -98,7 +98,7 @@ def test_what_is_finished_is_kept(job: CorpusJob, capsys: pytest.CaptureFixture[
     assert rest.firsts == [4, 6]
     assert job.output.read_text() == EXPECTED
     assert os.listdir(job.output.parent) == ["all.txt"]
-    assert f"continues {job.output}: 4 of 7 lines are there" in capsys.readouterr().err
+    assert f"resumes {job.output}: 4 of 7 lines are done" in capsys.readouterr().err
 
 
 def test_each_rank_takes_its_share_of_what_is_left(job: CorpusJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,8 @@ def test_other_settings_are_refused(job: CorpusJob, settings: dict[str, Any], sa
     with pytest.raises(UserError) as error:
         translate_corpus(replace(job, settings={**job.settings, **settings}), Shouter(), as_text)
     assert str(error.value) == (
-        f"{job.parts} was begun {said}: give what it was begun with to continue it, or remove that folder to begin anew"
+        f"{job.parts} was started {said}: give what it was started with to resume it, or remove that folder to start "
+        "again"
     )
     translate_corpus(job, Shouter(), as_text)
     assert job.output.read_text() == EXPECTED
@@ -139,16 +140,16 @@ def test_other_settings_are_refused(job: CorpusJob, settings: dict[str, Any], sa
 
 def test_other_inputs_models_and_chunks_are_refused(job: CorpusJob) -> None:
     begin(job)
-    with pytest.raises(UserError, match=re.escape("was begun with --chunk-lines 2, not 3: ")):
+    with pytest.raises(UserError, match=re.escape("was started with --chunk-lines 2, not 3: ")):
         translate_corpus(replace(job, chunk_lines=3), Shouter(), as_text)
-    with pytest.raises(UserError, match="was begun with other inputs, or with these before they changed: "):
+    with pytest.raises(UserError, match="was started with other inputs, or with these before they changed: "):
         translate_corpus(replace(job, inputs=job.inputs[::-1]), Shouter(), as_text)
     (job.model / "model.safetensors").write_text("others")
-    with pytest.raises(UserError, match="was begun with another model: "):
+    with pytest.raises(UserError, match="was started with another model: "):
         translate_corpus(job, Shouter(), as_text)
     (job.model / "model.safetensors").write_text("model.safetensors")
     job.inputs[1].write_text(job.inputs[1].read_text().replace("five", "FIVE"))
-    with pytest.raises(UserError, match="was begun with other inputs, or with these before they changed: "):
+    with pytest.raises(UserError, match="was started with other inputs, or with these before they changed: "):
         translate_corpus(job, Shouter(), as_text)
 
 
@@ -220,11 +221,11 @@ def test_two_commands_and_folders_of_others(job: CorpusJob) -> None:
     for path in job.parts.iterdir():
         path.unlink()
     (job.parts / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="holds other files than a translation"):
+    with pytest.raises(UserError, match="holds files that are not of a translation"):
         translate_corpus(job, Shouter(), as_text)
 
 
 def test_a_place_that_cannot_be_written(job: CorpusJob, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot be written .*the same command then continues"):
+    with pytest.raises(UserError, match=r"cannot be written .*the same command then resumes"):
         translate_corpus(replace(job, output=tmp_path / "file" / "out.txt"), Shouter(), as_text)

@@ -1,7 +1,7 @@
-"""Exact duplicates: pairs that occur more than once, and training pairs that are validation pairs too.
+"""Exact duplicates: pairs that occur more than once, and training pairs that are also validation pairs.
 
-A pair is known by a 64-bit key of its ids, so texts that the tokenizer normalises to the same are the same. Two
-different pairs have one key with a probability of 2^-64: of a billion pairs, 0.03 are expected to be taken for others.
+A pair is identified by a 64-bit key of its ids, so texts with the same normalised form are equal. Two different pairs
+have the same key with a probability of 2^-64: among a billion pairs, 0.03 false matches are expected.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
 
-# Keys that a task holds at once: 64 MB, and as much again while they are sorted.
+# Keys that a task holds at once: 64 MB, and twice as much while they are sorted.
 _KEYS_AT_ONCE = 8_000_000
-# What the hash of a token and its place, and of a whole row, is for; `pair_hash` numbers its other purposes from 1.
+# Purposes of `pair_hash` for a token and its place, and for a whole row. Its other purposes are numbered from 1.
 _SOURCE, _TARGET, _ROW = 101, 102, 103
 
 
 def pair_keys(source: TokenLists, target: TokenLists) -> np.ndarray:
-    """Give the key of each pair, uint64: a hash of the ids and places of both sides."""
+    """Compute the key of each pair, uint64: a hash of the ids and places of both sides."""
     return pair_hash(_row_sums(source, _SOURCE) + _row_sums(target, _TARGET), 0, _ROW)
 
 
@@ -36,18 +36,18 @@ def _row_sums(rows: TokenLists, purpose: int) -> np.ndarray:
     places = np.arange(len(tokens)) - np.repeat(edges[:-1], lengths)
     sums = np.zeros(len(tokens) + 1, dtype=np.uint64)
     np.cumsum(pair_hash(tokens << np.uint64(32) | places.astype(np.uint64), 0, purpose), out=sums[1:])
-    # A difference is right although the sums have wrapped round.
+    # A difference is right even if the sums have overflowed.
     return sums[edges[1:]] - sums[edges[:-1]]
 
 
 def write_keys(work: Work, chunk: Chunk, keys: np.ndarray) -> None:
-    """Keep the keys of the pairs of a chunk that stay, sorted."""
+    """Write the keys of the kept pairs of a chunk, sorted."""
     shards.write_batch(chunk.keys(work), {"key": pa.array(np.sort(keys))})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CountRepeats:
-    """Count the pairs with keys in [first, last] that another pair with the same key precedes."""
+    """Task that counts the pairs with keys in [first, last] that follow another pair with the same key."""
 
     work: Work
     chunks: tuple[Chunk, ...]
@@ -65,7 +65,7 @@ class CountRepeats:
             keys = shards.read_batch(chunk.keys(self.work)).column("key").to_numpy()
             start = np.searchsorted(keys, np.uint64(self.first))
             stop = np.searchsorted(keys, np.uint64(self.last), side="right")
-            # A copy: thousands of chunks must not stay mapped.
+            # Copied, because thousands of chunks must not stay mapped.
             found.append(keys[start:stop].copy())
             progress(int(stop - start))
         keys = np.sort(np.concatenate(found))
@@ -73,7 +73,7 @@ class CountRepeats:
 
 
 def count_repeats(runner: TaskRunner, chunks: Sequence[Chunk], pairs: int) -> int:
-    """Count the training pairs that are exact repetitions of another one, in bounded memory for any number of pairs."""
+    """Count the training pairs that exactly repeat another one, in memory that does not grow with their number."""
     parts = -(-pairs // _KEYS_AT_ONCE)
     edges = [part * 2**64 // parts for part in range(parts + 1)]
     tasks = [

@@ -1,4 +1,4 @@
-"""The middle stages: the vocabulary is learned, then each chunk's text becomes ids, and unfit pairs are dropped."""
+"""The middle stages: learn the vocabulary, encode each chunk's text to ids, and drop unfit pairs."""
 
 import itertools
 from collections import Counter
@@ -22,22 +22,22 @@ from dist_transformer.data.text.files import Pair
 from dist_transformer.data.tokenizer import DEFAULT_NORMALIZATION, Tokenizer, train_tokenizer
 
 LONG_LINE = "long_line"
-"""Reason that is stated only where there are such pairs: a line of theirs is above `LONGEST_LINE`."""
+"""Reason for pairs with a line above `LONGEST_LINE`; reported only if there are such pairs."""
 DROP_REASONS = ("empty", "too_long", "length_ratio", "in_validation", LONG_LINE)
-# Added to both lengths before their ratio is taken, so that "Yes." may become four words.
+# Tokens that are added to both lengths before their ratio is computed, so that "Yes." may become four words.
 _RATIO_ALLOWANCE = 5
-# The library's encodings take about 100 bytes a token: few texts at a time.
+# Texts that are encoded at a time: few, because the library's encodings take about 100 bytes per token.
 _ENCODE_ROWS, _ENCODE_BYTES = 4_096, 2**24
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodeChunk:
-    """Write the ids of a chunk's pairs that stay, sorted by their shuffle hash."""
+    """Task that writes the ids of a chunk's kept pairs, sorted by their shuffle hash."""
 
     work: Work
     chunk: Chunk
     rows: tuple[int, ...]
-    """Of the chunk: held out for validation, so left out here."""
+    """Rows of the chunk that are held out for validation, and so left out here."""
     seed: int
     max_tokens: int
     max_length_ratio: float
@@ -49,7 +49,7 @@ class EncodeChunk:
         return f"encode-{self.chunk.name}"
 
     def run(self, progress: Progress) -> dict[str, int]:
-        """Gives the number of pairs found for each reason, and the tokens of those kept."""
+        """Return the number of pairs found for each reason, and the tokens of the kept pairs."""
         tokenizer = Tokenizer.load(tokenizer_path(self.work))
         rows = np.setdiff1d(np.arange(self.chunk.pairs), np.array(self.rows, dtype=np.int64))
         sizes = self.chunk.sizes(self.work)[rows]
@@ -89,7 +89,10 @@ class EncodeChunk:
 def encode_chunks(
     runner: TaskRunner, settings: PrepareSettings, chunks: Sequence[Chunk], held_out: np.ndarray
 ) -> tuple[Counter[str], int]:
-    """Encode all chunks; gives the pairs found for each reason, and the tokens kept."""
+    """Encode all chunks; return the number of pairs found for each reason, and the tokens of the kept pairs.
+
+    Collective: every rank must call it.
+    """
     total: Counter[str] = Counter(dict.fromkeys((*DROP_REASONS, "tokens"), 0))
 
     def collect(_: int, found: dict[str, int]) -> None:
@@ -114,7 +117,7 @@ def encode_chunks(
 
 
 def _blocks(sizes: np.ndarray) -> Iterator[slice]:
-    """Rows that are encoded together, by their sizes in bytes."""
+    """Split rows into blocks that are encoded together, by their sizes in bytes."""
     group = np.cumsum(np.maximum(sizes, 0)) // _ENCODE_BYTES
     rows = np.arange(len(sizes)) // _ENCODE_ROWS
     starts = np.flatnonzero((np.diff(group) != 0) | (np.diff(rows) != 0)) + 1
@@ -125,7 +128,7 @@ def _blocks(sizes: np.ndarray) -> Iterator[slice]:
 def make_tokenizer(
     work: Work, settings: PrepareSettings, chunks: Sequence[Chunk], held_out: np.ndarray, report: Report
 ) -> None:
-    """Put the tokenizer into the data folder: the given one, or one learned from the text."""
+    """Write the tokenizer to the data folder: the given one, or one that is learned from the text."""
     if settings.tokenizer is not None:
         Tokenizer.load(settings.tokenizer).save(tokenizer_path(work))
         return
@@ -152,7 +155,7 @@ def make_tokenizer(
         tokenizer.save(tokenizer_path(work))
         work.keep_result("vocabulary", taken)
     tokenizer = Tokenizer.load(tokenizer_path(work))
-    fewer = f"; the text gives no more than that of the {settings.vocab_size:,} asked for"
+    fewer = f"; the text gives fewer than the {settings.vocab_size:,} asked for"
     report(
         f"vocabulary: {tokenizer.vocab_size:,} entries, joint byte-level BPE, {tokenizer.text_rule}"
         + (f", tags {' '.join(tokenizer.tags)}" if tokenizer.tags else "")
@@ -164,7 +167,7 @@ def make_tokenizer(
 def _sample(
     settings: PrepareSettings, chunks: Sequence[Chunk], held_out: np.ndarray, pairs: int
 ) -> Iterator[np.ndarray]:
-    """Rows of each chunk to learn from: all but the held-out ones, or those with a small hash, so about the number."""
+    """Yield the rows of each chunk to learn the vocabulary from: all but the held-out ones, or a sample by hash."""
     bound = 2**64 * settings.vocab_sample_pairs // max(1, pairs)
     for chunk in chunks:
         rows = np.setdiff1d(np.arange(chunk.pairs), chunk.rows_of(held_out))
@@ -174,7 +177,7 @@ def _sample(
 
 
 def write_validation_keys(work: Work, pairs: Sequence[Pair]) -> None:
-    """Keep the keys of the validation pairs, which training pairs are compared with."""
+    """Write the keys of the validation pairs, which training pairs are compared with."""
     if _validation_keys(work).exists():
         return
     tokenizer = Tokenizer.load(tokenizer_path(work))

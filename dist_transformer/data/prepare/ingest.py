@@ -1,4 +1,4 @@
-"""The first stages: sources are copied into chunks, so that each is read once, and the chunks are looked at."""
+"""The first stages: copy the sources into chunks, so that each source is read once, and survey the chunks."""
 
 import itertools
 import unicodedata
@@ -22,18 +22,18 @@ from dist_transformer.data.tokenizer import first_folded
 
 Report = Callable[[str], None]
 
-# 4 bytes each at most, so that a column stays below the 2 GiB that Arrow's strings may take together.
+# At most 4 bytes each, so that a column stays below the 2 GiB limit of Arrow's strings.
 CHUNK_CHARACTERS = 2**26
 
-# What the hash of a pair's number decides; other values give other hashes.
+# Purposes of the hash of a pair's number; each gives other hashes.
 SHUFFLE, HOLD_OUT, VOCABULARY = 1, 2, 3
-# Share of target lines that NFKC may change in silence: above it, scores on the raw references have a ceiling.
+# Share of target lines that NFKC may change without a warning. Above it, scores on the raw references have a ceiling.
 _FOLDED_ALLOWANCE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """A staged piece of the corpus; pair `first` + i is row i of the text."""
+    """Staged piece of the corpus; pair `first` + i is row i of the text."""
 
     name: str
     first: int
@@ -49,26 +49,26 @@ class Chunk:
         return work.folder / f"keys-{self.name}.arrow"
 
     def texts(self, work: Work, rows: np.ndarray) -> tuple[list[str], list[str]]:
-        """Source and target of the rows; both are empty where the pair was not read."""
+        """Return source and target of the rows; both are empty if the pair was not read."""
         batch = shards.read_batch(self.text(work)).take(pa.array(rows))
         source, target = (pc.fill_null(batch.column(side), "").to_pylist() for side in ("src", "tgt"))
         return source, target
 
     def sizes(self, work: Work) -> np.ndarray:
-        """Bytes of text of each row; -1 where a line of the pair was above the limit, so that it was not read."""
+        """Return the bytes of text of each row; -1 if a line of the pair was above the limit, so it was not read."""
         batch = shards.read_batch(self.text(work))
         source, target = (pc.binary_length(batch.column(side)) for side in ("src", "tgt"))
         return pc.fill_null(pc.add(source, target), -1).to_numpy(zero_copy_only=False)
 
     def rows_of(self, numbers: np.ndarray) -> np.ndarray:
-        """The rows of those of sorted pair numbers that it holds."""
+        """Return the rows of this chunk for sorted pair numbers; numbers in other chunks are left out."""
         start, stop = np.searchsorted(numbers, [self.first, self.first + self.pairs])
         return numbers[start:stop] - self.first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadSource:
-    """Copy a source into chunks. Its result: the pairs of each chunk."""
+    """Task that copies a source into chunks. Its result is the number of pairs of each chunk."""
 
     work: Work
     source: PairSource
@@ -92,7 +92,10 @@ class ReadSource:
         return sizes
 
     def _next_chunk(self, pairs: Iterator[Pair | None]) -> list[Pair | tuple[None, None]]:
-        """Up to `chunk_pairs` pairs, and not many more than `CHUNK_CHARACTERS`; a pair above the limit is null."""
+        """Take up to `chunk_pairs` pairs, and not many more characters than `CHUNK_CHARACTERS`.
+
+        A pair above the limit of a line is null.
+        """
         batch: list[Pair | tuple[None, None]] = []
         characters = 0
         for pair in pairs:
@@ -103,7 +106,7 @@ class ReadSource:
         return batch
 
     def _kept(self) -> list[int]:
-        """The chunks that an interrupted preparation has written."""
+        """Return the sizes of the chunks that an interrupted preparation has written."""
         paths = itertools.takewhile(Path.exists, map(self._chunk, itertools.count()))
         return [shards.read_batch(path).num_rows for path in paths]
 
@@ -113,13 +116,13 @@ class ReadSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SurveyChunk:
-    """What must be known of all chunks before one can be encoded."""
+    """Task that collects the facts about a chunk that must be known of all chunks before one can be encoded."""
 
     work: Work
     chunk: Chunk
     seed: int
     valid_pairs: int
-    """Candidates for the validation text wanted; 0 when it is given."""
+    """Number of candidates for the validation text; 0 if validation text is given."""
     folding: bool
     """Whether to count the target lines that NFKC changes."""
 
@@ -143,7 +146,7 @@ class SurveyChunk:
 
 @dataclass(kw_only=True, slots=True)
 class Survey:
-    """The surveys of many chunks, added up in any order."""
+    """Sum of the surveys of many chunks, in any order."""
 
     usable: int
     candidates: np.ndarray
@@ -155,7 +158,10 @@ class Survey:
         self.folded.update(folded)
 
     def held_out(self) -> np.ndarray:
-        """Numbers of the pairs to hold out, sorted: at most a tenth, so that a small corpus keeps its training text."""
+        """Return the numbers of the pairs to hold out, sorted.
+
+        They are at most a tenth of the pairs, so that a small corpus keeps its training text.
+        """
         return np.sort(self.candidates[: max(1, self.usable // 10)] if self.usable > 1 else self.candidates[:0])
 
 
@@ -164,7 +170,10 @@ def chunk_name(source: int, chunk: int) -> str:
 
 
 def read_sources(runner: TaskRunner, settings: PrepareSettings, chunk_pairs: int, report: Report) -> list[Chunk]:
-    """Copy all sources into chunks, numbered in the order of the sources."""
+    """Copy all sources into chunks, numbered in the order of the sources.
+
+    Collective: every rank must call it.
+    """
     sizes: dict[int, list[int]] = {}
     reported = 0
 
@@ -217,7 +226,7 @@ def survey_chunks(runner: TaskRunner, settings: PrepareSettings, chunks: Sequenc
 def warn_of_folding(settings: PrepareSettings, survey: Survey, pairs: int, report: Report) -> None:
     share = survey.folded.total() / max(1, pairs)
     if share > _FOLDED_ALLOWANCE:
-        # The first by code point of several that are as frequent: the order of the chunks must not decide.
+        # Equally frequent characters are ordered by code point, so that the order of the chunks does not matter.
         character = min(survey.folded, key=lambda found: (-survey.folded[found], found))
         report(
             f"warning: NFKC changes {share:.1%} of the target lines, for example {character!r} -> "
@@ -227,7 +236,7 @@ def warn_of_folding(settings: PrepareSettings, survey: Survey, pairs: int, repor
 
 
 def pair_hash(numbers: np.ndarray, seed: int, purpose: int) -> np.ndarray:
-    """A uint64 for each pair number, no two alike: SplitMix64 (Steele et al. 2014), started from seed and purpose."""
+    """Hash each pair number to a distinct uint64 by SplitMix64 (Steele et al. 2014), seeded by seed and purpose."""
     key = np.uint64((seed * 0xD1342543DE82EF95 + purpose * 0xDA942042E4DD58B5) % 2**64)
     z = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + key
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -236,10 +245,10 @@ def pair_hash(numbers: np.ndarray, seed: int, purpose: int) -> np.ndarray:
 
 
 def first_by_hash(numbers: np.ndarray, seed: int, count: int) -> np.ndarray:
-    """The `count` pairs that come first in the order of the hold-out."""
+    """Return the first `count` pairs in the order of the hold-out."""
     return numbers[np.argsort(pair_hash(numbers, seed, HOLD_OUT))[:count]]
 
 
 def is_empty(source: str, target: str) -> bool:
-    """One side at least holds nothing but white space."""
+    """Return whether at least one side has only white space."""
     return not source or not target or source.isspace() or target.isspace()

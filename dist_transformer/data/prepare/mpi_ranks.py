@@ -1,8 +1,8 @@
-"""Ranks of a preparation that `mpirun` or `srun` started: what they tell each other, by MPI.
+"""Communication by MPI among the ranks of a preparation that `mpirun` or `srun` started.
 
-Separate from `dist_transformer.runtime.distributed`, because a preparation needs neither torch nor its process group.
-Without a launcher there is one rank, and nothing is sent. Waiting ranks sleep: they leave their cores to the others,
-and answer signals.
+This is separate from `dist_transformer.runtime.distributed`, because a preparation needs neither torch nor its process
+group. Without a launcher there is one rank, and nothing is sent. Waiting ranks sleep, so that they leave their cores to
+the others and answer signals.
 """
 
 import os
@@ -21,11 +21,15 @@ _STOP_TAG = 1
 
 
 class StoppedError(Exception):
-    """Another rank has an error; it is known when all have met."""
+    """Another rank failed. Its error is known after the next `gather`."""
 
 
 class MpiRanks:
-    """The ranks of one launch; `communicator` is mpi4py's, or None for a rank alone."""
+    """Ranks of one launch.
+
+    Args:
+        communicator: communicator of mpi4py; None for a single rank.
+    """
 
     def __init__(self, communicator: Any = None) -> None:
         self._all = communicator
@@ -35,7 +39,7 @@ class MpiRanks:
 
     @classmethod
     def join(cls) -> "MpiRanks":
-        """The ranks of this process, as its launcher started it.
+        """Join the ranks that the launcher of this process started.
 
         Raises:
             UserError: MPI cannot be loaded, or does not see the processes that the launcher started.
@@ -56,7 +60,10 @@ class MpiRanks:
         return self.rank == 0
 
     def cores(self) -> int:
-        """Cores for each rank: those that the ranks of this machine may use, shared among them."""
+        """Return the cores per rank: the cores that the ranks of this machine may use, divided among them.
+
+        Collective: every rank must call it.
+        """
         mine = os.sched_getaffinity(0)
         if self.size == 1:
             return len(mine)
@@ -66,16 +73,19 @@ class MpiRanks:
         return max(1, len(set().union(*node.allgather(mine))) // node.size)
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, in order of rank, on every rank."""
+        """Return every rank's value, in order of rank, on every rank.
+
+        Collective: every rank must call it.
+        """
         if self.size == 1:
             return [value]
         self._meet()
         return self._all.allgather(value)
 
     def together(self, work: Callable[[], T]) -> T:
-        """Do `work` on every rank; the first rank's error is raised on all, so that none waits for the others.
+        """Do `work` on every rank. If it fails, raise the error of the lowest failed rank on all, so that none waits.
 
-        Ranks that look (`poll`) leave their work as soon as another has failed.
+        Collective: every rank must call it. Ranks that call `poll` stop their work as soon as another one has failed.
         """
         value, error = None, None
         try:
@@ -93,16 +103,19 @@ class MpiRanks:
         return cast(T, value)
 
     def lead(self, work: Callable[[], T]) -> T:
-        """The result of `work`, done by rank 0 alone, on every rank; its error, too."""
+        """Do `work` on rank 0 alone, and return its result, or raise its error, on every rank.
+
+        Collective: every rank must call it.
+        """
         return cast(T, self.gather(self.together(lambda: work() if self.is_main else None))[0])
 
     def poll(self) -> None:
-        """Raise `StoppedError` if another rank said so."""
+        """Raise `StoppedError` if another rank has failed."""
         if self.size > 1 and self._all.iprobe(tag=_STOP_TAG):
             raise StoppedError
 
     def abort(self, status: int) -> None:
-        """End every rank at once: for what the ranks cannot agree on, such as a signal to one of them."""
+        """End every rank at once, for events that only one rank sees, such as a signal."""
         if self.size > 1:
             self._all.Abort(status)
 
@@ -115,7 +128,7 @@ class MpiRanks:
         self._stops = [self._all.isend(None, other, _STOP_TAG) for other in range(self.size) if other != self.rank]
 
     def _take_stops(self, failed: list[int]) -> None:
-        """Each failed rank has sent one message to each other: none may be left for the next stage."""
+        """Receive the message that each failed rank sent to each other rank, so that none is left for later stages."""
         for other in failed:
             if other != self.rank:
                 self._all.recv(source=other, tag=_STOP_TAG)

@@ -1,9 +1,9 @@
 """Text to data folder: read → hold out → learn the vocabulary → encode and filter → shuffle into shards.
 
-The text is read once and staged as chunks beside the result, so a slow source is not read again and memory does not
-grow with the corpus. Encoding is a task for each chunk, scattering one for a few shards; tasks run on any number of
-processes and ranks, and those that an interrupted preparation has done are not done again. The result is a pure
-function of the text and the settings: neither the chunk size nor the number of processes nor the folder enters it.
+The text is read once and staged as chunks next to the result, so a slow source is not read again, and memory does not
+grow with the corpus. There is one encoding task per chunk, and one shuffling task per few shards. Tasks run on any
+number of processes and ranks, and the finished tasks of an interrupted preparation are not repeated. The result is a
+pure function of the text and the settings: it does not depend on the chunk size, the number of processes or the folder.
 """
 
 import contextlib
@@ -53,31 +53,36 @@ from dist_transformer.errors import UserError
 from dist_transformer.files import make_folder, move, whole_path, write_file
 from dist_transformer.runtime.launch import as_typed
 
-# Pairs read, encoded and filtered at a time: about 20 MB of text.
+# Pairs that are read, encoded and filtered at a time: about 20 MB of text.
 CHUNK_PAIRS = 50_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Validation:
     pairs: list[Pair]
-    """With text on both sides."""
+    """Pairs with text on both sides."""
     empty: int
     long_lines: int
-    """With a line above `LONGEST_LINE`."""
+    """Number of pairs with a line above `LONGEST_LINE`."""
     held_out: np.ndarray
-    """Numbers of the training pairs that these are; sorted."""
+    """Numbers of these pairs in the training text, sorted; empty if validation text was given."""
 
 
 def prepare(
     settings: PrepareSettings, report: Report, *, ranks: MpiRanks | None = None, show_progress: bool = False
 ) -> DataIndex:
-    """Make a data folder; `report` gets what was read, dropped and written, a line at a time.
+    """Make a data folder.
 
-    After Ctrl-C, a kill or a passing error the same call goes on where this one ended. After another error nothing is
-    left. All ranks of a `ranks` call it together, with the same settings; rank 0 alone reports.
+    Collective: every rank must call it. All ranks must give the same settings; only rank 0 reports.
+
+    After Ctrl-C, a kill or a TransientError, the same call resumes. After another error nothing is left.
+
+    Args:
+        report: called with lines about the text that was read, dropped and written.
+        ranks: ranks of the launch; None: this process alone.
 
     Raises:
-        UserError: bad text, files or settings; `out` exists or is being prepared. The same one on every rank.
+        UserError: bad text, files or settings; `out` exists or is being prepared. The error is the same on every rank.
     """
     started = time.monotonic()
     ranks = ranks or MpiRanks()
@@ -93,13 +98,13 @@ def prepare(
 
 
 def _checked(settings: PrepareSettings, report: Report) -> str:
-    """The fingerprint of the preparation, after all checks that need no long reading."""
+    """Make all checks that do not read the whole text, and return the fingerprint of the preparation."""
     refuse_existing(settings.out)
     _ = settings.languages
     if settings.tokenizer is not None:
         _check_tokenizer(settings, Tokenizer.load(settings.tokenizer), report)
     for source in (*settings.sources, *settings.validation):
-        # A misspelt name or a wrong column fails now, and not after hours of reading.
+        # A misspelt name or a wrong column should fail now, not after hours of reading.
         next(source.pairs(), None)
     return fingerprint(settings, CHUNK_PAIRS)
 
@@ -107,12 +112,12 @@ def _checked(settings: PrepareSettings, report: Report) -> str:
 def _check_tokenizer(settings: PrepareSettings, tokenizer: Tokenizer, report: Report) -> None:
     if settings.lowercase and not tokenizer.lowercase:
         raise UserError(
-            f"{settings.tokenizer} keeps case, so lowercase does not go with it: leave out --lowercase or --tokenizer"
+            f"{settings.tokenizer} keeps case, which excludes lowercase: leave out --lowercase or --tokenizer"
         )
     if settings.normalization not in (None, tokenizer.normalization):
         raise UserError(
-            f"{settings.tokenizer} normalises by {tokenizer.normalization.upper()}, so {settings.normalization} does "
-            "not go with it: leave out --normalization or --tokenizer"
+            f"{settings.tokenizer} normalises by {tokenizer.normalization.upper()}, which excludes "
+            f"{settings.normalization}: leave out --normalization or --tokenizer"
         )
     tokenizer.tag_ids(settings.source_tags)
     note = ", --vocab-size has no effect" if settings.vocab_size not in (None, tokenizer.vocab_size) else ""
@@ -121,19 +126,19 @@ def _check_tokenizer(settings: PrepareSettings, tokenizer: Tokenizer, report: Re
 
 @contextlib.contextmanager
 def _shared_work(out: Path, name: str, ranks: MpiRanks, report: Report) -> Iterator[Work]:
-    """The work folder, which rank 0 makes, locks and removes for all ranks."""
+    """Yield the work folder, which rank 0 makes, locks and removes for all ranks."""
     with contextlib.ExitStack() as stack:
         work = ranks.lead(lambda: stack.enter_context(work_folder(out, name, report)))
         try:
             yield work
         except (UserError, OSError):
-            # Every rank has this error. Rank 0 removes the folder when no other has a process that writes to it.
+            # Every rank has this error. Rank 0 removes the folder only when no process of another rank writes to it.
             ranks.gather(None)
             raise
 
 
 def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None:
-    """All stages, up to a complete data folder in the work folder."""
+    """Run all stages, up to a complete data folder in the work folder."""
     work, ranks = runner.work, runner.ranks
     chunks = read_sources(runner, settings, CHUNK_PAIRS, report)
     pairs_read = sum(chunk.pairs for chunk in chunks)
@@ -214,7 +219,7 @@ def _finish(
     overlap: int,
     repeats: int,
 ) -> None:
-    """Put the data folder together. It may have been begun by an interrupted preparation."""
+    """Complete the data folder. An interrupted preparation may have written some of its files."""
     tokenizer = Tokenizer.load(tokenizer_path(work))
     train = shards.write_split(work.data, _move_shards(work, infos))
     valid, valid_text, too_long = _write_validation(validation.pairs, work.data, tokenizer, settings)
@@ -255,7 +260,7 @@ def _finish(
 
 
 def _copy_text(source: Path, target: Path) -> None:
-    """Copy the files of a folder; their rights are those of new ones, because `source` may be a private folder."""
+    """Copy the files of a folder with the rights of new files, because `source` may be a private folder."""
     make_folder(target)
     for file in source.iterdir():
         with whole_path(target / file.name) as copy:
@@ -263,7 +268,7 @@ def _copy_text(source: Path, target: Path) -> None:
 
 
 def _move_shards(work: Work, infos: Sequence[ShardInfo | None]) -> list[ShardInfo]:
-    """Give the shards their names in the data folder, in which those without a pair are passed over."""
+    """Move the shards to the data folder and number them; shards without pairs are skipped."""
     moved: list[ShardInfo] = []
     for number, info in enumerate(infos):
         if info is not None:
@@ -277,7 +282,7 @@ def _move_shards(work: Work, infos: Sequence[ShardInfo | None]) -> list[ShardInf
 def _write_validation(
     pairs: Sequence[Pair], folder: Path, tokenizer: Tokenizer, settings: PrepareSettings
 ) -> tuple[SplitInfo, TextInfo, int]:
-    """Write `valid/`: the raw text in full and shards of the pairs that fit; also returns how many do not."""
+    """Write `valid/`: all of the raw text, and shards of the pairs that fit; also return the number that do not."""
     valid = folder / shards.VALID_FOLDER
     make_folder(valid)
     columns: list[list[str]] = [list(side) for side in zip(*pairs, strict=True)] or [[], []]
@@ -292,8 +297,8 @@ def _write_validation(
     fitting = np.flatnonzero((shorter > 0) & (longer + 1 <= settings.max_tokens))
     if len(fitting) == 0:
         raise UserError(
-            f"none of the {len(pairs):,} validation pairs has at most max_tokens {settings.max_tokens} tokens a side: "
-            "raise --max-tokens or give other validation text"
+            f"none of the {len(pairs):,} validation pairs has at most max_tokens {settings.max_tokens} tokens per "
+            "side: raise --max-tokens or give other validation text"
         )
     written: list[ShardInfo] = []
     for start in range(0, len(fitting), settings.pairs_per_shard):
@@ -306,7 +311,7 @@ def _write_validation(
 
 
 def _reporter(report: Report, bars: bool) -> Report:
-    """`report`, with the progress bar taken away while a line is written."""
+    """Return `report`; if there are progress bars, it hides them while it writes a line."""
     if not bars:
         return report
 
@@ -326,12 +331,12 @@ def _report_result(index: DataIndex, out: Path, seconds: float, report: Report) 
     )
     if index.overlap:
         was = "kept" if index.overlap > index.dropped.get("in_validation", 0) else "left out of training"
-        report(f"overlap: {index.overlap:,} training pairs are validation pairs too, {was}")
+        report(f"overlap: {index.overlap:,} training pairs are also validation pairs, {was}")
     if index.repeats:
         share = index.repeats / train.pairs
         report(f"duplicates: {index.repeats:,} of the kept pairs repeat another one exactly ({share:.1%})")
     for side, tokens in ((index.source_language, train.source_tokens), (index.target_language, train.target_tokens)):
-        report(f"tokens: {tokens:,} {side}, {tokens / train.pairs:.1f} a sentence (the special token included)")
+        report(f"tokens: {tokens:,} {side}, {tokens / train.pairs:.1f} per sentence (the special token included)")
     if index.source_tags:
         report(f"tags: {' '.join(index.source_tags)} in front of every {index.source_language} sentence")
     report(f"validation shards: {valid.pairs:,} of {index.valid_text.pairs:,} pairs fit; the raw text is kept in full")

@@ -1,4 +1,4 @@
-"""What can be asked of a preparation, and the checks that need no text."""
+"""Settings of a preparation, and the checks that need no text."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,44 +11,45 @@ from dist_transformer.errors import UserError
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrepareSettings:
     out: Path
-    """The folder to make; it must not exist, or be empty."""
+    """Folder to make; it must be new or empty."""
     sources: tuple[PairSource, ...]
     validation: tuple[PairSource, ...] = ()
-    """Empty: `valid_pairs` are held out from the sources."""
+    """Validation text; empty: `valid_pairs` pairs are held out from the sources."""
     vocab_size: int | None = None
-    """Entries, special tokens and the 256 bytes included; needed unless a tokenizer is given."""
+    """Vocabulary entries, special tokens and the 256 bytes included; required unless a tokenizer is given."""
     tokenizer: Path | None = None
-    """A tokenizer.json to use as it is, in place of learning one."""
+    """A tokenizer.json to use unchanged, instead of learning one."""
     tags: tuple[str, ...] = ()
-    """To reserve in a vocabulary that is learned."""
+    """Tags to reserve in a vocabulary that is learned."""
     source_tags: tuple[str, ...] = ()
-    """Of the vocabulary, to put in front of every source sentence, in this order."""
+    """Tags of the vocabulary in front of every source sentence, in this order."""
     lowercase: bool = False
     normalization: Normalization | None = None
-    """None: that of the given tokenizer, or nfkc."""
+    """Unicode normalization; None: that of the given tokenizer, or nfkc."""
     max_tokens: int = 256
-    """A pair with a longer side is dropped; counted with the special token and the tags."""
+    """Maximum tokens per side, the special token and the tags included; longer pairs are dropped."""
     max_length_ratio: float = 3.0
-    """A pair is dropped when (longer + 5) / (shorter + 5) tokens of text exceeds this."""
+    """Maximum of (longer + 5) / (shorter + 5) tokens of text; pairs above it are dropped."""
     keep_overlap: bool = False
-    """Keep training pairs that are validation pairs as well: they make the validation look better than it is."""
+    """Keep training pairs that are also validation pairs; validation then looks better than it is."""
     pairs_per_shard: int = 100_000
-    """On average, for pairs are dealt by hash."""
+    """Average pairs per shard; shards differ in size because pairs are assigned by hash."""
     vocab_sample_pairs: int = 2_000_000
-    """With more pairs the vocabulary is learned from a seeded sample of about so many: what it needs of memory ends."""
+    """Maximum pairs, approximately, that the vocabulary is learned from. Larger corpora are sampled, by seed, to bound
+    the memory."""
     seed: int = 1
     valid_pairs: int = 1_000
-    """Held out when no validation is given; at most a tenth of the pairs."""
+    """Pairs that are held out if no validation text is given; at most a tenth of the pairs."""
     source_language: str | None = None
-    """None: taken from the names of the files."""
+    """Source language; None: taken from the names of the files."""
     target_language: str | None = None
     corpus: str = ""
-    """A name for reports; empty: the name of the first source."""
+    """Name for reports; empty: the name of the first source."""
     synthetic: bool = False
     keep_text: Path | None = None
-    """A folder to copy to `text/` in the result."""
+    """Folder to copy to `text/` in the result."""
     workers: int = 1
-    """Processes, on each rank of a launch; the result does not depend on it."""
+    """Processes per rank; the result does not depend on it."""
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -66,8 +67,8 @@ class PrepareSettings:
                 raise UserError(f"--src-tag {missing[0]} is not in the vocabulary to be learned: give it to --tag, too")
         if self.tokenizer is not None and self.tags:
             raise UserError(
-                f"--tag reserves {self.tags[0]} in a vocabulary that is learned, and --tokenizer gives one that is "
-                "there: leave out --tag, or --tokenizer"
+                f"--tag reserves {self.tags[0]} in a new vocabulary, but --tokenizer gives an existing one: leave out "
+                "--tag or --tokenizer"
             )
         for field, least in (
             ("max_tokens", 2),
@@ -89,7 +90,7 @@ class PrepareSettings:
 
     @property
     def languages(self) -> tuple[str, str]:
-        """Source and target language, as given or as the file names say."""
+        """Source and target language, as given or from the file names."""
         given = (self.source_language, self.target_language)
         found = [source.languages for source in (*self.sources, *self.validation)]
         named = [_one_language(given[side], {pair[side] for pair in found}, side) for side in (0, 1)]
@@ -102,10 +103,10 @@ def _one_language(given: str | None, found: set[str | None], side: int) -> str:
         return given
     named = sorted(language for language in found if language)
     if not named:
-        raise UserError(f"the {side_name} language cannot be told from the file names: give it with {flag}")
+        raise UserError(f"the {side_name} language is not in the file names: give it with {flag}")
     if len(named) > 1:
         raise UserError(
             f"the {side_name} files seem to be in several languages ({', '.join(named)}): "
-            f"check the files, or say which it is with {flag}"
+            f"check the files, or give the language with {flag}"
         )
     return named[0]

@@ -1,7 +1,8 @@
-"""The last stage: pairs are dealt to shards by their hash, so that a corpus sorted by domain is well mixed.
+"""The last stage: pairs are assigned to shards by their hash, so that a corpus sorted by domain is well shuffled.
 
-Shard i of n holds the hashes from i · 2^64 / n on, in order of hash. A chunk's ids are sorted by hash, so what several
-neighbouring shards want of it lies together: it is opened once for all of them.
+Shard i of n holds the pairs with hashes from i · 2^64 / n up to the start of the next shard, in order of hash. The ids
+of a chunk are sorted by hash, so its pairs for several neighbouring shards are contiguous. A task writes several such
+shards and opens each chunk once.
 """
 
 import dataclasses
@@ -20,22 +21,22 @@ from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
 
-# The shards of a task are in memory together: 64 million ids are 128 MB. Every chunk is opened once a task.
+# The shards of a task are in memory together: 64 million ids are 128 MB. Every task opens every chunk once.
 _TOKENS_AT_ONCE = 64_000_000
-# More tasks than a machine has cores, so that all of these have work.
+# Minimum number of tasks (if there are as many shards): more than the cores of a machine, so that all have work.
 _LEAST_TASKS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WriteShards:
-    """Write neighbouring shards. Its result: their infos, None for a shard without a pair."""
+    """Task that writes neighbouring shards. Its result is their infos, None for a shard without pairs."""
 
     work: Work
     chunks: tuple[Chunk, ...]
     first: int
     stop: int
     count: int
-    """Shards in all."""
+    """Total number of shards."""
 
     @property
     def name(self) -> str:
@@ -48,7 +49,7 @@ class WriteShards:
             slices = [_cut(part, _edge(shard, self.count), _edge(shard + 1, self.count)) for part in parts]
             orders, sources, targets = zip(*slices, strict=True)
             by_order = np.argsort(np.concatenate(orders))
-            if len(by_order) == 0:  # only when shards are of a few pairs
+            if len(by_order) == 0:  # only if shards have few pairs
                 written.append(None)
             else:
                 source, target = (TokenLists.concatenate(side).take(by_order) for side in (sources, targets))
@@ -58,7 +59,7 @@ class WriteShards:
         return written
 
     def _part(self, chunk: Chunk) -> tuple[np.ndarray, TokenLists, TokenLists]:
-        """What these shards want of a chunk, copied: thousands of chunks must not stay mapped."""
+        """Copy the pairs of these shards from a chunk, because thousands of chunks must not stay mapped."""
         batch = shards.read_batch(chunk.ids(self.work))
         whole = (
             batch.column("order").to_numpy(),
@@ -73,7 +74,10 @@ class WriteShards:
 def write_shards(
     runner: TaskRunner, chunks: Sequence[Chunk], pairs: int, tokens: int, pairs_per_shard: int
 ) -> list[ShardInfo | None]:
-    """Write all training shards into the work folder; gives their infos, None for a shard without a pair."""
+    """Write all training shards to the work folder; return their infos, None for a shard without pairs.
+
+    Collective: every rank must call it.
+    """
     count = -(-pairs // pairs_per_shard)
     at_once = max(1, min(_TOKENS_AT_ONCE * count // max(1, tokens), count // _LEAST_TASKS))
     starts = range(0, count, at_once)
@@ -106,7 +110,7 @@ def _edge(shard: int, count: int) -> int:
 def _cut(
     part: tuple[np.ndarray, TokenLists, TokenLists], start: int, stop: int
 ) -> tuple[np.ndarray, TokenLists, TokenLists]:
-    """The pairs whose hash is in [start, stop)."""
+    """Select the pairs whose hash is in [start, stop)."""
     order, source, target = part
     first = int(np.searchsorted(order, np.uint64(start)))
     last = len(order) if stop == 2**64 else int(np.searchsorted(order, np.uint64(stop)))

@@ -1,7 +1,7 @@
-"""One stage of a preparation: many tasks, on the processes of this rank and the ranks of the launch, each done once.
+"""Runner of one stage of a preparation: many tasks on the processes of all ranks, each done once.
 
-A task that an interrupted preparation has done is not done again: its result is in the work folder. Tasks are dealt to
-ranks in turn, and the processes of a rank take them as they get free.
+A task that an interrupted preparation has finished is not repeated, because its result is in the work folder. Tasks are
+assigned to ranks in turn, and each process of a rank takes the next one when it is free.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,12 +18,12 @@ from dist_transformer.data.prepare.worker_pool import Progress, Task, WorkerPool
 class NamedTask(Task, Protocol):
     @property
     def name(self) -> str:
-        """Of its result in the work folder, unlike that of any other task."""
+        """Unique name of the task's result in the work folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Kept:
-    """A task whose result, which must be plain JSON, is kept."""
+    """Task whose result, which must be plain JSON, is written to the work folder."""
 
     work: Work
     task: NamedTask
@@ -40,7 +40,7 @@ class TaskRunner:
     pool: WorkerPool
     ranks: MpiRanks
     show: bool
-    """Draw a bar on standard error."""
+    """Whether to show a progress bar on standard error."""
 
     def run(
         self,
@@ -51,11 +51,14 @@ class TaskRunner:
         unit: str = "pair",
         sizes: Sequence[int] | None = None,
     ) -> None:
-        """Do this rank's share of the tasks; `collect` gets (index, result) of each, in any order.
+        """Do this rank's share of the tasks.
+
+        Collective: every rank must call it.
 
         Args:
-            unit: what tasks count when they report progress.
-            sizes: how many of these each task has, where that is known.
+            collect: called with (index, result) of each task of this rank, in any order.
+            unit: unit of the progress that tasks report.
+            sizes: number of these units per task, if known.
         """
         mine = [(index, task) for index, task in enumerate(tasks) if index % self.ranks.size == self.ranks.rank]
         self.ranks.together(lambda: self._run(label, mine, collect, unit, sizes))

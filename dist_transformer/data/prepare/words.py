@@ -1,8 +1,8 @@
-"""Ids of texts, word by word: a word that was seen before is looked up instead of being encoded again.
+"""Encoding of texts word by word: a word that was seen before is looked up instead of being encoded again.
 
-A tokenizer of this project encodes `a b` as it encodes `a` and then ` b`: normalization never joins an ASCII space with
-what precedes it, and a pre-token begins at each ASCII space between two characters that are no white space. Texts with
-any other white space are encoded whole.
+A tokenizer of this project encodes `a b` as it encodes `a` and then ` b`. Normalization never joins an ASCII space with
+the character before it, and a pre-token begins at each ASCII space between two characters that are not white space.
+Texts with any other white space are encoded as a whole.
 """
 
 import functools
@@ -14,18 +14,18 @@ import numpy as np
 from dist_transformer.data.folder.format import TokenLists
 from dist_transformer.data.tokenizer import Tokenizer
 
-# Words of a dictionary, about 30 MB; then the less frequent half is forgotten.
+# Maximum words of a dictionary, about 30 MB. Beyond it, the less frequent words are removed, down to half this number.
 _MOST_WORDS = 2**17
-# Texts without spaces between words, such as Chinese, are encoded whole: after so many words, if more than half of the
-# last block were new.
+# Texts without spaces between words, such as Chinese, are encoded as a whole: after this number of words, a dictionary
+# is no longer used if more than half of the last block were new.
 _TRIED_WORDS = 2**15
 
 
 class WordIds:
-    """A dictionary from words to ids, for the texts of one language.
+    """Dictionary from words to ids, for the texts of one language.
 
     Args:
-        dtype: of the ids.
+        dtype: dtype of the ids.
     """
 
     def __init__(self, tokenizer: Tokenizer, dtype: Any) -> None:
@@ -41,14 +41,14 @@ class WordIds:
             return self._encode_whole(texts)
         joined = " ".join(texts)
         words = joined.split()
-        # All at once: text by text, this would take a third of the time.
+        # All texts at once: this check for each text would take a third of the time.
         if not words or " ".join(words) != joined:
             is_regular = np.array([" ".join(text.split()) == text != "" for text in texts])
             if not is_regular.all():
                 return self._encode_apart(texts, is_regular)
         counts = np.fromiter((text.count(" ") + 1 for text in texts), dtype=np.int64, count=len(texts))
         firsts = np.cumsum(counts) - counts
-        # A first word has no space before it. Its key begins with one, which no other key does.
+        # The first word of a text has no space before it. Its key begins with a space, unlike all other keys.
         for place in firsts.tolist():
             words[place] = " " + words[place]
         numbers = self._numbers(words)
@@ -63,7 +63,7 @@ class WordIds:
         return TokenLists.from_lists(self._tokenizer.encode_batch(texts), self._dtype)
 
     def _encode_apart(self, texts: Sequence[str], is_regular: np.ndarray) -> TokenLists:
-        """Encode the regular texts word by word and the others whole."""
+        """Encode the regular texts word by word and the others as a whole."""
         by_kind = [np.flatnonzero(~is_regular), np.flatnonzero(is_regular)]
         whole, regular = ([texts[place] for place in places.tolist()] for places in by_kind)
         found = TokenLists.concatenate([self._encode_whole(whole), self.encode(regular)])
@@ -98,11 +98,11 @@ class WordIds:
         self._number_of = {words[number]: place for place, number in enumerate(kept.tolist())}
         lists = TokenLists(self._values, np.append(self._begins, len(self._values))).take(kept)
         self._begins, self._values = lists.offsets[:-1], lists.values
-        # Half of the past counts, so that words of the text that follows can take the place of others.
+        # Counts are halved, so that the words of later texts can replace others.
         self._lengths, self._uses = self._lengths[kept], self._uses[kept] // 2
 
 
 @functools.lru_cache(maxsize=2)
 def words_of(tokenizer: Tokenizer, side: int) -> WordIds:
-    """Return the dictionary of the sources (0) or the targets (1), which a process keeps from chunk to chunk."""
+    """Return the dictionary of the sources (0) or the targets (1), which a process keeps between chunks."""
     return WordIds(tokenizer, np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)

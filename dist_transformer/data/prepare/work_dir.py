@@ -1,13 +1,14 @@
-"""The work folder of a preparation: hidden beside the result, locked, and found again by the same command.
+"""The work folder of a preparation: hidden next to the result, locked, and found again by the same command.
 
-    .NAME.partial/lock            held by the one preparation of NAME
-    .NAME.partial/FINGERPRINT/    what one preparation makes; another text or other settings have another fingerprint
-        results/                  the result of each task that is done, as JSON
+    .NAME.partial/lock            held by the only running preparation of NAME
+    .NAME.partial/FINGERPRINT/    files of one preparation; other text or settings have another fingerprint
+        results/                  result of each finished task, as JSON
         data/                     becomes NAME
-    .NAME.partial/FINGERPRINT.data/    `data`, complete; what it was made from is then removed
+    .NAME.partial/FINGERPRINT.data/    `data`, complete; the folder of its intermediate files is then removed
 
-Files are written under another name and renamed, so that a file that is there is whole. The processes of a killed
-preparation may live a moment longer: they write what the next one would write, or into a folder that nobody reads.
+Files are written under another name and renamed, so every existing file is complete. The processes of a killed
+preparation may live a moment longer. They write the same files as the next preparation, or into an unused
+folder.
 """
 
 import contextlib
@@ -31,15 +32,15 @@ from dist_transformer.errors import TransientError, UserError
 from dist_transformer.files import make_folder, move, read_small, remove_tree, remove_unfinished, sha256_of, write_file
 from dist_transformer.locks import exclusive
 
-# Raised when the files of the work folder change their meaning.
+# To be increased when the files of the work folder change their meaning.
 _LAYOUT = 1
-# They say where to write and how to work, not what to make.
+# Settings that do not affect the result (where to write, how to work), and files, which are identified separately.
 _NOT_IN_FINGERPRINT = {"out", "workers", "keep_text", "sources", "validation", "tokenizer"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """The folder of one preparation; a plain value, so that it can be sent to other processes."""
+    """Folder of one preparation; a plain value, so that it can be sent to other processes."""
 
     folder: Path
 
@@ -52,25 +53,25 @@ class Work:
         return self.folder.with_name(f"{self.folder.name}.data")
 
     def result(self, name: str) -> Any:
-        """What the task of that name gave; None if it is not done."""
+        """Return the result of the task of that name; None if it is not done."""
         try:
             return json.loads(read_small(self.folder / "results" / f"{name}.json"))
         except (FileNotFoundError, ValueError):
             return None
 
     def keep_result(self, name: str, value: Any) -> None:
-        """Say that a task is done; what it wrote must be on disk."""
+        """Record the result of a finished task; its files must be on disk already."""
         write_file(self.folder / "results" / f"{name}.json", json.dumps(value))
 
     def complete(self) -> None:
-        """`data` is all there: it goes beside, and what it was made from is removed."""
+        """Mark `data` as complete by renaming it."""
         move(self.data, self.whole)
 
 
 def fingerprint(settings: PrepareSettings, chunk_pairs: int) -> str:
-    """Of all that the result is made from: settings, versions, and name, size and time of each file that is read.
+    """Hash everything that determines the result: settings, versions, and name, size and time of each input file.
 
-    What the hub holds is not asked, so a dataset that changes there between two runs is not noticed.
+    The hub is not asked, so a dataset that changes there between two runs is not detected.
 
     Raises:
         UserError: a file is missing or unreadable.
@@ -79,7 +80,7 @@ def fingerprint(settings: PrepareSettings, chunk_pairs: int) -> str:
 
     def identity(path: Path) -> list[Any]:
         if made is not None and path.is_relative_to(made):
-            # Text made for this preparation is made again by the next one, elsewhere.
+            # Generated text has another path and time in each run, so its content counts.
             return [path.name, sha256_of(path)]
         try:
             status = path.stat()
@@ -111,9 +112,10 @@ def fingerprint(settings: PrepareSettings, chunk_pairs: int) -> str:
 
 @contextlib.contextmanager
 def work_folder(out: Path, name: str, report: Callable[[str], None]) -> Iterator[Work]:
-    """The work folder of the preparation `name` (a fingerprint) of `out`; its `whole` becomes `out` at the end.
+    """Make or find the work folder of the preparation `name` (a fingerprint) of `out`, and lock it during the block.
 
-    It stays when the block is interrupted or fails for a passing reason, and goes on a UserError of another kind.
+    At the end of the block its `whole` becomes `out`. The folder is kept if the block is interrupted or raises a
+    TransientError; it is removed on another UserError.
 
     Raises:
         UserError: `out` exists, is being prepared by another process, or cannot be written.
@@ -125,12 +127,12 @@ def work_folder(out: Path, name: str, report: Callable[[str], None]) -> Iterator
     work = Work(folder=root / name)
     try:
         with _locked(root, out):
-            # Another preparation may have ended since.
+            # Another preparation may have made it since the first check.
             refuse_existing(out)
             try:
                 _discard_others(root, work, report)
                 if work.folder.exists() or work.whole.exists():
-                    report(f"going on with the interrupted preparation in {root}")
+                    report(f"resuming the interrupted preparation in {root}")
                 if not work.whole.exists():
                     make_folder(work.folder / "results")
                     make_folder(work.data)
@@ -151,7 +153,7 @@ def work_folder(out: Path, name: str, report: Callable[[str], None]) -> Iterator
     except OSError as error:
         raise TransientError(
             f"{out} cannot be written ({error.strerror or error}): check the place, its rights and its free space; "
-            "the same command then goes on"
+            "the same command then resumes"
         ) from error
 
 
@@ -163,7 +165,7 @@ def refuse_existing(out: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(root: Path, out: Path) -> Iterator[None]:
-    """Hold the lock of a work folder, which the system takes back when the process ends in whatever way."""
+    """Hold the lock of a work folder; the system releases it however the process ends."""
     while True:
         if root.is_symlink():
             raise _no_place(root, root)
@@ -183,11 +185,11 @@ def _locked(root: Path, out: Path) -> Iterator[None]:
                 file.flush()
                 yield
                 return
-        # The folder was removed between open and lock: another preparation ended in between.
+        # Another preparation ended and removed the folder between open and lock.
 
 
 def _refuse_links(root: Path) -> None:
-    """No preparation makes links, and the processes that write here do not look for any."""
+    """Refuse links: no preparation makes any, and the processes that write here do not check for them."""
     for path in root.rglob("*"):
         if path.is_symlink():
             raise _no_place(path, root)

@@ -1,7 +1,7 @@
-"""Processes of this machine that do tasks side by side.
+"""Pool of worker processes on this machine that run tasks in parallel.
 
-A task is a value with a method `run`: it is sent to a process, and its result comes back. A process that dies is
-noticed at once, for its pipe closes; a process whose parent dies ends itself.
+A task is a value with a method `run`: it is sent to a process, and its result comes back. The death of a process is
+detected at once, because its pipe closes. A process whose parent dies ends itself.
 """
 
 import multiprocessing
@@ -21,18 +21,19 @@ from typing import Any, Protocol
 from dist_transformer.errors import TransientError, UserError
 
 Progress = Callable[[int], None]
-"""Called with the number of pairs done since the last call."""
+"""Function to call with the number of pairs done since the last call."""
 
-# Between looks at what the other ranks of a launch say.
+# Interval of checks for errors of other ranks.
 _POLL_SECONDS = 0.5
 _JOIN_SECONDS = 5.0
-# A batch system ends every process of a job: time for our own signal to be answered, before a worker's is reported.
+# A batch system ends every process of a job. This process gets time to handle its own signal before it reports that a
+# worker was killed.
 _TERMINATED_SECONDS = 0.3
 
 
 class Task(Protocol):
     def run(self, progress: Progress) -> Any:
-        """Do it. What is written must be whole or absent, for the process may be killed at any moment."""
+        """Do the task. Written files must be complete or absent, because the process may be killed at any moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class _Worker:
 
 
 class WorkerPool:
-    """At most `size` processes, started when there is more than one task, and gone when the block ends."""
+    """Pool of at most `size` processes, which start when there is more than one task and end with the block."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -65,9 +66,12 @@ class WorkerPool:
         self._workers.clear()
 
     def run(self, tasks: Sequence[Task], progress: Progress, poll: Callable[[], None]) -> Iterator[tuple[int, Any]]:
-        """Do the tasks, the first ones first; gives (index, result) as they are done.
+        """Do the tasks in order of their start; yield (index, result) of each when it is done.
 
-        `poll` is called now and then, and may raise to stop. With one process, or one task, it is done in this one.
+        A pool of one process, or a single task, runs in the calling process.
+
+        Args:
+            poll: called regularly; it may raise to stop the work.
 
         Raises:
             TransientError: a process died.
@@ -99,8 +103,9 @@ class WorkerPool:
             poll()
 
     def _hire(self, size: int) -> None:
-        # Ctrl-C in a terminal reaches every process of the group. The parent alone answers it: its children inherit a
-        # mask that holds it back, and so print nothing. The tracker that `spawn` needs would lift the mask again.
+        # Ctrl-C in a terminal reaches every process of the group. Only the parent handles it: the children inherit a
+        # signal mask that blocks it, so they print nothing. The resource tracker is started before, because its start
+        # would unblock the signal.
         resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -134,14 +139,14 @@ class WorkerPool:
             time.sleep(_TERMINATED_SECONDS)
         how = f"killed by signal {-code}" if code < 0 else f"ended with status {code}"
         return TransientError(
-            f"a worker process was {how}, often for lack of memory: run the same command again, which goes on, "
-            "with fewer --workers if memory is short"
+            f"a worker process was {how}, often because memory is short: run the same command again to resume, with "
+            "fewer --workers if memory is short"
         )
 
 
 def _serve(pipe: connection.Connection) -> None:
-    """The life of a worker: tasks in, results out, until the parent closes the pipe."""
-    # Its own threads would compete with the other workers for the same cores.
+    """Run as a worker: receive tasks and send results until the parent closes the pipe."""
+    # Threads of the tokenizers library would compete with the other workers for the same cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
@@ -159,7 +164,7 @@ def _serve(pipe: connection.Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """Without it, a worker in the middle of a long file would outlive a parent that was killed."""
+    """End this process when its parent ends; otherwise a worker that reads a long file would outlive it."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])

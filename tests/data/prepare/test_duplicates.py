@@ -40,14 +40,14 @@ def test_validation_pairs_are_left_out_and_repetitions_counted(tmp_path: Path) -
     assert index.dropped == {"empty": 0, "too_long": 0, "length_ratio": 0, "in_validation": 1}
     # one/eins twice, two/zwei three times: 1 + 2 repeat another pair.
     assert (index.overlap, index.repeats, index.train.pairs) == (1, 3, 5)
-    assert "overlap: 1 training pairs are validation pairs too, left out of training" in said
+    assert "overlap: 1 training pairs are also validation pairs, left out of training" in said
     assert "duplicates: 3 of the kept pairs repeat another one exactly (60.0%)" in said
 
 
 def test_the_overlap_is_kept_on_demand(tmp_path: Path) -> None:
     index, said = prepare(tmp_path, "data", PAIRS, keep_overlap=True)
     assert (index.overlap, index.train.pairs, index.dropped["in_validation"]) == (1, 6, 0)
-    assert "overlap: 1 training pairs are validation pairs too, kept" in said
+    assert "overlap: 1 training pairs are also validation pairs, kept" in said
 
 
 def test_pairs_that_are_held_out_are_not_trained_on_by_a_repetition(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_smaller_vocabulary_is_reported(tmp_path: Path) -> None:
     index, report = run(tmp_path, corpus(20), vocab_size=5_000)
     assert index.vocab_size < 5_000
     assert f"vocabulary: {index.vocab_size:,} entries" in "\n".join(report)
-    assert "no more than that of the 5,000 asked for" in "\n".join(report)
+    assert "fewer than the 5,000 asked for" in "\n".join(report)
 
 
 def test_pairs_are_dropped_for_the_reason_stated(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_lowercase_and_reuse_of_a_tokenizer(tmp_path: Path) -> None:
     assert "tokenizer.json, NFKC, lowercase, " in report[0]
     assert {target[:4] for _, target in train_text(DataFolder.open(tmp_path / "second"))} == {"wort"}
     run(tmp_path, corpus(50), "cased")
-    with pytest.raises(UserError, match="keeps case, so lowercase does not go with it"):
+    with pytest.raises(UserError, match="keeps case, which excludes lowercase"):
         run(tmp_path, corpus(50), "third", tokenizer=tmp_path / "cased/tokenizer.json", lowercase=True)
 
 
@@ -120,7 +120,7 @@ def test_a_given_tokenizer_decides_the_normalisation(tmp_path: Path) -> None:
     run(tmp_path, pairs, "again", tokenizer=tmp_path / "nfc/tokenizer.json", keep_overlap=True)
     assert set(train_text(DataFolder.open(tmp_path / "again"))) == {FULL_WIDTH}
     for name, other in (("nfkc", "nfc"), ("nfc", "nfkc")):
-        message = f"normalises by {name.upper()}, so {other} does not go with it: leave out --normalization"
+        message = f"normalises by {name.upper()}, which excludes {other}: leave out --normalization"
         with pytest.raises(UserError, match=message):
             run(
                 tmp_path,

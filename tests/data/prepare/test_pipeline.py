@@ -85,7 +85,7 @@ def test_the_same_call_goes_on_after_an_interruption(
     with monkeypatch.context() as broken:
         broken.setattr(module.shards, "write_index", fail)
         expected = UserError if isinstance(failure, OSError) else type(failure)
-        with pytest.raises(expected, match="No space left .* goes on" if expected is UserError else None):
+        with pytest.raises(expected, match="No space left .* resumes" if expected is UserError else None):
             run(tmp_path, corpus(20), "new/out")
     assert names(tmp_path / "new") == {".out.partial"}
     # Tokens are not made again: without the tokenizer no stage but the last could be done.
@@ -94,7 +94,7 @@ def test_the_same_call_goes_on_after_an_interruption(
     settings = {"sources": tuple(line_files([tmp_path / "train.en"], [tmp_path / "train.de"])), "vocab_size": 400}
     report: list[str] = []
     assert prepare(PrepareSettings(out=tmp_path / "new/out", **settings), report.append) == index
-    assert report[0] == f"going on with the interrupted preparation in {tmp_path / 'new/.out.partial'}"
+    assert report[0] == f"resuming the interrupted preparation in {tmp_path / 'new/.out.partial'}"
     assert files_of(tmp_path / "new/out") == files_of(tmp_path / "straight")
     assert names(tmp_path / "new") == {"out"}
 

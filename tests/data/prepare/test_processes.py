@@ -142,7 +142,7 @@ def test_killed_again_and_again_it_goes_on(text: Path, straight: dict[str, bytes
     assert len(kept) >= 120
     other = finish(start(words(text, out, "--workers", 1)))
     assert other[0] == 0, other
-    assert f"going on with the interrupted preparation in {tmp_path}/.out.partial\n" in other[1]
+    assert f"resuming the interrupted preparation in {tmp_path}/.out.partial\n" in other[1]
     assert files_of(out) == straight
     # Of the last task that was begun only the results are missing: its shards are written again.
     inodes = {path.stat().st_ino for path in out.glob("train-*.arrow")}

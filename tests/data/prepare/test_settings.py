@@ -38,9 +38,9 @@ def test_bad_settings_are_refused(tmp_path: Path, changes: dict[str, Any], messa
 def test_languages_that_cannot_be_told_are_asked_for(tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_text("".join(f"a{i}\tb\n" for i in range(20)))
     sources = (TsvFile(path=tmp_path / "t.tsv"),)
-    with pytest.raises(UserError, match=r"source language cannot be told .* --src-lang"):
+    with pytest.raises(UserError, match=r"source language is not in the file names.* --src-lang"):
         run(tmp_path, [], sources=sources)
-    with pytest.raises(UserError, match=r"target language cannot be told .* --tgt-lang"):
+    with pytest.raises(UserError, match=r"target language is not in the file names.* --tgt-lang"):
         run(tmp_path, [], sources=sources, source_language="en")
     with pytest.raises(UserError, match=r"target files seem to be in several languages \(de, fr\)"):
         run(tmp_path, [], sources=tuple(line_files([Path("a.en"), Path("b.en")], [Path("a.de"), Path("b.fr")])))

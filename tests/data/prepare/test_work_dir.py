@@ -117,7 +117,7 @@ def test_results_are_kept_until_the_folder_is_whole(tmp_path: Path) -> None:
         raise TransientError("a worker was killed")
     root = tmp_path / "new/.out.partial"
     assert work.result("a") == {"ü": [1, None]}
-    assert lines == [f"going on with the interrupted preparation in {root}"]
+    assert lines == [f"resuming the interrupted preparation in {root}"]
 
     lines.clear()
     interrupted("two")
@@ -207,4 +207,4 @@ def test_one_preparation_of_a_folder_at_a_time(tmp_path: Path, holder: Callable[
     lines: list[str] = []
     with pytest.raises(KeyboardInterrupt), work_folder(tmp_path / "out", "one", lines.append):
         raise KeyboardInterrupt
-    assert lines == [f"going on with the interrupted preparation in {tmp_path / '.out.partial'}"]
+    assert lines == [f"resuming the interrupted preparation in {tmp_path / '.out.partial'}"]
