@@ -118,7 +118,7 @@ def read_epochs(request: dict[str, Any]) -> dict[str, Any]:
         clock = _Clock(sharing)
         bytes_before = _bytes_read()
         data = sharing.load(DataConfig(data=(request["data"],)), batch, seed=request["seed"])
-        # Libraries load parts of themselves at the first shard: half a second, once per process.
+        # At the first shard, libraries import more modules: this takes half a second, once per process.
         data.folders[0].valid.read(0)
         data = data.at_once(max(1, batch.packs_per_step // request["world"]))
         draw = sharing.draw_from(

@@ -165,7 +165,7 @@ def count_parameters(config: TrainConfig, vocab_size: int) -> int:
 
 
 def direction(difference: float, paper: float, *, threshold: float) -> str:
-    """Tell whether a row differs from base as in the paper: `yes`, `no`, or `within noise` below the threshold."""
+    """Decide whether a row differs from base as in the paper: `yes`, `no`, or `within noise` below the threshold."""
     if abs(difference) < threshold:
         return "within noise"
     return "yes" if difference * paper > 0 or difference == paper == 0 else "no"
@@ -216,7 +216,7 @@ def write_results(arguments: argparse.Namespace, index: DataIndex, rows: list[di
     machine = describe_environment()
     machine["gpus"] = ", ".join(machine["gpus"]) or "none"
     result = {
-        "what": "rows of the paper's Table 3, relative to the preset; dev perplexity and BLEU compared with the paper's",
+        "what": "rows of the paper's Table 3, relative to the preset; perplexity and BLEU compared with the paper's",
         "corpus": f"{index.corpus} ({index.source_language}-{index.target_language})",
         "synthetic": index.synthetic,
         "date": datetime.date.today().isoformat(),
