@@ -1,8 +1,7 @@
-"""Run the benchmarks that this machine can run, and write results/bench-DEVICE.json and a picture of the rates.
+"""Run the benchmarks that this machine supports, and write results/bench-DEVICE.json and a picture of the rates.
 
-Each part compares dist_transformer with its peers in the same run.
-
-The text comes from a folder of corpora (--data, or the environment variable DIST_TRANSFORMER_DATA):
+A part that has peers measures them in the same run. The text comes from a folder of corpora, which --data or the
+environment variable DIST_TRANSFORMER_DATA names:
 
     mix_en_de/train.{en,de}               to train on
     newstest/newstest2014.{en,de}         to decode

@@ -22,7 +22,7 @@ _CHUNK_PAIRS = 2**20
 def simulate_lengths(lengths: np.ndarray, pairs: int, file: Path, *, seed: int) -> None:
     """Write the lengths of `pairs` pairs, drawn with replacement."""
     drawn = np.random.default_rng(seed)
-    # Copy all lengths into memory, because random draws from a memory map would read it page by page.
+    # Copy the lengths into memory first: random draws from a memory map would read it page by page.
     pool = np.array(lengths)
     try:
         simulated = np.lib.format.open_memmap(file, mode="w+", dtype=pool.dtype, shape=(pairs, 2))

@@ -116,7 +116,7 @@ _COLUMNS = ("what", "steps", "result")
 _PROCESSOR = re.compile(r"\bcores? of (?:an? )?(?P<name>[^,;]+)")
 _GPU = re.compile(r"\bGPUs: (?!none\b)(?P<name>[^,;]+)")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
-# Digits inside a name are no figure: test_2016_flickr, 13a, bf16, ZeRO-1, Multi30k.
+# Digits inside a name are not a figure: test_2016_flickr, 13a, bf16, ZeRO-1, Multi30k.
 _NUMBER = re.compile(r"(?<![\w-])[0-9][0-9.,]*(?![\w-])")
 
 

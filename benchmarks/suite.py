@@ -36,7 +36,7 @@ class Suite:
     corpora: Path
     """Folder with the texts above, `.en` and `.de`."""
     work: Path
-    """Folder of the data folder, the models and the results of parts; existing content is reused."""
+    """Work folder for the data folder, models and results of parts; existing content is reused."""
     vocab_size: int
     deadline: float | None = None
     """Value of time.monotonic() at which a part that still runs is stopped."""
