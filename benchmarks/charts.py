@@ -1,4 +1,4 @@
-"""What the pictures of benchmarks show: rates of the contenders, with their spread."""
+"""Data of the benchmark pictures: rates of the contenders, with their spread."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ _DATA = {
 
 
 def bar_groups(figures: dict[str, Any]) -> list[BarGroup]:
-    """The rates in a suite's figures, part by part."""
+    """Collect the rates from a suite's figures, part by part."""
     groups: list[BarGroup] = []
     for part in figures.values():
         if "target_tokens_per_second" in part:
@@ -35,11 +35,11 @@ def bar_groups(figures: dict[str, Any]) -> list[BarGroup]:
 
 
 def curves(figures: dict[str, Any]) -> list[Curve]:
-    """Of a cost curve."""
+    """Convert the axes of a cost curve to curves."""
     labels = {
-        "width": "width of the model",
-        "sentence_tokens": "tokens of a sentence",
-        "tokens": "tokens of a micro-batch, each side",
+        "width": "model width",
+        "sentence_tokens": "tokens per sentence",
+        "tokens": "tokens per micro-batch and side",
     }
     return [
         Curve(
@@ -59,7 +59,7 @@ def _data_groups(part: dict[str, Any]) -> list[BarGroup]:
     return [
         BarGroup(
             title=f"{title}, one thread",
-            unit="target tokens a CPU second",
+            unit="target tokens per CPU second",
             bars=tuple(_bar(label, rates[name], ours=label.startswith("ours")) for name, label in labels.items()),
         )
         for title, labels in _DATA.items()
@@ -67,7 +67,7 @@ def _data_groups(part: dict[str, Any]) -> list[BarGroup]:
 
 
 def _contenders(part: dict[str, Any]) -> BarGroup:
-    """Of training or of decoding."""
+    """Convert the contenders of training or decoding to a group of bars."""
     trains = "preset" in part
     labels, rate = (TRAINING, "rates") if trains else (DECODING, "sentences_per_second")
     decoding = "decoding, {parameters:,} parameters, beam {beam_size}"

@@ -20,7 +20,7 @@ import dataclasses
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.data import DataBenchmark, data_table, run_data_benchmark
@@ -71,19 +71,19 @@ DATA = ("--data", "DATA")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What a part found, and what its result file says of it."""
+    """Figures of a part, and what its result file needs besides them."""
 
     what: str
     figures: dict[str, Any]
     given: Sequence[object]
-    """Flags of the part, without folders: a result says nothing of where it was made."""
+    """Flags of the part, without folders, because a result does not mention folders of this machine."""
     table: str | None = None
     row: dict[str, str] | None = None
     text: DataIndex | ModelInfo | None = None
-    """Where the text comes from."""
+    """Index of the data folder or model that names the corpus."""
     seeds: Sequence[int] = ()
     flaw: str | None = None
-    """Why the figures must not be believed."""
+    """Reason why the figures are wrong, if they are."""
 
 
 def main() -> None:
@@ -113,11 +113,17 @@ def main() -> None:
 
 
 def config_of(arguments: argparse.Namespace) -> TrainConfig:
-    """The preset with the flags of training that were given."""
+    """Apply the training flags of the command line to the preset."""
     if not arguments.flags and arguments.preset in PRESETS:
         return PRESETS[arguments.preset].changed(data=(str(arguments.data),))
     flags = ["--preset", arguments.preset, "--data", str(arguments.data), "--run-dir", "unused", *arguments.flags]
     return parse_training(flags, prog="tools/benchmark.py")[0]
+
+
+def compare_with_peers(peers: Sequence[str], labels: Mapping[str, str]) -> str:
+    """Make the end of a row's result: our rate relative to each peer's."""
+    times = (f"{{figures[contenders][{name}][ours_to_this][median]:.2f}}× {labels[name]}" for name in peers)
+    return f", which is {', '.join(times)} in the same run" if peers else ""
 
 
 def say(line: str) -> None:
@@ -129,7 +135,7 @@ def measure_learning(arguments: argparse.Namespace) -> Measured:
     with process_group(World(), single=True) as device:
         figures = learn(config, minutes=arguments.minutes, out=arguments.out, device=device, report=say)
     return Measured(
-        what="a model trained for some minutes",
+        what="a model after some minutes of training",
         figures=figures,
         given=[*DATA, "--preset", arguments.preset, f"--minutes={arguments.minutes:g}", "--out", "MODEL"],
         text=DataFolder.open(arguments.data).index,
@@ -138,7 +144,7 @@ def measure_learning(arguments: argparse.Namespace) -> Measured:
 
 
 def measure_training(arguments: argparse.Namespace) -> Measured | None:
-    """None on all ranks but the first."""
+    """Measure training. The result is on rank 0; other ranks return None."""
     config = config_of(arguments)
     settings = TrainBenchmark(
         config=config, peers=tuple(arguments.peers), steps=arguments.steps, rounds=arguments.rounds
@@ -154,15 +160,15 @@ def measure_training(arguments: argparse.Namespace) -> Measured | None:
     if not world.is_main:
         return None
     first, *peers = figures["contenders"]
-    beside = ", ".join(f"{{figures[contenders][{name}][ours_to_this][median]:.2f}}× {LABELS[name]}" for name in peers)
+    compared = compare_with_peers(peers, LABELS)
     counts = [f"--{name}={getattr(settings, name)}" for name in ("steps", "rounds")]
-    flaw = "the losses of the contenders part: what was measured is not the same work (see nll in --json)"
+    flaw = "the losses of the contenders differ: they did not do the same work (see nll in --json)"
     return Measured(
-        what=f"training beside peers, in turns; {figures['unit']}; medians of rounds",
+        what=f"training compared with peers, in turns; {figures['unit']}; medians of rounds",
         figures=figures,
         given=[*DATA, "--preset", arguments.preset, "--peers", *peers, *counts],
         table=train_table(figures),
-        row={**TRAIN_ROW, "result": f"{TRAIN_ROW['result']} {beside}".replace("FIRST", first)},
+        row={**TRAIN_ROW, "result": f"{TRAIN_ROW['result']}{compared}".replace("FIRST", first)},
         text=DataFolder.open(arguments.data).index,
         seeds=[config.seed],
         flaw=None if figures["loss_curves_agree"] else flaw,
@@ -175,7 +181,7 @@ def measure_ranks(arguments: argparse.Namespace) -> Measured:
     figures = {"preset": arguments.preset, **run_ranks_benchmark(settings, say)}
     counts = [f"--{name}={getattr(settings, name)}" for name in ("ranks", "steps", "rounds")]
     return Measured(
-        what="a training step on several ranks of one machine beside the same step on one; medians of rounds",
+        what="a training step on several ranks of one machine, compared with the same step on one; medians of rounds",
         figures=figures,
         given=[*DATA, "--preset", arguments.preset, *counts],
         table=ranks_table(figures),
@@ -218,7 +224,7 @@ def measure_links(arguments: argparse.Namespace) -> Measured:
     )
     figures = {"preset": arguments.preset, **run_links_benchmark(settings, say)}
     return Measured(
-        what="communication of ZeRO stages on links of known rates, beside the planner's; medians of steps",
+        what="communication of ZeRO stages on links of known rates, compared with the planner's; medians of steps",
         figures=figures,
         given=[
             *(*DATA, "--preset", arguments.preset, "--nodes", *settings.nodes),
@@ -235,7 +241,7 @@ def measure_stall(arguments: argparse.Namespace) -> Measured:
     settings = StallBenchmark(config=config, rate=arguments.rate, seconds=arguments.seconds)
     figures = {"preset": arguments.preset, **run_stall_benchmark(settings, say)}
     return Measured(
-        what="waits for data of a training at a given speed; its steps only take their time",
+        what="waits for data in a training at a given speed, whose steps only sleep",
         figures=figures,
         given=[*DATA, "--preset", arguments.preset, f"--rate={settings.rate:g}", f"--seconds={settings.seconds:g}"],
         table=stall_table(figures),
@@ -268,7 +274,7 @@ def measure_kernels(arguments: argparse.Namespace) -> Measured:
     with process_group(World(), single=True) as device:
         figures = {"preset": arguments.preset, **run_kernel_benchmark(settings, device, say)}
     return Measured(
-        what="the kernels of a training step, each alone, forwards and backwards; medians",
+        what="the kernels of a training step, each alone, forward and backward; medians",
         figures=figures,
         given=["--preset", arguments.preset, "--vocab-size", settings.vocab_size, "--tokens", settings.tokens],
         table=kernel_table(figures),
@@ -304,12 +310,10 @@ def measure_decoding(arguments: argparse.Namespace) -> Measured:
     with process_group(read_world()) as device:
         figures = run_decoding_benchmark(settings, device, say)
     peers = [name for name in figures["contenders"] if name != "ours"]
-    beside = ", ".join(
-        f"{{figures[contenders][{name}][ours_to_this][median]:.2f}}× {DECODE_LABELS[name]}" for name in peers
-    )
-    flaw = "the BLEU scores part: what was measured is not the same work"
+    compared = compare_with_peers(peers, DECODE_LABELS)
+    flaw = "the BLEU scores differ: the contenders did not do the same work"
     return Measured(
-        what=f"decoding beside peers, in turns, on the same weights; {figures['unit']}; medians of rounds",
+        what=f"decoding compared with peers, in turns, on the same weights; {figures['unit']}; medians of rounds",
         figures=figures,
         given=[
             *("--model", "MODEL", "--src", "SRC", "--ref", "REF", "--peers", *peers),
@@ -318,7 +322,7 @@ def measure_decoding(arguments: argparse.Namespace) -> Measured:
             f"--sentences={len(settings.sources)}",
         ],
         table=decode_table(figures),
-        row={**DECODE_ROW, "result": f"{DECODE_ROW['result']} {beside}"},
+        row={**DECODE_ROW, "result": f"{DECODE_ROW['result']}{compared}"},
         text=read_model_info(arguments.model),
         flaw=None if figures["scores_agree"] else flaw,
     )
@@ -328,7 +332,7 @@ def measure_costs(arguments: argparse.Namespace) -> Measured:
     if arguments.device is not None:
         modelled = run_cost_model(arguments.device)
         return Measured(
-            what="what steps of `base` and `big` would take: a model, not a measurement",
+            what="predicted time of steps of `base` and `big`: a model, not a measurement",
             figures=modelled,
             given=["--device", arguments.device],
             table=cost_model_table(modelled),
@@ -357,7 +361,7 @@ def measure_data(arguments: argparse.Namespace) -> Measured:
     figures = run_data_benchmark(settings, say)
     names = ("seconds", "repeats", "pairs", "text_pairs", "memory_pairs", "seed")
     return Measured(
-        what="the data pipeline beside its peers, one process and one thread, target tokens a CPU second; medians",
+        what="the data pipeline compared with peers, one process and one thread, target tokens per CPU second; medians",
         figures=figures,
         given=[*DATA, *(f"--{name.replace('_', '-')}={getattr(settings, name)}" for name in names)],
         table=data_table(figures),
@@ -398,7 +402,7 @@ def measure_size(arguments: argparse.Namespace) -> Measured:
         table=size_table(figures),
         text=DataFolder.open(arguments.data).index,
         seeds=[settings.seed],
-        flaw="a pair is missing or comes twice, or worlds train on other sentences" if flawed else None,
+        flaw="a pair is missing or appears twice, or the worlds do not train on the same sentences" if flawed else None,
     )
 
 

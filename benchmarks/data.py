@@ -1,7 +1,7 @@
-"""The data pipeline measured, one process and one thread, beside what users would take in its place.
+"""Benchmark of the data pipeline with one process and one thread, compared with the libraries that could replace it.
 
-Rates are target tokens a CPU second (`</s>` included), of the same sentences for all. Peers hand over the ids of both
-sides, and no more: they plan no batches and build no tensors.
+Rates are target tokens per CPU second (`</s>` included). All contenders read the same sentences. Peers only return the
+ids of both sides: they plan no batches and build no tensors.
 """
 
 import itertools
@@ -33,9 +33,9 @@ from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import LineFiles
 from dist_transformer.errors import UserError
 
-# A fast GPU's training speed, target tokens a second: what the data must keep up with.
+# Training speed of a fast GPU in target tokens per second. The data pipeline must keep up with it.
 TRAINING_SPEED = 400_000
-# Packs that are read again and again: their shards are in memory, as those of a window are in training.
+# Packs that are read repeatedly. Their shards stay in memory, like those of a window in training.
 _PACKS = 256
 _PEER_ROWS = 1000
 
@@ -47,15 +47,15 @@ class DataBenchmark:
     data: Path
     """Data folder."""
     seconds: float = 5.0
-    """Of each measure in each round."""
+    """Duration of each measure in each round."""
     repeats: int = 5
-    """Rounds."""
+    """Number of rounds."""
     pairs: int = 100_000_000
-    """Of the simulated index."""
+    """Pairs of the simulated index."""
     text_pairs: int = 20_000
-    """Sentence pairs that are prepared anew."""
+    """Sentence pairs to prepare."""
     memory_pairs: int = 150_000
-    """Sentence pairs, and ten times as many, whose preparation's memory is measured."""
+    """Sentence pairs for the memory of a preparation, which is measured with these and with ten times as many."""
     seed: int = 1
     batch: BatchConfig = field(default_factory=BatchConfig)
 
@@ -65,11 +65,11 @@ class DataBenchmark:
                 raise UserError(f"{name} is {getattr(self, name)}: give a number above 0")
         for name in ("text_pairs", "memory_pairs"):
             if getattr(self, name) < 20:
-                raise UserError(f"{name} is {getattr(self, name)}: give 20 or more, for some are held out")
+                raise UserError(f"{name} is {getattr(self, name)}: give 20 or more, because some are held out")
 
 
 def run_data_benchmark(settings: DataBenchmark, report: Report) -> dict[str, Any]:
-    """All figures; `report` gets a line now and then."""
+    """Measure everything and return the figures; `report` gets a line of progress now and then."""
     folder = DataFolder.open(settings.data)
     split, batch = folder.train, settings.batch
     budgets = resolve_budgets(batch, source_tokens=split.info.source_tokens, target_tokens=split.info.target_tokens)
@@ -108,8 +108,8 @@ def run_data_benchmark(settings: DataBenchmark, report: Report) -> dict[str, Any
 
 
 def data_table(figures: dict[str, Any]) -> str:
-    """What was measured, in at most 80 characters a line."""
-    lines = [f"{'target tokens a CPU second':30} {'median':>12} {'lowest':>12} {'highest':>12}"]
+    """Format the figures in lines of at most 80 characters."""
+    lines = [f"{'target tokens per CPU second':30} {'median':>12} {'lowest':>12} {'highest':>12}"]
     for name, found in figures["target_tokens_per_second"].items():
         lines.append(f"{name:30} {found['median']:12,.0f} {found['lowest']:12,.0f} {found['highest']:12,.0f}")
     fill, simulated = figures["fill_percent"], figures["simulated_index"]
@@ -119,7 +119,7 @@ def data_table(figures: dict[str, Any]) -> str:
     return "\n".join(
         [
             *lines,
-            f"share of the time of training at {figures['training_speed']:,} target tokens/s:",
+            f"share of training time at {figures['training_speed']:,} target tokens/s:",
             f"  {shares}",
             f"fill of an epoch: source {fill['source']:.2f}%, target {fill['target']:.2f}%, "
             f"together {fill['both']:.2f}%",
@@ -138,7 +138,7 @@ def data_table(figures: dict[str, Any]) -> str:
 
 
 def own_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[str, Iterator[int]]:
-    """Planning alone; ids of warm shards; and tensors in full, as many packs together as in training."""
+    """Make our works: planning alone, ids of warm shards, and complete tensors of as many packs as in training."""
     packs = first_packs(split, budgets, settings)
     stream = Collator(split, budgets, packs_per_micro_batch=1)
 
@@ -163,9 +163,9 @@ def own_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[s
 
 
 def peer_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[str, Iterator[int]]:
-    """`datasets` over the same shards: streamed in order, and at random in our packs; as Python lists and as Arrow.
+    """Make the works of `datasets` on the same shards: streamed in order or at random in our packs, as lists or Arrow.
 
-    Arrow is its quickest form; in order, without a shuffle buffer, is its quickest stream.
+    Arrow is the fastest format of `datasets`. Its fastest stream is in order, without a shuffle buffer.
     """
     import datasets
 
@@ -207,9 +207,9 @@ def peer_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[
 
 
 def preparation_works(folder: DataFolder, scratch: Path, *, pairs: int, seed: int) -> dict[str, Iterator[int]]:
-    """Text to data folder with a given vocabulary, and the encoding alone, of the same text, by `tokenizers`.
+    """Make the works of preparation: text to data folder, and encoding of the same text by `tokenizers` alone.
 
-    Both read tokenizer.json once, before the rounds that count.
+    Both use a given vocabulary and read tokenizer.json once, before the rounds that count.
     """
     files, tokens = write_text(folder, scratch, pairs=pairs, seed=seed)
     texts = [file.read_bytes().decode("utf-8").split("\n")[:-1] for file in files]
@@ -241,7 +241,7 @@ def preparation_works(folder: DataFolder, scratch: Path, *, pairs: int, seed: in
 
 
 def write_text(folder: DataFolder, scratch: Path, *, pairs: int, seed: int) -> tuple[tuple[Path, Path], int]:
-    """Random pairs as two files, some more than once where the corpus has fewer; also gives their target tokens."""
+    """Write random pairs as two files, and return their target tokens. Pairs repeat if the corpus has too few."""
     tokenizer = folder.tokenizer()
     chosen = np.resize(np.random.default_rng(seed).permutation(folder.index.train.pairs), pairs)
     source, source_lengths, target, target_lengths = folder.train.tokens(chosen)
@@ -253,7 +253,7 @@ def write_text(folder: DataFolder, scratch: Path, *, pairs: int, seed: int) -> t
 
 
 def simulated_index(split: Split, scratch: Path, settings: DataBenchmark) -> dict[str, Any]:
-    """A process of its own for each repeat."""
+    """Measure the first step of simulated lengths, in a separate process for each repeat."""
     file = scratch / "lengths.npy"
     started = time.perf_counter()
     simulate_lengths(split.lengths, settings.pairs, file, seed=settings.seed)
@@ -277,13 +277,13 @@ def make_plan(split: Split, budgets: Budgets, settings: DataBenchmark) -> Plan:
 
 
 def first_packs(split: Split, budgets: Budgets, settings: DataBenchmark) -> list[Pack]:
-    """The packs with which the first epoch begins."""
+    """List the first packs of the first epoch."""
     steps = make_plan(split, budgets, settings).steps(Position(), 1)
     first = itertools.takewhile(lambda step: step.epoch == 0, itertools.islice(steps, _PACKS))
     return [pack for step in first for pack in step.packs if pack]
 
 
 def _target_tokens(table: Any) -> int:
-    """Of an Arrow table, with both sides' ids laid out for use."""
+    """Count the target tokens of an Arrow table, and lay out the ids of both sides for use."""
     lengths = [len(table[side].combine_chunks().flatten().to_numpy()) for side in ("src", "tgt")]
     return lengths[1] + table.num_rows

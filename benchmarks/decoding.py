@@ -1,7 +1,7 @@
-"""Decoding measured: our search, Hugging Face's `generate` and CTranslate2 on the same weights and lines, in turns.
+"""Benchmark of decoding: our search, Hugging Face's `generate` and CTranslate2 on the same weights and lines, in turns.
 
-Unit: sentences a second, of the process' CPU time on a CPU and of wall time on a GPU. The peers divide a hypothesis'
-log probability by length^α where we, as the paper, divide by ((5 + length) / 6)^α; the scores must lie near each other.
+Unit: sentences per second of the process' CPU time on a CPU, and of wall time on a GPU. The peers divide a hypothesis'
+log probability by length^α. We divide by ((5 + length) / 6)^α, as the paper does. The BLEU scores must be close.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ LABELS = {
     "ctranslate2": "CTranslate2",
 }
 _NEEDS = {"ours": (), "generate": ("transformers",), "ctranslate2": ("ctranslate2",)}
-# BLEU of the same weights under search as others write it must lie so near to ours.
+# Largest difference in BLEU between our search and a peer's on the same weights.
 BLEU_TOLERANCE = 0.7
 _GENERATE_SENTENCES = 64
 
@@ -44,20 +44,20 @@ class DecodeBenchmark:
     sources: Sequence[str]
     references: Sequence[str]
     peers: tuple[str, ...]
-    """Of `LABELS`; ours is always there."""
+    """Names in `LABELS`; ours is always measured."""
     rounds: int
     beam_size: int = 4
     length_penalty: float = 0.6
     max_extra_tokens: int = 50
     precision: str | None = None
-    """Of all; fp32 on a CPU and bf16 on a GPU when not given."""
+    """Precision of all contenders; the default is fp32 on a CPU and bf16 on a GPU."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise UserError(f"--rounds is {self.rounds}: give 1 or more")
         if not self.sources or len(self.sources) != len(self.references):
             raise UserError(
-                f"{len(self.sources)} source and {len(self.references)} reference lines: give as many of both"
+                f"{len(self.sources)} source and {len(self.references)} reference lines: give the same number of both"
             )
         for peer in self.peers:
             if peer not in LABELS:
@@ -67,13 +67,13 @@ class DecodeBenchmark:
 def run_decoding_benchmark(
     settings: DecodeBenchmark, device: torch.device, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """All figures."""
+    """Measure everything and return the figures."""
     dtype = PRECISIONS[settings.precision or ("bf16" if device.type == "cuda" else "fp32")]
     model, tokenizer, info = load_model(settings.model, device, dtype)
     wanted = {LABELS[name]: _NEEDS[name] for name in LABELS if name == "ours" or name in settings.peers}
     names = [name for name in LABELS if LABELS[name] in who_can_run(wanted, report)]
     if "ctranslate2" in names and not ctranslate2_computes(dtype, device):
-        report(f"left out, for it does not compute in {_compute_type(dtype)} here: {LABELS['ctranslate2']}")
+        report(f"left out, because it does not compute in {_compute_type(dtype)} here: {LABELS['ctranslate2']}")
         names.remove("ctranslate2")
     seconds: dict[str, list[float]] = {name: [] for name in names}
     outputs: dict[str, list[str]] = {}
@@ -104,7 +104,7 @@ def run_decoding_benchmark(
         }
     ours = figures["ours"]["bleu"]
     return {
-        "unit": "sentences a CPU second" if device.type == "cpu" else "sentences a second",
+        "unit": "sentences per CPU second" if device.type == "cpu" else "sentences per second",
         "parameters": sum(p.numel() for p in model.parameters()),
         "trained_steps": max(info.steps),
         "precision": _compute_type(dtype),
@@ -119,7 +119,7 @@ def run_decoding_benchmark(
 def make_work(
     name: str, model: Transformer, tokenizer: Tokenizer, settings: DecodeBenchmark, scratch: Path
 ) -> Translate:
-    """What translates all lines once, from text to text."""
+    """Make a function that translates all lines once, from text to text."""
     lines, device = list(settings.sources), model.embedding.device
     beam = BeamSettings(
         beam_size=settings.beam_size,
@@ -178,7 +178,7 @@ def ctranslate2_work(
 
 
 def generate(marian: Any, tokenizer: Tokenizer, lines: list[str], settings: DecodeBenchmark) -> list[str]:
-    """Batches of 64 sentences of similar length, longest first."""
+    """Translate with Marian's `generate`, in batches of 64 sentences of similar length, longest first."""
     sources = [[*ids, EOS_ID] for ids in tokenizer.encode_batch(lines)]
     order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
     texts = [""] * len(sources)
@@ -204,7 +204,7 @@ def generate(marian: Any, tokenizer: Tokenizer, lines: list[str], settings: Deco
 
 
 def decode_table(figures: dict[str, Any]) -> str:
-    """What was measured, in at most 80 characters a line."""
+    """Format the figures in lines of at most 80 characters."""
     lines = [
         f"{figures['unit']}, beam {figures['beam_size']}, {figures['precision']}, {figures['sentences']:,} sentences",
         f"{'':22} {'median':>8} {'lowest':>8} {'highest':>8} {'tokens/s':>9} {'ours is':>8} {'BLEU':>6}",

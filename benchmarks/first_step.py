@@ -1,7 +1,7 @@
-"""How long, and with how much memory, a corpus of any size takes to its first step; in a process of its own.
+"""Time and memory until the first step of a corpus of any size, measured in a separate process.
 
-Only lengths are planned from, so a corpus of 100 million pairs is simulated by its lengths: drawn from a real corpus
-into a memory-mapped file, as a data folder keeps them.
+The plan reads only lengths. Lengths alone therefore simulate a corpus of 100 million pairs. They are drawn from a real
+corpus into a memory-mapped file, which is how a data folder keeps them.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ _CHUNK_PAIRS = 2**20
 def simulate_lengths(lengths: np.ndarray, pairs: int, file: Path, *, seed: int) -> None:
     """Write the lengths of `pairs` pairs, drawn with replacement."""
     drawn = np.random.default_rng(seed)
-    # All of it, for the system counts no page of a memory map twice, and drawing from a map reads it page by page.
+    # Copy the lengths into memory first: random draws from a memory map would read it page by page.
     pool = np.array(lengths)
     try:
         simulated = np.lib.format.open_memmap(file, mode="w+", dtype=pool.dtype, shape=(pairs, 2))
@@ -39,9 +39,9 @@ def simulate_lengths(lengths: np.ndarray, pairs: int, file: Path, *, seed: int) 
 
 
 def measure_first_step(file: Path, batch: BatchConfig, *, pairs_per_shard: int, seed: int) -> dict[str, float]:
-    """`seconds`, `peak_mib` and `before_mib` of a process that plans the first step.
+    """Measure `seconds`, `peak_mib` and `before_mib` of a process that plans the first step.
 
-    Pages of the memory-mapped lengths count as resident, though the system may take them back at any time.
+    Pages of the memory-mapped lengths count as resident, although the system may reclaim them at any time.
     """
     request = {
         "file": str(file),
@@ -53,7 +53,7 @@ def measure_first_step(file: Path, batch: BatchConfig, *, pairs_per_shard: int, 
 
 
 def plan_first_step(request: dict[str, Any]) -> dict[str, float]:
-    """What the process does and measures: open the lengths, look for pairs that fit no pack, plan a step."""
+    """Open the lengths, find the pairs that fit no pack, plan one step, and measure this process."""
     before = resident_mib("VmRSS")
     started = time.perf_counter()
     batch = BatchConfig(**request["batch"])

@@ -1,20 +1,20 @@
-"""Everything that needs a GPU, in parts of at most 8 minutes, into results/gpu-check-DEVICE.json.
+"""Check and measure everything that needs a GPU, in parts of at most 8 minutes; write results/gpu-check-DEVICE.json.
 
-    data     the data folder that the others read
+    data     the data folder that the other parts read
     tests    the tests that are marked gpu
-    kernels  products, attention, residuals and the loss of big, each alone
+    kernels  products, attention and the loss of big, each alone
     step     one step of big at 25k tokens taken apart: packs at a time, compiled or not
     train    training of big and base
     decode   beam search
     bleu     base, trained for 4 minutes, and its BLEU on newstest2014 and on Multi30k's test_2016_flickr
-    peers    training and beam search once more, beside other toolkits
+    peers    training and beam search again, compared with other toolkits
 
-A part that fails is named, and the others go on; the exit status is then 1. Each figure is in the file as soon as it
-is measured; parts that are measured again replace theirs. It downloads and installs nothing: packages that are missing
-are named, and what needs them is left out. The text is that of the folder of corpora that DIST_TRANSFORMER_DATA or
---data names, as in tools/bench.py. What --work holds is used again, so that a machine with little time can be given
-the data folder that `--part data` makes elsewhere. Without a GPU all other parts are left out, and it exits 0.
-tools/results_table.py brings the tables of README.md and docs/ up to date.
+If a part fails, it is reported, the other parts still run, and the exit status is 1. Each figure is written as soon as
+it is measured; a part that is measured again replaces its figures. Nothing is downloaded or installed: missing packages
+are reported, and what needs them is left out. The text comes from the folder of corpora that DIST_TRANSFORMER_DATA or
+--data names, as in tools/bench.py. The content of --work is reused, so a machine with little time can start from the
+data folder that `--part data` made elsewhere. Without a GPU, only `--part data` runs, and the exit status is 0.
+tools/results_table.py updates the tables of README.md and docs/.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from typing import Any
 
 from dist_transformer.errors import UserError
 
-# The library is imported late: a machine that lacks a package is told so in a sentence.
+# The library is imported late, so that a missing package is reported in one sentence.
 PARTS = ("data", "tests", "kernels", "step", "train", "decode", "bleu", "peers")
 Results = Iterator[tuple[str, dict[str, Any]]]
 _NEEDED = ("torch", "numpy", "pyarrow", "tokenizers", "safetensors", "sacrebleu", "tqdm", "matplotlib")
@@ -36,7 +36,7 @@ _USEFUL = ("deepspeed", "transformers", "accelerate", "datasets", "ctranslate2",
 _PART_SECONDS = 8 * 60
 _VOCAB_SIZE = 37_000
 _MINUTES = 4
-# What compiling must gain to be worth its wait at the start.
+# Speed-up from which on compiling is worth its time at the start.
 _PAYS = 1.05
 
 
@@ -44,13 +44,13 @@ def main() -> None:
     arguments = parse_arguments()
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(f"{sys.executable} lacks {', '.join(missing)}: install them, or name another by PYTHON=")
+        raise UserError(f"{sys.executable} lacks {', '.join(missing)}: install them, or name another with PYTHON=")
     import torch
 
     parts = arguments.part or PARTS
     if not torch.cuda.is_available():
-        say("there is no GPU here: nothing is checked")
-        # What needs none was asked for by name.
+        say("nothing is checked, because there is no GPU here")
+        # The part `data` needs no GPU, but runs only if it was requested by name.
         parts = [part for part in arguments.part or () if part == "data"]
     if absent := [name for name in _USEFUL if importlib.util.find_spec(name) is None]:
         say(f"not installed, so what needs them is left out: {', '.join(absent)}")
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def passes(part: str, arguments: argparse.Namespace) -> bool:
-    """Whether a part could be measured; what it found is in the file."""
+    """Measure a part into the file, and return whether that succeeded."""
     from benchmarks.suite import CORPORA, Suite, device_name, find_corpora, merge
 
     file = arguments.out / f"gpu-check-{device_name()}.json"
@@ -79,15 +79,15 @@ def passes(part: str, arguments: argparse.Namespace) -> bool:
     try:
         corpora = find_corpora(arguments.data)
         if corpora is None and part not in ("tests", "kernels"):
-            raise UserError(f"part {part} needs text: name the folder of corpora by {CORPORA} or --data")
+            raise UserError(f"part {part} needs text: name the folder of corpora with {CORPORA} or --data")
         suite = Suite(corpora=corpora or Path(), work=arguments.work, vocab_size=_VOCAB_SIZE, deadline=deadline)
         if part not in ("tests", "kernels"):
             suite.prepare()
         if part == "data":
             return True
-        # Each at once: what was measured stays when time runs out.
+        # Each result is written at once, so that it is kept when time runs out.
         for name, result in measure[part](suite):
-            merge(file, {name: result}, what="`make gpu-check`: what needs a GPU, beside peers in the same run")
+            merge(file, {name: result}, what="`make gpu-check`: what needs a GPU, compared with peers in the same run")
             say(f"{name}: done, in {file}")
     except (UserError, subprocess.SubprocessError) as error:
         say(f"{part}: {error}")
@@ -96,8 +96,7 @@ def passes(part: str, arguments: argparse.Namespace) -> bool:
 
 
 def advice(out: Path) -> Iterator[str]:
-    """Lines of the code that what was measured speaks for: whether steps are compiled, and the planner's share of a
-    GPU's peak."""
+    """Derive two constants of the code from the figures: whether steps are compiled, and the planner's MFU."""
     from benchmarks.suite import device_name
     from dist_transformer.config.plain import read_json
     from dist_transformer.planning.hardware import GPUS
@@ -128,15 +127,15 @@ def say(line: str) -> None:
 
 
 def run_tests(seconds: float) -> Results:
-    """The outcome of the tests marked gpu.
+    """Run the tests marked gpu.
 
     Raises:
-        UserError: one fails.
+        UserError: a test fails.
     """
     from benchmarks.measure import result_of
 
     places = ["tests/model", "tests/inference", "tests/training"]
-    # Most of their time is start-up on the host.
+    # Most of the tests' time is start-up on the host.
     at_once = ["-n", "4"] if importlib.util.find_spec("xdist") else []
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *at_once, *places]
     started = time.monotonic()
@@ -164,7 +163,7 @@ def measure_kernels(suite: Any) -> Results:
 
 
 def measure_step(suite: Any) -> Results:
-    """All packs of a step at once and an eighth of them, compiled and not."""
+    """Measure steps with all packs at once and with an eighth of them, compiled and not."""
     for packs in (64, 8):
         for compiled in (True, False):
             name = f"step-{packs}{'-compiled' if compiled else ''}"
@@ -190,7 +189,7 @@ def measure_decoding(suite: Any) -> Results:
 
 def _decoding(suite: Any, name: str, *, peers: Sequence[str]) -> Results:
     model = suite.model("base", minutes=_MINUTES, flags=_brief())
-    # Many, for a few leave slots idle; `generate` may take a minute for them.
+    # Many sentences, because few leave slots idle; `generate` may take a minute for them.
     flags = ["--model", model, *suite.test_set("newstest2014"), "--sentences", 2000, "--rounds", 2]
     yield name, suite.measure(name, "decode", *flags, "--peers", *peers)
 
@@ -207,7 +206,7 @@ def _brief() -> list[object]:
 
 
 def measure_bleu(suite: Any) -> Results:
-    """A score of so short a training on so little text shows that all parts learn, and no more."""
+    """Score a model after a short training on little text: this shows that all parts learn, and no more."""
     from dist_transformer.config.plain import read_json
 
     model = suite.model("base", minutes=_MINUTES, flags=_brief())

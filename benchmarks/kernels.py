@@ -1,7 +1,7 @@
-"""The kernels of a training step on a GPU, each alone: milliseconds, and what that is in operations or bytes.
+"""Kernels of a training step on a GPU, each alone: milliseconds, and operations or bytes per second.
 
-Sizes are those of a preset on 25k tokens in sentences of two mean lengths. Inputs are drawn anew and rotate among
-several sets, so that caches do not hold them.
+Sizes are those of a preset on 25k tokens, in sentences of two mean lengths. Inputs are random and rotate among several
+sets, so that caches do not hold them.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ def run_kernel_benchmark(
     settings: KernelBenchmark, device: torch.device, report: Callable[[str], None]
 ) -> dict[str, Any]:
     if device.type != "cuda":
-        raise UserError("kernels are measured on a GPU, and there is none here")
+        raise UserError("kernels cannot be measured here, because there is no GPU: run it on a machine with one")
     torch.manual_seed(1)
     config = dataclasses.replace(PRESETS[settings.preset].model, vocab_size=settings.vocab_size)
     found: dict[str, dict[str, Any]] = {}
@@ -51,7 +51,7 @@ class Work:
     run: Callable[[], object]
     operations: float = 0.0
     bytes_moved: float = 0.0
-    """At the least: each input read once, each output written once."""
+    """Lower bound: each input read once, each output written once."""
 
 
 def _works(config: ModelConfig, settings: KernelBenchmark, device: torch.device) -> dict[str, Callable[[], Work]]:
@@ -68,14 +68,14 @@ def _works(config: ModelConfig, settings: KernelBenchmark, device: torch.device)
     }
     for mean in settings.mean_lengths:
         for kernel in ("packed", "varlen"):
-            works[f"attention ({kernel}), {mean} tokens a sentence"] = functools.partial(
+            works[f"attention ({kernel}), {mean} tokens per sentence"] = functools.partial(
                 _attention, config, tokens, mean, device, kernel=kernel
             )
     return works
 
 
 def _time(make: Callable[[], Work], repeats: int) -> dict[str, Any]:
-    """Forward and backward, where there is one; median over turns through the sets of inputs."""
+    """Time a kernel, with its backward pass if it has one; the median over turns through the sets of inputs."""
     works = [make() for _ in range(_SETS)]
     for work in works:
         work.run()
@@ -109,7 +109,7 @@ def _copy(device: torch.device) -> Work:
 
 
 def _product(rows: int, inner: int, columns: int, device: torch.device) -> Work:
-    """x W^T, and the two of its backward pass."""
+    """Make x W^T and the two products of its backward pass."""
     x, w, g = (_normal(*shape, device=device) for shape in ((rows, inner), (columns, inner), (rows, columns)))
     return Work(lambda: (x @ w.t(), g @ w, g.t() @ x), operations=6.0 * rows * inner * columns)
 
@@ -129,7 +129,7 @@ def _loss(config: ModelConfig, tokens: int, device: torch.device, *, compiled: b
 
 
 def _attention(config: ModelConfig, tokens: int, mean: int, device: torch.device, *, kernel: str) -> Work:
-    """Of a decoder to itself, as a model calls it: its projection's output and that one's gradient."""
+    """Make decoder self-attention as the model calls it: from a projection's output to the gradient of that output."""
     from torch.nn.attention.varlen import varlen_attn
 
     from dist_transformer.model.packed_attention import self_attention
@@ -149,12 +149,12 @@ def _attention(config: ModelConfig, tokens: int, mean: int, device: torch.device
         torch.autograd.grad(mixed, qkv, gradient)
 
     squares = 0.5 * float(sum(length**2 for length in lengths))
-    # Two products forwards, five backwards; four tensors forwards, eight backwards.
+    # Two products forward, five backward; four tensors forward, eight backward.
     return Work(run, operations=14.0 * squares * heads * width, bytes_moved=24.0 * tokens * heads * width)
 
 
 def sentence_lengths(tokens: int, mean: int) -> Sequence[int]:
-    """Of sentences that fill so many tokens; spread as those of text are, log-normally."""
+    """Draw lengths of sentences that together have `tokens` tokens; they are log-normal, as in real text."""
     random = np.random.default_rng(1)
     drawn = np.clip(np.exp(random.normal(np.log(mean) - 0.18, 0.6, size=2 * tokens // mean)), 1, 256).astype(int)
     ends = np.cumsum(drawn)
@@ -164,7 +164,7 @@ def sentence_lengths(tokens: int, mean: int) -> Sequence[int]:
 
 
 def kernel_table(figures: dict[str, Any]) -> str:
-    """What was measured, in at most 80 characters a line."""
+    """Format the figures in lines of at most 80 characters."""
     lines = [f"{'':38} {'ms':>8} {'TFLOP/s':>8} {'TB/s':>6}"]
     for name, kernel in figures["kernels"].items():
         operations = kernel.get("tera_operations_per_second")

@@ -1,6 +1,6 @@
-"""Rates of several pieces of work, taken in turns, and the result file that keeps them.
+"""Rates of several pieces of work, measured in turns, and the result file that keeps them.
 
-In turns, because a machine that other work slows down for a while then slows all of them.
+Turns make the comparison fair: other work that slows the machine down for a while affects all of them.
 """
 
 import datetime
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from benchmarks.training.namespaces import Node
     from dist_transformer.model_folder import ModelInfo
 
-# Share of a measure's time that each piece of work runs beforehand, uncounted: files are read, caches warm up.
+# Warm-up of each piece of work as a share of a measure's time, not counted: files are read, caches are filled.
 _WARM_UP = 0.2
 NO_CORPUS = "no text"
 ROOT = Path(__file__).resolve().parents[1]
-"""The clone that these benchmarks are of."""
+"""Root of the clone, whose package is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class Measure:
 
 
 def now(device: "torch.device | None" = None) -> float:
-    """Seconds of the clock that all benchmarks go by.
+    """Read the clock of all benchmarks, in seconds.
 
-    Of this process' CPU time, all threads together, which other work on the machine changes little; on a GPU wall
-    time, when all that it was given is done.
+    On a CPU this is the CPU time of all threads of this process, which other work on the machine changes only a little.
+    On a GPU it is wall time, read after the GPU has finished its queued work.
     """
     if device is not None and device.type == "cuda":
         import torch
@@ -71,9 +71,9 @@ def now(device: "torch.device | None" = None) -> float:
 
 
 def rate(work: Iterator[int], seconds: float) -> float:
-    """Units of work a CPU second, where each item of `work` says how many units it was; at least one item is taken.
+    """Measure units of work per CPU second. Each item of `work` is a number of units; at least one item is taken.
 
-    The clock stops between items: an item that takes longer than `seconds` counts in full.
+    The clock is read between items, so an item that takes longer than `seconds` counts in full.
     """
     started, units, elapsed = now(), 0, 0.0
     while elapsed < seconds or units == 0:
@@ -85,7 +85,7 @@ def rate(work: Iterator[int], seconds: float) -> float:
 def measure_rates(
     works: Mapping[str, Iterator[int]], *, seconds: float, repeats: int, report: Callable[[str], None]
 ) -> dict[str, Measure]:
-    """The rates of endless pieces of work, `repeats` rounds of `seconds` each."""
+    """Measure the rates of endless pieces of work, in `repeats` rounds of `seconds` each."""
     for work in works.values():
         rate(work, _WARM_UP * seconds)
     values: dict[str, list[float]] = {name: [] for name in works}
@@ -98,7 +98,7 @@ def measure_rates(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch, Arrow and tokenizers compute on one thread, as long as this lasts."""
+    """Limit torch, Arrow and tokenizers to one thread inside the context."""
     import pyarrow as pa
     import torch
 
@@ -106,7 +106,7 @@ def one_thread() -> Iterator[None]:
     before = (torch.get_num_threads(), pa.cpu_count(), os.environ.get(name))
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
-    # tokenizers asks the environment at each call.
+    # tokenizers reads the environment at each call.
     os.environ[name] = "false"
     try:
         yield
@@ -122,11 +122,11 @@ def one_thread() -> Iterator[None]:
 def measure_apart(
     module: str, request: dict[str, Any], *, failure: str, remedy: str, ranks: int = 1, nodes: Sequence["Node"] = ()
 ) -> dict[str, float]:
-    """What a module, run in processes of its own, says of a request: see `answer`.
+    """Run a module that calls `answer` in separate processes, and return its answer to a request.
 
     Args:
-        ranks: of its world; the first one answers.
-        nodes: one rank on each, in place of `ranks` on this machine.
+        ranks: number of processes of its world; rank 0 answers.
+        nodes: nodes with one rank each, instead of `ranks` on this machine.
     """
     command = [sys.executable, "-m", module, json.dumps(request)]
     launches = (
@@ -138,23 +138,23 @@ def measure_apart(
         subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         for words, environment in launches
     ]
-    # Each is read by a thread of its own: one whose pipe is full would hold up the others.
+    # A thread per process reads its output, because a process with a full pipe would block the others.
     with ThreadPoolExecutor(len(started)) as readers:
         outputs = list(readers.map(subprocess.Popen.communicate, started))
     for process, (_, errors) in zip(started, outputs, strict=True):
         if process.returncode != 0:
-            killed = "it was killed, as one is that needs more memory than there is"
-            last = killed if process.returncode < 0 else (errors.strip().splitlines() or ["it said nothing"])[-1]
+            killed = "it was killed, probably because memory is too small"
+            last = killed if process.returncode < 0 else (errors.strip().splitlines() or ["it printed no error"])[-1]
             raise UserError(f"{failure}: {last.removeprefix('error: ')}: {remedy}")
-    # Libraries may print before.
+    # Libraries may print before the answer.
     found: dict[str, float] = json.loads(outputs[0][0].splitlines()[-1])
     return found
 
 
 def _environments(ranks: int) -> list[dict[str, str]]:
-    """Of the processes of a world on this machine."""
+    """Make the environments of the processes of a world on this machine."""
     alone = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
-    # The benchmarks are of the clone, not of an installed package.
+    # Measure the clone, not an installed package.
     alone["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), alone.get("PYTHONPATH"))))
     if ranks == 1:
         return [alone]
@@ -168,7 +168,7 @@ def _environments(ranks: int) -> list[dict[str, str]]:
 
 
 def _on_nodes(nodes: Sequence["Node"]) -> list[dict[str, str]]:
-    """Of the processes of a world with one rank per node."""
+    """Make the environments of the processes of a world with one rank per node."""
     found = []
     for rank, environment in enumerate(_environments(len(nodes))):
         meeting = {"MASTER_ADDR": nodes[0].address, "GLOO_SOCKET_IFNAME": INTERFACE}
@@ -177,10 +177,10 @@ def _on_nodes(nodes: Sequence["Node"]) -> list[dict[str, str]]:
 
 
 def check_counts(settings: object, **least: int) -> None:
-    """Compare numbers of a benchmark's settings with the least that can be measured, by the name of each field.
+    """Check that numbers of a benchmark's settings are not below a minimum, given by field name.
 
     Raises:
-        UserError: one is smaller; it names the flag.
+        UserError: a number is too small; the message names its flag.
     """
     for name, smallest in least.items():
         if getattr(settings, name) < smallest:
@@ -189,27 +189,27 @@ def check_counts(settings: object, **least: int) -> None:
 
 
 def answer(measure: Callable[[dict[str, Any]], dict[str, float]]) -> None:
-    """What such a module does when it is run."""
+    """Measure the request on the command line and print the answer, in a module that `measure_apart` runs."""
     exit_on_user_error(lambda: print(json.dumps(measure(json.loads(sys.argv[1])))))
 
 
 def resident_mib(field: str) -> float:
-    """Memory of this process by Linux' /proc: getrusage would count what its parent had resident when it began.
+    """Read the memory of this process in Linux' /proc. (getrusage would include the parent's memory at the start.)
 
     Args:
-        field: VmRSS is what is resident now, VmHWM the most that ever was.
+        field: VmRSS for the resident memory now, VmHWM for its peak.
     """
     lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
 
 
 def who_can_run(needs: Mapping[str, Sequence[str]], report: Callable[[str], None]) -> list[str]:
-    """Of those named, who has all packages that they need; each of the others is told of."""
+    """List the names whose packages are all installed, and report the others."""
     found = []
     for name, packages in needs.items():
         missing = [package for package in packages if importlib.util.find_spec(package) is None]
         if missing:
-            report(f"left out, for {', '.join(missing)} is not installed: {name}")
+            report(f"left out, because {', '.join(missing)} is not installed: {name}")
         else:
             found.append(name)
     return found
@@ -225,15 +225,15 @@ def result_of(
     figures: dict[str, Any],
     rows: Sequence[dict[str, str]],
 ) -> dict[str, Any]:
-    """A result in the layout of tools/results_table.py.
+    """Make a result in the layout of tools/results_table.py.
 
     Args:
-        index: of the text; None where none was used.
+        index: index of the text; None if no text was used.
     """
     machine = describe_environment()
     machine["gpus"] = ", ".join(machine["gpus"]) or "none"
     form = "{cores} cores of {processor}, {memory_gib} GiB, GPUs: {gpus}; torch {torch}, Python {python}"
-    # What a second of CPU time does depends on how many threads share the work.
+    # The work done per second of CPU time depends on the number of threads.
     form += f"; OMP_NUM_THREADS={threads}" if (threads := os.environ.get("OMP_NUM_THREADS")) else ""
     return {
         "what": what,
@@ -250,7 +250,7 @@ def result_of(
 
 
 def write_result(path: Path, result: dict[str, Any]) -> None:
-    """A reader finds the old file or the new one."""
+    """Write a result file whole: a reader finds the old file or the new one."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How much memory a preparation takes, at a size and at ten times that; each in a process of its own."""
+"""Peak memory of preparing a text and of preparing ten times as much, each measured in a separate process."""
 
 import shutil
 import time
@@ -14,9 +14,9 @@ TIMES = 10
 
 
 def measure_preparation_memory(files: tuple[Path, Path], tokenizer: Path, scratch: Path) -> dict[str, dict[str, float]]:
-    """`pairs`, `seconds`, `peak_mib` and `before_mib` of a preparation of two texts, and of ten times these.
+    """Measure `pairs`, `seconds`, `peak_mib` and `before_mib` for the two texts and for ten times as many lines.
 
-    One process does it all, so it is the largest; with more `--workers` each does what this one does.
+    One worker prepares everything, so its memory is an upper bound: with more `--workers`, each does a part.
     """
     longer = scratch / "longer.source", scratch / "longer.target"
     for file, copy in zip(files, longer, strict=True):
@@ -36,7 +36,7 @@ def measure_preparation_memory(files: tuple[Path, Path], tokenizer: Path, scratc
 
 
 def prepare_text(request: dict[str, Any]) -> dict[str, float]:
-    """What the process does and measures."""
+    """Prepare a text and measure this process."""
     before = resident_mib("VmRSS")
     started = time.perf_counter()
     settings = PrepareSettings(

@@ -1,7 +1,7 @@
-"""What planning, reading and building cost the processes of one node of a large cluster.
+"""Cost of planning, reading and building for the processes of one node of a large cluster.
 
-The processes are real and share a data folder as in training. Only the rest of the cluster is simulated: each builds
-the micro-batches of its rank in a world of the given size, and the other nodes, which do the same, are not there.
+The processes are real and share a data folder, as in training. Only the rest of the cluster is simulated: each process
+builds the micro-batches of its rank in a world of the given size. The other nodes would do the same work.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from dist_transformer.runtime.world import read_world
 # Target tokens per second of 128 GPUs that train `base` at 400,000 each.
 CLUSTER_SPEED = 51_200_000
 _REMEDY = "lower --times"
-# In the second one, shards come from memory as far as --memory-gib holds them.
+# In the second epoch, shards come from memory if --memory-gib is large enough to hold them.
 _EPOCHS = ("first epoch", "later epochs")
 
 
@@ -51,10 +51,10 @@ class ReadingBenchmark:
 
 
 def run_reading_benchmark(settings: ReadingBenchmark, report: Callable[[str], None]) -> dict[str, Any]:
-    """Two epochs on one process and on all of the node; `report` gets a line now and then."""
+    """Measure two epochs on one process and on all processes of the node; `report` gets lines of progress."""
     with tempfile.TemporaryDirectory(prefix="dist_transformer-benchmark-") as scratch:
         folder = Path(scratch) / "data"
-        report(f"the corpus {settings.times} times")
+        report(f"writing the corpus {settings.times} times")
         index = repeat_corpus(DataFolder.open(settings.data), folder, settings.times)
         found = {}
         for ranks in sorted({1, settings.ranks}):
@@ -81,8 +81,8 @@ def run_reading_benchmark(settings: ReadingBenchmark, report: Callable[[str], No
 
 
 def reading_table(figures: dict[str, Any]) -> str:
-    """What was measured, in at most 80 characters a line."""
-    lines = [f"CPU of a process, in % of a core, at {figures['cluster_speed']:,} target tokens/s"]
+    """Format the figures in lines of at most 80 characters."""
+    lines = [f"CPU per process, in % of a core, at {figures['cluster_speed']:,} target tokens/s"]
     lines += [
         f"{'':12} {'processes':>10} {'first plans':>12} {'reads':>7} {'others':>7} {'mean':>7} {'MB read':>8} "
         f"{'MiB, node':>10}"
@@ -110,7 +110,7 @@ def repeat_corpus(folder: DataFolder, out: Path, times: int) -> DataIndex:
 
 
 def read_epochs(request: dict[str, Any]) -> dict[str, Any]:
-    """What each process does: draw the steps of two epochs, and build its own micro-batches of them."""
+    """Draw the steps of two epochs in each process, and build its own micro-batches of them."""
     batch = BatchConfig(packs_per_step=request["packs_per_step"], window_shards=8)
     world = read_world()
     with process_group(world, device_name="cpu"):
@@ -118,7 +118,7 @@ def read_epochs(request: dict[str, Any]) -> dict[str, Any]:
         clock = _Clock(sharing)
         bytes_before = _bytes_read()
         data = sharing.load(DataConfig(data=(request["data"],)), batch, seed=request["seed"])
-        # Libraries load parts of themselves at the first shard: half a second, once per process.
+        # At the first shard, libraries import more modules: this takes half a second, once per process.
         data.folders[0].valid.read(0)
         data = data.at_once(max(1, batch.packs_per_step // request["world"]))
         draw = sharing.draw_from(
@@ -133,7 +133,7 @@ def read_epochs(request: dict[str, Any]) -> dict[str, Any]:
             if not (block := draw(block_steps)):
                 break
             block_steps = steps_of_a_block(block, request["world"])
-            # One that ends an epoch and begins the next counts for the first.
+            # A block that ends an epoch and begins the next one counts for the first of them.
             current = epochs[block[0].epoch]
             drawn = time.thread_time()
             data.collator.micro_batches_of(block, rank=world.rank, world_size=request["world"])
@@ -154,7 +154,7 @@ def read_epochs(request: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(kw_only=True, slots=True)
 class _Epoch:
-    """CPU seconds of a process in an epoch, and what it took besides."""
+    """CPU seconds of a process in an epoch, with its steps, memory and bytes read."""
 
     steps: int = 0
     target_tokens: int = 0
@@ -181,7 +181,7 @@ def _of_node(ranks: list[dict[str, float]]) -> dict[str, float]:
 
 
 class _Clock:
-    """CPU seconds that reading and verifying take, within planning."""
+    """Measure the CPU seconds of reading and verifying, which are part of planning."""
 
     def __init__(self, sharing: Sharing) -> None:
         self.reading, self._admit = 0.0, sharing.admit
@@ -196,7 +196,7 @@ class _Clock:
 
 
 def _shares(found: dict[str, float]) -> dict[str, float]:
-    """Of a core, at the speed of the cluster; the mean is per process of the node, building left out."""
+    """Convert CPU seconds to shares of a core at the cluster's speed; the mean per process excludes building."""
     per_second = CLUSTER_SPEED / found["target_tokens"]
     planning, reading, following = (
         found[f"{name}_seconds"] * per_second for name in ("planning", "reading", "following")
@@ -212,13 +212,13 @@ def _shares(found: dict[str, float]) -> dict[str, float]:
 
 
 def _bytes_read() -> int:
-    """Bytes that this process has asked the system for, from files and sockets."""
+    """Count the bytes that this process has read from files and sockets."""
     lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("rchar:"))
 
 
 def _proportional_mib() -> float:
-    """Memory of this process; what several share counts in equal parts."""
+    """Measure the memory of this process; memory that several processes share counts in equal parts."""
     lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 

@@ -1,23 +1,23 @@
-"""Rewrite the tables of figures in README.md and docs/: results from results/*.json, and what training costs.
+"""Rewrite the tables of figures in README.md and docs/: results from results/*.json, and the cost of training.
 
-A table stands between `<!-- NAME: made by tools/results_table.py -->` and `<!-- end of NAME -->`. NAME is `results` for
-all rows of all files, `highlights` for the few results that README.md shows, or `costs` for
-dist_transformer/planning/costs.py. With --check it writes nothing and exits 1 when pages and figures differ. A result
-file is one JSON object:
+A table is between `<!-- NAME: made by tools/results_table.py -->` and `<!-- end of NAME -->`. NAME is `results` for all
+rows of all files, `highlights` for the few results that README.md shows, or `costs` for
+dist_transformer/planning/costs.py. With --check nothing is written, and the exit status is 1 if pages and figures
+differ. A result file is one JSON object:
 
-    what           what was run and what it shows, in a sentence or two
+    what           what was run and what it shows, in one or two sentences
     corpus         the corpus and its languages: the table's first column
-    synthetic      true: made by a grammar, says nothing about real text
-    date           of the run, YYYY-MM-DD
+    synthetic      true if a grammar generated the text, which says nothing about real text
+    date           date of the run, YYYY-MM-DD
     machine        "4 cores of AMD EPYC, …": cores of a processor, then memory, GPUs, versions of torch and DeepSpeed
-    commands       what was typed, in order
-    seeds          of the runs
-    wall_seconds   for all of it, or null where nobody measured it
+    commands       the commands, in order
+    seeds          seeds of the runs
+    wall_seconds   seconds that everything took, or null if it was not measured
     figures        everything that was measured, nested as the result needs
-    rows           lines of the table, each its other columns: {"what": …, "steps": …, "result": …}
+    rows           lines of the table, each with its other columns: {"what": …, "steps": …, "result": …}
 
-The texts of a row, and those of a highlight, name figures by their place in the file, with Python's format syntax, and
-hold no number of their own: "{figures[test][bleu]:.1f} BLEU". Real text comes first, then the newest.
+The texts of rows and highlights contain no numbers. They name figures by their path in the file, in Python's format
+syntax: "{figures[test][bleu]:.1f} BLEU". Rows on real text come first, then the newest rows.
 """
 
 import argparse
@@ -40,7 +40,7 @@ HEAD = ["| corpus | what | steps | result | processor | date |", "|---|---|---|-
 
 
 class Highlight(NamedTuple):
-    """A line of README.md: a result in one sentence that can be read aloud."""
+    """A line of the table in README.md: a result in one sentence that can be read aloud."""
 
     file: str
     what: str
@@ -48,7 +48,7 @@ class Highlight(NamedTuple):
 
 
 HIGHLIGHT_HEAD = ["| what | result | machine | figures |", "|---|---|---|---|"]
-# At most eight: README.md shows what a newcomer asks first, docs/benchmarks.md has the rest.
+# At most eight: README.md answers a newcomer's first questions, docs/benchmarks.md has the other results.
 HIGHLIGHTS = [
     Highlight(
         "multi30k.json",
@@ -116,7 +116,7 @@ _COLUMNS = ("what", "steps", "result")
 _PROCESSOR = re.compile(r"\bcores? of (?:an? )?(?P<name>[^,;]+)")
 _GPU = re.compile(r"\bGPUs: (?!none\b)(?P<name>[^,;]+)")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
-# Digits inside a name are no figure: test_2016_flickr, 13a, bf16, ZeRO-1, Multi30k.
+# Digits inside a name are not a figure: test_2016_flickr, 13a, bf16, ZeRO-1, Multi30k.
 _NUMBER = re.compile(r"(?<![\w-])[0-9][0-9.,]*(?![\w-])")
 
 
@@ -164,7 +164,7 @@ def make_table(folder: Path) -> str:
     """Make the Markdown table of all rows of the result files of a folder.
 
     Raises:
-        UserError: a file that does not keep to the layout.
+        UserError: a file does not follow the layout.
     """
     results = [(file, read_result(file)) for file in sorted(folder.glob("*.json"))]
     results.sort(key=lambda pair: pair[1]["date"], reverse=True)
@@ -177,7 +177,7 @@ def make_highlights(folder: Path) -> str:
     """Make the Markdown table of HIGHLIGHTS from the result files of a folder.
 
     Raises:
-        UserError: a file is missing or does not keep to the layout.
+        UserError: a file is missing or does not follow the layout.
     """
     lines = []
     for file_name, what, template in HIGHLIGHTS:
@@ -212,7 +212,7 @@ def make_lines(file: Path, result: dict[str, Any]) -> list[str]:
     lines = []
     for row in result["rows"]:
         what, steps, text = (fill(row[name], result, file) for name in _COLUMNS)
-        # The table stands in a page of docs/.
+        # The table is in a page of docs/, so the link goes up one folder.
         text += f", [{file.stem}](../{file.parent.name}/{file.name})"
         lines.append(f"| {result['corpus']} | {what} | {steps} | {text} | {processor_of(result)} | {result['date']} |")
     return lines
@@ -231,10 +231,10 @@ def fill(template: str, result: dict[str, Any], file: Path) -> str:
     """Fill a text of a row with its figures.
 
     Raises:
-        UserError: the text names a figure that is not in the file, or holds a number of its own.
+        UserError: the text names a figure that is not in the file, or contains a number.
     """
     if number := _NUMBER.search(_PLACEHOLDER.sub("", template)):
-        raise UserError(f"{file}: row says {number[0]!r} itself: put the number into figures and name its place")
+        raise UserError(f"{file}: a row contains the number {number[0]!r}: move it to figures and name its path")
     try:
         return template.format_map(result)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -245,5 +245,5 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--check", action="store_true", help="only compare; exit 1 where they differ (default: write)")
+    parser.add_argument("--check", action="store_true", help="only compare; exit 1 if they differ (default: write)")
     return parser.parse_args()

@@ -1,7 +1,7 @@
-"""The rows that result files have for the tables of README and docs, with places for their figures."""
+"""Rows of result files for the tables of README.md and docs/: texts with placeholders for figures."""
 
 DATA_ROW = {
-    "what": "data pipeline, one process and one thread, tokens a CPU second",
+    "what": "data pipeline, one process and one thread, tokens per CPU second",
     "steps": "—",
     "result": "planning takes {figures[percent_of_training][plan]:.1f}% of training at "
     "{figures[training_speed]:,} tokens/s; "
@@ -14,9 +14,9 @@ DATA_ROW = {
 }
 TRAIN_ROW = {
     "what": "training, preset `{figures[preset]}`, {figures[precision]}, {figures[world_size]} process(es); "
-    "{figures[unit]}, beside peers in the same run",
+    "{figures[unit]}",
     "steps": "—",
-    "result": "{figures[contenders][FIRST][rates][median]:,.0f}, which is",
+    "result": "{figures[contenders][FIRST][rates][median]:,.0f}",
 }
 RANKS_ROW = {
     "what": "a training step, preset `{figures[preset]}`, {figures[precision]}, on {figures[ranks]} one-thread ranks",
@@ -27,15 +27,15 @@ RANKS_ROW = {
 }
 DECODE_ROW = {
     "what": "decoding by a model of {figures[parameters]:,} parameters after {figures[trained_steps]:,} steps, beam "
-    "{figures[beam_size]}, `{figures[precision]}`; {figures[unit]}, beside peers in the same run",
+    "{figures[beam_size]}, `{figures[precision]}`; {figures[unit]}",
     "steps": "—",
-    "result": "{figures[contenders][ours][sentences_per_second][median]:,.1f}, which is",
+    "result": "{figures[contenders][ours][sentences_per_second][median]:,.1f}",
 }
 STEP_ROW = {
     "what": "a training step of `{figures[preset]}` under DeepSpeed, {figures[precision]}, "
     "{figures[packs_per_micro_batch]} pack(s) at a time, {figures[way]}; {figures[unit]}",
     "steps": "—",
-    "result": "{figures[rates][median]:,.0f}: {figures[milliseconds]:.1f} ms a step of "
+    "result": "{figures[rates][median]:,.0f}: {figures[milliseconds]:.1f} ms per step of "
     "{figures[tokens_per_step]:,.0f} tokens, {figures[peak_gib]:.1f} GiB, {figures[launches]:,.0f} launches",
 }
 ATTENTION_ROW = {

@@ -1,8 +1,8 @@
-"""The plan of corpora that do not fit this machine: an epoch of simulated lengths through the real code.
+"""Planning of corpora that do not fit this machine: an epoch of simulated lengths through the real code.
 
-A corpus of a billion pairs is simulated by its lengths, drawn from a real corpus. Its epoch is planned step by step in
-a process of its own: every pair must appear once, and ranks of any number must train on the same sentences. Tokens are
-simulated too, because only their identity matters to the ledger.
+Lengths drawn from a real corpus simulate a corpus of a billion pairs. A separate process plans its epoch step by step:
+every pair must appear once, and any number of ranks must train on the same sentences. Tokens are simulated too, because
+only their identity matters to the ledger (the hashes of what each step trained on).
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ _FIRST_WORD, _WORDS = 4, 30_000
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SizeBenchmark:
     data: Path
-    """Data folder whose lengths are drawn from."""
+    """Data folder from whose lengths the simulated ones are drawn."""
     pairs: int
     worlds: tuple[int, ...]
     """Numbers of ranks that must train on the same sentences."""
@@ -46,7 +46,7 @@ class SizeBenchmark:
 
 
 class SimulatedPairs:
-    """Pairs whose words follow from their id and place. Takes the place of a split."""
+    """Pairs whose words are computed from pair id and position. Replaces a split."""
 
     def __init__(self, lengths: np.ndarray) -> None:
         self.lengths = lengths
@@ -78,7 +78,7 @@ def run_size_benchmark(settings: SizeBenchmark, report: Callable[[str], None]) -
 
 
 def size_table(figures: dict[str, Any]) -> str:
-    """What was measured, in at most 80 characters a line."""
+    """Format the figures in lines of at most 80 characters."""
     return "\n".join(
         [
             f"{figures['pairs']:,} pairs in {figures['shards']:,.0f} shards, {figures['steps']:,.0f} steps of an epoch",
@@ -93,7 +93,7 @@ def size_table(figures: dict[str, Any]) -> str:
 
 
 def plan_epoch(request: dict[str, Any]) -> dict[str, float]:
-    """What the process does and measures."""
+    """Plan an epoch and measure this process."""
     before = resident_mib("VmRSS")
     started = time.perf_counter()
     batch = BatchConfig(packs_per_step=request["packs_per_step"])
@@ -130,14 +130,14 @@ def plan_epoch(request: dict[str, Any]) -> dict[str, float]:
         "planning_seconds": planning,
         "lengths_mib": lengths_mib,
         "plan_mib": resident_mib("VmHWM") - before - lengths_mib - seen_mib,
-        # No pair twice, and as many as fit: each of them once.
+        # No pair appears twice, and the counts match: each pair that fits a pack appears once.
         "each_pair_once": float(seen.max() == 1 and pairs + plan.skipped == len(lengths)),
         "ledgers_equal": float(_ledgers_equal(SimulatedPairs(lengths), budgets, compared, request["worlds"])),
     }
 
 
 def _ledgers_equal(pairs: SimulatedPairs, budgets: Any, steps: list[Step], worlds: list[int]) -> bool:
-    """Whether the ledger's hash of what all ranks compute is the same in all worlds."""
+    """Check that the ledger's hash of what all ranks compute is the same in all worlds."""
     found = []
     for world in (1, *worlds):
         collator = Collator(pairs, budgets, packs_per_micro_batch=max(1, len(steps[0].packs) // world))

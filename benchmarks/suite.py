@@ -1,6 +1,6 @@
-"""Several benchmarks as one: their corpora, the parts that each command measures, and the file that keeps all of them.
+"""A suite of benchmarks: its corpora, its parts, and the result file that merges them.
 
-A part is a command of `tools/`, run in a process of its own, whose result file becomes a part of the suite's.
+A part is a command of `tools/` in a separate process. Its result file becomes one part of the suite's result file.
 """
 
 import json
@@ -36,39 +36,40 @@ class Suite:
     corpora: Path
     """Folder with the texts above, `.en` and `.de`."""
     work: Path
-    """For the data folder, models and results of parts; what is there is used again."""
+    """Work folder for the data folder, models and results of parts; existing content is reused."""
     vocab_size: int
     deadline: float | None = None
-    """By time.monotonic(): what is still measured then is ended."""
+    """Value of time.monotonic() at which a part that still runs is stopped."""
 
     @property
     def data(self) -> Path:
         return self.work / f"data-{self.vocab_size}"
 
     def prepare(self) -> None:
-        """Make the data folder unless it is there."""
+        """Make the data folder unless it exists."""
         if not (self.data / "index.json").exists():
             self.work.mkdir(parents=True, exist_ok=True)
             texts = ["--src", self.text(TRAINING_TEXT, SOURCE), "--tgt", self.text(TRAINING_TEXT, TARGET)]
             self.run("prepare_data.py", *texts, "--vocab-size", self.vocab_size, "--corpus", CORPUS, "--out", self.data)
 
     def text(self, name: str, language: str) -> Path:
-        """
+        """Find the file of a text.
+
         Raises:
             UserError: the file is missing.
         """
         file = self.corpora / f"{name}.{language}"
         if not file.is_file():
-            raise UserError(f"{file} does not exist: add it, or name another folder by --data or {CORPORA}")
+            raise UserError(f"{file} does not exist: add it, or name another folder with --data or {CORPORA}")
         return file
 
     def test_set(self, name: str) -> list[object]:
-        """Flags of tools that translate."""
+        """Give the flags that name a test set, for tools that translate."""
         path = TEST_SETS[name]
         return ["--src", self.text(path, SOURCE), "--ref", self.text(path, TARGET)]
 
     def model(self, preset: str, *, minutes: float, flags: Sequence[object]) -> Path:
-        """A model folder, trained for so long, with these flags of training, unless it is there."""
+        """Train a model for `minutes` with these training flags unless its folder exists; return the folder."""
         path = self.work / f"model-{preset}-{minutes:g}"
         if not path.exists():
             settings = ["--data", self.data, "--preset", preset, "--minutes", minutes, "--out", path]
@@ -76,38 +77,38 @@ class Suite:
         return path
 
     def measure(self, part: str, *command: object) -> dict[str, Any]:
-        """The result of a benchmark: what follows tools/benchmark.py, without --json."""
+        """Run tools/benchmark.py with `command`, which has no --json, and return its result."""
         file = self.work / f"{part}.json"
-        # Flags of training, if there are any, stand last.
+        # Training flags, if there are any, must come last.
         self.run("benchmark.py", command[0], "--json", file, *command[1:])
         return read_json(file)
 
     def run(self, tool: str, *arguments: object) -> None:
-        """A command of tools/, printed."""
+        """Print a command of tools/ and run it."""
         left = None if self.deadline is None else max(1.0, self.deadline - time.monotonic())
         run_printed([sys.executable, ROOT / "tools" / tool, *arguments], output=sys.stderr, seconds=left)
 
 
 def brief_schedule(*, peak_lr: float = 7e-4, warmup_steps: int = 1000) -> list[object]:
-    """Flags of a training of minutes: the paper's warm-up is longer."""
+    """Give the schedule flags of a training that lasts minutes, because the paper's warm-up takes longer."""
     rates = ["--optimizer.peak-lr", peak_lr, "--optimizer.warmup-steps", warmup_steps]
     return ["--optimizer.schedule", "inverse_sqrt", *rates]
 
 
 def find_corpora(given: Path | None) -> Path | None:
-    """The folder of corpora: what was given, or the environment's; None where neither is.
+    """Find the folder of corpora: the given one, or the environment's; None if neither is set.
 
     Raises:
-        UserError: it is named, and not there.
+        UserError: the folder is named but does not exist.
     """
     named = given or (Path(os.environ[CORPORA]) if os.environ.get(CORPORA) else None)
     if named is not None and not named.is_dir():
-        raise UserError(f"{named} is not a folder: name the folder of corpora by --data or {CORPORA}")
+        raise UserError(f"{named} is not a folder: name the folder of corpora with --data or {CORPORA}")
     return named
 
 
 def device_name() -> str:
-    """Short, for file names: `cpu`, or the GPU as the table of GPUs calls it."""
+    """Name the device briefly, for file names: `cpu`, or the GPU's name in the table of GPUs."""
     import torch
 
     if not torch.cuda.is_available():
@@ -118,23 +119,23 @@ def device_name() -> str:
 
 
 def machine_load() -> str | None:
-    """Says so when other work has the machine: ask before the first part."""
+    """Describe the load if other work uses the machine, otherwise return None. Call it before the first part."""
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    return f"shared with other work, load {load:.1f} on {cores} cores before it began" if load > 0.25 * cores else None
+    return f"shared with other work, load {load:.1f} on {cores} cores at the start" if load > 0.25 * cores else None
 
 
 def merge(file: Path, parts: dict[str, dict[str, Any]], *, what: str, load: str | None = None) -> None:
-    """Put results into the parts of `file`, and draw its rates beside it; what it had of the same machine stays.
+    """Merge results into the parts of `file` and draw its rates next to it. Other parts of the same machine stay.
 
-    The figures of a file are those of each part, by the part's name; the layout is that of tools/results_table.py.
-    FILE-history.jsonl gets a line for each part: what later commits are compared with.
+    The file's figures are those of its parts, by the part's name; the layout is that of tools/results_table.py.
+    FILE-history.jsonl gets a line per part, with which later commits can be compared.
     """
     _remember(file.with_name(f"{file.stem}-history.jsonl"), parts, load)
     machine = next(iter(parts.values()))["machine"]
     before = read_json(file)["figures"] if file.exists() else {}
     figures = {name: part for name, part in before.items() if part["machine"] == machine}
     figures.update((name, _as_part(name, result, load)) for name, result in parts.items())
-    # A part without text says nothing of the corpus.
+    # Parts without text do not describe the corpus.
     texts = [part for part in figures.values() if part["corpus"] != NO_CORPUS]
     loads = sorted({part["load"] for part in figures.values() if part["load"]})
     result = {
@@ -159,7 +160,7 @@ def merge(file: Path, parts: dict[str, dict[str, Any]], *, what: str, load: str 
 
 
 def _remember(file: Path, parts: dict[str, dict[str, Any]], load: str | None) -> None:
-    """Add the medians of each part's rates, with the commit that they are of; one that was changed ends in `+`."""
+    """Append the medians of each part's rates, with the commit; a commit with local changes ends in `+`."""
     commit = _git("rev-parse", "--short", "HEAD") + (
         "+" if _git("status", "--porcelain", "--untracked-files=no") else ""
     )
@@ -171,7 +172,7 @@ def _remember(file: Path, parts: dict[str, dict[str, Any]], load: str | None) ->
 
 
 def median_rates(figures: dict[str, Any]) -> dict[str, float]:
-    """Of each contender, or of the part itself as `ours`: what its unit says, a second."""
+    """Give the median rate of each contender, or of the part itself as `ours`, in the part's unit."""
     found = {"ours": figures, **figures.get("contenders", {})}
     rates = {name: each.get("rates", each.get("sentences_per_second")) for name, each in found.items()}
     return {name: rate["median"] for name, rate in rates.items() if isinstance(rate, dict) and "median" in rate}
@@ -183,7 +184,7 @@ def _git(*words: str) -> str:
 
 
 def _as_part(name: str, result: dict[str, Any], load: str | None) -> dict[str, Any]:
-    """A result without what all parts share; what its rows name is in the merged file, and they tell of other work."""
+    """Convert a result to a part: its rows name figures of the merged file, and mention other work on the machine."""
 
     def moved(row: dict[str, str]) -> dict[str, str]:
         texts = {column: text.replace("{figures[", f"{{figures[{name}][") for column, text in row.items()}

@@ -1,9 +1,9 @@
-"""What every tool imports first: it finds the package of its clone, and says so if the wrong Python runs it."""
+"""First import of every tool: finds the package of the clone, and exits with a message in the wrong Python."""
 
 import sys
 from pathlib import Path
 
-# An installed package comes before it.
+# Appended last, so that an installed package takes precedence.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from dist_transformer.runtime.interpreter import check_interpreter

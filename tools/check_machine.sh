@@ -1,5 +1,5 @@
 #!/bin/sh
-# Says in one sentence what the machine lacks before anything is installed. Usage: check_machine.sh PYTHON
+# Report in one sentence what the machine lacks, before anything is installed. Usage: check_machine.sh PYTHON
 python=${1:-python3}
 
 fail() {
@@ -8,7 +8,7 @@ fail() {
 }
 
 case $PWD in
-*" "*) fail "the path of this folder has a space, which the deepspeed command does not survive: move it, for example to $HOME/dist_transformer" ;;
+*" "*) fail "the path of this folder has a space, with which the deepspeed command fails: move it, for example to $HOME/dist_transformer" ;;
 esac
 command -v "$python" >/dev/null 2>&1 ||
     fail "$python was not found: install Python 3.11 or newer, or name one with PYTHON=/path/to/python3"

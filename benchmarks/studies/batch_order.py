@@ -1,14 +1,15 @@
-"""Why the loss curves of some trainers zig-zag: one model, one set of budgets, three orders of the batches.
+"""Explain why the loss curves of some trainers zig-zag: one model, one set of budgets, three orders of the batches.
 
 tools/batch_order.py --data DATA --out DIR --preset multi30k --epochs 4
 
-`sorted` cuts all pairs, sorted by length, into packs and visits the packs in that order each epoch, as a trainer does
-that sorts and does not shuffle; `buckets` visits the same packs in a new random order each epoch; `random` is how
-dist_transformer trains: pairs of all lengths in every pack. Initial weights, dropout seeds, budgets, learning rates and
-epochs are the same. One process, without DeepSpeed; bf16 weights with fp32 masters, or fp32 (--precision).
+`sorted` cuts all pairs, sorted by length, into packs and visits the packs in that order each epoch, like a trainer that
+sorts and does not shuffle. `buckets` visits the same packs in a new random order each epoch. `random` is the order of
+dist_transformer: every pack has pairs of all lengths. Initial weights, dropout seeds, budgets, learning rates and
+epochs are the same. One process trains without DeepSpeed, with bf16 weights and fp32 masters, or in fp32 (--precision).
 
-Writes DIR/batch_order.json (loss and mean pair length of every step) and DIR/batch_order.png, and prints what explains
-the picture. "Within an epoch" means: after the mean over the surrounding epoch is taken off each step's loss.
+Writes DIR/batch_order.json (loss and mean pair length of every step) and DIR/batch_order.png, and prints figures that
+explain the picture. "Within an epoch" means that the mean over the surrounding epoch is subtracted from each step's
+loss.
 """
 
 import argparse
@@ -46,13 +47,13 @@ class Curve:
     loss: np.ndarray
     """Label-smoothed training loss per target token."""
     pair_tokens: np.ndarray
-    """Mean tokens of a pair, source and target together."""
+    """Mean tokens per pair, source and target together."""
 
 
 def main() -> None:
     arguments = parse_arguments()
     if arguments.epochs < 2:
-        raise UserError(f"--epochs is {arguments.epochs}: give at least 2, the mean over an epoch is taken off")
+        raise UserError(f"--epochs is {arguments.epochs}: give 2 or more, because an epoch's mean is subtracted")
     if arguments.preset not in PRESETS:
         raise UserError(f"--preset {arguments.preset} is unknown: choose one of {', '.join(PRESETS)}")
     folder = DataFolder.open(arguments.data)
@@ -73,7 +74,7 @@ def main() -> None:
 
 
 def orders(split: Split, budgets: Budgets, config: TrainConfig) -> dict[str, Callable[[int], Iterator[Step]]]:
-    """By name: the steps of an epoch."""
+    """Map the name of each order to a function that gives the steps of an epoch."""
     size = config.batch.packs_per_step
     plan = Plan(
         split.lengths, split.shard_starts, budgets=budgets, window_shards=config.batch.window_shards, seed=config.seed
@@ -98,7 +99,7 @@ def orders(split: Split, budgets: Budgets, config: TrainConfig) -> dict[str, Cal
 
 
 def cut_by_length(lengths: np.ndarray, budgets: Budgets) -> list[Pack]:
-    """All pairs that fit a pack, shortest first, cut where a budget is full."""
+    """Cut all pairs that fit a pack, shortest first, into packs that end where a budget is full."""
     limits = (budgets.max_source_tokens, budgets.max_target_tokens)
     fits = np.flatnonzero((lengths <= limits).all(axis=1))
     order = fits[np.lexsort((lengths[fits, 0], lengths[fits, 1]))]
@@ -114,7 +115,7 @@ def cut_by_length(lengths: np.ndarray, budgets: Budgets) -> list[Pack]:
 
 
 def join_packs(packs: list[Pack], packs_per_step: int) -> list[Step]:
-    """Neighbouring packs make a step, as in the plan; the last one is filled with packs of weight zero."""
+    """Group consecutive packs into steps, as the plan does. Packs of weight zero fill the last step."""
     groups = [packs[first : first + packs_per_step] for first in range(0, len(packs), packs_per_step)]
     return [
         Step(epoch=0, packs=Packs.of(group, empty=packs_per_step - len(group)), position=Position()) for group in groups
@@ -124,7 +125,7 @@ def join_packs(packs: list[Pack], packs_per_step: int) -> list[Step]:
 def train(
     split: Split, budgets: Budgets, config: TrainConfig, order: Callable[[int], Iterator[Step]], *, epochs: int
 ) -> Curve:
-    """Train from the seed's weights, whole steps at once."""
+    """Train from the seed's initial weights, with one micro-batch per step."""
     torch.manual_seed(config.seed)
     model = Transformer(config.model)
     masters = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
@@ -153,7 +154,7 @@ def train(
 
 @torch.no_grad()
 def update(model: Transformer, masters: list[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
-    """Adam on the fp32 masters, copied back to the model's precision."""
+    """Update the fp32 masters with Adam, and copy them back in the model's precision."""
     parameters = list(model.parameters())
     for parameter, master in zip(parameters, masters, strict=True):
         assert parameter.grad is not None
@@ -164,7 +165,7 @@ def update(model: Transformer, masters: list[torch.Tensor], optimizer: torch.opt
 
 
 def explain(curve: Curve) -> dict[str, float]:
-    """Figures that say how much of the curve is the order of its batches."""
+    """Compute figures that show how much the order of the batches contributes to the curve."""
     per_epoch = round(len(curve.loss) / (int(curve.epoch[-1]) + 1))
     rest, inside = off_trend(curve.loss, per_epoch)
     epochs, lengths = curve.epoch[inside], curve.pair_tokens[inside]
@@ -183,7 +184,7 @@ def explain(curve: Curve) -> dict[str, float]:
 
 
 def off_trend(loss: np.ndarray, per_epoch: int) -> tuple[np.ndarray, slice]:
-    """The loss without its mean over the epoch around each step, and which steps have such an epoch."""
+    """Subtract from the loss its mean over the epoch around each step; also return which steps have such an epoch."""
     window = per_epoch + 1 - per_epoch % 2
     trend = np.convolve(loss, np.full(window, 1 / window), mode="valid")
     inside = slice(window // 2, window // 2 + len(trend))
@@ -193,7 +194,7 @@ def off_trend(loss: np.ndarray, per_epoch: int) -> tuple[np.ndarray, slice]:
 def write_results(
     out: Path, preset: str, config: TrainConfig, curves: dict[str, Curve], figures: dict[str, dict[str, float]]
 ) -> None:
-    """DIR/batch_order.json and DIR/batch_order.png."""
+    """Write DIR/batch_order.json and DIR/batch_order.png."""
     described: dict[str, Any] = {"preset": preset, "seed": config.seed, "precision": config.arithmetic}
     steps = {
         name: {field.name: np.round(getattr(curve, field.name), 4).tolist() for field in dataclasses.fields(curve)}
@@ -205,7 +206,7 @@ def write_results(
 
 
 def draw(curves: dict[str, Curve], file: Path) -> None:
-    """Loss of every order, and below it the mean length of a step's pairs."""
+    """Draw the loss of every order, and below it the mean length of a step's pairs."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -214,7 +215,7 @@ def draw(curves: dict[str, Curve], file: Path) -> None:
     colours = {"sorted": "tab:red", "buckets": "tab:orange", "random": "tab:blue"}
     for name, curve in curves.items():
         numbers = np.arange(1, len(curve.loss) + 1)
-        # Buckets swing from step to step: thin, and behind the others.
+        # The curve of buckets swings from step to step, so it is thin and behind the others.
         width, depth = (0.7, 1) if name == "buckets" else (1.3, 2)
         style: dict[str, Any] = {"color": colours[name], "linewidth": width, "zorder": depth, "label": name}
         upper.plot(numbers, curve.loss, **style)
@@ -226,7 +227,7 @@ def draw(curves: dict[str, Curve], file: Path) -> None:
             axis.axvline(start + 0.5, color="0.85", zorder=0)
     upper.set_ylabel("training loss per token (nats)")
     upper.legend(frameon=False)
-    lower.set_ylabel("mean tokens of a pair")
+    lower.set_ylabel("mean tokens per pair")
     lower.set_xlabel("step (lines: epochs)")
     FigureCanvasAgg(figure).print_png(str(file))
 
@@ -240,5 +241,5 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--preset", default="multi30k", help="model, batch and rates (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=4, help="passes over the pairs, 2 or more (default: %(default)s)")
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=1, help="of weights, order and dropout (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of weights, order and dropout (default: %(default)s)")
     return parser.parse_args()

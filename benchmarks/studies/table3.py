@@ -1,14 +1,14 @@
-"""Table 3 of the paper, trained here: each row with the real command, then dev perplexity and BLEU beside the paper's.
+"""Train rows of the paper's Table 3, and compare their dev perplexity and BLEU with the paper's.
 
 tools/table3.py --data DATA --out DIR --preset multi30k --max-steps 1500 --rows A1 C1 D1 --noise 0.3
 tools/table3.py --data DATA --out DIR --preset multi30k --max-steps 800 -- --optimizer.warmup-steps 200
 
-A row changes the preset as the paper's row changes its base model. Base is always among them. Flags after `--` change
-the preset for all rows, before a row changes it. DIR/ROW is the row's run folder; run the command again after an
-interruption, or with other rows: finished rows stay in the table, a begun one goes on from its checkpoint. --flags-of
-ROW prints the flags of the row's training, for those who start it in another way (slurm/ablations.sh). Writes
-DIR/table3.md and DIR/table3.json (in the layout of tools/results_table.py) after every row. Perplexity is that of the
-last weights, BLEU that of the mean of the last --average weight files (the paper averages none: 1).
+A row changes the preset as the paper's row changes its base model. The row `base` is always included. Flags after `--`
+change the preset for all rows, before a row changes it. DIR/ROW is the row's run folder. Run the command again after an
+interruption or with other rows: finished rows stay in the table, and an unfinished row resumes from its checkpoint.
+--flags-of ROW prints the flags of the row's training, to start it in another way (slurm/ablations.sh). DIR/table3.md
+and DIR/table3.json (in the layout of tools/results_table.py) are written after every row. Perplexity is that of the
+last weights. BLEU is that of the mean of the last --average weight files (1, as in the paper, averages nothing).
 """
 
 import argparse
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def train_flags(row: str, arguments: argparse.Namespace) -> list[str]:
-    """Of the row's training: the flags that all rows have, then what the row changes of them."""
+    """Give the flags of the row's training: first those of all rows, then the row's changes."""
     base, config = base_config(row, arguments), row_config(row, arguments)
     changed = []
     for part in ("model", "optimizer"):
@@ -80,12 +80,12 @@ def common_flags(row: str, arguments: argparse.Namespace) -> list[str]:
 
 
 def base_config(row: str, arguments: argparse.Namespace) -> TrainConfig:
-    """What stands for the paper's base model, in the row's folder."""
+    """Parse the settings that replace the paper's base model, with the row's folder."""
     return parse_training(common_flags(row, arguments), prog="tools/table3.py")[0]
 
 
 def row_config(row: str, arguments: argparse.Namespace) -> TrainConfig:
-    """What the row makes of base. Its changes come after all flags: `--model.ffn-width` is then that of base."""
+    """Apply the row's changes to base. They come after all flags, so `--model.ffn-width` is that of base."""
     config = apply_variant(base_config(row, arguments), row)
     if config.validation.validate_every == 0:
         raise UserError("--validate-every 0 gives no perplexity for the table: leave it out, or give steps above 0")
@@ -95,7 +95,7 @@ def row_config(row: str, arguments: argparse.Namespace) -> TrainConfig:
 
 
 def finished_before(row: str, config: TrainConfig, arguments: argparse.Namespace) -> dict[str, Any] | None:
-    """The figures of a row that an earlier call finished with the same settings."""
+    """Read the figures of a row that an earlier call finished with the same settings."""
     record = arguments.out / row / "row.json"
     if not record.exists() or (kept := read_json(record))["settings"] != row_settings(config, arguments):
         return None
@@ -104,13 +104,13 @@ def finished_before(row: str, config: TrainConfig, arguments: argparse.Namespace
 
 
 def row_settings(config: TrainConfig, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What a row's figures depend on."""
+    """List the settings on which a row's figures depend."""
     settings = {name: value for name, value in to_plain(config).items() if name not in {"data", "run_dir"}}
     return {**settings, "average": arguments.average, "data_sha256": sha256_of(arguments.data / "index.json")}
 
 
 def finish_row(row: str, config: TrainConfig, index: DataIndex, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Train, average and decode a row, or go on where that stopped."""
+    """Train, average and decode a row, or resume where an earlier call stopped."""
     run = arguments.out / row
     started = time.monotonic()
     check_steps(run, config.max_steps)
@@ -139,7 +139,7 @@ def finish_row(row: str, config: TrainConfig, index: DataIndex, arguments: argpa
 
 
 def check_steps(run: Path, max_steps: int) -> None:
-    """Refuse a run folder that is past `max_steps`: training would leave it as it is."""
+    """Refuse a run folder with more than `max_steps` steps, because training would not change it."""
     saved = read_records(run, "checkpoint") if (run / METRICS_FILE).exists() else []
     if saved and saved[-1]["step"] > max_steps:
         raise UserError(f"{run} has {saved[-1]['step']} steps, this call allows {max_steps}: choose another --out")
@@ -150,7 +150,7 @@ def train_command(row: str, arguments: argparse.Namespace) -> list[object]:
 
 
 def evaluate_command(run: Path, index: DataIndex, arguments: argparse.Namespace) -> list[object]:
-    """Beam search with the paper's settings on the validation text as the user gave it."""
+    """Make the command of beam search with the paper's settings, on the validation text as the user gave it."""
     valid = arguments.data / VALID_FOLDER
     files = ["--src", valid / VALID_SOURCE_FILE, "--ref", valid / VALID_TARGET_FILE, "--json", run / "bleu.json"]
     case = ["--lowercase"] if index.lowercase else []
@@ -165,14 +165,14 @@ def count_parameters(config: TrainConfig, vocab_size: int) -> int:
 
 
 def direction(difference: float, paper: float, *, threshold: float) -> str:
-    """Whether a row moved from base as it does in the paper: `yes`, `no`, or `within noise` below the threshold."""
+    """Decide whether a row differs from base as in the paper: `yes`, `no`, or `within noise` below the threshold."""
     if abs(difference) < threshold:
         return "within noise"
     return "yes" if difference * paper > 0 or difference == paper == 0 else "no"
 
 
 def compare(rows: list[dict[str, Any]], *, noise: float) -> list[dict[str, Any]]:
-    """Each row, base first, with its difference from base, the paper's, and whether they agree; BLEU points."""
+    """Add to each row its BLEU difference from base, the paper's, and whether they agree. Base is the first row."""
     base = VARIANTS["base"].paper
     compared = []
     for row in rows:
@@ -185,7 +185,7 @@ def compare(rows: list[dict[str, Any]], *, noise: float) -> list[dict[str, Any]]
 
 
 def make_table(rows: list[dict[str, Any]], *, noise: float) -> str:
-    """The Markdown table of finished rows, base first."""
+    """Make the Markdown table of finished rows, base first."""
     lines = [
         "| row | change | parameters | dev ppl | dev BLEU | difference | the paper's | same direction? |",
         "|---|---|---|---|---|---|---|---|",
@@ -199,22 +199,24 @@ def make_table(rows: list[dict[str, Any]], *, noise: float) -> str:
             differences = (row["bleu_difference"], row["paper_bleu_difference"])
             cells += [*(f"{value:+.1f}" for value in differences), row["same_direction"]]
         lines.append(f"| {' | '.join(cells)} |")
-    threshold = f"{2 * noise:g} BLEU, twice the spread between seeds" if noise else "none, no --noise was given"
+    threshold = (
+        f"{2 * noise:g} BLEU, twice the spread between seeds" if noise else "none, because --noise was not given"
+    )
     lines += ["", f"Differences are in BLEU, from base. Threshold for `within noise`: {threshold}."]
     if any(row["row"].startswith("B") for row in rows):
-        lines += ["", "Rows B narrow the values with the keys; the paper narrows queries and keys only."]
+        lines += ["", "Rows B narrow the values together with the keys; the paper narrows only queries and keys."]
     return "\n".join(lines)
 
 
 def write_results(arguments: argparse.Namespace, index: DataIndex, rows: list[dict[str, Any]], table: str) -> None:
-    """DIR/table3.md and DIR/table3.json."""
+    """Write DIR/table3.md and DIR/table3.json."""
     compared = compare(rows, noise=arguments.noise)
     verdicts = [row["same_direction"] for row in compared if row["same_direction"] is not None]
     counts = {verdict: verdicts.count(verdict) for verdict in ("yes", "no", "within noise")}
     machine = describe_environment()
     machine["gpus"] = ", ".join(machine["gpus"]) or "none"
     result = {
-        "what": "rows of the paper's Table 3, each relative to the preset; dev perplexity and BLEU beside the paper's",
+        "what": "rows of the paper's Table 3, relative to the preset; perplexity and BLEU compared with the paper's",
         "corpus": f"{index.corpus} ({index.source_language}-{index.target_language})",
         "synthetic": index.synthetic,
         "date": datetime.date.today().isoformat(),
@@ -244,7 +246,7 @@ def write_results(arguments: argparse.Namespace, index: DataIndex, rows: list[di
 
 
 def write_whole(path: Path, text: str) -> None:
-    """A reader, or an interruption, finds the old file or the new one."""
+    """Write a file whole: readers find the old file or the new one, even after an interruption."""
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
@@ -256,9 +258,13 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--data", type=Path, required=True, help="data folder")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the rows and the table")
-    parser.add_argument("--preset", default="multi30k", help="stands for the paper's base (default: %(default)s)")
+    parser.add_argument("--preset", default="multi30k", help="replaces the paper's base model (default: %(default)s)")
     parser.add_argument(
-        "--rows", nargs="+", default=list(VARIANTS), metavar="ROW", help=f"of {', '.join(VARIANTS)} (default: all)"
+        "--rows",
+        nargs="+",
+        default=list(VARIANTS),
+        metavar="ROW",
+        help=f"rows among {', '.join(VARIANTS)} (default: all)",
     )
     parser.add_argument(
         "--max-steps",
@@ -266,9 +272,11 @@ def parse_arguments() -> argparse.Namespace:
         metavar="N",
         help="optimizer steps of base; big takes three times as many (default: the preset's)",
     )
-    parser.add_argument("--flags-of", metavar="ROW", help="print the flags of this row's training, one a line, and end")
+    parser.add_argument(
+        "--flags-of", metavar="ROW", help="print the flags of this row's training, one per line, and exit"
+    )
     parser.add_argument("--ranks", type=int, default=2, help="processes (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of weights, order and dropout (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of weights, order and dropout (default: %(default)s)")
     parser.add_argument(
         "--average", type=int, default=5, metavar="N", help="weight files averaged for BLEU (default: %(default)s)"
     )
@@ -278,7 +286,7 @@ def parse_arguments() -> argparse.Namespace:
         default=0.0,
         metavar="BLEU",
         help="standard deviation of BLEU between seeds; below "
-        "twice that a difference is called noise (default: %(default)s, not measured)",
+        "twice that, a difference is called noise (default: %(default)s, not measured)",
     )
-    parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of dist_transformer.train, for every row")
+    parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="flags of dist_transformer.train for every row")
     return parser.parse_args()

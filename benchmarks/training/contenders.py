@@ -1,7 +1,7 @@
-"""Who is measured in training: the interface, and our model on packs under several engines.
+"""Contenders in training: their interface, and our model on packs under several engines.
 
-All start from the same weights and take the same learning rates; a step has about the same number of real target tokens
-for all. Peers that batch by padding are in `peers`.
+All contenders start from the same weights and use the same learning rates. Their steps have about the same number of
+real target tokens. Peers that batch by padding are in `peers`.
 """
 
 import time
@@ -31,23 +31,23 @@ from dist_transformer.training.engine.schedule import RateScheduler, learning_ra
 
 @dataclass(slots=True)
 class Timing:
-    """What some steps took."""
+    """Time and tokens of some steps."""
 
     device: torch.device
     steps: int = 0
     source_tokens: int = 0
     target_tokens: int = 0
-    """Real ones, of this rank, as are the source's."""
+    """Real target tokens of this rank; source tokens are counted in the same way."""
     computed_tokens: int = 0
-    """Of both sides, with padding."""
+    """Tokens of both sides, including padding."""
     seconds: dict[str, float] = field(
         default_factory=lambda: {"clock": 0.0, "wall": 0.0, "data": 0.0, "optimizer": 0.0}
     )
-    """By the clock of the benchmarks (`measure.now`) and of the wall; of the latter, what data and optimizer took."""
+    """Seconds by the benchmarks' clock (`measure.now`) and the wall clock; data and optimizer are parts of `wall`."""
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Times a loop; a GPU's work counts until it is done."""
+        """Time a loop, until the GPU has finished its work."""
         wall, clock = self._wall(), now(self.device)
         yield
         self.seconds["clock"] += now(self.device) - clock
@@ -55,7 +55,7 @@ class Timing:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Times a part on the host; a GPU may still compute, for waiting here would slow it down."""
+        """Time a part on the host. A GPU may still compute, because waiting for it here would slow training down."""
         started = time.perf_counter()
         yield
         self.seconds[name] += time.perf_counter() - started
@@ -75,10 +75,10 @@ class Contender(Protocol):
     """A model, its optimizer and its way of making batches."""
 
     def train(self, steps: int) -> Timing:
-        """Take so many optimizer steps."""
+        """Take `steps` optimizer steps."""
 
     def nll(self, sample: TextSample) -> float:
-        """-log p a target token of all pairs, in evaluation mode."""
+        """Compute the mean -log p per target token of all pairs, in evaluation mode."""
 
 
 class Driver(Protocol):
@@ -92,13 +92,13 @@ class Driver(Protocol):
     def end_micro_batch(self) -> bool: ...
 
     def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """By the names of `Transformer.state_dict()`, fp32."""
+        """Yield the fp32 weights by their names in `Transformer.state_dict()`."""
 
 
 class PlainDriver:
-    """Plain torch as the control: the model in bf16 with fp32 masters, or fp32; native DDP in a world above one.
+    """Plain torch as the control: the model in bf16 with fp32 masters, or in fp32; native DDP on several ranks.
 
-    The gradient is that of a sum of losses ÷ the step's tokens, as under `Engine`.
+    The gradient is that of the sum of losses ÷ the step's tokens, as under `Engine`.
     """
 
     def __init__(self, model: Transformer, config: TrainConfig, world: World) -> None:
@@ -184,7 +184,7 @@ class PackedContender:
 
 
 def pack_all(sample: TextSample) -> PackedBatch:
-    """All pairs of the sample in one buffer without a tail."""
+    """Pack all pairs of the sample into one buffer without unused space at its end."""
     sources = np.concatenate([np.append(ids, EOS_ID) for ids in sample.sources])
     inputs = np.concatenate([np.insert(ids, 0, BOS_ID) for ids in sample.targets])
     labels = np.concatenate([np.append(ids, EOS_ID) for ids in sample.targets])
@@ -198,10 +198,10 @@ def pack_all(sample: TextSample) -> PackedBatch:
 def own_contenders(
     model: Transformer, data: TrainingData, config: TrainConfig, ds_configs: dict[str, dict[str, Any]], world: World
 ) -> dict[str, Callable[[], Contender]]:
-    """Our model under DeepSpeed, once for each named config, and under plain torch.
+    """Make the factories of our model under DeepSpeed, once per named config, and under plain torch.
 
     Args:
-        model: whose weights all start from; copied.
+        model: model with the initial weights of all contenders; it is copied.
     """
 
     def under_deepspeed(ds_config: dict[str, Any]) -> Driver:

@@ -1,7 +1,8 @@
-"""What a step costs: time and memory against model size, sentence length and tokens at once; and a model of many GPUs.
+"""Time and memory of a step against model size, sentence length and tokens at once, and a model of many GPUs.
 
-Each point is a process of its own, which trains a model under plain torch on sentences of one length. Scaling is no
-measurement: the measured step of one device, and the bytes that ZeRO-1 sends ÷ stated link speeds (`planning.speed`).
+Each point is a separate process, which trains a model under plain torch on sentences of one length. The figures of many
+GPUs come from a model, not a measurement: the measured step of one device, and the bytes that ZeRO-1 sends ÷ stated
+link speeds (`planning.speed`).
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
 
 NODES, GPUS_PER_NODE = (1, 2, 4, 8, 16), 8
-# Where the device is in no table: gigabytes a second in a node, gigabits between nodes.
+# Defaults for a device in no table: gigabytes per second in a node, gigabits per second between nodes.
 _LINK, _NETWORK = 10.0, 25.0
 
 
@@ -37,13 +38,13 @@ _LINK, _NETWORK = 10.0, 25.0
 class CostPoint:
     model: ModelConfig
     tokens: int
-    """Of a micro-batch, on each side."""
+    """Tokens of a micro-batch on each side."""
     sentence_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostCurve:
-    """One thing varies along each axis; the other two are those of `base`."""
+    """Points along three axes. One property varies along each axis; the other two are those of `base`."""
 
     base: CostPoint
     widths: tuple[int, ...]
@@ -61,7 +62,7 @@ class CostCurve:
 
 
 def curve_of(device: torch.device, *, repeats: int) -> CostCurve:
-    """Points that take seconds each on such a device."""
+    """Choose points that take seconds each on this kind of device."""
     if device.type == "cuda":
         base = CostPoint(model=_of_width(ModelConfig(vocab_size=37_000), 1024), tokens=16_384, sentence_tokens=32)
         return CostCurve(
@@ -86,7 +87,7 @@ def _of_width(model: ModelConfig, width: int) -> ModelConfig:
 
 
 def run_cost_curve(curve: CostCurve, device: torch.device, report: Callable[[str], None]) -> dict[str, Any]:
-    """All figures; a point that is on several axes is measured once."""
+    """Measure all points, and return the figures. A point on several axes is measured once."""
     found: dict[CostPoint, dict[str, Any]] = {}
     axes: dict[str, list[dict[str, Any]]] = {}
     for axis, points in curve.axes().items():
@@ -95,7 +96,7 @@ def run_cost_curve(curve: CostCurve, device: torch.device, report: Callable[[str
             if point not in found:
                 found[point] = measure_point(point, repeats=curve.repeats)
                 seconds = found[point]["step_seconds"]["median"]
-                report(f"{axis} {value:,}: {seconds:.3f} s a step, {found[point]['peak_mib']:,.0f} MiB")
+                report(f"{axis} {value:,}: {seconds:.3f} s per step, {found[point]['peak_mib']:,.0f} MiB")
             axes[axis].append({axis: value, **found[point]})
     base = found.get(curve.base) or measure_point(curve.base, repeats=curve.repeats)
     return {
@@ -112,7 +113,7 @@ def run_cost_curve(curve: CostCurve, device: torch.device, report: Callable[[str
 
 
 def measure_point(point: CostPoint, *, repeats: int) -> dict[str, Any]:
-    """`step_seconds`, `peak_mib`, `parameters`, `target_tokens_per_second` and `flops_per_second`."""
+    """Measure `step_seconds`, `peak_mib`, `parameters`, `target_tokens_per_second` and `flops_per_second`."""
     request = {
         "model": to_plain(point.model),
         "tokens": point.tokens,
@@ -132,7 +133,7 @@ def measure_point(point: CostPoint, *, repeats: int) -> dict[str, Any]:
 
 
 def model_scaling(base: dict[str, Any], device: torch.device, *, target_tokens: int) -> dict[str, Any]:
-    """Not measured: so many tokens a rank and step, under ZeRO-1, nothing overlapped."""
+    """Model the scaling, without measuring it: `target_tokens` per rank and step, ZeRO-1, nothing overlapped."""
     kind = None
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -170,7 +171,7 @@ def model_scaling(base: dict[str, Any], device: torch.device, *, target_tokens: 
 
 
 def _train_alone(request: dict[str, Any]) -> dict[str, float]:
-    """What the process of a point does and measures."""
+    """Train at one point, and measure this process."""
     model_config = from_plain(ModelConfig, request["model"], "request")
     tokens, length = request["tokens"], request["sentence_tokens"]
     batch_config = BatchConfig(max_target_tokens=tokens, packs_per_step=1)
@@ -199,7 +200,7 @@ def _train_alone(request: dict[str, Any]) -> dict[str, float]:
 
 
 def make_batch(tokens: int, length: int, *, vocabulary: int) -> PackedBatch:
-    """Random sentences of one length that fill the buffers of both sides."""
+    """Make random sentences of one length that fill the buffers of both sides."""
     drawn = np.random.default_rng(1)
     lengths = np.full(tokens // length, length)
     sides = [
@@ -217,7 +218,7 @@ def make_batch(tokens: int, length: int, *, vocabulary: int) -> PackedBatch:
 
 
 def cost_table(figures: dict[str, Any]) -> str:
-    """What was measured, and what was modelled, in at most 80 characters a line."""
+    """Format the measured and the modelled figures in lines of at most 80 characters."""
     lines = [f"one step, {figures['unit']} (lowest to highest), memory beyond the libraries'"]
     for axis, points in figures["axes"].items():
         for point in points:

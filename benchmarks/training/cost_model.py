@@ -1,14 +1,14 @@
-"""What a step would take on a GPU that is not here: a model, and no measurement.
+"""Predicted time of a step on a GPU that this machine lacks: a model, not a measurement.
 
-Of each kind of kernels: operations ÷ (peak · share), or bytes ÷ (bandwidth · share). Shares are those that one H100
-reached (`results/gpu-check-h100.json`); launches are counted on the null GPU (`results/null-gpu.json`). Device and host
-work side by side, so that a step takes as long as the slower of them. Bytes of bf16 for each token, with width D, inner
-width I = heads · head width, feed-forward F:
+Each kind of kernels takes operations ÷ (peak · share), or bytes ÷ (bandwidth · share). The shares are those that one
+H100 reached (`results/gpu-check-h100.json`). Launches are counted on the null GPU, a stub of CUDA
+(`results/null-gpu.json`). Device and host work in parallel, so a step takes as long as the slower of them. Bytes per
+token in bf16, with width D, inner width I = heads · head width, feed-forward width F:
 
-    residual connection   18 D   read and written forwards and backwards, with the mask of dropout
-    activation            10 F   read and written, its gradient as well
+    residual connection   18 D   read and written forward and backward, with the dropout mask
+    activation            10 F   read and written, and so is its gradient
     sums for biases        2 (3 I + 2 D + F), and 2 (I + D) more for cross-attention
-    attention             24 I   four tensors forwards, eight backwards
+    attention             24 I   four tensors forward, eight backward
 """
 
 import dataclasses
@@ -26,40 +26,42 @@ from dist_transformer.planning.hardware import gpu_kind
 from dist_transformer.planning.memory import ZeroSettings, model_sizes
 
 # Shares of the peak or the bandwidth. An H100 took 41.8 ms for products (of 989 TFLOP/s), 11.9 for attention, 22.4 for
-# elementwise work, the loss' among it, and 3.3 for gradients and update (of 3.35 TB/s): `big`, 25k tokens.
+# elementwise work including that of the loss, and 3.3 for gradients and update (of 3.35 TB/s): `big`, 25k tokens.
 PRODUCTS, ATTENTION, ELEMENTWISE, UPDATE = 0.78, 0.29, 0.47, 0.85
 LAUNCH_SECONDS = 45e-6
-"""Of the host, with the Python around it: 415 ms for 9,381 launches on a Xeon."""
+"""Host time per launch, including Python: 415 ms for 9,381 launches on a Xeon."""
 _VOCABULARY = 37_000
-# Gradients: read in bf16, added to fp32 sums, cleared, and read for their norm. Adam: as in `planning.speed`.
+# Bytes per parameter. Gradients are read in bf16, added to fp32 sums, cleared, and read for their norm. Adam is as in
+# `planning.speed`.
 _GRADIENT_BYTES, _ADAM_BYTES = 2 + 8 + 4 + 4, 4 * 4 + 3 * 4 + 2
 _NULL_GPU = ROOT / "results" / "null-gpu.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """On the null GPU, of one micro-batch that is a step of `big`, compiled."""
+    """Counts on the null GPU, for a compiled step of `big` in one micro-batch."""
 
     launches: int
     bytes_a_logit: float
 
     @classmethod
     def read(cls, file: Path = _NULL_GPU) -> "Counted":
-        """
+        """Read the counts from a result file.
+
         Raises:
             UserError: nothing was counted yet.
         """
         if not file.exists():
-            raise UserError(f"{file.name} does not exist: count launches by make null-gpu first")
+            raise UserError(f"{file.name} does not exist: count launches with make null-gpu first")
         figures = read_json(file)["figures"]
         return cls(figures["steps"]["at once, compiled"]["launches"], figures["softmax"]["bytes_a_logit"])
 
 
 def predict(preset: str, device: str, *, tokens: int, micro_batches: int, counted: Counted) -> dict[str, Any]:
-    """A step of so many source and as many target tokens.
+    """Predict a step of `tokens` source tokens and as many target tokens.
 
     Raises:
-        UserError: the GPU is not known, or has no bf16.
+        UserError: the GPU is unknown or has no bf16.
     """
     gpu = gpu_kind(device, "bf16")
     if gpu is None or gpu.bf16_tflops is None:
@@ -92,7 +94,7 @@ def predict(preset: str, device: str, *, tokens: int, micro_batches: int, counte
 
 
 def elementwise_bytes(config: ModelConfig) -> int:
-    """Of a source token and a target token together."""
+    """Count the bytes of elementwise work for one source token and one target token together."""
     width, inner, ffn = config.width, config.heads * config.attention_head_width, config.ffn_width
     residual, activation, biases = 18 * width, 10 * ffn, 2 * (3 * inner + 2 * width + ffn)
     encoder = 2 * residual + activation + biases
@@ -111,7 +113,7 @@ def run_cost_model(device: str, *, tokens: int = 25_088) -> dict[str, Any]:
 
 
 def cost_model_table(figures: dict[str, Any]) -> str:
-    """What was predicted, in at most 80 characters a line."""
+    """Format the prediction in lines of at most 80 characters."""
     lines = ["a model, not a measurement: target tokens/s of a step of 25k tokens, bf16, compiled", ""]
     for step in figures["steps"]:
         kinds = ", ".join(f"{name} {ms:.1f}" for name, ms in step["milliseconds"].items())
@@ -127,6 +129,6 @@ def cost_model_table(figures: dict[str, Any]) -> str:
             "",
             f"assumed: products at {PRODUCTS:.0%} of the peak; attention at {ATTENTION:.0%}, elementwise work at",
             f"{ELEMENTWISE:.0%} and the update at {UPDATE:.0%} of the bandwidth, as on one H100;",
-            f"{figures['launches']:,} launches for each micro-batch, at {1e6 * LAUNCH_SECONDS:.0f} µs of the host",
+            f"{figures['launches']:,} launches per micro-batch, at {1e6 * LAUNCH_SECONDS:.0f} µs of host time each",
         ]
     )

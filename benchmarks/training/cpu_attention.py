@@ -1,4 +1,4 @@
-"""Our kernel of attention on a CPU compared with groups of padded sentences: whole training steps, in turns.
+"""Our attention kernel on a CPU, compared with groups of padded sentences: whole training steps, in turns.
 
 A step is forward and backward of the model on one micro-batch of random tokens; the optimizer is left out.
 """
@@ -27,7 +27,7 @@ class AttentionBenchmark:
     preset: str
     vocab_size: int
     tokens: int
-    """Per side of the micro-batch."""
+    """Tokens per side of the micro-batch."""
     mean_length: int
     rounds: int
     precision: str = "fp32"
@@ -50,7 +50,7 @@ def run_attention_benchmark(settings: AttentionBenchmark, report: Callable[[str]
                 model.zero_grad()
                 model(batch, 0.1).loss.backward()
                 taken = now() - started
-            # The first compiles and allocates.
+            # The first round, which is not counted, compiles and allocates.
             if number:
                 seconds[kernel].append(taken)
         report(f"round {number} of {settings.rounds}")

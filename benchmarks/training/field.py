@@ -1,7 +1,7 @@
-"""Training measured: our engine, its controls and peers, in one process, on the same text, in turns.
+"""Benchmark of training: our engine, its controls and peers, in one process, on the same text, in turns.
 
-Unit: real target tokens, padding not counted, a second: of the process' CPU time on a CPU, which other work on the
-machine changes little, and of wall time on a GPU.
+Unit: real target tokens (without padding) per second. On a CPU these are seconds of the process' CPU time, which other
+work on the machine changes only a little. On a GPU they are seconds of wall time.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ LABELS = {
 }
 """Contenders, in the order of the table."""
 SHARED = ("ours", "stock", "plain")
-"""Those that train on several ranks."""
+"""Contenders that can train on several ranks."""
 NEEDS = {
     "ours": ("deepspeed",),
     "stock": ("deepspeed",),
@@ -52,10 +52,10 @@ NEEDS = {
     "trainer": ("transformers", "accelerate", "datasets"),
     "compiled": ("transformers",),
 }
-"""Packages, besides those that all need."""
+"""Packages that a contender needs, besides those that all need."""
 _SAMPLE_PAIRS = 20_000
 _VALID_PAIRS = 100
-# Losses of the same model on the same text, from the same weights, must lie so near each other.
+# Largest relative differences between the losses of the same model on the same text, from the same weights.
 START_TOLERANCE, END_TOLERANCE = 0.01, 0.05
 
 Report = Callable[[str], None]
@@ -66,9 +66,9 @@ class TrainBenchmark:
     config: TrainConfig
     """Model, batch, optimizer and precision; `data` names the data folder."""
     peers: tuple[str, ...]
-    """Of `LABELS`. Ours is always there; without DeepSpeed plain torch trains our model in its place."""
+    """Names in `LABELS`. Ours is always measured; without DeepSpeed, plain torch trains our model instead."""
     steps: int
-    """Optimizer steps of each contender in each round."""
+    """Optimizer steps per contender and round."""
     rounds: int
     warm_up: int = 2
     """Steps that are not counted."""
@@ -82,7 +82,7 @@ class TrainBenchmark:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Field:
-    """Those who compete, not yet made, and what they compete on."""
+    """Factories of the contenders, and the settings and text that all of them use."""
 
     factories: dict[str, Callable[[], Contender]]
     config: TrainConfig
@@ -95,7 +95,7 @@ class Field:
 
 
 def open_field(config: TrainConfig, world: World, device: torch.device) -> Field:
-    """Read the text and draw the weights that all start from."""
+    """Read the text and draw the initial weights of all contenders."""
     data: TrainingData = open_training_data(config.corpora, config.batch, seed=config.seed)
     index, split = data.first.index, data.first.train
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=index.vocab_size))
@@ -112,13 +112,16 @@ def open_field(config: TrainConfig, world: World, device: torch.device) -> Field
 def run_training_benchmark(
     settings: TrainBenchmark, world: World, device: torch.device, report: Report
 ) -> dict[str, Any]:
-    """All figures; every rank runs it."""
+    """Measure everything and return the figures.
+
+    Collective: every rank must call it.
+    """
     field = open_field(settings.config, world, device)
     names = choose(settings.peers, report)
     first = names[0]
     if world.size > 1 and (alone := [name for name in names if name not in SHARED]):
         raise UserError(f"--peers {' '.join(alone)} train on one process: start it without a launcher")
-    # First, each alone: who does not fit the memory ends it before anything is timed.
+    # First measure the memory of each contender alone, so that one that does not fit stops the benchmark early.
     memory = peak_memories(settings.config, names, report) if world.size == 1 else {}
     started = time.monotonic()
     contenders = field.pick(names)
@@ -130,7 +133,7 @@ def run_training_benchmark(
     timings: dict[str, list[Timing]] = {name: [] for name in names}
     products: list[float] = []
     for number in range(settings.rounds):
-        # There and back: a machine that slows down or warms up favours nobody.
+        # Every second round runs in reverse order, so that a machine that slows down or warms up favours no contender.
         for name in names if number % 2 == 0 else reversed(names):
             timings[name].append(contenders[name].train(settings.steps))
         products.append(product_rate(device))
@@ -145,7 +148,7 @@ def run_training_benchmark(
         pairs = zip(figures[first]["rates"]["values"], found["rates"]["values"], strict=True)
         found["ours_to_this"] = Measure(tuple(ours / theirs for ours, theirs in pairs)).to_json()
     return {
-        "unit": "real target tokens a CPU second" if device.type == "cpu" else "real target tokens a second",
+        "unit": "real target tokens per CPU second" if device.type == "cpu" else "real target tokens per second",
         "parameters": sum(p.numel() for p in Transformer(field.config.model).parameters()),
         "precision": settings.config.arithmetic,
         "world_size": world.size,
@@ -160,7 +163,7 @@ def run_training_benchmark(
 
 
 def choose(peers: Sequence[str], report: Report) -> list[str]:
-    """Whom this machine can measure, in the order of `LABELS`: first the one that the others are compared with."""
+    """List the contenders that this machine can measure. The first one is compared with the others."""
     wanted = {LABELS[name]: NEEDS[name] for name in LABELS if name in ("ours", *peers)}
     able = who_can_run(wanted, report)
     names = [name for name in LABELS if LABELS[name] in able]
@@ -168,7 +171,7 @@ def choose(peers: Sequence[str], report: Report) -> list[str]:
 
 
 def summary(timings: Sequence[Timing], field: Field, products: Sequence[float]) -> dict[str, Any]:
-    """Rates and shares of one contender."""
+    """Compute rates and shares of one contender."""
     total = {name: sum(timing.seconds[name] for timing in timings) for name in timings[0].seconds}
     source, target = (sum(getattr(s, f"{side}_tokens") for s in timings) for side in ("source", "target"))
     flops = training_flops(field.config.model, source_tokens=source, target_tokens=target)
@@ -184,7 +187,7 @@ def summary(timings: Sequence[Timing], field: Field, products: Sequence[float]) 
 
 
 def train_table(figures: dict[str, Any]) -> str:
-    """What was measured, in at most 80 characters a line."""
+    """Format the figures in lines of at most 80 characters."""
     contenders = figures["contenders"]
     lines = [
         f"{figures['unit']}, medians of {figures['rounds']} rounds (lowest to highest)",
@@ -216,7 +219,7 @@ def train_table(figures: dict[str, Any]) -> str:
 
 
 def curves_agree(curves: dict[str, list[float]]) -> bool:
-    """Whether all began with the loss of the first, and ended near it."""
+    """Check that all contenders start with the loss of the first one, and end near its last loss."""
     ours = next(iter(curves.values()))
     return all(
         abs(curve[0] / ours[0] - 1) <= START_TOLERANCE and abs(curve[-1] / ours[-1] - 1) <= END_TOLERANCE
@@ -225,7 +228,7 @@ def curves_agree(curves: dict[str, list[float]]) -> bool:
 
 
 def product_rate(device: torch.device, *, seconds: float = 0.5) -> float:
-    """FLOP/s of a bf16 matrix product as large as those of a feed-forward layer; CPU time, or a GPU's."""
+    """Measure the FLOP/s of a bf16 matrix product of a feed-forward layer's size, by the benchmarks' clock."""
     rows, width, inner = (8192, 4096, 4096) if device.type == "cuda" else (4096, 512, 2048)
     a = torch.randn(rows, width, device=device, dtype=torch.bfloat16)
     b = torch.randn(inner, width, device=device, dtype=torch.bfloat16)
@@ -240,16 +243,16 @@ def product_rate(device: torch.device, *, seconds: float = 0.5) -> float:
 
 
 def graphs_compiled() -> int:
-    """By torch.compile, in this process so far."""
+    """Count the graphs that torch.compile has compiled in this process so far."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
 
 
 def peak_memories(config: TrainConfig, names: Sequence[str], report: Report) -> dict[str, float]:
-    """GiB that a process needs to train each, beyond what it had before the model was made; in processes of their own.
+    """Measure the peak GiB of each contender in a separate process, beyond its memory before the model was made.
 
-    Resident memory on a CPU, allocated memory on a GPU.
+    The figure is resident memory on a CPU and allocated memory on a GPU.
     """
     memory = {}
     for name in names:

@@ -1,7 +1,7 @@
-"""A model that has learned for some minutes: what a benchmark of decoding translates with, and what its score is worth.
+"""Training of a model for some minutes, so that the benchmark of decoding has weights with a meaningful BLEU score.
 
-It trains as the benchmark of training does, without checkpoints and validation: under DeepSpeed, or without it under
-plain torch.
+It trains like the benchmark of training, without checkpoints and validation: under DeepSpeed, or under plain torch if
+DeepSpeed is not installed.
 """
 
 import time
@@ -19,15 +19,15 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.model_folder import ModelInfo, refuse_other_content, write_model_folder
 from dist_transformer.runtime.world import World
 
-# Steps between two looks at the clock.
+# Steps between two readings of the clock.
 _STEPS = 5
 
 
 def learn(config: TrainConfig, *, minutes: float, out: Path, device: torch.device, report: Report) -> dict[str, Any]:
-    """Train for so long in one process, and write the weights as the model folder `out`.
+    """Train for `minutes` in one process, and write the weights as the model folder `out`.
 
     Returns:
-        figures: steps, target tokens, seconds, the loss of a token before and after.
+        figures: steps, target tokens, seconds, loss per token before and after.
     """
     refuse_other_content(out)
     field = open_field(config, World(), device)
@@ -56,9 +56,9 @@ def learn(config: TrainConfig, *, minutes: float, out: Path, device: torch.devic
         info=info,
         weights=dict(contender.driver.full_weights()),
         tokenizer_json=(folder.path / TOKENIZER_FILE).read_bytes(),
-        notes=[f"Trained for {seconds:.0f} s, to measure with"],
+        notes=[f"Trained for {seconds:.0f} s for a benchmark"],
     )
-    report(f"{steps:,} steps in {seconds:.0f} s, loss {before:.2f} → {after:.2f} a token: {out}")
+    report(f"{steps:,} steps in {seconds:.0f} s, loss {before:.2f} → {after:.2f} per token: {out}")
     return {
         "trained_by": LABELS[name],
         "steps": steps,

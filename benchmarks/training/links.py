@@ -1,7 +1,8 @@
-"""The planner's seconds of communication beside those of real steps on links of known rates.
+"""The planner's seconds of communication, compared with those of real steps on links of known rates.
 
-Each node is a network namespace of this machine with one rank of one thread, under gloo. The kernel limits what a node
-sends; latency is as it comes, and measured. The model is small and the links are slow, so that the links decide.
+Each node is a network namespace of this machine with one rank of one thread, under gloo. The kernel limits the rate at
+which a node sends. Latency is measured, not limited. The model is small and the links are slow, so that the links
+determine the time.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ from dist_transformer.training.engine.engine import Engine
 
 STAGES = (0, 1, 2, 3)
 _PINGS = 21
-# Of a frame of Ethernet that the kernel counts, what is neither its header nor those of IP and TCP.
+# Share of an Ethernet frame that is payload, not a header of Ethernet, IP or TCP.
 _PAYLOAD = 1448 / 1514
 
 
@@ -46,7 +47,7 @@ class LinksBenchmark:
     mbits: Sequence[float]
     """Rates of the links in Mbit/s, each of which is measured."""
     steps: int
-    """Optimizer steps of each measure."""
+    """Optimizer steps per measure."""
 
     def __post_init__(self) -> None:
         check_counts(self, steps=1)
@@ -59,13 +60,13 @@ class LinksBenchmark:
 
 
 def run_links_benchmark(settings: LinksBenchmark, report: Callable[[str], None]) -> dict[str, Any]:
-    """Measured and predicted seconds and bytes by number of nodes, rate and stage; bytes are those of one node."""
+    """Measure and predict seconds and bytes by number of nodes, rate and stage; bytes are those of one node."""
     cases = []
     for count in settings.nodes:
         request = {
             "config": to_plain(settings.config),
             "ds_configs": str(settings.ds_configs),
-            # The first steps of an engine are not like the others: they pass quickly.
+            # An engine's first steps differ from later ones. On the fastest link they take little time.
             "mbits": sorted(settings.mbits, reverse=True),
             "steps": settings.steps,
         }
@@ -96,7 +97,7 @@ def _beside_prediction(settings: LinksBenchmark, case: dict[str, Any]) -> dict[s
         sizes=sizes,
         gpus_per_node=1,
         nodes=nodes,
-        # One rank on a node: there is no other link.
+        # One rank per node: there are no links inside a node.
         link_gb_per_second=float("inf"),
         network_gbit=_PAYLOAD * case["mbit"] / 1000,
         precision=config.arithmetic,
@@ -142,7 +143,7 @@ def _train(request: dict[str, Any]) -> dict[str, Any]:
             ds_config = load_ds_config(Path(request["ds_configs"]) / f"zero{stage}.json")
             engine = Engine(copy_of(model), config, ds_config, world_size=world.size)
             steps = _steps(engine, data, config, world)
-            # ZeRO-3 learns in the first one which parameters are needed when.
+            # ZeRO-3 records in the first step which parameters are needed when.
             next(steps)
             for mbit in request["mbits"]:
                 limit_link(mbit)
@@ -155,7 +156,7 @@ def _train(request: dict[str, Any]) -> dict[str, Any]:
                         "mbit": mbit,
                         "stage": stage,
                         "latency_seconds": latency,
-                        # The rank that comes last to a collective waits for the links alone.
+                        # The last rank to enter a collective waits only for the links.
                         "seconds": [
                             min(of_step) for of_step in zip(*(of_rank[0] for of_rank in of_ranks), strict=True)
                         ],
@@ -166,7 +167,7 @@ def _train(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _steps(engine: Engine, data: TrainingData, config: TrainConfig, world: World) -> Iterator[tuple[float, int]]:
-    """Train; give of each step the seconds that this rank waited for collectives, and the bytes that it sent."""
+    """Train, and yield for each step the seconds that this rank waited for collectives and the bytes that it sent."""
     for step in data.plan.steps(data.plan.start(), config.batch.packs_per_step):
         micro_batches = data.collator.micro_batches(step, rank=world.rank, world_size=world.size)
         distributed.barrier()
@@ -175,13 +176,13 @@ def _steps(engine: Engine, data: TrainingData, config: TrainConfig, world: World
             engine.forward_backward(micro.batch, step_tokens=step.target_tokens)
             engine.end_micro_batch()
         waited = engine.waited_seconds - waited
-        # What this rank sent last may still be on its way when it has received all: the barrier comes after it.
+        # This rank may have received everything before its last bytes are sent. The barrier waits for them.
         distributed.barrier()
         yield waited, sent_bytes() - sent
 
 
 def _latency(world: World) -> float:
-    """Seconds of one message: a ring of n ranks sums a number by 2 (n - 1) messages, one after the other."""
+    """Measure the seconds of one message: a ring of n ranks sums a number with 2 (n - 1) consecutive messages."""
     seconds = []
     for _ in range(_PINGS):
         started = time.monotonic()

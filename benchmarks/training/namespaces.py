@@ -1,4 +1,4 @@
-"""Nodes on this machine: network namespaces on one bridge, each of which sends over a link of a limited rate."""
+"""Simulated nodes on this machine: network namespaces on one bridge, whose links have a limited rate."""
 
 import os
 import shutil
@@ -11,36 +11,36 @@ from pathlib import Path
 from dist_transformer.errors import UserError
 
 INTERFACE = "eth0"
-"""Of each node, towards the others."""
+"""Interface of each node towards the other nodes."""
 _SYSTEM_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
-# A token bucket's depth: two packets as large as the kernel makes them.
+# Depth of the token bucket: two packets of the kernel's largest size.
 _BURST = "128kb"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
     space: str
-    """Name of its namespace."""
+    """Name of the node's namespace."""
     address: str
 
     @property
     def entry(self) -> list[str]:
-        """Words before a command that runs there."""
+        """Give the command prefix that runs a command on the node."""
         return ["ip", "netns", "exec", self.space]
 
 
 @contextmanager
 def namespace_nodes(count: int) -> Iterator[list[Node]]:
-    """Make nodes that reach each other, and remove them at the end with all that still runs there.
+    """Make nodes that reach each other. At the end, kill the processes that still run there and remove the nodes.
 
     Raises:
-        UserError: this machine can have none; the reason.
+        UserError: the nodes cannot be made on this machine.
     """
     missing = [name for name in ("ip", "tc") if shutil.which(name, path=_SYSTEM_PATH) is None]
     if os.geteuid() != 0 or missing:
         lack = "root" if os.geteuid() != 0 else f"{' and '.join(missing)} (Debian and Ubuntu: apt-get install iproute2)"
-        raise UserError(f"nodes with links of their own are network namespaces, which need {lack}")
-    # Names of links have 15 letters; the process id keeps those of two runs apart.
+        raise UserError(f"nodes are simulated with network namespaces, which need {lack}")
+    # Names of links have at most 15 letters. The process id keeps the names of two runs distinct.
     tag, number = f"ln{os.getpid()}", os.getpid() % 64_000
     network = f"10.{number // 256}.{number % 256}"
     nodes = [Node(space=f"{tag}-{rank}", address=f"{network}.{rank + 1}") for rank in range(count)]
@@ -62,13 +62,13 @@ def namespace_nodes(count: int) -> Iterator[list[Node]]:
 
 
 def limit_link(mbit: float) -> None:
-    """Let this node, in whose namespace the caller runs, send at most so many Mbit/s; what waits is not dropped."""
+    """Limit the rate at which this namespace's node sends. Packets wait in a queue and are not dropped."""
     words = ["qdisc", "replace", "dev", INTERFACE, "root", "tbf", "rate", f"{mbit:g}mbit", "burst", _BURST]
     _run("tc", *words, "limit", "64mb")
 
 
 def sent_bytes() -> int:
-    """Bytes that this node has sent."""
+    """Count the bytes that this node has sent."""
     return int(Path("/sys/class/net", INTERFACE, "statistics", "tx_bytes").read_text(encoding="ascii"))
 
 
@@ -91,5 +91,5 @@ def _run(*words: str) -> str:
     environment = {**os.environ, "PATH": _SYSTEM_PATH}
     done = subprocess.run(words, env=environment, check=False, capture_output=True, text=True)
     if done.returncode != 0:
-        raise UserError(f"no links between nodes on this machine: {' '.join(words)}: {done.stderr.strip()}")
+        raise UserError(f"links between nodes cannot be made here: {' '.join(words)}: {done.stderr.strip()}")
     return done.stdout

@@ -1,10 +1,10 @@
-"""Peers in training: the same model as others would write and batch it, from the same weights.
+"""Peers in training: the same model in other libraries, with their usual batches, from the same weights.
 
 P1  `torch.nn.Transformer`, random pairs padded to the longest
 P2  `MarianMTModel` under Hugging Face's `Trainer`, grouped by length
-P3  `MarianMTModel` compiled, batches of similar lengths under a budget of tokens, fused Adam, a loop by hand
+P3  `MarianMTModel` compiled, batches of similar lengths under a token budget, fused Adam, a hand-written loop
 
-P2 and P3 train in bf16 by autocast on fp32 weights, as is usual for them; P1 too.
+All three train in bf16 with autocast on fp32 weights, which is usual for P2 and P3.
 """
 
 import itertools
@@ -30,7 +30,7 @@ Logits = Callable[[PaddedBatch], torch.Tensor]
 
 
 class TorchTransformer(nn.Module):
-    """`torch.nn.Transformer` with embeddings, positions and tied output, dropout where the paper has it."""
+    """`torch.nn.Transformer` with embeddings, positions, a tied output, and dropout at the paper's places."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class TorchTransformer(nn.Module):
         self.load_state_dict(torch_weights(model))
 
     def forward(self, batch: PaddedBatch) -> torch.Tensor:
-        """Logits, shape (B, T, V)."""
+        """Compute the logits, shape (B, T, V)."""
         padding = batch.source_mask_BS == 0
         causal = nn.Transformer.generate_square_subsequent_mask(batch.target_BT.shape[1], device=padding.device)
         hidden = self.core(
@@ -76,7 +76,7 @@ class TorchTransformer(nn.Module):
 
 
 def torch_weights(model: Transformer) -> dict[str, torch.Tensor]:
-    """Our parameters under the names of `TorchTransformer`."""
+    """Rename our parameters to those of `TorchTransformer`."""
     state = model.state_dict()
     out = {"embedding.weight": state["embedding"]}
     attentions = {"self_attention": "self_attn", "cross_attention": "multihead_attn"}
@@ -123,7 +123,7 @@ def loss_sum(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> to
 
 
 class PaddedContender:
-    """A loop by hand over padded batches."""
+    """A hand-written loop over padded batches."""
 
     def __init__(
         self,
@@ -171,12 +171,12 @@ class PaddedContender:
 
 
 class TrainerContender:
-    """Hugging Face's `Trainer`: one long training in a thread, which waits where it would take the next batch."""
+    """Hugging Face's `Trainer`: one long training in a thread, which waits before it takes each next batch."""
 
     def __init__(self, marian: nn.Module, sample: TextSample, config: TrainConfig, *, pairs: int) -> None:
         self.marian, self.sample, self.config, self.pairs = marian, sample, config, pairs
         self.device = next(marian.parameters()).device
-        # The loader collates a batch ahead.
+        # The loader collates one batch ahead.
         self.may_collate, self.step_done = threading.Semaphore(1), threading.Semaphore(0)
         self.taken: list[tuple[np.ndarray, int]] = []
         self.steps = 0
@@ -210,7 +210,7 @@ class TrainerContender:
         pairs, seed = self.pairs, self.config.seed
 
         class ByLength(Trainer):
-            """Its own groups in random order: it would begin with the longest, which a short run never leaves."""
+            """A trainer whose length groups are shuffled. Unshuffled, a short run would see only the longest pairs."""
 
             def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
                 grouped = list(super()._get_train_sampler(train_dataset) or ())
@@ -311,7 +311,7 @@ def padded_nll(model: nn.Module, logits: Logits, sample: TextSample, config: Tra
 
 
 def peer_contenders(model: Transformer, sample: TextSample, config: TrainConfig) -> dict[str, Callable[[], Contender]]:
-    """P1, P2 and P3; a step of each has about the real target tokens of a step of ours."""
+    """Make the factories of P1, P2 and P3, whose steps have about as many real target tokens as ours."""
     device = model.embedding.device
     budget = config.batch.max_target_tokens * config.batch.packs_per_step
     pairs = max(1, round(budget / float(sample.sizes[:, 1].mean())))

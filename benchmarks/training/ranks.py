@@ -1,8 +1,8 @@
-"""What training on several ranks of this machine costs beside one: the same steps by each, in turns.
+"""Cost of training on several ranks of this machine, compared with one rank: the same steps by each, in turns.
 
-Each measure is a launch of its own, one thread a rank, so that one rank has as much of the machine as each of several.
-What a step of several ranks takes beyond its share of the step of one is communication, waiting for the slowest, and
-memory that all use at once. Of these the last also slows processes that know nothing of each other.
+Each measure is a separate launch with one thread per rank, so that a rank always has the same part of the machine. The
+time of several ranks beyond their share of one rank's step is communication, waiting for the slowest rank, and
+contention for memory. Contention also slows processes that do not communicate.
 """
 
 import dataclasses
@@ -27,10 +27,10 @@ _WARM_UP_STEPS = 2
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RanksBenchmark:
     config: TrainConfig
-    """Its steps must have packs for all ranks, equally many."""
+    """Training settings, whose steps must divide into equally many packs per rank."""
     ranks: int
     steps: int
-    """Optimizer steps of each measure."""
+    """Optimizer steps per measure."""
     rounds: int
 
     def __post_init__(self) -> None:
@@ -43,11 +43,11 @@ class RanksBenchmark:
 
 
 def run_ranks_benchmark(settings: RanksBenchmark, report: Callable[[str], None]) -> dict[str, Any]:
-    """Seconds of a step by the wall's clock, and what part of it is not work, or is communication and waiting.
+    """Measure wall seconds per step, the share of them that is not work, and the share of communication and waiting.
 
-    `apart` are as many processes as there are ranks, each of which takes a rank's share of the step, at the same time
-    and alone. Each of them updates all weights, where a rank of ZeRO updates its part: what they say of communication
-    is too little by that difference, and the part that is not work bounds it from above.
+    `apart` is the time of as many independent processes as ranks, which run at the same time, each on one rank's share
+    of the step. Each of them updates all weights, but a rank of ZeRO updates only its part. The share of communication
+    is therefore underestimated by that difference, and the share that is not work is its upper bound.
     """
     ranks, batch = settings.ranks, settings.config.batch
     share = dataclasses.replace(batch, packs_per_step=batch.packs_per_step // ranks)
@@ -59,13 +59,13 @@ def run_ranks_benchmark(settings: RanksBenchmark, report: Callable[[str], None])
     }
     seconds: dict[str, list[float]] = {name: [] for name in measures}
     for number in range(settings.rounds):
-        # There and back: a machine that slows down favours nobody.
+        # Every second round runs in reverse order, so that a machine that slows down favours no contender.
         for name in measures if number % 2 == 0 else reversed(measures):
             seconds[name].append(measures[name]())
         report(f"round {number + 1} of {settings.rounds}")
     rounds = list(zip(*seconds.values(), strict=True))
     return {
-        "unit": "seconds of a step",
+        "unit": "seconds per step",
         "precision": settings.config.arithmetic,
         "ranks": ranks,
         "steps": settings.steps,
@@ -78,14 +78,14 @@ def run_ranks_benchmark(settings: RanksBenchmark, report: Callable[[str], None])
 
 
 def seconds_side_by_side(config: TrainConfig, *, processes: int, steps: int) -> float:
-    """Of a step, the mean of processes of one rank that train at the same time."""
+    """Measure seconds per step of one-rank processes that train at the same time; return their mean."""
     with ThreadPoolExecutor(processes) as pool:
         started = [pool.submit(step_seconds, config, ranks=1, steps=steps) for _ in range(processes)]
         return statistics.mean(future.result() for future in started)
 
 
 def step_seconds(config: TrainConfig, *, ranks: int, steps: int) -> float:
-    """Seconds of an optimizer step, mean of `steps`, in a launch of its own."""
+    """Measure seconds per optimizer step in a separate launch, as the mean of `steps`."""
     request = {"config": to_plain(config), "steps": steps}
     failure = f"training on {ranks} rank(s) failed"
     return measure_apart(
@@ -101,7 +101,7 @@ def ranks_table(figures: dict[str, Any]) -> str:
     ranks, step = figures["ranks"], f"{figures['packs_per_step']} packs of {figures['max_target_tokens']:,} tokens"
     return "\n".join(
         [
-            f"seconds of a step, {step}; medians (lowest to highest)",
+            f"seconds per step, {step}; medians (lowest to highest)",
             f"1 rank                        {spread('one_rank', '8.3f')}",
             f"its share, {ranks} processes apart   {spread('apart', '8.3f')}",
             f"{ranks} ranks                       {spread('several_ranks', '8.3f')}",

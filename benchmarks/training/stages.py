@@ -1,4 +1,4 @@
-"""ZeRO stages compared on several ranks of this machine: CPU time, bytes sent and memory of the same steps.
+"""Comparison of ZeRO stages on several ranks of this machine: CPU time, bytes sent and memory of the same steps.
 
 All stages train in one launch per round, one thread per rank, at several numbers of micro-batches per step.
 """
@@ -28,7 +28,7 @@ from dist_transformer.training.engine.engine import Engine
 from dist_transformer.training.engine.memory import state_bytes
 
 STAGES = (0, 1, 2, 3)
-# Passes of a ring over the larger of a collective's tensors: an all-reduce scatters sums, and gathers them.
+# Passes around a ring of a collective's largest tensor: an all-reduce scatters the sums, then gathers them.
 _PASSES = {"all_reduce": 2, "reduce_scatter_tensor": 1, "all_gather_into_tensor": 1}
 
 
@@ -39,9 +39,9 @@ class StagesBenchmark:
     """Folder with `zero0.json` to `zero3.json`."""
     ranks: int
     micro_batches: Sequence[int]
-    """Of each rank per step; each number is measured."""
+    """Numbers of micro-batches per rank and step, each of which is measured."""
     steps: int
-    """Optimizer steps of each measure."""
+    """Optimizer steps per measure."""
     rounds: int
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class StagesBenchmark:
 
 
 def run_stages_benchmark(settings: StagesBenchmark, report: Callable[[str], None]) -> dict[str, Any]:
-    """Figures by number of micro-batches and stage; bytes are those of one rank, per parameter."""
+    """Measure each number of micro-batches under each stage; bytes are those of one rank, per parameter."""
     request = {
         "config": to_plain(settings.config),
         "ds_configs": str(settings.ds_configs),
@@ -68,7 +68,7 @@ def run_stages_benchmark(settings: StagesBenchmark, report: Callable[[str], None
         seconds = Measure(tuple(found[name]["cpu_seconds"] for found in rounds))
         cases[name] = {**first, "cpu_seconds": seconds.to_json()}
     return {
-        "unit": "CPU seconds of a step of one rank; bytes per parameter",
+        "unit": "CPU seconds per step of one rank; bytes per parameter",
         "precision": settings.config.arithmetic,
         "ranks": settings.ranks,
         "steps": settings.steps,
@@ -89,9 +89,9 @@ def stages_table(figures: dict[str, Any]) -> str:
 
 @contextmanager
 def counted_collectives() -> Iterator[list[int]]:
-    """Count, in a list of one number, the bytes that collectives send around a ring of many ranks.
+    """Count the bytes that collectives send around a ring of many ranks. The result is a list of one number.
 
-    Enter it before DeepSpeed is imported, which keeps some of the functions.
+    Enter it before DeepSpeed is imported, because DeepSpeed keeps references to some of the functions.
     """
     sent = [0]
 

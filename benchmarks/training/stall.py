@@ -1,7 +1,7 @@
-"""How long training at a given speed would wait for its data: the real loader, and a step that only takes its time.
+"""Waits for data of training at a given speed, measured with the real loader and steps that only sleep.
 
-A step is a sleep, as a GPU computes without this machine's cores. Data that is ready in time costs nothing; each wait
-for it is counted, as `data_stall` of a run counts it.
+A sleep simulates a GPU, which computes without this machine's cores. Data that is ready in time costs nothing. Each
+wait for data is counted like `data_stall` of a run.
 """
 
 import dataclasses
@@ -21,16 +21,16 @@ from dist_transformer.runtime.world import World
 class StallBenchmark:
     config: TrainConfig
     rate: float
-    """Target tokens per second that training takes."""
+    """Target tokens per second of the training."""
     seconds: float
-    """Of training, at least."""
+    """Minimum duration of the training."""
 
     def __post_init__(self) -> None:
         check_counts(self, rate=1, seconds=1)
 
 
 def run_stall_benchmark(settings: StallBenchmark, report: Callable[[str], None]) -> dict[str, Any]:
-    """Figures of one rank; the wait for the first step, when nothing could be fetched ahead, is apart."""
+    """Measure one rank. The wait for the first step is separate, because nothing can be prefetched before it."""
     config = settings.config
     with process_group(World(), single=True):
         sharing = Sharing(skip=False, timeout_minutes=30.0)
@@ -45,7 +45,7 @@ def run_stall_benchmark(settings: StallBenchmark, report: Callable[[str], None])
             stalls.append(stall)
             tokens += step.target_tokens
             epoch = step.epoch
-            # A sleep that was too long does not delay the next step, as it would not on a GPU.
+            # A sleep that is too long does not delay the next step, because a GPU would not be delayed either.
             free_at += stall + step.target_tokens / settings.rate
             time.sleep(max(0.0, free_at - time.monotonic()))
             if tokens > settings.seconds * settings.rate:
@@ -76,7 +76,7 @@ def stall_table(figures: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"{figures['steps']:,} steps of training at {figures['target_tokens_per_second']:,.0f} target tokens/s, "
-            f"{figures['epochs_begun']} epoch(s) begun, {figures['shards']} shards",
+            f"{figures['epochs_begun']} epoch(s) started, {figures['shards']} shards",
             f"opening the data         {figures['opening_seconds']:8.2f} s",
             f"wait for the first step  {figures['first_wait_seconds']:8.2f} s",
             f"waits after it           {figures['later_wait_seconds']:8.2f} s of {figures['training_seconds']:.1f} s: "

@@ -1,6 +1,6 @@
-"""A training step on a GPU taken apart: its time by kinds of kernels, launches, waits for the device, memory.
+"""Breakdown of a training step on a GPU: time by kinds of kernels, launches, waits for the device, memory.
 
-Unit: real target tokens a second of wall time.
+Unit: real target tokens (without padding) per second of wall time.
 """
 
 import collections
@@ -35,7 +35,7 @@ KINDS = {
     "sums": r"reduce",
     "elementwise": r"elementwise|fill|vectorized|unrolled",
 }
-"""Kinds of kernels by parts of their names; the first that matches."""
+"""Kinds of kernels with patterns of their names; the first match counts."""
 _WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize")
 
 
@@ -55,10 +55,10 @@ class StepBenchmark:
 
 def run_step_benchmark(settings: StepBenchmark, device: torch.device, report: Callable[[str], None]) -> dict[str, Any]:
     if device.type != "cuda":
-        raise UserError("a step is taken apart on a GPU, and there is none here")
+        raise UserError("a step cannot be profiled here, because there is no GPU: run it on a machine with one")
     rate, config = product_rate(device), settings.config
     field = open_field(config, World(), device)
-    # Of the field, which keeps the weights that all would start from.
+    # Memory of the field, which keeps the initial weights of all contenders.
     held = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     contender = field.factories["ours"]()
@@ -73,7 +73,7 @@ def run_step_benchmark(settings: StepBenchmark, device: torch.device, report: Ca
     seconds = sum(t.seconds["wall"] for t in timings)
     flops = training_flops(field.config.model, source_tokens=source, target_tokens=target)
     return {
-        "unit": "real target tokens a second",
+        "unit": "real target tokens per second",
         "precision": config.arithmetic,
         "way": "compiled" if config.compile else "not compiled",
         "packs_per_micro_batch": config.batch.packs_at_once,
@@ -111,7 +111,7 @@ def _planned(field: Field) -> int:
 
 
 def _profile(contender: Contender, steps: int) -> dict[str, Any]:
-    """Of each step: milliseconds of its kernels by kind, its slowest kernels, launches and waits."""
+    """Profile steps. Figures are per step: milliseconds by kind of kernels, slowest kernels, launches and waits."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
@@ -135,7 +135,7 @@ def _profile(contender: Contender, steps: int) -> dict[str, Any]:
         ],
         "launches": sum(map(len, kernels.values())) / steps,
         "calls": {name: count / steps for name, count in calls.items() if name.startswith(("cuda", "cu"))},
-        # The clock of the benchmark waits twice.
+        # With two profiled steps, two of the waits per step belong to the benchmark's clock.
         "waits": {name: calls[name] / steps for name in _WAITS if calls[name]},
     }
 
@@ -145,15 +145,15 @@ def kind_of(kernel: str) -> str:
 
 
 def step_table(figures: dict[str, Any]) -> str:
-    """What was measured, in at most 80 characters a line."""
+    """Format the figures in lines of at most 80 characters."""
     kinds = "".join(f"\n    {kind:18} {ms:7.1f}" for kind, ms in figures["kinds"].items() if ms >= 0.05)
     return (
-        f"{figures['rates']['median']:,.0f} target tokens/s, {figures['milliseconds']:.1f} ms a step of "
+        f"{figures['rates']['median']:,.0f} target tokens/s, {figures['milliseconds']:.1f} ms per step of "
         f"{figures['tokens_per_step']:,.0f}\n"
         f"{figures['share_of_product_rate']:.1%} of a product's {figures['product_flops_per_second'] / 1e12:.0f} "
         f"TFLOP/s; data {figures['data_share']:.1%}\n"
         f"peak {figures['peak_gib']:.1f} GiB (planned {figures['planned_gib']:.1f}); {figures['graphs']} graphs, "
         f"{figures['graphs_afterwards']} more after {figures['warm_up_seconds']:.0f} s of warm-up\n"
-        f"each step: {figures['launches']:,.0f} launches; waits for the device: {figures['waits'] or 'none'}\n"
+        f"per step: {figures['launches']:,.0f} launches; waits for the device: {figures['waits'] or 'none'}\n"
         f"kernels, ms: {figures['kernel_milliseconds']:.1f}{kinds}"
     )

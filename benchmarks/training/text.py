@@ -9,21 +9,21 @@ import torch
 from dist_transformer.data.folder.split import Split
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
 
-# What Hugging Face's losses leave out.
+# Label that Hugging Face's losses ignore.
 IGNORED_LABEL = -100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaddedBatch:
-    """B pairs, padded to the longest: what every toolkit without packing computes."""
+    """B pairs padded to the longest, as every toolkit without packing computes them."""
 
     source_BS: torch.Tensor
     source_mask_BS: torch.Tensor
     """1 on real tokens, int64."""
     target_BT: torch.Tensor
-    """Target in."""
+    """Decoder input."""
     labels_BT: torch.Tensor
-    """Target out; `IGNORED_LABEL` on padding."""
+    """Expected decoder output; `IGNORED_LABEL` on padding."""
 
     def to(self, device: torch.device) -> "PaddedBatch":
         return PaddedBatch(
@@ -52,7 +52,7 @@ class TextSample:
         return len(self.sizes)
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> PaddedBatch:
-        """These pairs, padded to the longest of them."""
+        """Make a batch of these pairs, padded to the longest of them."""
         sources = [np.append(self.sources[row], EOS_ID) for row in rows]
         inputs = [np.insert(self.targets[row], 0, BOS_ID) for row in rows]
         labels = [np.append(self.targets[row], EOS_ID) for row in rows]
@@ -64,12 +64,12 @@ class TextSample:
         )
 
     def random(self, pairs: int, *, seed: int) -> list[np.ndarray]:
-        """Batches of so many pairs in random order."""
+        """Make batches of `pairs` pairs in random order."""
         order = np.random.default_rng(seed).permutation(len(self))
         return [order[start : start + pairs] for start in range(0, len(order) - pairs + 1, pairs)]
 
     def bucketed(self, *, max_tokens: int, seed: int) -> list[np.ndarray]:
-        """Batches of pairs of similar length, none above `max_tokens` on either side with its padding; shuffled."""
+        """Make shuffled batches of pairs of similar length, with at most `max_tokens` per side including padding."""
         rng = np.random.default_rng(seed)
         batches: list[np.ndarray] = []
         order = np.lexsort((rng.permutation(len(self)), self.sizes[:, 0], self.sizes[:, 1]))

@@ -16,7 +16,7 @@ MEASURED = benchmark.Measured(
     table="the table",
     seeds=[3],
     row={"what": "a", "steps": "—", "result": "b"},
-    flaw="the losses part",
+    flaw="the losses differ",
 )
 
 
@@ -31,7 +31,7 @@ def run(monkeypatch: pytest.MonkeyPatch, measured: benchmark.Measured | None, js
 def test_what_must_not_be_believed_is_kept_and_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match="the losses part"):
+    with pytest.raises(UserError, match="the losses differ"):
         run(monkeypatch, MEASURED, tmp_path / "result.json")
     assert capsys.readouterr().out == "the table\n"
     result = json.loads((tmp_path / "result.json").read_text())

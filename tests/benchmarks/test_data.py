@@ -140,12 +140,12 @@ def test_the_tool_prints_a_table_and_writes_a_result(toy_data: DataFolder, tmp_p
     command = [sys.executable, "tools/benchmark.py", "data", "--data", toy_data.path, "--json", file]
     small = ["--seconds", 0.01, "--repeats", 2, "--pairs", 100_000, "--text-pairs", 50, "--memory-pairs", 60]
     output = run_command(*command, *small)
-    table = output[output.index("target tokens a CPU second") :].splitlines()
+    table = output[output.index("target tokens per CPU second") :].splitlines()
     assert max(map(len, table)) <= 80
     result = read_result(file)
     (line,) = make_lines(file, result)
     assert line.startswith(
-        "| toy grammar (en-de) | data pipeline, one process and one thread, tokens a CPU second | — |"
+        "| toy grammar (en-de) | data pipeline, one process and one thread, tokens per CPU second | — |"
     )
     assert result["synthetic"] is True
     assert str(tmp_path) not in file.read_text()

@@ -109,5 +109,5 @@ def test_a_process_that_is_killed_is_said_to_have_had_no_memory(
 ) -> None:
     (tmp_path / "killed.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(UserError, match="it was killed, as one is that needs more memory than there is: leave"):
+    with pytest.raises(UserError, match="it was killed, probably because memory is too small: leave"):
         measure.measure_apart("killed", {}, failure="P1 failed", remedy="leave it out")

@@ -196,7 +196,7 @@ def test_a_check_names_the_pages_and_writes_nothing(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("text", ["35.1 BLEU", "preset cut to 1,500 steps", "(3 seeds)", "= 7"])
 def test_a_row_may_hold_no_number_of_its_own(text: str) -> None:
-    with pytest.raises(UserError, match="put the number into figures"):
+    with pytest.raises(UserError, match="move it to figures"):
         fill(text, RESULT, Path("results/run.json"))
 
 

@@ -47,7 +47,7 @@ def training(ours: float, *, machine: str = "4 cores of AMD EPYC", date: str = "
         "commands": ["python tools/benchmark.py train"],
         "seeds": [1],
         "wall_seconds": 2.5,
-        "figures": {"preset": "tiny", "precision": "bf16", "unit": "tokens a CPU second", "contenders": contenders},
+        "figures": {"preset": "tiny", "precision": "bf16", "unit": "tokens per CPU second", "contenders": contenders},
         "rows": [{"what": "training", "steps": "—", "result": "{figures[contenders][ours][rates][median]:,.0f}"}],
     }
 
@@ -84,7 +84,7 @@ def test_parts_are_merged_into_one_file(tmp_path: Path) -> None:
     assert [line["load"] for line in history] == [None, "shared with other work", None]
 
 
-def test_another_machine_begins_anew(tmp_path: Path) -> None:
+def test_another_machine_starts_a_new_file(tmp_path: Path) -> None:
     file = tmp_path / "bench-cpu.json"
     merge(file, {"train-tiny": training(1000)}, what="both")
     merge(file, {"train-big": training(50, machine="8 cores of AMD EPYC")}, what="both")
@@ -105,7 +105,7 @@ def test_bars_of_decoding_name_the_model() -> None:
         "parameters": 1_686_528,
         "beam_size": 4,
         "precision": "float32",
-        "unit": "sentences a CPU second",
+        "unit": "sentences per CPU second",
         "contenders": {"ours": {"sentences_per_second": rate(2.0)}},
     }
     (group,) = bar_groups({"decode-tiny": part})
@@ -116,7 +116,7 @@ def test_who_lacks_a_package_is_left_out_by_name() -> None:
     told: list[str] = []
     able = who_can_run({"a": (), "b": ("json", "no_such_package"), "c": ("json",)}, told.append)
     assert able == ["a", "c"]
-    assert told == ["left out, for no_such_package is not installed: b"]
+    assert told == ["left out, because no_such_package is not installed: b"]
 
 
 def test_corpora_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_corpora_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert find_corpora(None) is None
     monkeypatch.setenv(CORPORA, str(tmp_path))
     assert find_corpora(None) == tmp_path
-    with pytest.raises(UserError, match="none is not a folder: name the folder of corpora by --data"):
+    with pytest.raises(UserError, match="none is not a folder: name the folder of corpora with --data"):
         find_corpora(tmp_path / "none")
     with pytest.raises(UserError, match=r"mix_en_de/train\.en does not exist: add it"):
         Suite(corpora=tmp_path, work=tmp_path / "work", vocab_size=400).prepare()
@@ -138,8 +138,10 @@ def test_without_text_or_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PYTHONPATH", os.getcwd())
     out = ["--out", tmp_path, "--work", tmp_path / "work"]
     said = run_command(sys.executable, "tools/bench.py", *out)
-    assert said == f"no corpus: name the folder of corpora by --data or {CORPORA}; nothing is measured\n"
-    assert run_command(sys.executable, "tools/gpu_check.py", *out) == "there is no GPU here: nothing is checked\n"
+    remedy = f"name the folder of corpora with --data or {CORPORA}"
+    assert said == f"nothing is measured, because no corpus is given: {remedy}\n"
+    said = run_command(sys.executable, "tools/gpu_check.py", *out)
+    assert said == "nothing is checked, because there is no GPU here\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -68,8 +68,8 @@ def test_the_table_by_hand() -> None:
 
 def test_the_table_says_what_it_does_not_know_and_where_it_departs() -> None:
     table = make_table([finished("base", 30.0), finished("B1", 29.0)], noise=0.0)
-    assert "Threshold for `within noise`: none, no --noise was given." in table
-    assert "Rows B narrow the values with the keys; the paper narrows queries and keys only." in table
+    assert "Threshold for `within noise`: none, because --noise was not given." in table
+    assert "Rows B narrow the values together with the keys; the paper narrows only queries and keys." in table
 
 
 def test_the_result_file_keeps_to_the_layout(toy_data: DataFolder, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_small_micro_batches_wait_for_the_host() -> None:
 
 
 def test_what_cannot_be_modelled_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^null-gpu.json does not exist: count launches by make null-gpu first$"):
+    with pytest.raises(UserError, match=r"^null-gpu.json does not exist: count launches with make null-gpu first$"):
         Counted.read(tmp_path / "null-gpu.json")
     with pytest.raises(UserError, match="--device cpu is measured, not modelled: leave --device out"):
         predict("base", "cpu", tokens=1, micro_batches=1, counted=COUNTED)
