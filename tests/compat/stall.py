@@ -3,8 +3,8 @@
 python -m tests.compat.stall --data data/mine --json results/object_store.json
 
 Runs `tools/benchmark.py stall` with windows of one shard, none of which stays in memory, and an empty cache that holds
-70% of the shards, so that each epoch fetches some again. The server is on this machine: its disk and network are not those of a real store, but its
-delay is.
+70% of the shards, so that each epoch fetches some again. The server is on this machine: its disk and network are not
+those of a real store, but its delay is.
 """
 
 import argparse
