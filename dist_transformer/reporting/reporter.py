@@ -35,6 +35,7 @@ _UNSHOWN = {
     "run_dir",
     "cache_dir",
     "cache_gib",
+    "memory_gib",
     "log_every",
     *(limit.name for limit in dataclasses.fields(TimeoutConfig)),
 }
