@@ -5,9 +5,11 @@ work on the machine changes only a little. On a GPU they are seconds of wall tim
 """
 
 import dataclasses
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -37,7 +39,7 @@ LABELS = {
     "ours": "ours: packs, DeepSpeed ZeRO-1",
     "stock": "ours, DeepSpeed's own defaults",
     "plain": "ours, plain torch (native DDP)",
-    "torch": "P1 torch.nn.Transformer, padded",
+    "torch": "P1 torch.nn.Transformer, buckets",
     "trainer": "P2 Marian, HF Trainer, by length",
     "compiled": "P3 Marian, compiled, buckets",
 }
@@ -57,6 +59,10 @@ _SAMPLE_PAIRS = 20_000
 _VALID_PAIRS = 100
 # Largest relative differences between the losses of the same model on the same text, from the same weights.
 START_TOLERANCE, END_TOLERANCE = 0.01, 0.05
+
+# Steps of ours whose mean number of target tokens is that of a peer's step.
+_COUNTED_STEPS = 200
+_TRIED_STEPS = 6
 
 Report = Callable[[str], None]
 
@@ -84,14 +90,20 @@ class TrainBenchmark:
 class Field:
     """Factories of the contenders, and the settings and text that all of them use."""
 
-    factories: dict[str, Callable[[], Contender]]
+    factories: dict[str, dict[str, Callable[[], Contender]]]
+    """Variants of each contender."""
     config: TrainConfig
     sample: TextSample
     valid: TextSample
     device: torch.device
 
-    def pick(self, names: Sequence[str]) -> dict[str, Contender]:
-        return {name: self.factories[name]() for name in LABELS if name in names}
+    def pick(self, names: Sequence[str], variants: Mapping[str, str] = MappingProxyType({})) -> dict[str, Contender]:
+        """Make contenders, in the given variants or their first ones."""
+        return {name: self.make(name, variants.get(name)) for name in LABELS if name in names}
+
+    def make(self, name: str, variant: str | None = None) -> Contender:
+        factories = self.factories[name]
+        return factories[next(iter(factories)) if variant is None else variant]()
 
 
 def open_field(config: TrainConfig, world: World, device: torch.device) -> Field:
@@ -105,7 +117,10 @@ def open_field(config: TrainConfig, world: World, device: torch.device) -> Field
     sample = TextSample(split, pairs=_SAMPLE_PAIRS, longest=longest, seed=config.seed)
     valid = TextSample(data.first.valid, pairs=_VALID_PAIRS, longest=longest, seed=config.seed)
     ds_configs = {"ours": load_ds_config(config.deepspeed_config), "stock": {"zero_optimization": {"stage": 1}}}
-    factories = own_contenders(model, data, config, ds_configs, world) | peer_contenders(model, sample, config)
+    own = {name: {"": make} for name, make in own_contenders(model, data, config, ds_configs, world).items()}
+    steps = itertools.islice(data.plan.steps(data.plan.start(), config.batch.packs_per_step), _COUNTED_STEPS)
+    step_tokens = statistics.mean(step.target_tokens for step in steps)
+    factories = own | peer_contenders(model, sample, config, step_tokens=step_tokens)
     return Field(factories, config, sample, valid, device)
 
 
@@ -121,10 +136,12 @@ def run_training_benchmark(
     first = names[0]
     if world.size > 1 and (alone := [name for name in names if name not in SHARED]):
         raise UserError(f"--peers {' '.join(alone)} train on one process: start it without a launcher")
+    trials = {name: try_variants(field, name, settings.warm_up, report) for name in names if name not in SHARED}
+    variants = {name: max(rates, key=rates.__getitem__) for name, rates in trials.items()}
     # First measure the memory of each contender alone, so that one that does not fit stops the benchmark early.
-    memory = peak_memories(settings.config, names, report) if world.size == 1 else {}
+    memory = peak_memories(settings.config, names, variants, report) if world.size == 1 else {}
     started = time.monotonic()
-    contenders = field.pick(names)
+    contenders = field.pick(names, variants)
     curves = {name: [contender.nll(field.valid)] for name, contender in contenders.items()}
     for name, contender in contenders.items():
         contender.train(settings.warm_up)
@@ -143,6 +160,8 @@ def run_training_benchmark(
     figures = {name: summary(timings[name], field, products) for name in names}
     for name, found in figures.items():
         found["nll"] = curves[name]
+        if name in trials:
+            found["variant"], found["trials"] = variants[name], trials[name]
         if name in memory:
             found["peak_gib"] = memory[name]
         pairs = zip(figures[first]["rates"]["values"], found["rates"]["values"], strict=True)
@@ -214,6 +233,11 @@ def train_table(figures: dict[str, Any]) -> str:
             "",
             f"MFU against a bf16 matrix product in the same run: {product / 1e12:.2f} TFLOP/s",
             f"{figures['graphs_compiled_in_rounds']} graphs compiled in the rounds",
+            *(
+                f"{LABELS[name]}: {found['variant'] or 'as it is'}, the fastest of {len(found['trials'])} variants"
+                for name, found in contenders.items()
+                if "variant" in found
+            ),
         ]
     )
 
@@ -249,7 +273,21 @@ def graphs_compiled() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def peak_memories(config: TrainConfig, names: Sequence[str], report: Report) -> dict[str, float]:
+def try_variants(field: Field, name: str, warm_up: int, report: Report) -> dict[str, float]:
+    """Measure each variant of a peer for a few steps: only the fastest one takes part."""
+    rates = {}
+    for variant in field.factories[name]:
+        contender = field.make(name, variant)
+        contender.train(warm_up)
+        timing = contender.train(_TRIED_STEPS)
+        rates[variant] = timing.target_tokens / timing.seconds["clock"]
+        report(f"{LABELS[name]}, {variant}: {rates[variant]:,.0f} target tokens per second")
+    return rates
+
+
+def peak_memories(
+    config: TrainConfig, names: Sequence[str], variants: Mapping[str, str], report: Report
+) -> dict[str, float]:
     """Measure the peak GiB of each contender in a separate process, beyond its memory before the model was made.
 
     The figure is resident memory on a CPU and allocated memory on a GPU.
@@ -257,7 +295,7 @@ def peak_memories(config: TrainConfig, names: Sequence[str], report: Report) -> 
     memory = {}
     for name in names:
         report(f"memory of {LABELS[name]}")
-        request = {"config": to_plain(config), "name": name, "steps": 2}
+        request = {"config": to_plain(config), "name": name, "variant": variants.get(name), "steps": 2}
         failure = f"{LABELS[name]} could not be measured alone"
         memory[name] = measure_apart(__name__, request, failure=failure, remedy="leave it out of --peers")["peak_gib"]
     return memory
@@ -267,7 +305,7 @@ def _train_alone(request: dict[str, Any]) -> dict[str, float]:
     with process_group(World(), single=True) as device:
         field = open_field(from_plain(TrainConfig, request["config"], "request"), World(), device)
         before = resident_mib("VmRSS")
-        (contender,) = field.pick([request["name"]]).values()
+        contender = field.make(request["name"], request["variant"])
         contender.train(request["steps"])
         if device.type == "cuda":
             return {"peak_gib": torch.cuda.max_memory_allocated() / 2**30}

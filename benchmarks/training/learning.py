@@ -33,7 +33,7 @@ def learn(config: TrainConfig, *, minutes: float, out: Path, device: torch.devic
     field = open_field(config, World(), device)
     able = who_can_run({LABELS["ours"]: NEEDS["ours"]}, report)
     name = "ours" if able else "plain"
-    contender = field.factories[name]()
+    contender = field.make(name)
     assert isinstance(contender, PackedContender)
     before, started, steps, tokens = contender.nll(field.valid), time.monotonic(), 0, 0
     while (seconds := time.monotonic() - started) < 60 * minutes:

@@ -1,10 +1,11 @@
 """Peers in training: the same model in other libraries, with their usual batches, from the same weights.
 
-P1  `torch.nn.Transformer`, random pairs padded to the longest
+P1  `torch.nn.Transformer`, batches of similar lengths, fused Adam, a hand-written loop
 P2  `MarianMTModel` under Hugging Face's `Trainer`, grouped by length
-P3  `MarianMTModel` compiled, batches of similar lengths under a token budget, fused Adam, a hand-written loop
+P3  as P1, but `MarianMTModel`, compiled
 
-All three train in bf16 with autocast on fp32 weights, which is usual for P2 and P3.
+Each has variants: Marian with either attention of transformers, and in bf16 either autocast on fp32 weights or bf16
+weights with fp32 copies for the optimizer. The fastest variant of each takes part.
 """
 
 import itertools
@@ -27,6 +28,9 @@ from dist_transformer.model.positions import sinusoidal_positions
 from dist_transformer.model.transformer import Transformer
 
 Logits = Callable[[PaddedBatch], torch.Tensor]
+
+# Of transformers; which is faster depends on the lengths and the processor.
+ATTENTIONS = ("sdpa", "eager")
 
 
 class TorchTransformer(nn.Module):
@@ -122,6 +126,30 @@ def loss_sum(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> to
     )
 
 
+class MasterAdamW(torch.optim.AdamW):
+    """Fused AdamW, on fp32 copies of weights in bf16, which it updates."""
+
+    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
+        self.weights = list(model.parameters())
+        self.masters = [w if w.dtype == torch.float32 else nn.Parameter(w.detach().float()) for w in self.weights]
+        super().__init__(self.masters, fused=True, **adam_settings(config.optimizer))
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        apart = [(w, m) for w, m in zip(self.weights, self.masters, strict=True) if w is not m]
+        for weight, master in apart:
+            master.grad = None if weight.grad is None else weight.grad.float()
+        result = super().step(closure)
+        if apart:
+            torch._foreach_copy_([weight for weight, _ in apart], [master for _, master in apart])
+        return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        for weight in self.weights:
+            weight.grad = None
+
+
 class PaddedContender:
     """A hand-written loop over padded batches."""
 
@@ -137,8 +165,9 @@ class PaddedContender:
     ) -> None:
         self.model, self.logits, self.sample, self.config = model, logits, sample, config
         self.device = next(model.parameters()).device
+        self.batches = batches
         self.rows: Iterator[np.ndarray] = itertools.cycle(batches)
-        self.optimizer = torch.optim.AdamW(model.parameters(), fused=True, **adam_settings(config.optimizer))
+        self.optimizer = MasterAdamW(model, config)
         self.scheduler = make_scheduler(self.optimizer, config)
         self.loss = torch.compile(self._loss, dynamic=True) if compiles else self._loss
 
@@ -154,7 +183,7 @@ class PaddedContender:
                     rows = next(self.rows)
                     batch = self.sample.batch(rows).to(self.device)
                     source, target = self.sample.sizes[rows].sum(0)
-                with autocast(self.device, self.config):
+                with autocast(self.model, self.config):
                     loss = self.loss(batch)
                 (loss / int(target)).backward()
                 with timing.part("optimizer"):
@@ -229,7 +258,7 @@ class TrainerContender:
                 return len(self.rows)
 
         torch.set_num_threads(threads)
-        optimizer = torch.optim.AdamW(self.marian.parameters(), fused=True, **adam_settings(self.config.optimizer))
+        optimizer = MasterAdamW(self.marian, self.config)
         try:
             with tempfile.TemporaryDirectory(prefix="dist_transformer-benchmark-") as scratch:
                 ByLength(
@@ -254,7 +283,7 @@ class TrainerContender:
             train_sampling_strategy="group_by_length",
             label_smoothing_factor=self.config.optimizer.label_smoothing,
             max_grad_norm=0.0,
-            bf16=self.config.arithmetic == "bf16",
+            bf16=has_fp32_weights(self.marian) and self.config.arithmetic == "bf16",
             use_cpu=self.device.type == "cpu",
             seed=self.config.seed,
             report_to="none",
@@ -294,8 +323,13 @@ class TrainerContender:
         return SaysDone()
 
 
-def autocast(device: torch.device, config: TrainConfig) -> torch.autocast:
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.arithmetic == "bf16")
+def has_fp32_weights(model: nn.Module) -> bool:
+    return next(model.parameters()).dtype == torch.float32
+
+
+def autocast(model: nn.Module, config: TrainConfig) -> torch.autocast:
+    enabled = config.arithmetic == "bf16" and has_fp32_weights(model)
+    return torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16, enabled=enabled)
 
 
 @torch.no_grad()
@@ -305,28 +339,47 @@ def padded_nll(model: nn.Module, logits: Logits, sample: TextSample, config: Tra
     total = 0.0
     for rows in sample.bucketed(max_tokens=4096, seed=0):
         batch = sample.batch(rows).to(device)
-        with autocast(device, config):
+        with autocast(model, config):
             total += float(loss_sum(logits(batch), batch.labels_BT, 0.0))
     return total / int(sample.sizes[:, 1].sum())
 
 
-def peer_contenders(model: Transformer, sample: TextSample, config: TrainConfig) -> dict[str, Callable[[], Contender]]:
-    """Make the factories of P1, P2 and P3, whose steps have about as many real target tokens as ours."""
+def peer_contenders(
+    model: Transformer, sample: TextSample, config: TrainConfig, *, step_tokens: float
+) -> dict[str, dict[str, Callable[[], Contender]]]:
+    """Return P1, P2 and P3, each with its variants: attention and weights as their users may choose them.
+
+    Args:
+        step_tokens: real target tokens of a step of ours, which a step of each also has on average.
+    """
     device = model.embedding.device
-    budget = config.batch.max_target_tokens * config.batch.packs_per_step
-    pairs = max(1, round(budget / float(sample.sizes[:, 1].mean())))
+    pairs = max(1, round(step_tokens / float(sample.sizes[:, 1].mean())))
+    weights = ("autocast", "bf16 weights") if config.arithmetic == "bf16" else ("fp32",)
 
-    def torch_transformer() -> Contender:
-        plain = TorchTransformer(model).to(device)
-        return PaddedContender(plain, plain, sample.random(pairs, seed=config.seed), sample, config)
+    def cast(peer: nn.Module, kind: str) -> Any:
+        return peer.to(device=device, dtype=torch.bfloat16 if kind == "bf16 weights" else None)
 
-    def trainer() -> Contender:
-        return TrainerContender(marian_model(model).to(device), sample, config, pairs=pairs)  # type: ignore[arg-type]
+    def marian(attention: str, kind: str) -> Any:
+        peer = cast(marian_model(model), kind)
+        peer.set_attn_implementation(attention)
+        return peer
 
-    def compiled() -> Contender:
-        marian = marian_model(model).to(device)  # type: ignore[arg-type]
-        batches = sample.bucketed(max_tokens=budget, seed=config.seed)
-        logits = partial(marian_logits, marian)
-        return PaddedContender(marian, logits, batches, sample, config, compiles=True)
+    def torch_transformer(kind: str) -> Contender:
+        plain = cast(TorchTransformer(model), kind)
+        batches = sample.bucketed_for(step_tokens, seed=config.seed)
+        return PaddedContender(plain, plain, batches, sample, config)
 
-    return {"torch": torch_transformer, "trainer": trainer, "compiled": compiled}
+    def trainer(attention: str, kind: str) -> Contender:
+        return TrainerContender(marian(attention, kind), sample, config, pairs=pairs)
+
+    def compiled(attention: str, kind: str) -> Contender:
+        peer = marian(attention, kind)
+        batches = sample.bucketed_for(step_tokens, seed=config.seed)
+        return PaddedContender(peer, partial(marian_logits, peer), batches, sample, config, compiles=True)
+
+    ways = {f"{attention} attention, {kind}": (attention, kind) for attention in ATTENTIONS for kind in weights}
+    return {
+        "torch": {kind: partial(torch_transformer, kind) for kind in weights},
+        "trainer": {name: partial(trainer, *way) for name, way in ways.items()},
+        "compiled": {name: partial(compiled, *way) for name, way in ways.items()},
+    }

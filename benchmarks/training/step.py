@@ -61,7 +61,7 @@ def run_step_benchmark(settings: StepBenchmark, device: torch.device, report: Ca
     # Memory of the field, which keeps the initial weights of all contenders.
     held = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    contender = field.factories["ours"]()
+    contender = field.make("ours")
     started = time.monotonic()
     contender.train(settings.warm_up)
     warm, graphs = time.monotonic() - started, graphs_compiled()

@@ -63,11 +63,6 @@ class TextSample:
             labels_BT=_padded(labels, IGNORED_LABEL),
         )
 
-    def random(self, pairs: int, *, seed: int) -> list[np.ndarray]:
-        """Make batches of `pairs` pairs in random order."""
-        order = np.random.default_rng(seed).permutation(len(self))
-        return [order[start : start + pairs] for start in range(0, len(order) - pairs + 1, pairs)]
-
     def bucketed(self, *, max_tokens: int, seed: int) -> list[np.ndarray]:
         """Make shuffled batches of pairs of similar length, with at most `max_tokens` per side including padding."""
         rng = np.random.default_rng(seed)
@@ -82,6 +77,17 @@ class TextSample:
             widest = wider
         batches.append(order[start:])
         return [batches[i] for i in rng.permutation(len(batches))]
+
+    def bucketed_for(self, target_tokens: float, *, seed: int) -> list[np.ndarray]:
+        """Make `bucketed` batches whose mean number of real target tokens is as near to the given one as can be."""
+        low, high = 1, int(4 * target_tokens) + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.sizes[:, 1].sum() / len(self.bucketed(max_tokens=middle, seed=seed)) < target_tokens:
+                low = middle
+            else:
+                high = middle
+        return self.bucketed(max_tokens=high, seed=seed)
 
 
 def _padded(rows: list[np.ndarray], value: int) -> torch.Tensor:

@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-import torch
 
 from benchmarks.training.text import IGNORED_LABEL, TextSample
 from dist_transformer.data.folder.reader import DataFolder
@@ -43,10 +42,3 @@ def test_buckets_hold_each_pair_once_under_the_budget(sample: TextSample) -> Non
     useful = sample.sizes.sum() / sum(b.source_BS.numel() + b.target_BT.numel() for b in map(sample.batch, batches))
     whole = sample.sizes.sum() / (len(sample) * sample.sizes.max(axis=0).sum())
     assert useful > whole + 0.1
-
-
-def test_random_batches_have_their_size(sample: TextSample) -> None:
-    batches = sample.random(64, seed=0)
-    assert [len(rows) for rows in batches] == [64] * 4
-    assert len(set(np.concatenate(batches))) == 256
-    assert not torch.equal(torch.from_numpy(batches[0]), torch.arange(64))
