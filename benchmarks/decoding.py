@@ -2,17 +2,22 @@
 
 Unit: sentences per second of the process' CPU time on a CPU, and of wall time on a GPU. The peers divide a hypothesis'
 log probability by length^α. We divide by ((5 + length) / 6)^α, as the paper does. The BLEU scores must be close.
+
+Peers have variants, of which the fastest on the first lines takes part: the attention of transformers, and the sizes of
+batches. CTranslate2 in int8 is a contender of its own.
 """
 
 import dataclasses
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.measure import Measure, now, who_can_run
+from benchmarks.training.peers import ATTENTIONS
 from dist_transformer.data.tokenizer import EOS_ID, PAD_ID, Tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.evaluation.bleu import corpus_bleu
@@ -28,13 +33,17 @@ LABELS = {
     "ours": "ours",
     "generate": "Marian, HF generate",
     "ctranslate2": "CTranslate2",
+    "int8": "CTranslate2, int8",
 }
-_NEEDS = {"ours": (), "generate": ("transformers",), "ctranslate2": ("ctranslate2",)}
+_NEEDS = {"ours": (), "generate": ("transformers",), "ctranslate2": ("ctranslate2",), "int8": ("ctranslate2",)}
 # Largest difference in BLEU between our search and a peer's on the same weights.
 BLEU_TOLERANCE = 0.7
-_GENERATE_SENTENCES = 64
+# Sentences, and padded source tokens, of a batch.
+_GENERATE_SENTENCES, _CTRANSLATE2_TOKENS = (32, 64, 128), (1024, 2048, 4096)
+# Lines on which variants are tried.
+_TRIED_LINES = 200
 
-Translate = Callable[[], list[str]]
+Translate = Callable[[Sequence[str]], list[str]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,20 +81,26 @@ def run_decoding_benchmark(
     model, tokenizer, info = load_model(settings.model, device, dtype)
     wanted = {LABELS[name]: _NEEDS[name] for name in LABELS if name == "ours" or name in settings.peers}
     names = [name for name in LABELS if LABELS[name] in who_can_run(wanted, report)]
-    if "ctranslate2" in names and not ctranslate2_computes(dtype, device):
-        report(f"left out, because it does not compute in {_compute_type(dtype)} here: {LABELS['ctranslate2']}")
-        names.remove("ctranslate2")
+    for name, kind in (("ctranslate2", _compute_type(dtype)), ("int8", "int8")):
+        if name in names and not ctranslate2_computes(kind, device):
+            report(f"left out, because it does not compute in {kind} here: {LABELS[name]}")
+            names.remove(name)
+    lines = list(settings.sources)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     outputs: dict[str, list[str]] = {}
+    variants: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="dist_transformer-benchmark-") as scratch:
-        works = {name: make_work(name, model, tokenizer, settings, Path(scratch)) for name in names}
-        for name, work in works.items():
-            outputs[name] = work()
-            report(f"{LABELS[name]}: warm")
+        works: dict[str, Translate] = {}
+        for name in names:
+            found = make_works(name, model, tokenizer, settings, Path(scratch))
+            variants[name] = _fastest(found, lines[:_TRIED_LINES], device)
+            works[name] = found[variants[name]]
+            outputs[name] = works[name](lines)
+            report(f"{LABELS[name]}: warm" + (f", {variants[name]}" if variants[name] else ""))
         for number in range(settings.rounds):
             for name in names if number % 2 == 0 else reversed(names):
                 started = now(device)
-                outputs[name] = works[name]()
+                outputs[name] = works[name](lines)
                 seconds[name].append(now(device) - started)
             report(f"round {number + 1} of {settings.rounds}")
     figures: dict[str, dict[str, Any]] = {}
@@ -101,6 +116,7 @@ def run_decoding_benchmark(
             "ours_to_this": Measure(tuple(ratios)).to_json(),
             "bleu": bleu.value,
             "signature": bleu.signature,
+            "variant": variants[name],
         }
     ours = figures["ours"]["bleu"]
     return {
@@ -116,54 +132,76 @@ def run_decoding_benchmark(
     }
 
 
-def make_work(
+def _fastest(works: dict[str, Translate], lines: Sequence[str], device: torch.device) -> str:
+    """Return the name of the fastest variant, of two runs each."""
+    if len(works) == 1:
+        return next(iter(works))
+    seconds = {}
+    for name, work in works.items():
+        runs = []
+        for _ in range(2):
+            started = now(device)
+            work(lines)
+            runs.append(now(device) - started)
+        seconds[name] = min(runs)
+    return min(seconds, key=seconds.__getitem__)
+
+
+def make_works(
     name: str, model: Transformer, tokenizer: Tokenizer, settings: DecodeBenchmark, scratch: Path
-) -> Translate:
-    """Make a function that translates all lines once, from text to text."""
-    lines, device = list(settings.sources), model.embedding.device
-    beam = BeamSettings(
-        beam_size=settings.beam_size,
-        length_penalty=settings.length_penalty,
-        max_extra_tokens=settings.max_extra_tokens,
-    )
+) -> dict[str, Translate]:
+    """Return the variants of a contender: functions that translate lines, from text to text."""
+    device = model.embedding.device
     if name == "ours":
+        beam = BeamSettings(
+            beam_size=settings.beam_size,
+            length_penalty=settings.length_penalty,
+            max_extra_tokens=settings.max_extra_tokens,
+        )
         translator = Translator(model, tokenizer, device, beam)
-        return lambda: [translation.text for translation in translator.translate(lines)]
+        return {"": lambda lines: [translation.text for translation in translator.translate(lines)]}
     if name == "generate":
-        marian: Any = marian_model(model)
-        marian = marian.to(device=device, dtype=model.embedding.dtype).eval()
-        return lambda: generate(marian, tokenizer, lines, settings)
-    return ctranslate2_work(model, tokenizer, lines, settings, scratch)
+        works: dict[str, Translate] = {}
+        for attention in ATTENTIONS:
+            marian: Any = marian_model(model)
+            marian = marian.to(device=device, dtype=model.embedding.dtype).eval()
+            marian.set_attn_implementation(attention)
+            for count in _GENERATE_SENTENCES:
+                works[f"{attention} attention, {count} sentences"] = partial(
+                    generate, marian, tokenizer, settings=settings, batch_sentences=count
+                )
+        return works
+    kind = "int8" if name == "int8" else _compute_type(model.embedding.dtype)
+    return ctranslate2_works(model, tokenizer, settings, scratch / name, kind)
 
 
-def ctranslate2_computes(dtype: torch.dtype, device: torch.device) -> bool:
+def ctranslate2_computes(kind: str, device: torch.device) -> bool:
     import ctranslate2
 
-    return _compute_type(dtype) in ctranslate2.get_supported_compute_types(device.type)
+    return kind in ctranslate2.get_supported_compute_types(device.type)
 
 
 def _compute_type(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def ctranslate2_work(
-    model: Transformer, tokenizer: Tokenizer, lines: list[str], settings: DecodeBenchmark, scratch: Path
-) -> Translate:
+def ctranslate2_works(
+    model: Transformer, tokenizer: Tokenizer, settings: DecodeBenchmark, folder: Path, kind: str
+) -> dict[str, Translate]:
     import ctranslate2
 
-    device = model.embedding.device
     pieces = tokenizer.pieces
-    save_for_ctranslate2(model, pieces, scratch / "ctranslate2")
+    save_for_ctranslate2(model, pieces, folder)
     translator = ctranslate2.Translator(
-        str(scratch / "ctranslate2"),
-        device=device.type,
+        str(folder),
+        device=model.embedding.device.type,
         intra_threads=torch.get_num_threads(),
         inter_threads=1,
-        compute_type=_compute_type(model.embedding.dtype),
+        compute_type=kind,
     )
 
-    def work() -> list[str]:
-        sources = tokenizer.encode_batch(lines)
+    def work(lines: Sequence[str], max_batch_tokens: int) -> list[str]:
+        sources = tokenizer.encode_batch(list(lines))
         ids = translate_ids(
             translator,
             pieces,
@@ -171,19 +209,22 @@ def ctranslate2_work(
             beam_size=settings.beam_size,
             length_penalty=settings.length_penalty,
             longest=max(map(len, sources)) + settings.max_extra_tokens,
+            max_batch_tokens=max_batch_tokens,
         )
         return [tokenizer.decode(found) for found in ids]
 
-    return work
+    return {f"batches of {tokens} tokens": partial(work, max_batch_tokens=tokens) for tokens in _CTRANSLATE2_TOKENS}
 
 
-def generate(marian: Any, tokenizer: Tokenizer, lines: list[str], settings: DecodeBenchmark) -> list[str]:
-    """Translate with Marian's `generate`, in batches of 64 sentences of similar length, longest first."""
-    sources = [[*ids, EOS_ID] for ids in tokenizer.encode_batch(lines)]
+def generate(
+    marian: Any, tokenizer: Tokenizer, lines: Sequence[str], *, settings: DecodeBenchmark, batch_sentences: int
+) -> list[str]:
+    """Translate with Marian's `generate`, in batches of similar length, longest first."""
+    sources = [[*ids, EOS_ID] for ids in tokenizer.encode_batch(list(lines))]
     order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
     texts = [""] * len(sources)
-    for start in range(0, len(order), _GENERATE_SENTENCES):
-        rows = order[start : start + _GENERATE_SENTENCES]
+    for start in range(0, len(order), batch_sentences):
+        rows = order[start : start + batch_sentences]
         longest = len(sources[rows[0]])
         tokens = torch.full((len(rows), longest), PAD_ID)
         for row, i in enumerate(rows):

@@ -117,6 +117,7 @@ def translate_ids(
     longest: int,
     patience: float = 1.0,
     tags: Sequence[str] = (),
+    max_batch_tokens: int = 2048,
 ) -> list[list[int]]:
     """Return the best hypothesis of each source as ids without special tokens.
 
@@ -124,6 +125,7 @@ def translate_ids(
         longest: most tokens per output.
         patience: the search ends when `patience` × `beam_size` hypotheses have ended.
         tags: tags of the vocabulary, which are never part of an output.
+        max_batch_tokens: padded source tokens per batch.
     """
     found = translator.translate_batch(
         [[*(pieces[token] for token in source), _END] for source in sources],
@@ -134,7 +136,7 @@ def translate_ids(
         max_decoding_length=longest,
         # An output may be empty, as in our search.
         min_decoding_length=0,
-        max_batch_size=2048,
+        max_batch_size=max_batch_tokens,
         batch_type="tokens",
         disable_unk=True,
         suppress_sequences=[*SUPPRESSED, *([tag] for tag in tags)],
