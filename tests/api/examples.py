@@ -16,7 +16,7 @@ def sections() -> dict[str, list[str]]:
     scripts = {
         title: re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL) for title, text in found
     }
-    assert [len(scripts["Use a trained model"]), len(scripts["Train one"])] == [2, 4]
+    assert [len(scripts["Use a trained model"]), len(scripts["Train a model"])] == [2, 4]
     return scripts
 
 
@@ -28,7 +28,7 @@ def run_examples(folder: Path, run: Callable[[Path], str]) -> None:
     """
     write_toy_corpus(folder, make_toy_corpus(train_pairs=2_000, valid_pairs=60, test_pairs=20, seed=1))
     scripts = sections()
-    order = [*scripts["Train one"], *scripts["Use a trained model"]]
+    order = [*scripts["Train a model"], *scripts["Use a trained model"]]
     outputs = []
     for number, script in enumerate(order):
         file = folder / f"example_{number}.py"

@@ -300,7 +300,7 @@ def test_the_plan_of_a_run_beside_what_it_measured(worlds: dict[int, Path]) -> N
     rows = {line.split(",")[0]: line.split()[-3:] for line in output.splitlines() if "MiB " in line or ", ms" in line}
     for name in ("states between steps", "checkpoint"):
         assert 0.9 < float(rows[name][2]) < 1.1, output
-    assert (rows["peak memory"][0], rows["a step"][0]) == ("—", "—")
+    assert (rows["peak memory"][0], rows["step time"][0]) == ("—", "—")
     assert float(rows["peak memory"][1].replace(",", "")) > 100
     assert "machine   1 node(s) with 2 x CPU process, ZeRO-1" in output
 

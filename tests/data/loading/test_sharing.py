@@ -95,6 +95,11 @@ def test_a_folder_that_cannot_be_opened_is_the_same_error_on_all_ranks(tmp_path:
     assert errors == errors[:1] * 3
 
 
+def names_of_shared_memory() -> set[str]:
+    """Names in the machine's shared memory, except those of MPI, which other tests may start and end."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("mpich")}
+
+
 def unix_sockets() -> dict[str, str]:
     """Names of the machine's Unix sockets that have one, by inode."""
     lines = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()[1:]
@@ -115,7 +120,7 @@ def names_of_sockets(processes: Sequence[subprocess.Popen[str]]) -> set[str]:
 def test_when_a_process_is_killed_the_others_of_its_node_are_told_and_nothing_is_left(
     killed: int, toy_data: DataFolder
 ) -> None:
-    names = set(os.listdir("/dev/shm"))
+    names = names_of_shared_memory()
     processes = start(2, toy_data.path, 1, 0)
     for process in processes:
         assert process.stdout is not None
@@ -127,5 +132,5 @@ def test_when_a_process_is_killed_the_others_of_its_node_are_told_and_nothing_is
     reader = "rank 0, which reads the data for this node," if killed == 0 else "rank 1 of this node"
     assert left["ended"] == f"{reader} has ended: see its message; the last checkpoint is intact"
     assert processes[killed].wait() == -signal.SIGKILL
-    assert set(os.listdir("/dev/shm")) == names
+    assert names_of_shared_memory() == names
     assert not sockets & set(unix_sockets().values())

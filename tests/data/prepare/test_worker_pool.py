@@ -70,7 +70,7 @@ def test_tasks_are_done_by_the_processes_that_are_free(tmp_path: Path) -> None:
     ("how", "kind", "message"),
     [
         ("user", UserError, "^bad.en line 3 is not UTF-8$"),
-        ("killed", TransientError, "a worker process was killed by signal 9, .* goes on"),
+        ("killed", TransientError, "a worker process was killed by signal 9, .* to resume"),
         ("bug", RuntimeError, "(?s)in a worker process:.*ZeroDivisionError: a bug"),
     ],
 )
