@@ -56,6 +56,8 @@ class Split:
         """Shape: (pairs, 2). Tokens per side, with one special token. In sealed memory."""
         self.kept_bytes = 0
         """Bytes of past windows that `forget_past` leaves in memory for the next epoch: the newest shards."""
+        self.kept_shards = 0
+        """Most past shards that stay there. Each takes two open files in every process of the node."""
         self._held: dict[int, Columns] = {}
         self._kept: list[int] = []
         self._used: OrderedDict[int, Columns] = OrderedDict()
@@ -138,7 +140,7 @@ class Split:
         """Choose which shards `forget_past` must keep; after the same calls, all processes of a node keep the same."""
         past = [shard for shard in self._kept if shard not in set(shards)]
         after = np.cumsum([self.info.shards[shard].bytes for shard in reversed(past)])
-        fitting = int((after <= self.kept_bytes).sum())
+        fitting = min(int((after <= self.kept_bytes).sum()), self.kept_shards)
         self._kept = [*past[len(past) - fitting :], *shards]
 
     def put(self, shard: int, content: Sealed) -> None:
@@ -150,7 +152,7 @@ class Split:
         self.files.fetch_ahead(self.info.shards[shard] for shard in shards)
 
     def forget_past(self) -> None:
-        """Release the shards that the last `hold` did not name, except the newest `kept_bytes` of them."""
+        """Release the shards that the last `hold` did not name, except the newest that may be kept."""
         self._held = {shard: columns for shard, columns in self._held.items() if shard in self._kept}
 
     def close(self) -> None:

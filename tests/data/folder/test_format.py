@@ -149,6 +149,25 @@ def test_few_shards_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
         train.tokens(np.array([0]))
 
 
+@pytest.mark.parametrize(
+    ("kept_bytes", "kept_shards", "stays"), [(2**20, 1, True), (2**20, 0, False), (0, 1, False), (-1, 1, False)]
+)
+def test_past_shards_stay_within_bytes_and_number(folder: Path, kept_bytes: int, kept_shards: int, stays: bool) -> None:
+    """-1 stands for a byte less than the first shard has. What stays needs its file no more."""
+    train = DataFolder.open(folder).train
+    train.kept_bytes = kept_bytes if kept_bytes >= 0 else train.info.shards[0].bytes - 1
+    train.kept_shards = kept_shards
+    train.hold([0])
+    train.hold([1])
+    train.forget_past()
+    (folder / "train-00000.arrow").unlink()
+    if stays:
+        assert train.tokens(np.array([4, 0]))[0].tolist() == [17, 18, 10, 11]
+        assert train.hold([0]) == {}
+    else:
+        assert train.hold([0]).keys() == {0}
+
+
 def test_held_shards_do_not_feel_what_becomes_of_their_files(folder: Path) -> None:
     """Cut short, overwritten in place, removed: what was verified is what is used, until others are held."""
     train = DataFolder.open(folder).train
