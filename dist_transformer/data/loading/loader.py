@@ -24,7 +24,7 @@ from dist_transformer.directions import Direction
 from dist_transformer.errors import UserError
 
 # Past shards that stay in memory: 1,024 open files are a usual limit. 200 of 100,000 pairs are 2 GB.
-_KEPT_SHARDS = 200
+_PAST_SHARDS = 200
 
 Admit = Callable[[Split, Window], Mapping[int, int]]
 
@@ -139,7 +139,7 @@ def open_training_data(
     splits = [folder.train for folder in folders]
     for split in splits:
         split.kept_bytes = int(corpora.memory_gib * 2**30 / len(splits))
-        split.kept_shards = _KEPT_SHARDS // len(splits)
+        split.kept_shards = _PAST_SHARDS // len(splits)
     pairs = Corpora(splits)
     shares = _shares(corpora, [split.info.target_tokens for split in splits])
     # Source tokens per target token in the mixture.

@@ -8,15 +8,9 @@ import datasets
 import numpy as np
 import pytest
 
-from dist_transformer.data.folder import format as shards
-from dist_transformer.data.folder import split as folder_module
 from dist_transformer.data.folder.format import (
-    FORMAT_VERSION,
-    DataIndex,
-    TextInfo,
     TokenLists,
     copy_rows,
-    write_index,
     write_shard,
     write_split,
 )
@@ -25,62 +19,7 @@ from dist_transformer.data.folder.split import Split
 from dist_transformer.data.tokenizer import train_tokenizer
 from dist_transformer.errors import UserError
 from dist_transformer.files import sha256_of
-
-# Two shards of hand-written ids; pair 1 has an empty target.
-SOURCES = [[[10, 11], [12]], [[13, 14, 15], [16], [17, 18]]]
-TARGETS = [[[20], []], [[21, 22], [23, 24, 25, 26], [27]]]
-
-
-def make_split(folder: Path, name: str, dtype: Any = np.uint16) -> shards.SplitInfo:
-    folder.mkdir(exist_ok=True)
-    written = [
-        write_shard(
-            folder / f"{name}-{i:05}.arrow", TokenLists.from_lists(source, dtype), TokenLists.from_lists(target, dtype)
-        )
-        for i, (source, target) in enumerate(zip(SOURCES, TARGETS, strict=True))
-    ]
-    return write_split(folder, written)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "data"
-    train = make_split(path, "train")
-    valid = make_split(path / "valid", "valid")
-    tokenizer = train_tokenizer(["a b"], vocab_size=300)
-    tokenizer.save(path / "tokenizer.json")
-    (path / "valid/source.txt").write_bytes("one\u2028\r\n two\n".encode())
-    (path / "valid/target.txt").write_bytes(b"eins\nzwei\n")
-    index = DataIndex(
-        format_version=FORMAT_VERSION,
-        corpus="hand-written",
-        synthetic=True,
-        source_language="en",
-        target_language="de",
-        lowercase=False,
-        tokenizer_sha256=tokenizer.sha256,
-        vocab_size=tokenizer.vocab_size,
-        sources=("a",),
-        seed=1,
-        max_tokens=256,
-        max_length_ratio=3.0,
-        pairs_per_shard=3,
-        pairs_read=5,
-        dropped={"empty": 0},
-        overlap=0,
-        repeats=0,
-        valid_held_out=False,
-        valid_dropped={"empty": 0},
-        valid_text=TextInfo(
-            pairs=2,
-            source_sha256=sha256_of(path / "valid/source.txt"),
-            target_sha256=sha256_of(path / "valid/target.txt"),
-        ),
-        train=train,
-        valid=valid,
-    )
-    write_index(path, index)
-    return path
+from tests.data.folder.conftest import SOURCES, TARGETS, make_split
 
 
 def edit_index(folder: Path, **changes: Any) -> None:
@@ -135,59 +74,6 @@ def test_lengths_beyond_uint16_are_kept(tmp_path: Path) -> None:
     assert split.lengths.dtype == np.uint32
     assert split.lengths.tolist() == [[65_536, 65_536], [2, 2]]
     assert split.tokens(np.array([1]))[0].tolist() == [5]
-
-
-def test_few_shards_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With room for one, the first is read again when it is asked for again."""
-    monkeypatch.setattr(folder_module, "_KEPT_SHARDS", 1)
-    train = DataFolder.open(folder).train
-    train.tokens(np.array([0]))
-    (folder / "train-00000.arrow").rename(folder / "elsewhere")
-    assert train.tokens(np.array([0]))[0].tolist() == [10, 11]
-    train.tokens(np.array([4]))
-    with pytest.raises(UserError, match=r"train-00000\.arrow cannot be read \(No such file or directory\)"):
-        train.tokens(np.array([0]))
-
-
-@pytest.mark.parametrize(
-    ("kept_bytes", "kept_shards", "stays"), [(2**20, 1, True), (2**20, 0, False), (0, 1, False), (-1, 1, False)]
-)
-def test_past_shards_stay_within_bytes_and_number(folder: Path, kept_bytes: int, kept_shards: int, stays: bool) -> None:
-    """-1 stands for a byte less than the first shard has. What stays needs its file no more."""
-    train = DataFolder.open(folder).train
-    train.kept_bytes = kept_bytes if kept_bytes >= 0 else train.info.shards[0].bytes - 1
-    train.kept_shards = kept_shards
-    train.hold([0])
-    train.hold([1])
-    train.forget_past()
-    (folder / "train-00000.arrow").unlink()
-    if stays:
-        assert train.tokens(np.array([4, 0]))[0].tolist() == [17, 18, 10, 11]
-        assert train.hold([0]) == {}
-    else:
-        assert train.hold([0]).keys() == {0}
-
-
-def test_held_shards_do_not_feel_what_becomes_of_their_files(folder: Path) -> None:
-    """Cut short, overwritten in place, removed: what was verified is what is used, until others are held."""
-    train = DataFolder.open(folder).train
-    assert train.hold([0, 1]) == {}
-    os.truncate(folder / "train-00000.arrow", 10)
-    with (folder / "train-00001.arrow").open("r+b") as file:
-        file.write(b"x" * 200)
-    assert train.tokens(np.array([4, 0]))[0].tolist() == [17, 18, 10, 11]
-    # The next window needs the second shard; packs of this one may still wait.
-    assert train.hold([1]) == {}
-    assert train.tokens(np.array([0]))[0].tolist() == [10, 11]
-    train.forget_past()
-    assert train.tokens(np.array([4]))[0].tolist() == [17, 18]
-    with pytest.raises(UserError, match=r"train-00000\.arrow has 10 bytes, but the index states"):
-        train.tokens(np.array([0]))
-    problems = train.hold([0])
-    train.forget_past()
-    assert problems.keys() == train.hold([0]).keys() == {0}
-    with pytest.raises(UserError, match=r"train-00001\.arrow is damaged"):
-        train.tokens(np.array([4]))
 
 
 @pytest.mark.parametrize(
