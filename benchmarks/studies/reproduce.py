@@ -10,8 +10,10 @@ all figures are in their bands, otherwise 1. Flags after `--` change the trainin
 
 The band of a figure is the mean of seeds 1 to 5, plus and minus 4 standard deviations or the figure's floor, whichever
 is larger. The floor allows for CPUs that round differently and for a spread that five seeds understate. The training
-that is compared has seed 6, whose figures are in no mean, so that a band that is too narrow is noticed. --write trains the five seeds and two deliberate defects, and
-writes bands and figures to the file of --band. Run it again after an interruption: finished trainings stay.
+that is compared has seed 6, whose figures are in no mean, so that a band that is too narrow is noticed.
+
+--write trains the five seeds and two deliberate defects, and writes bands and figures to the file of --band. Run it
+again after an interruption: finished trainings stay.
 """
 
 import argparse
