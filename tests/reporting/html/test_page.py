@@ -190,7 +190,7 @@ def test_attention_maps_are_images_within_the_page(run_dir: Path, read_page: Rea
     assert kind == "data:image/svg+xml;base64"
     picture = lxml.etree.fromstring(base64.b64decode(content))
     texts = {"".join(text.itertext()) for text in picture.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"decoder layer 1", "decoder layer 2", "dog", "schläft", "gern"} <= texts
+    assert {"Decoder layer 1", "Decoder layer 2", "dog", "schläft", "gern"} <= texts
     assert image.get("alt") == "Cross-attention for: the dog sleeps"
 
 
