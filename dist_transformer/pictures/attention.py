@@ -30,7 +30,8 @@ def attention_pictures(attention: Attention) -> list[Picture]:
     """
     for side, pieces in (("source", attention.source), ("target", attention.target)):
         if len(pieces) > LONGEST:
-            raise UserError(f"the {side} has {len(pieces)} pieces and a picture has room for {LONGEST}: give less text")
+            found = f"the {side} has {len(pieces)} pieces and a picture has room for {LONGEST}"
+            raise UserError(f"{found}: give a shorter one")
     kinds = (
         (
             "encoder",

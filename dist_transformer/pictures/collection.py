@@ -108,5 +108,5 @@ def _learned_positions(model: TrainedModel | None, other: Path | None) -> np.nda
             )
     if model is None or model.model.config.positions != _LEARNED:
         return None
-    table: np.ndarray = model.model.positions.table.detach().numpy()
-    return table
+    table_PD: np.ndarray = model.model.position_vectors(model.model.config.max_positions).detach().numpy()
+    return table_PD

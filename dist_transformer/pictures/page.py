@@ -73,7 +73,7 @@ def _small_png(picture: Picture) -> bytes:
 
     buffer = io.BytesIO()
     with Image.open(io.BytesIO(as_png(picture.figure))) as drawn:
-        drawn.convert("RGB").quantize(256).save(buffer, format="PNG", optimize=True)
+        drawn.convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE).save(buffer, format="PNG", optimize=True)
     return buffer.getvalue()
 
 

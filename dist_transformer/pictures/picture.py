@@ -23,7 +23,7 @@ class Picture:
     section: str
     """Section of the paper that it shows."""
     caption: str
-    """What to see in it, with its figures."""
+    """Text on what to see, with the figures that were computed for it."""
     alt: str
     """Description for readers who do not see it."""
     figure: "Figure"

@@ -118,7 +118,14 @@ def test_the_command_writes_the_folder_and_names_its_page(
         (["--model", "MODEL", "--src-text", " "], "--src-text is ' ': give one sentence in one line"),
         (["--model", "MODEL", "--src-text", "a\nb"], r"--src-text is 'a\\nb': give one sentence in one line"),
         (["--model", "MODEL", "--src-text", "a", "--tgt-text", ""], "--tgt-text is '': give one sentence in one line"),
-        (["--model", "MODEL", "--src-text", "dog " * 12], "the source has .* pieces and a picture has room for 30"),
+        (
+            ["--model", "MODEL", "--src-text", "dog " * 31, "--tgt-text", "Hund"],
+            "the source has .* pieces and a picture has room for 30: give a shorter one",
+        ),
+        (
+            ["--model", "MODEL", "--src-text", "dog", "--tgt-text", "Hund " * 31],
+            "the target has .* pieces and a picture has room for 30: give a shorter one",
+        ),
         (["--model", "nowhere", "--src-text", "a"], "nowhere"),
         (["--learned-model", "nowhere"], "nowhere"),
     ],

@@ -184,6 +184,11 @@ def test_spread_out() -> None:
     assert spread_out(range(11), 3) == [0, 5, 10]
 
 
+def test_the_command_that_draws_every_head_is_named(run_dir: Path, read_page: ReadPage) -> None:
+    (command,) = section(read_page(run_dir), "Cross-attention").xpath(".//code/text()")
+    assert command.startswith("dist-transformer pictures --model RUN/model --src-text ")
+
+
 def test_attention_maps_are_images_within_the_page(run_dir: Path, read_page: ReadPage) -> None:
     (image,) = section(read_page(run_dir), "Cross-attention").xpath(".//img")
     kind, _, content = image.get("src").partition(",")
