@@ -136,7 +136,9 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
         torch.set_num_threads(count)
         out = self_attention(qkv, offsets(*lengths), causal=True)
         mask = torch.zeros(9, 1, 50)
-        beams = cpu_kernels.attend_beams(*torch.randn(3, 9, 2, 50, 16, generator=torch.Generator().manual_seed(4)), mask)
+        beams = cpu_kernels.attend_beams(
+            *torch.randn(3, 9, 2, 50, 16, generator=torch.Generator().manual_seed(4)), mask
+        )
         results.append((out, torch.autograd.grad(out.square().sum(), qkv)[0], beams))
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
