@@ -24,6 +24,7 @@ from dist_transformer.data.text.files import (
     unequal_lines,
 )
 from dist_transformer.errors import UserError
+from dist_transformer.files import open_regular
 
 # Bytes of a part, which a process reads in seconds.
 PART_BYTES = 2**27
@@ -44,7 +45,7 @@ class CountLineEnds:
     def run(self, progress: Progress) -> list[int]:
         counts = []
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 file.seek(self.start)
                 for place in range(self.start, self.stop, self.block_bytes):
                     block = file.read(min(self.block_bytes, self.stop - place))
@@ -143,7 +144,7 @@ def _lines(path: Path, counts: list[int]) -> _Lines:
 
 def _has_open_end(path: Path) -> bool:
     """Return whether the last line lacks its line end."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if file.seek(0, 2) == 0:
             return False
         file.seek(-1, 2)
