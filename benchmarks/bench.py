@@ -24,7 +24,7 @@ from benchmarks.suite import (
     merge,
 )
 
-PARTS = ("data", "train-tiny", "train-base", "ranks", "decode-tiny", "decode-base", "cost")
+PARTS = ("data", "train-tiny", "train-base", "decode-tiny", "decode-base", "cost")
 # The models that decode, trained on Multi30k: a vocabulary, and flags of training. They end their sentences.
 _TRANSLATORS: dict[str, tuple[int, list[object]]] = {
     "tiny": (6000, ["--max-steps", 1600]),
@@ -57,9 +57,6 @@ def main() -> None:
     suite = Suite(corpora=corpora, work=arguments.work, vocab_size=8000 if device == "cpu" else 37000)
     suite.prepare()
     for part in arguments.parts:
-        if part == "ranks" and device != "cpu":
-            print("ranks: skipped on a GPU, because it compares processes of one CPU thread each", file=sys.stderr)
-            continue
         result = suite.measure(part, *command_of(part, suite, on_cpu=device == "cpu"))
         merge(
             arguments.out / f"bench-{device}.json",
@@ -85,8 +82,6 @@ def command_of(part: str, suite: Suite, *, on_cpu: bool) -> list[object]:
     command: list[object] = [name, "--data", suite.data]
     if name == "data":
         return [*command, "--seconds", 1]
-    if name == "ranks":
-        return [*command, "--preset", "multi30k"]
     if on_cpu and preset == "base":
         return [*command, "--preset", preset, "--steps", 1, "--rounds", 4, "--peers", *_CPU_PEERS, "--", *_CPU_STEP]
     # Compute a whole step at once, as the peers do.
