@@ -67,7 +67,7 @@ def panels(figure: Figure) -> list:
 def test_a_panel_a_layer_in_at_most_two_rows(layers: int, rows: int) -> None:
     sample = make_sample(layers)
     figure = drawn(attention_picture(sample))
-    assert [panel.get_title() for panel in panels(figure)] == [f"decoder layer {i}" for i in range(1, layers + 1)]
+    assert [panel.get_title() for panel in panels(figure)] == [f"Decoder layer {i}" for i in range(1, layers + 1)]
     assert len({round(panel.get_position().y0, 2) for panel in panels(figure)}) == rows
     for panel, weights in zip(panels(figure), sample.attention_LTS, strict=True):
         # Row i is the step that produced piece i, from top to bottom.
