@@ -345,7 +345,7 @@ READERS = {
 
 
 def unguarded_reads(tree: ast.AST) -> list[str]:
-    """Calls that would wait for a pipe, or read a device for ever."""
+    """List the calls that would wait for a pipe, or read a device without end."""
     found = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):

@@ -208,7 +208,7 @@ def test_a_model_learns_for_a_moment(toy_data: Any, tmp_path: Path) -> None:
 
 
 def test_gpu_check_says_what_its_steps_speak_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand: 300 is 1.2 · 250 and pays, 59 against 68 does not; 0.5 · 600 of the 989 TFLOP/s of an H100 is 0.30."""
+    """Computed by hand: 300 is 1.2 · 250, pays, 59 against 68 does not; 0.5 · 600 of 989 TFLOP/s (H100) is 0.30."""
 
     def step(rate: float, share: float) -> dict[str, Any]:
         return {"rates": {"median": rate}, "share_of_product_rate": share, "product_flops_per_second": 6e14}

@@ -73,7 +73,7 @@ def test_no_file_is_opened_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_any_number_of_passes_gives_the_same_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With groups of a few files, and ranges and shards without pairs."""
+    """Cut into groups of a few files, with ranges and shards without pairs."""
     monkeypatch.setattr(module, "CHUNK_PAIRS", 30)
     for opens, tokens in ((1_000, 10**6), (2, 10**6), (3, 900)):
         monkeypatch.setattr(shuffle, "_OPENS", opens)

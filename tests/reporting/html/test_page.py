@@ -1,4 +1,4 @@
-"""What a reader finds on the page, read by an HTML parser."""
+"""The content of the page, read by an HTML parser."""
 
 import base64
 import json
