@@ -26,6 +26,7 @@ CORPORA = "DIST_TRANSFORMER_DATA"
 """The environment variable that names the folder of corpora."""
 TRAINING_TEXT = "mix_en_de/train"
 CORPUS = "mix_en_de"
+DECODED_TEXT, DECODED_VALID = "multi30k/train", "multi30k/val"
 TEST_SETS = {"newstest2014": "newstest/newstest2014", "test_2016_flickr": "multi30k/test_2016_flickr"}
 SOURCE, TARGET = "en", "de"
 _SHARED = ("corpus", "synthetic", "date", "machine", "commands", "seeds", "wall_seconds")
@@ -75,6 +76,28 @@ class Suite:
             settings = ["--data", self.data, "--preset", preset, "--minutes", minutes, "--out", path]
             self.measure(f"learn-{preset}-{minutes:g}", "learn", *settings, "--", *flags)
         return path
+
+    def translator(self, preset: str, *, vocab_size: int, flags: Sequence[object]) -> Path:
+        """Train a model that translates well on Multi30k, unless its folder exists; return the folder.
+
+        An interrupted training resumes.
+        """
+        data, run = self.work / f"multi30k-{vocab_size}", self.work / f"run-{preset}"
+        if not (run / "model").exists():
+            if not (data / "index.json").exists():
+                texts = (("", DECODED_TEXT), ("valid-", DECODED_VALID))
+                sides = (("src", SOURCE), ("tgt", TARGET))
+                named = [
+                    word
+                    for kind, name in texts
+                    for side, language in sides
+                    for word in (f"--{kind}{side}", self.text(name, language))
+                ]
+                self.run("prepare_data.py", *named, "--vocab-size", vocab_size, "--out", data)
+            train = ["--preset", preset, "--data", data, "--run-dir", run, *flags]
+            run_printed([sys.executable, "-m", "dist_transformer.train", *train], output=sys.stderr)
+            self.run("average_checkpoints.py", "--run-dir", run, "--last", 5, "--out", run / "model")
+        return run / "model"
 
     def measure(self, part: str, *command: object) -> dict[str, Any]:
         """Run tools/benchmark.py with `command`, which has no --json, and return its result."""

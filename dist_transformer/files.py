@@ -114,6 +114,12 @@ def require_writable(file: Path) -> None:
         raise UserError(f"{file} cannot be written: choose another place")
 
 
+def refuse_content(out: Path) -> None:
+    """Raise a UserError unless `out` does not exist or is an empty folder."""
+    if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
+        raise UserError(f"{out} exists: choose another name, or remove it")
+
+
 def write_new(path: Path, content: str) -> None:
     """Write a small file that does not exist yet; the first of several writers succeeds.
 

@@ -181,7 +181,7 @@ def _read_config(path: Path) -> tuple[ModelInfo, WeightsInfo]:
     file = path / CONFIG_FILE
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (path / name).exists():
-            raise UserError(f"{path} is not a model folder (it has no {name}): {_way_to_a_model(path)}")
+            raise _no_model(path, name)
     try:
         content = read_small(file)
         values = json.loads(content)
@@ -210,14 +210,22 @@ def is_of_transformers(path: Path) -> bool:
     return "model_type" in values and "format_version" not in values
 
 
-def _way_to_a_model(path: Path) -> str:
+def _no_model(path: Path, missing: str) -> UserError:
+    """Build the error about a path that is not a model folder: what it is instead, and the way to a model."""
     inner = path / "model"
-    if all((inner / name).exists() for name in (CONFIG_FILE, WEIGHTS_FILE)):
-        return f"give the model folder in it, {inner}"
-    if (path / "weights").is_dir():
+    found, remedy = f"it has no {missing}", f"{_REMEDY}, or check the path"
+    if not path.exists():
+        found, remedy = "it does not exist", "check the path, or make a model with dist-transformer average"
+    elif all((inner / name).exists() for name in (CONFIG_FILE, WEIGHTS_FILE)):
+        remedy = f"give the model folder in it, {inner}"
+    elif (path / "weights").is_dir():
         average = own_command("average", "--run-dir", path, "--last", 5, "--out", inner)
-        return f"make one from this run with {as_typed(average)}"
-    return f"{_REMEDY}, or check the path"
+        remedy = f"make one from this run with {as_typed(average)}"
+    elif (path / "metrics.jsonl").exists():
+        found, remedy = "it is a run folder without weights", "average the run after its first save"
+    elif (path / "index.json").exists():
+        found, remedy = "it is a data folder", "give a folder that dist-transformer average wrote"
+    return UserError(f"{path} is not a model folder ({found}): {remedy}")
 
 
 def load_model(

@@ -58,7 +58,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """What a user sees of a command."""
+    """The status and the output of a command, as a user sees them."""
 
     status: int
     output: str

@@ -1,4 +1,4 @@
-"""What several tests share: a small prepared corpus, the real corpora where they exist, and launches."""
+"""Fixtures that several tests share: a small prepared corpus, the real corpora where they exist, and launches."""
 
 import os
 import signal
@@ -51,8 +51,8 @@ def corpora() -> Path:
     return path
 
 
-def heed_interrupts() -> None:
-    """For a child's `preexec_fn`: what a shell starts in the background ignores Ctrl-C, and its children would too."""
+def allow_interrupts() -> None:
+    """Let Ctrl-C end a child (its `preexec_fn`), although a process in the background of a shell ignores it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -1,4 +1,4 @@
-"""What a disk may hold after a loss of power, derived from a record of what a program asked of the file system.
+"""Possible contents of a disk after a loss of power, derived from a record of a program's calls to the file system.
 
 As ALICE does it (Pillai et al., OSDI 2014): names and data reach the disk apart from each other. What is flushed is
 there. Data that was not flushed may be there, be missing, end anywhere, or be zeros where the file has its new length.
@@ -39,7 +39,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Of a file, or of a folder's names."""
+    """A flush of a file, or of a folder's names."""
 
     file: int
 
@@ -58,11 +58,11 @@ Tree = dict[str, bytes | None]
 
 @dataclass(slots=True)
 class Trace:
-    """What a program did below a folder, in order; what was there before is the first part, and is on disk."""
+    """The actions of a program below a folder, in order. The first part is the earlier content, which is on disk."""
 
     operations: list[Operation] = field(default_factory=list)
     before: int = 0
-    """So many operations describe what was there before."""
+    """Number of operations that describe the earlier content."""
     folders: set[int] = field(default_factory=lambda: {_ROOT})
 
 
@@ -196,10 +196,10 @@ def no_flushes(instead: Callable[[int], None] = lambda _: None) -> Iterator[None
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What may be on disk after a loss of power."""
+    """A possible content of a disk after a loss of power."""
 
     at: int
-    """After so many operations."""
+    """Number of operations before this state."""
     tree: Tree
     promises: tuple[Any, ...]
 
@@ -218,7 +218,7 @@ class _Moment:
     def __init__(self, trace: Trace, at: int) -> None:
         self.folders = trace.folders
         self.names: list[tuple[Names, bool]] = []
-        """With whether the change is on disk for sure."""
+        """Changes of names, each with whether it is certainly on disk."""
         self.durable: dict[int, bytes] = {}
         self.current: dict[int, bytes] = {}
         self.promises: list[Any] = []
@@ -291,10 +291,10 @@ class _Moment:
 
 
 def states_after(trace: Trace, generator: random.Random, *, at_random: int = 2) -> Iterator[State]:
-    """What may be on disk at each moment of a trace, each state once for equal promises.
+    """Yield the possible contents of a disk at each moment of a trace, each state once for equal promises.
 
     Args:
-        at_random: so many at each moment, besides those in which all or none of the names are kept.
+        at_random: number of random states at each moment, besides those in which all or none of the names are kept.
     """
     seen: set[int] = set()
     for at in range(trace.before, len(trace.operations) + 1):

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from dist_transformer.data.folder.reader import DataFolder
-from tests.conftest import ROOT, deepspeed_command, heed_interrupts
+from tests.conftest import ROOT, allow_interrupts, deepspeed_command
 
 WORKER = ROOT / "tests" / "distributed" / "worker_faults.py"
 SMALL = (
@@ -67,7 +67,7 @@ class Job:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=heed_interrupts,  # noqa: PLW1509
+                preexec_fn=allow_interrupts,  # noqa: PLW1509
             )
         self.processes.append(started)
 
@@ -78,7 +78,7 @@ class Job:
             raise AssertionError(f"does not end:\n{self.output}") from None
 
     def wait_for_training(self, records: int = 1) -> None:
-        """Wait until so many records are in the metrics."""
+        """Wait until the metrics have at least this many records."""
         metrics, deadline = self.run_dir / "metrics.jsonl", time.monotonic() + PATIENCE
         while not (metrics.exists() and metrics.read_text().count("\n") >= records):
             assert time.monotonic() < deadline, self.output
@@ -86,7 +86,7 @@ class Job:
             time.sleep(0.05)
 
     def family(self) -> list[psutil.Process]:
-        """What is alive of all that this job started, launchers first; also what has lost its parent."""
+        """List the living processes that this job started, launchers first, also those that have lost their parent."""
         return [process for process in psutil.process_iter() if self._is_own(process)]
 
     def _is_own(self, process: psutil.Process) -> bool:

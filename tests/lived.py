@@ -13,7 +13,7 @@ SMALL = tuple(_FLAGS.split())
 TRAIN = ("train", *SMALL, "--data", "data", "--run-dir")
 NEWEST = "run/checkpoints/step-00000002"
 
-FRESH, GO_ON = (*TRAIN, "fresh", "--max-steps", "1"), (*TRAIN, "run", "--max-steps", "3", "--ema-decay", "0.9")
+FRESH, RESUMED = (*TRAIN, "fresh", "--max-steps", "1"), (*TRAIN, "run", "--max-steps", "3", "--ema-decay", "0.9")
 INSPECT, VERIFY, REPORT = ("inspect_shards", "data", "--verify"), ("verify_run", "run"), ("report", "run")
 VERIFY_DATA = ("verify_run", "run", "--data", "data")
 DOCTOR = ("doctor", "--data", "data", "--run-gib", "0.01", "--verify-data")

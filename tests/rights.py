@@ -1,4 +1,4 @@
-"""Who may read what the programs write: whoever the umask lets."""
+"""Rights of the files that the programs write: those that the umask gives."""
 
 import os
 import stat

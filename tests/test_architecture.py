@@ -44,6 +44,7 @@ LAYERS = [
     {"training.engine", "training.fault_tolerance"},
     {"training"},
     {"planning", "preflight", "export"},
+    {"pictures"},
     {"train"},
     {"api"},
     {"cli"},
@@ -138,7 +139,7 @@ INSIDES = {
     "model": {"decoding", "dropout", "layers"},
     "preflight": {"checks", "facts", "groups", "nccl", "network", "probes", "rendezvous"},
     "reporting": {"board"},
-    "reporting.html": {"curves", "markup", "overview", "run", "style", "summary", "tables", "texts"},
+    "reporting.html": {"curves", "overview", "run", "style", "summary", "tables", "texts"},
     "run": {"replay"},
     "runtime": {"allocator"},
     "serving": {"messages"},
@@ -344,7 +345,7 @@ READERS = {
 
 
 def unguarded_reads(tree: ast.AST) -> list[str]:
-    """Calls that would wait for a pipe, or read a device for ever."""
+    """List the calls that would wait for a pipe, or read a device without end."""
     found = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):

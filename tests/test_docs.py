@@ -99,8 +99,15 @@ def test_the_testing_page_lists_every_make_target() -> None:
     assert sorted(listed) == sorted(set(phony.split()) - {"clean"})
 
 
-def test_the_picture_of_the_readme_is_small() -> None:
-    assert all(picture.stat().st_size < 150_000 for picture in (DOCS / "images").iterdir())
+def test_continuous_integration_builds_the_site_after_the_tests() -> None:
+    targets = re.findall(r"^make (\S+)$", (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE)
+    assert targets == ["test", "docs", "compat-test"]
+
+
+def test_the_pictures_of_the_pages_are_small() -> None:
+    sizes = {picture.name: picture.stat().st_size for picture in (DOCS / "images").rglob("*.png")}
+    assert {name: size for name, size in sizes.items() if size >= 150_000} == {}
+    assert sum(picture.stat().st_size for picture in (DOCS / "images" / "pictures").iterdir()) < 600_000
 
 
 def prose(page: Path) -> str:

@@ -1,4 +1,4 @@
-"""What a terminal is shown of names that come from files."""
+"""Names that come from files, as a terminal shows them."""
 
 import io
 

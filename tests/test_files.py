@@ -1,4 +1,4 @@
-"""Files are whole or absent, on disk when we say so, and never written through a link."""
+"""Files are complete or absent, on disk when this is reported, and never written through a link."""
 
 import os
 import stat
@@ -31,7 +31,7 @@ from dist_transformer.locks import exclusive
 
 
 def test_content_is_flushed_before_its_name_and_the_name_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What survives a loss of power at any moment is the old file or the new one."""
+    """A loss of power at any moment leaves the old file or the new one."""
     calls: list[tuple[str, str]] = []
     real_fsync, real_replace = os.fsync, Path.replace
 
@@ -75,7 +75,7 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_taken_beside_is_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever may write in the folder, and guesses the name, could put a link there."""
+    """A user who may write in the folder, and guesses the name, could put a link there."""
 
     class Guessed:
         hex = "0"
@@ -172,7 +172,7 @@ def test_a_guarded_folder_may_be_a_link(guarded: Path) -> None:
 
 
 def test_a_pipe_is_written_to(tmp_path: Path) -> None:
-    """As `--json /dev/stdout`."""
+    """Write to a pipe, as `--json /dev/stdout` does."""
     reading, writing = os.pipe()
     write_file(Path(f"/proc/self/fd/{writing}"), "text")
     os.close(writing)

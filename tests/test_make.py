@@ -1,4 +1,4 @@
-"""What the Makefile says on a machine that lacks something, before it installs anything."""
+"""Messages of the Makefile on a machine that lacks something, before it installs anything."""
 
 import os
 import subprocess

@@ -220,6 +220,31 @@ def test_a_run_folder_is_no_model(tmp_path: Path) -> None:
         read_model_info(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ([], r"it has no config.json\): write the folder again with dist-transformer average, or check the path$"),
+        (
+            ["config.json", "metrics.jsonl"],
+            r"it is a run folder without weights\): average the run after its first save$",
+        ),
+        (["index.json"], r"it is a data folder\): give a folder that dist-transformer average wrote$"),
+    ],
+)
+def test_another_folder_in_place_of_a_model(files: list[str], message: str, tmp_path: Path) -> None:
+    for name in files:
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(UserError, match=rf"is not a model folder \({message}"):
+        read_model_info(tmp_path)
+
+
+def test_a_path_of_nothing_in_place_of_a_model(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"modle is not a model folder \(it does not exist\): check the path, or make a"
+    ):
+        read_model_info(tmp_path / "modle")
+
+
 def test_a_run_folder_leads_to_its_model(model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"write the folder again with dist-transformer average, or check the path$"):

@@ -1,4 +1,4 @@
-"""What pyproject.toml and constraints.txt say: what is installed, how, and in which versions."""
+"""The content of pyproject.toml and constraints.txt: what is installed, how, and in which versions."""
 
 import shutil
 import subprocess

@@ -87,7 +87,7 @@ def entry(start: int, end: int, shape: Any, dtype: Any = "F32") -> dict[str, Any
     ids=str,
 )
 def test_a_header_that_is_none_is_refused(way: Open, header: Any, tmp_path: Path) -> None:
-    """Of a file whose hash is the stated one. The numbers take 8 bytes."""
+    """The file has the stated hash. The numbers take 8 bytes."""
     encoded = header.encode(errors="surrogateescape") if isinstance(header, str) else json.dumps(header).encode()
     path = tmp_path / "t.safetensors"
     path.write_bytes(len(encoded).to_bytes(8, "little") + encoded + bytes(8))

@@ -1,4 +1,4 @@
-"""What a user may rely on: no file of ours runs code, none runs code on us, and no secret is written down."""
+"""A user may rely on this: no file of ours runs code, none runs code on us, and no secret is written down."""
 
 import contextlib
 import hashlib
@@ -26,13 +26,13 @@ from tests.lived import (
     DOCTOR,
     EVALUATE,
     FRESH,
-    GO_ON,
     INSPECT,
     LAST,
     NEWEST,
     PLAN,
     PREPARE,
     REPORT,
+    RESUMED,
     SMALL,
     SWEEP,
     TRANSLATE,
@@ -69,7 +69,7 @@ def lived(commands: Commands, toy_data: DataFolder, tmp_path_factory: pytest.Tem
 
 
 class Asked(pickle.Unpickler):
-    """Gives no class to whoever asks for one, but takes note."""
+    """An unpickler that returns no class and records each request."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content))
@@ -83,7 +83,7 @@ class Asked(pickle.Unpickler):
 
 
 def code_called_by(content: bytes) -> list[str]:
-    """What unpickling would call first."""
+    """List the code that unpickling would call first."""
     asked = Asked(content)
     with contextlib.suppress(Exception):
         asked.load()
@@ -166,7 +166,7 @@ def sealed_index(folder: Path, file: Path, before: bytes) -> None:
 
 
 def seal_around(folder: Path, file: Path, before: bytes) -> None:
-    """Every hash that is kept of a file is that of its new content, as somebody with bad intent would see to."""
+    """Replace every recorded hash of a file by that of its new content, as an attacker would."""
     if file.is_relative_to(folder / "data") and file.name != "index.json":
         sealed_index(folder, file, before)
     if file.parent.name.startswith("step-") and file.name != "manifest.json":
@@ -183,8 +183,8 @@ def seal_around(folder: Path, file: Path, before: bytes) -> None:
 
 REFUSING: dict[str, list[tuple[str, ...]]] = {
     "data/index.json": [INSPECT, FRESH, VERIFY_DATA, DOCTOR, PLAN, SWEEP],
-    "data/tokenizer.json": [INSPECT, FRESH, GO_ON, PREPARE],
-    "data/lengths.npy": [INSPECT, FRESH, GO_ON, VERIFY_DATA, DOCTOR, PLAN],
+    "data/tokenizer.json": [INSPECT, FRESH, RESUMED, PREPARE],
+    "data/lengths.npy": [INSPECT, FRESH, RESUMED, VERIFY_DATA, DOCTOR, PLAN],
     "data/valid/lengths.npy": [INSPECT, FRESH],
     "data/train-00000.arrow": [INSPECT, FRESH],
     "data/valid/valid-00000.arrow": [FRESH],
@@ -212,9 +212,9 @@ REFUSING: dict[str, list[tuple[str, ...]]] = {
 FORGIVING: dict[str, list[tuple[str, ...]]] = {
     "run/bleu.json": [REPORT],
     "run/metrics.jsonl": [REPORT],
-    "run/config.json": [GO_ON],
-    f"{NEWEST}/state.json": [GO_ON],
-    f"{NEWEST}/part-00000.safetensors": [GO_ON],
+    "run/config.json": [RESUMED],
+    f"{NEWEST}/state.json": [RESUMED],
+    f"{NEWEST}/part-00000.safetensors": [RESUMED],
 }
 """A report shows what can be read of a run; there is an older checkpoint, and the newest repeats the settings."""
 

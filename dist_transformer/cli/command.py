@@ -26,6 +26,7 @@ COMMANDS = {
     "score": "log-probabilities of given translations",
     "export": "model folder → transformers or CTranslate2",
     "serve": "a local web page to try one or two models",
+    "pictures": "draw the Transformer's parts and a model's attention",
 }
 # Commands that share their work among processes.
 SHARED = ("train", "average", "translate", "evaluate", "score")

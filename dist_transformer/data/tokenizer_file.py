@@ -1,8 +1,8 @@
 """Checks of a tokenizer.json before the tokenizers library reads it.
 
 The library trusts its files. An id of 4·10⁹ makes it allocate memory until the process is killed, the data of a
-`Precompiled` normalizer can crash it, and a regular expression can run for ever. So the parts of a file must be of the
-few types that training writes, every expression must be one of ours, and ids must number the entries.
+`Precompiled` normalizer can crash it, and a regular expression can run without end. So the parts of a file must be of
+the few types that training writes, every expression must be one of ours, and ids must number the entries.
 """
 
 from collections.abc import Collection

@@ -23,7 +23,7 @@ from dist_transformer.export.huggingface import (
 )
 from dist_transformer.export.marian import refuse_what_marian_lacks
 from dist_transformer.export.peer import Peer, require_library
-from dist_transformer.files import folder_beside, make_folder, move, read_small, sync, write_file
+from dist_transformer.files import folder_beside, make_folder, move, read_small, refuse_content, sync, write_file
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
@@ -133,12 +133,6 @@ def export(
         remedy = "free space, or choose another folder"
         raise UserError(f"{settings.out} cannot be written ({error.strerror}): {remedy}") from None
     return made
-
-
-def refuse_content(out: Path) -> None:
-    """Raise a UserError unless `out` does not exist or is an empty folder."""
-    if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
-        raise UserError(f"{out} exists: choose another name, or remove it")
 
 
 def dev_text(

@@ -341,12 +341,15 @@ class MultiHeadAttention(nn.Module):
         """Attend from the k hypotheses of each sentence to the X keys that they share, for decoding.
 
         Args:
-            mask_NkX: additive; (N, 1, X) where all hypotheses have the same mask.
+            mask_NkX: 0 where a hypothesis sees the key, -inf elsewhere; (N, 1, X) if all see the same keys.
             places: returns the positions of queries (N,) and of keys (N or 1, X); called only if scores are adjusted.
 
         Returns:
             Shape (N · k, D).
         """
+        if self.is_plain and q_NHkK.device.type == "cpu" and cpu_kernels.takes(q_NHkK.dtype):
+            mixed_BD = cpu_kernels.attend_beams(q_NHkK, k_NHXK, v_NHXK, mask_NkX)
+            return linear(mixed_BD, self.output.weight, self.output.bias)
         if self.is_plain:
             mixed_NHkK = functional.scaled_dot_product_attention(q_NHkK, k_NHXK, v_NHXK, mask_NkX.unsqueeze(1))
         else:

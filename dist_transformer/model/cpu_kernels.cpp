@@ -8,8 +8,13 @@
 // A task is one head of one sentence, copied to fp32 buffers that fit in the caches: no padding, no mask, no scores in
 // memory. No two tasks write to the same place, so the result does not depend on the number of threads.
 //
-// The most probable tokens of each row of logits, for decoding: log softmax and selection in two passes over a row, the
-// second of which finds it in the cache.
+// For decoding: attention from the hypotheses of a beam, each of which sees only the entries of its own past, and the
+// most probable tokens of each row of logits, by log softmax and selection in two passes over a row, the second of which
+// finds it in the cache.
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 #include <cmath>
 #include <cstdint>
@@ -56,6 +61,14 @@ void assign(BFloat16& place, float value) {
     std::memcpy(&bits, &value, 4);
     // Round to nearest, ties to even; NaN stays NaN.
     place.bits = std::isnan(value) ? 0x7fc0 : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+Floats load(const float* from) { return *reinterpret_cast<const Floats*>(from); }
+
+Floats load(const BFloat16* from) {
+    Ints bits;
+    for (int l = 0; l < LANES; l++) bits[l] = int32_t(uint32_t(from[l].bits) << 16);
+    return (Floats)bits;
 }
 
 // C[r][c] (+)= sum over k < depth of A[r, k] B[k][c], for R rows and WIDTH columns. A has any strides.
@@ -124,6 +137,18 @@ float largest_of(Floats vector) {
     std::memcpy(halves, &vector, sizeof halves);
     for (int half = LANES / 2; half > 0; half /= 2)
         for (int l = 0; l < half; l++) halves[l] = halves[l + half] > halves[l] ? halves[l + half] : halves[l];
+    return halves[0];
+}
+
+// The sum of a vector, found by halves for the same reason.
+float sum_of(Floats vector) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)vector);
+#endif
+    float halves[LANES];
+    std::memcpy(halves, &vector, sizeof halves);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; l++) halves[l] += halves[l + half];
     return halves[0];
 }
 
@@ -378,6 +403,95 @@ void give_back(const Shape& shape, const T* q, const T* k, const T* v, const flo
             return_head(shape, q, k, v, sums, grad_out, grad_q, grad_k, grad_v, Task(shape, sentence, head));
 }
 
+// One position of every hypothesis. Strides are in elements; the numbers of an entry are contiguous.
+struct Beams {
+    int64_t sentences, beam, heads, width, entries;
+    int64_t q_sentence, q_hypothesis, q_head, kv_sentence, kv_head, kv_entry;
+    // The stride of hypotheses is 0 where all of a sentence see the same entries.
+    int64_t mask_sentence, mask_hypothesis;
+    int64_t threads;
+};
+
+// Sum of the products of a row in fp32 and one of any type.
+template <typename T>
+float dot_mixed(const float* a, const T* b, int64_t count) {
+    Floats sums = {};
+    int64_t j = 0;
+    for (; j + LANES <= count; j += LANES) sums += *reinterpret_cast<const Floats*>(a + j) * load(b + j);
+    float sum = sum_of(sums);
+    for (; j < count; j++) sum += a[j] * to_float(b[j]);
+    return sum;
+}
+
+// The sum of the seen entries' values by weight, for V vectors of columns.
+template <int V, typename T>
+void mix(const float* p_row, const int32_t* seen, int64_t count, const T* v, int64_t step, float share, T* out) {
+    Floats sums[V] = {};
+    for (int64_t i = 0; i < count; i++)
+        for (int part = 0; part < V; part++) sums[part] += p_row[i] * load(v + seen[i] * step + part * LANES);
+    for (int part = 0; part < V; part++)
+        for (int l = 0; l < LANES; l++) assign(out[part * LANES + l], sums[part][l] * share);
+}
+
+// One head of one hypothesis: `seen` lists the entries that it sees.
+template <typename T>
+void attend_hypothesis(const T* q, const T* k, const T* v, const Beams& shape, const int32_t* seen, int64_t count,
+                       float* q_row, float* p_row, T* out) {
+    if (count == 0) {
+        for (int64_t c = 0; c < shape.width; c++) assign(out[c], 0.0f);
+        return;
+    }
+    const float scale = 1 / std::sqrt(float(shape.width));
+    for (int64_t c = 0; c < shape.width; c++) q_row[c] = to_float(q[c]) * scale;
+    const int64_t line = 64 / sizeof(T);
+    for (int64_t i = 0; i < count; i++) {
+        // The values are read next.
+        for (int64_t c = 0; c < shape.width; c += line) __builtin_prefetch(v + seen[i] * shape.kv_entry + c);
+        p_row[i] = dot_mixed(q_row, k + seen[i] * shape.kv_entry, shape.width);
+    }
+    const float sum = exponentials(p_row, count, count, 1, largest(p_row, count)), share = 1 / sum;
+    int64_t c = 0;
+    for (; c + 4 * LANES <= shape.width; c += 4 * LANES) mix<4>(p_row, seen, count, v + c, shape.kv_entry, share, out + c);
+    for (; c + LANES <= shape.width; c += LANES) mix<1>(p_row, seen, count, v + c, shape.kv_entry, share, out + c);
+    for (; c < shape.width; c++) {
+        float mixed = 0;
+        for (int64_t i = 0; i < count; i++) mixed += p_row[i] * to_float(v[seen[i] * shape.kv_entry + c]);
+        assign(out[c], mixed * share);
+    }
+}
+
+template <typename T>
+void attend_beams(const Beams& shape, const T* q, const T* k, const T* v, const T* mask, T* out) {
+#pragma omp parallel for schedule(dynamic, 4) num_threads(shape.threads) if (shape.threads > 1)
+    for (int64_t sentence = 0; sentence < shape.sentences; sentence++) {
+        thread_local std::vector<int32_t> seen;
+        thread_local std::vector<int64_t> counts;
+        seen.resize(shape.beam * shape.entries);
+        counts.assign(shape.beam, 0);
+        // The entries are found once for all heads.
+        for (int64_t place = 0; place < shape.beam; place++) {
+            const T* row = mask + sentence * shape.mask_sentence + place * shape.mask_hypothesis;
+            int32_t* list = seen.data() + place * shape.entries;
+            int64_t count = 0;
+            for (int64_t entry = 0; entry < shape.entries; entry++) {
+                list[count] = int32_t(entry);
+                count += to_float(row[entry]) == 0;
+            }
+            counts[place] = count;
+        }
+        Buffers buffers(padded(shape.width) + padded(shape.entries));
+        float *q_row = buffers.take(padded(shape.width)), *p_row = buffers.take(padded(shape.entries));
+        for (int64_t head = 0; head < shape.heads; head++) {
+            const int64_t at = sentence * shape.kv_sentence + head * shape.kv_head;
+            for (int64_t place = 0; place < shape.beam; place++)
+                attend_hypothesis(
+                    q + sentence * shape.q_sentence + place * shape.q_hypothesis + head * shape.q_head, k + at, v + at,
+                    shape, seen.data() + place * shape.entries, counts[place], q_row, p_row,
+                    out + ((sentence * shape.beam + place) * shape.heads + head) * shape.width);
+        }
+    }
+}
+
 // Arguments and results of the search for the best tokens. Each row has `count` places in `values` and `tokens`.
 struct Best {
     const int64_t* never;
@@ -467,6 +581,16 @@ void return_gradients_bf16(const Shape* shape, const BFloat16* q, const BFloat16
                            const float* sums, const BFloat16* grad_out, BFloat16* grad_q,
                            BFloat16* grad_k, BFloat16* grad_v) {
     give_back(*shape, q, k, v, sums, grad_out, grad_q, grad_k, grad_v);
+}
+
+void attend_beams_fp32(const Beams* shape, const float* q, const float* k, const float* v, const float* mask,
+                       float* out) {
+    attend_beams(*shape, q, k, v, mask, out);
+}
+
+void attend_beams_bf16(const Beams* shape, const BFloat16* q, const BFloat16* k, const BFloat16* v,
+                       const BFloat16* mask, BFloat16* out) {
+    attend_beams(*shape, q, k, v, mask, out);
 }
 
 void best_tokens_fp32(const float* logits, int64_t rows, int64_t vocabulary, const Best* best, int64_t threads) {

@@ -28,6 +28,17 @@ class _Shape(ctypes.Structure):
     )
 
 
+class _Beams(ctypes.Structure):
+    """The struct `Beams` of the C++ source."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("sentences", "beam", "heads", "width", "entries")),
+        *((name, ctypes.c_int64) for name in ("q_sentence", "q_hypothesis", "q_head")),
+        *((name, ctypes.c_int64) for name in ("kv_sentence", "kv_head", "kv_entry")),
+        *((name, ctypes.c_int64) for name in ("mask_sentence", "mask_hypothesis", "threads")),
+    )
+
+
 class _Best(ctypes.Structure):
     """The struct `Best` of the C++ source."""
 
@@ -78,6 +89,39 @@ def return_gradients(
     """Write the gradients of queries, keys and values to `results`."""
     shape = _shape(inputs[0], inputs[1], query_offsets, key_offsets, causal=causal, results=results)
     _call("return_gradients", shape, (*inputs, sums, gradient.contiguous(), *results))
+
+
+def attend_beams(
+    q_NHkK: torch.Tensor, k_NHXK: torch.Tensor, v_NHXK: torch.Tensor, mask_NkX: torch.Tensor
+) -> torch.Tensor:
+    """Attend from the k hypotheses of each sentence to those of its X entries that each hypothesis sees.
+
+    The last dimension of every argument is contiguous.
+
+    Args:
+        mask_NkX: 0 where the hypothesis sees the entry, -inf elsewhere; (N, 1, X) if all see the same.
+
+    Returns:
+        Shape (N · k, H · K); 0 for a hypothesis that sees nothing.
+    """
+    sentences, heads, beam, width = q_NHkK.shape
+    if k_NHXK.stride() != v_NHXK.stride():
+        raise ValueError(f"strides of keys {k_NHXK.stride()} and of values {v_NHXK.stride()} differ")
+    out_BD = torch.empty(sentences * beam, heads * width, dtype=q_NHkK.dtype)
+    shape = _Beams(
+        sentences,
+        beam,
+        heads,
+        width,
+        k_NHXK.shape[2],
+        *(q_NHkK.stride(dimension) for dimension in (0, 2, 1)),
+        *k_NHXK.stride()[:3],
+        mask_NkX.stride(0),
+        mask_NkX.stride(1) if mask_NkX.shape[1] > 1 else 0,
+        torch.get_num_threads(),
+    )
+    _call("attend_beams", shape, (q_NHkK, k_NHXK, v_NHXK, mask_NkX, out_BD))
+    return out_BD
 
 
 def best_tokens(
@@ -140,7 +184,7 @@ def _shape(
     )
 
 
-def _call(name: str, shape: _Shape, tensors: Sequence[torch.Tensor]) -> None:
+def _call(name: str, shape: ctypes.Structure, tensors: Sequence[torch.Tensor]) -> None:
     library = _library()
     assert library is not None
     # ctypes releases the GIL during the call.

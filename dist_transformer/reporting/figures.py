@@ -54,8 +54,8 @@ def attention_picture(sample: Sample) -> "Figure":
     )
     width = panel_columns * (_CELL * sources + row_label + _FRAME) + _FRAME
     height = panel_rows * (_CELL * steps + column_label + _FRAME)
-    with _style():
-        figure = _figure(max(width, 4.0), max(height, 2.5))
+    with picture_style():
+        figure = new_figure(max(width, 4.0), max(height, 2.5))
         panels = figure.subplots(panel_rows, panel_columns, squeeze=False).ravel()
         for layer, panel in enumerate(panels):
             if layer >= layers:
@@ -63,7 +63,7 @@ def attention_picture(sample: Sample) -> "Figure":
                 continue
             # All panels have one colour scale, so that a diffuse layer looks diffuse.
             image = panel.imshow(maps_LTS[layer], cmap="Blues", vmin=0.0, vmax=maps_LTS.max(), aspect="equal")
-            panel.set_title(f"decoder layer {layer + 1}")
+            panel.set_title(f"Decoder layer {layer + 1}")
             _label_tokens(panel, sample)
         bar = figure.colorbar(image, ax=list(panels[:layers]), fraction=0.03, pad=0.01)
         # In two lines, because a panel with few pieces is shorter than the text.
@@ -86,8 +86,8 @@ def _label_tokens(panel: "Axes", sample: Sample) -> None:
 def learning_rate_picture(steps: Sequence[int], rates: Sequence[float]) -> "Figure":
     """Draw the learning rate of each optimizer step, with its peak marked."""
     peak = int(np.argmax(rates))
-    with _style():
-        figure = _figure(7.0, 3.5)
+    with picture_style():
+        figure = new_figure(7.0, 3.5)
         axes = figure.add_subplot()
         axes.plot(steps, rates)
         axes.plot(steps[peak], rates[peak], "o")
@@ -101,7 +101,7 @@ def learning_rate_picture(steps: Sequence[int], rates: Sequence[float]) -> "Figu
             ha="right" if at_the_right else "left",
             va="center",
         )
-        axes.set_title("learning rate schedule")
+        axes.set_title("Learning rate schedule")
         axes.set_xlabel("optimizer step")
         axes.set_ylabel("learning rate")
         axes.set_ylim(bottom=0.0, top=1.1 * rates[peak])
@@ -114,11 +114,11 @@ def position_picture(table_PD: np.ndarray) -> "Figure":
     """Draw position vectors as a heat map of at most the first 128 positions; red above zero, blue below."""
     shown_PD = table_PD[:_SHOWN_POSITIONS]
     limit = float(np.abs(shown_PD).max()) or 1.0
-    with _style():
-        figure = _figure(7.0, 4.5)
+    with picture_style():
+        figure = new_figure(7.0, 4.5)
         axes = figure.add_subplot()
         image = axes.imshow(shown_PD, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
-        axes.set_title(f"position encodings: {len(shown_PD):,} of {len(table_PD):,} positions")
+        axes.set_title(f"Position encodings: {len(shown_PD):,} of {len(table_PD):,} positions")
         axes.set_xlabel("dimension")
         axes.set_ylabel("position")
         figure.colorbar(image, ax=axes, label="value")
@@ -129,8 +129,8 @@ def length_picture(sides: Sequence[Lengths], names: Sequence[str]) -> "Figure":
     """Draw histograms of sentence lengths, with dashed lines at the means."""
     # The longest thousandth is left out, because it would take most of the width.
     shown = max(side.quantile(0.999) for side in sides)
-    with _style():
-        figure = _figure(7.0, 3.5)
+    with picture_style():
+        figure = new_figure(7.0, 3.5)
         axes = figure.add_subplot()
         for number, (side, name) in enumerate(zip(sides, names, strict=True)):
             shares = 100 * side.counts / side.sentences
@@ -138,7 +138,7 @@ def length_picture(sides: Sequence[Lengths], names: Sequence[str]) -> "Figure":
             # One step per length, without smoothing.
             axes.stairs(shares, np.arange(len(shares) + 1) - 0.5, fill=True, alpha=0.4, color=f"C{number}", label=label)
             axes.axvline(side.mean, color=f"C{number}", linestyle="--", linewidth=1)
-        axes.set_title("length of sentences")
+        axes.set_title("Length of sentences")
         axes.set_xlabel("tokens, the special token included")
         axes.set_ylabel("% of the sentences")
         axes.set_xlim(0, shown + 1)
@@ -171,9 +171,9 @@ class BarGroup:
 
 def bar_picture(groups: Sequence[BarGroup], *, note: str) -> "Figure":
     """Draw one panel per group and one bar per rate, with its spread as a line and `note` at the bottom."""
-    with _style():
+    with picture_style():
         sizes = [len(group.bars) + 1.6 for group in groups]
-        figure = _figure(8.0, 0.34 * sum(sizes) + 0.5)
+        figure = new_figure(8.0, 0.34 * sum(sizes) + 0.5)
         panels = figure.subplots(len(groups), 1, squeeze=False, gridspec_kw={"height_ratios": sizes}).ravel()
         for group, panel in zip(groups, panels, strict=True):
             _draw_bars(panel, group)
@@ -218,8 +218,8 @@ def cost_picture(curves: Sequence[Curve], scaling: Sequence[tuple[int, float]], 
 
     The last panel shows the predicted target tokens per second over the number of devices.
     """
-    with _style():
-        figure = _figure(9.0, 6.4)
+    with picture_style():
+        figure = new_figure(9.0, 6.4)
         panels = figure.subplots(2, 2).ravel()
         for curve, panel in zip(curves, panels, strict=False):
             middle, lowest, highest = (np.array(values) for values in zip(*curve.seconds, strict=True))
@@ -244,7 +244,7 @@ def cost_picture(curves: Sequence[Curve], scaling: Sequence[tuple[int, float]], 
         panel.yaxis.set_minor_formatter("")
         panel.set_xlabel("devices, 8 per node")
         panel.set_ylabel("target tokens/s")
-        panel.set_title("scaling: a model, not a measurement", fontsize=9)
+        panel.set_title("Scaling: a model, not a measurement", fontsize=9)
         panel.legend(frameon=False)
         figure.supxlabel("\n".join(textwrap.wrap(note, _NOTE_CHARACTERS)), fontsize=6, color="0.4")
     return figure
@@ -264,7 +264,7 @@ def as_svg(figure: "Figure") -> str:
     return text[text.index("<svg") :]
 
 
-def _figure(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float) -> "Figure":
     """Make a figure of `width` × `height` inches."""
     from matplotlib.figure import Figure
 
@@ -273,14 +273,14 @@ def _figure(width: float, height: float) -> "Figure":
 
 def _saved(figure: "Figure", kind: str) -> bytes:
     buffer = io.BytesIO()
-    with _style():
+    with picture_style():
         # A time stamp in the file would make equal pictures differ.
         figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
     return buffer.getvalue()
 
 
 @contextmanager
-def _style() -> Iterator[None]:
+def picture_style() -> Iterator[None]:
     """Set matplotlib's settings while a figure is made or saved."""
     import matplotlib
     from matplotlib import font_manager

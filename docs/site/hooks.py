@@ -18,6 +18,7 @@ SHOWN = (
     "docs/*.md",
     "docs/decisions/*.md",
     "docs/images/*",
+    "docs/images/pictures/*",
     "docs/site/*.css",
     "dist_transformer/api.py",
     "ds_configs/*",

@@ -43,8 +43,8 @@ def run_examples(folder: Path, run: Callable[[Path], str]) -> None:
     assert "mean of steps (10, 20)" in evaluated
     assert "BLEU" in evaluated
     assert refused == (
-        "runs/other/model is not a model folder (it has no config.json): write the folder again with dist-transformer "
-        "average, or check the path\n"
+        "runs/other/model is not a model folder (it does not exist): check the path, or make a model with "
+        "dist-transformer average\n"
     )
     assert len(translated.splitlines()) == 5
     assert scored.count("of which </s>") == 2

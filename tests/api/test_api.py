@@ -20,7 +20,7 @@ from dist_transformer.data.text.files import TsvFile
 from dist_transformer.errors import UserError
 from dist_transformer.inference.trained_model import TrainedModel
 from tests.api.examples import run_examples
-from tests.conftest import ROOT, heed_interrupts
+from tests.conftest import ROOT, allow_interrupts
 
 SMALL = {
     "precision": "fp32",
@@ -48,7 +48,7 @@ def test_a_line_gives_a_text_and_lines_a_list(model: TrainedModel) -> None:
 
 
 def test_nbest_scores_are_those_of_score(model: TrainedModel) -> None:
-    """Of a hypothesis: log p / ((5 + length) / 6)^0.6, where the length counts `</s>`."""
+    """A hypothesis scores log p / ((5 + length) / 6)^0.6, where the length counts `</s>`."""
     source = "a"
     # One token at most: a random model's longer outputs are no text that is cut into the same pieces again.
     (found,) = model.translate([source], beam=8, nbest=8, max_extra_tokens=0)
@@ -197,7 +197,7 @@ def call_and_end(program: str, run_dir: Path, number: signal.Signals) -> tuple[s
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
-        preexec_fn=heed_interrupts,  # noqa: PLW1509 - no other thread starts one
+        preexec_fn=allow_interrupts,  # noqa: PLW1509 - no other thread starts one
     )
     metrics = run_dir / "metrics.jsonl"
     before = metrics.stat().st_size if metrics.exists() else 0

@@ -1,4 +1,4 @@
-"""Which files of a run are taken."""
+"""The files of a run that averaging takes."""
 
 import json
 from pathlib import Path

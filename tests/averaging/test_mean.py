@@ -192,7 +192,7 @@ def large_weight_files(run: Path, count: int) -> list[Path]:
 
 @pytest.mark.system
 def test_memory_stays_below_two_models_for_any_number(run: Path, tmp_path: Path) -> None:
-    """Of the whole process: mapped files and the writing of the model are counted."""
+    """Measure the whole process: mapped files and the writing of the model are counted."""
     files = large_weight_files(run, 12)
     size = files[0].stat().st_size
     small = save(tmp_path / "small", 1)

@@ -1,4 +1,4 @@
-"""What is opened, and what is refused with its name and reason."""
+"""Files and folders that averaging opens, and those that it refuses with name and reason."""
 
 import dataclasses
 import json
@@ -213,7 +213,7 @@ def empty_folder(run: Path) -> Path:
         (text_file, "cannot be read .*leave it out, or restore it"),
         (foreign_file, "is not a weight file of a run: give files of RUN/weights"),
         (lambda run: foreign_file(run, {"format": "pt"}), "is not a weight file of a run"),
-        (lambda run: foreign_file(run, {"title": "somebody's model"}), "is not a weight file of a run"),
+        (lambda run: foreign_file(run, {"title": "another model"}), "is not a weight file of a run"),
         (lambda run: foreign_file(run, {"model": "[]"}), "foreign.safetensors"),
         (empty_folder, "is not a weight file, a checkpoint or a model folder: check the path"),
         (lambda run: run / "nothing", "is not a weight file, a checkpoint or a model folder: check the path"),

@@ -1,4 +1,4 @@
-"""What is measured is what is said; how fast it is, no test can know."""
+"""The benchmark measures what it names; its speed is not tested."""
 
 import itertools
 import sys
@@ -81,7 +81,7 @@ def test_the_same_text_is_prepared_and_encoded(toy_data: DataFolder, tmp_path: P
         assert index.tokenizer_sha256 == toy_data.index.tokenizer_sha256
 
 
-def test_text_goes_on_from_the_start_of_a_smaller_corpus(toy_data: DataFolder, tmp_path: Path) -> None:
+def test_text_continues_from_the_start_of_a_smaller_corpus(toy_data: DataFolder, tmp_path: Path) -> None:
     count = toy_data.train.info.pairs
     (source, target), tokens = write_text(toy_data, tmp_path, pairs=count + 10, seed=1)
     for file in (source, target):

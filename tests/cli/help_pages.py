@@ -1,4 +1,4 @@
-"""What `--help` of every command prints at 80 columns, as files: `python -m tests.cli.help_pages` writes them anew.
+"""Files with what `--help` of every command prints at 80 columns; `python -m tests.cli.help_pages` writes them again.
 
 A change of a flag shows there as a user sees it.
 """

@@ -34,7 +34,7 @@ Screen = pytest.CaptureFixture[str]
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     """Exit status, in this process: a launch costs seconds."""
     monkeypatch.setattr(sys, "argv", [str(TOOL), *map(str, arguments)])
-    # A program finds what lies beside it, and may say what becomes of its errors.
+    # A program imports the files next to it, and may decide how its errors are shown.
     monkeypatch.syspath_prepend(TOOL.parent)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     try:

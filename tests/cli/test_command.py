@@ -17,7 +17,7 @@ from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from dist_transformer.run.layout import checkpoints_of
 from dist_transformer.runtime.launch import take_number
 from tests.cli.help_pages import ALL, FOLDER, help_of
-from tests.conftest import ROOT, heed_interrupts, run_command
+from tests.conftest import ROOT, allow_interrupts, run_command
 from tests.jobs import SMALL
 
 PROGRAM = [sys.executable, "-m", "dist_transformer"]
@@ -60,7 +60,7 @@ def test_a_number_is_taken_out_of_a_command_line() -> None:
 @pytest.mark.system
 @pytest.mark.parametrize("name", ALL)
 def test_help_at_80_columns(name: str) -> None:
-    """As it was read by whoever changed it last: `python -m tests.cli.help_pages` writes the files anew."""
+    """Compare with the page of the last change; `python -m tests.cli.help_pages` writes the files again."""
     page = help_of(name)
     assert page == (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
     assert [line for line in page.splitlines() if len(line) > 80] == []
@@ -73,7 +73,7 @@ def test_no_help_page_is_of_a_command_that_is_gone() -> None:
 
 @pytest.mark.slow
 def test_two_processes_of_one_command(toy_data: DataFolder, tmp_path: Path) -> None:
-    """What the ranks say arrives, what the launcher says does not; also in a file that others write to."""
+    """Lines of the ranks arrive and lines of the launcher do not, also in a file that others write to."""
     log = tmp_path / "log"
     train = [*PROGRAM, "train", *SMALL, "--data", toy_data.path, "--run-dir", tmp_path / "run", "--max-steps", "4"]
     line = " ".join(map(str, [*train, "--processes", "2"]))
@@ -92,7 +92,7 @@ def test_ctrl_c_saves_and_shows_no_traceback(toy_data: DataFolder, tmp_path: Pat
     words = [str(word) for word in (*train, "--processes", "2")]
     child, terminal = pty.fork()
     if child == 0:
-        heed_interrupts()
+        allow_interrupts()
         os.chdir(ROOT)
         os.environ["DS_ACCELERATOR"] = "cpu"
         os.execv(words[0], words)

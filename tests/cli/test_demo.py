@@ -14,7 +14,7 @@ NEW_SHELL = "/usr/local/bin:/usr/bin:/bin"
 
 
 def in_new_shell(*lines: str) -> str:
-    """What a shell prints that knows nothing of an environment and was opened in another folder."""
+    """Return the output of a shell that knows nothing of an environment and was opened in another folder."""
     shell = ["env", "-i", f"PATH={NEW_SHELL}", "bash", "--noprofile", "--norc", "-e", "-c", "\n".join(lines)]
     done = subprocess.run(shell, cwd="/", capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What a user installs, and no more: the wheel in an environment of its own, used from an empty folder."""
+"""The wheel as a user installs it: in an environment of its own, used from an empty folder."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""An S3 server on this machine behind a proxy that does harm: it throttles, delays, cuts transfers, changes objects.
+"""An S3 server on this machine behind a proxy that throttles, delays, cuts transfers and changes objects.
 
 The server is moto's, in an environment of its own. Requests reach it over real sockets, through the proxy.
 """
@@ -37,7 +37,7 @@ class ObjectStore:
         self.delay_seconds = 0.0
         """Before every answer."""
         self.requests: Counter[tuple[str, str]] = Counter()
-        """By method and object."""
+        """Number of requests by method and object."""
         self._suffered: Counter[str] = Counter()
         self._uploaded: dict[str, bytes] = {}
         self._lock = threading.Lock()
@@ -47,7 +47,7 @@ class ObjectStore:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a user sets to reach the store."""
+        """The variables that a user sets to reach the store."""
         return {
             "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{self._proxy.server_port}",
             "AWS_ACCESS_KEY_ID": "nobody",
@@ -70,7 +70,7 @@ class ObjectStore:
         assert status == 200, said
 
     def suffer(self, fault: Fault, *, times: float = float("inf"), delay_seconds: float = 0.0) -> None:
-        """From now on, do this to the first `times` requests for each training shard, and answer all late."""
+        """Apply a fault to the next `times` requests for each training shard, and answer all requests late."""
         self.fault, self.times, self.delay_seconds = fault, times, delay_seconds
         self._suffered.clear()
         self.requests.clear()

@@ -1,4 +1,4 @@
-"""How long training at a GPU's speed would wait for data behind an S3 server that answers late.
+"""The wait for data of a training at a GPU's speed, behind an S3 server that answers late.
 
 python -m tests.compat.stall --data data/mine --json results/object_store.json
 

@@ -24,7 +24,7 @@ SMALL = (
     *("--batch.packs-per-step", "4", "--batch.window-shards", "1", "--optimizer.warmup-steps", "10"),
     *("--validate-every", "0", "--log-every", "10", "--precision", "fp32", "--save-every", "30"),
 )
-# As docs/data.md has it. A store that falls silent is asked again after 60 s by default.
+# As in docs/data.md. By default, a store that stops answering is asked again after 60 s.
 PATIENCE = '{"config_kwargs": {"read_timeout": 2, "retries": {"max_attempts": 1}}}'
 # Of records that depend on the clock or on the process.
 CLOCKED = {"target_tokens_per_second", "data_stall", "exposed_communication_seconds", "train_seconds", "stall", "time"}

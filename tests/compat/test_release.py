@@ -1,4 +1,4 @@
-"""What `make release` leaves in dist/: the package index accepts both files, and both install the same."""
+"""The files of `make release` in dist/: the package index accepts both, and both install the same."""
 
 import subprocess
 import zipfile

@@ -1,4 +1,4 @@
-"""JSON that somebody else may have written."""
+"""JSON that another person or program may have written."""
 
 from pathlib import Path
 

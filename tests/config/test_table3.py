@@ -115,7 +115,7 @@ def test_every_row_trains_at_cpu_scale(row: str) -> None:
 
 
 def test_rows_relative_to_the_multi30k_preset() -> None:
-    """By hand from width 128, 4 heads of 32, ffn 256, 4+4 layers, dropout 0.3, peak 5e-3, 8,000 steps."""
+    """Computed by hand from width 128, 4 heads of 32, ffn 256, 4+4 layers, dropout 0.3, peak 5e-3, 8,000 steps."""
     expected = {
         "base": "-",
         "A1": "heads 4 → 1, head width 32 → 128",

@@ -65,7 +65,7 @@ SENTENCES = {
     "Khmer": "បងស្រី ខ្ញុំ ទៅ ផ្សារ ជាមួយ ម្តាយ រៀងរាល់ ព្រឹក។",
     "Thai": "เด็ก ๆ เล่น อยู่ ที่ ริม แม่น้ำ กับ เพื่อน ทุก วัน",
 }
-# GPT-2's rule, as the library has it.
+# GPT-2's rule, as in the library.
 GPT2_WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 ENGLISH = [
     "I'm sure they'll say we've, you're, he'd, it's, don't: THEY'LL SAY O'REILLY'S.",
@@ -123,7 +123,7 @@ def test_any_text_comes_back_exactly(
 
 
 def words_of(tokenizer: Tokenizer, text: str) -> list[str]:
-    """What a text is cut into before pieces are merged."""
+    """Cut a text into the words within which pieces are merged."""
     text = tokenizer.normalize(text)
     cut = tokenizer._backend.pre_tokenizer.pre_tokenize_str(text)
     words = [text[start:end] for _, (start, end) in cut]

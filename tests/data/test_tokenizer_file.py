@@ -1,4 +1,4 @@
-"""What the tokenizers library is never given."""
+"""Content that the tokenizers library is never given."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Where the sentences come from, on real ranks: behind a URL, from several folders, with a shard that is damaged."""
+"""Sources of sentences, on real ranks: a URL, several folders, a folder with a damaged shard."""
 
 import json
 import os
@@ -24,7 +24,7 @@ STEPS = ("--batch.window-shards", 1, "--precision", "fp32", "--save-every", 25, 
 
 @pytest.fixture(scope="module")
 def ledger(toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Of 50 steps on one rank, from the folder itself."""
+    """The ledger of 50 steps on one rank, from the folder itself."""
     run_dir = tmp_path_factory.mktemp("plain") / "run"
     train(1, toy_data.path, run_dir, "--max-steps", 50, *STEPS)
     return read_ledger(run_dir / "ledger.jsonl")
@@ -60,7 +60,7 @@ def test_a_damaged_shard_ends_all_ranks_with_its_name(damaged: Path, tmp_path: P
 def test_bad_shards_are_left_out_alike_on_any_world_and_after_a_resume(
     toy_data: DataFolder, damaged: Path, tmp_path: Path
 ) -> None:
-    """Two ranks stop inside a window, one of whose shards is then cut short: they go on without what it still had.
+    """Two ranks stop inside a window, one of whose shards is then cut short: they resume without the rest of it.
 
     An epoch without the third shard is 61 steps.
     """

@@ -1,4 +1,4 @@
-"""How a job ends before its run does: signals, time limit, hangs, errors, launchers that die. Real ranks."""
+"""Jobs that end before their run does: signals, time limit, hangs, errors, launchers that die. Real ranks."""
 
 import re
 import signal
@@ -40,7 +40,7 @@ def test_stopped_twice_a_run_ends_as_if_it_was_not(toy_data: DataFolder, tmp_pat
     assert told.statuses() == [INTERRUPTED] * 2, told.output
     assert "stopped at step 4, SIGUSR1 on rank 1" in told.output
     assert told.checkpoints == ["step-00000004"]
-    # Under DeepSpeed's launcher, and when a validation is due: that one is done when the run goes on.
+    # Under DeepSpeed's launcher, and when a validation is due: that one runs after the resume.
     launched = Job(tmp_path, toy_data, run_dir, *steps, fault="1:7:SIGTERM").start_deepspeed()
     jobs.append(launched)
     assert launched.statuses() == [INTERRUPTED], launched.output

@@ -99,7 +99,7 @@ def test_any_world_has_the_same_average(worlds: dict[int, Path], ranks: int) -> 
     assert farthest(averaged(worlds[ranks]), averaged(worlds[1])) <= 1e-5
 
 
-def test_a_run_goes_on_in_other_worlds_and_stages(
+def test_a_run_resumes_in_other_worlds_and_stages(
     worlds: dict[int, Path], toy_data: DataFolder, tmp_path: Path
 ) -> None:
     """Each time the same command on more ranks or fewer, and under another stage."""
@@ -118,7 +118,7 @@ def test_a_run_goes_on_in_other_worlds_and_stages(
 
 
 def test_a_run_begins_with_a_model(worlds: dict[int, Path], toy_data: DataFolder, tmp_path: Path) -> None:
-    """With the averaged weights of another run; what it goes on from later is its own."""
+    """A run starts with the averaged weights of another one, and later resumes from its own checkpoint."""
     model, run_dir = tmp_path / "model", tmp_path / "run"
     average([worlds[1] / "weights" / "ema-00000020.safetensors"], model)
     begun = load_file(model / "model.safetensors")

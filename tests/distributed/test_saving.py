@@ -38,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def watch(pointer: Path, seen: dict[str, str | None]) -> None:
-    """What `latest` names at this moment, and what is wrong with it."""
+    """Record the checkpoint that `latest` names at this moment, and its problem."""
     if pointer.exists():
         name = pointer.read_text()
         problem = checkpoint_problem(pointer.parent / name.strip())
@@ -80,7 +80,7 @@ def test_the_pointer_names_only_whole_checkpoints(results: RESULTS, watched: dic
     assert set(watched.values()) == {None}
 
 
-def test_training_goes_on_while_a_slow_rank_saves(results: RESULTS) -> None:
+def test_training_continues_while_a_slow_rank_saves(results: RESULTS) -> None:
     assert results[0]["slow"] == results[1]["slow"]
     assert all(step > 3 for step in results[0]["slow"])
 

@@ -75,7 +75,7 @@ def test_stages_agree_on_the_average(out: Path, run: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_each_stage_goes_on_where_another_ended(results: dict[str, Any], out: Path, precision: str) -> None:
+def test_each_stage_resumes_where_another_ended(results: dict[str, Any], out: Path, precision: str) -> None:
     limit = 1e-5 if precision == "fp32" else 1e-3
     assert results[f"chain-{precision}"] == pytest.approx(results[f"zero0-{precision}"]["resume"]["losses"], rel=limit)
     whole, chain = out / f"zero0-{precision}", out / f"chain-{precision}"

@@ -78,7 +78,7 @@ def test_an_edited_line_of_the_ledger_is_found(run: Path, toy_data: DataFolder) 
 
 
 def test_a_step_on_other_sentences_is_found_though_every_chain_holds(run: Path, toy_data: DataFolder) -> None:
-    """Two steps exchanged, the ledger chained anew, the checkpoints gone: only the plan tells."""
+    """Two steps are exchanged, the ledger has a new chain, and the checkpoints are gone: only the plan shows it."""
     entries = read_ledger(run / "ledger.jsonl")
     entries[6], entries[20] = entries[20], entries[6]
     (run / "ledger.jsonl").unlink()
@@ -107,7 +107,7 @@ def test_other_data_and_another_seed_are_found(run: Path, toy_data: DataFolder, 
 
 
 def test_a_position_that_is_not_the_plans_is_found(run: Path, toy_data: DataFolder) -> None:
-    """A checkpoint that would go on elsewhere, and whose hashes are all right."""
+    """A checkpoint at another position of the data, whose hashes are all correct."""
     newest = run / "checkpoints/step-00000048"
     state = json.loads((newest / "state.json").read_text())
     state["position"]["packs_consumed"] += 1

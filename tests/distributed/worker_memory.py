@@ -43,7 +43,7 @@ def small_batch() -> PackedBatch:
 
 
 def bytes_of_all_tensors() -> int:
-    """Of this process, whoever holds them: another way to count."""
+    """Count the bytes of all tensors of this process in another way: as storages."""
     storages = {}
     for value in gc.get_objects():
         if issubclass(type(value), torch.Tensor) and value.device.type != "meta":

@@ -54,7 +54,7 @@ def save(writer: CheckpointWriter, step: int, parameters: int = 4) -> str:
 
 
 def slow_saves(writer: CheckpointWriter, world: World) -> list[int]:
-    """Rank 1 stops in the middle of its share, while the loop goes on; the steps at which each save was noticed."""
+    """Stop rank 1 in the middle of its share while the loop continues; list the steps that noticed each save."""
 
     def slow(*arguments: Any, **options: Any) -> None:
         time.sleep(0.3 * world.rank)

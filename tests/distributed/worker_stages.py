@@ -199,7 +199,7 @@ def changed_precision(config: TrainConfig, run_dir: Path, world: World, device: 
 
 
 def moving_average(weights: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Of the weights before training and after each update, in fp64, from the definition."""
+    """Average the weights before training and after each update, in fp64, by the definition."""
     average = {name: weight.double() for name, weight in weights[0].items()}
     for t, after in enumerate(weights[1:], start=1):
         decay = min(DECAY, (1 + t) / (10 + t))
@@ -208,7 +208,7 @@ def moving_average(weights: list[dict[str, torch.Tensor]]) -> dict[str, torch.Te
 
 
 def poison(trainer: Trainer, world: World) -> None:
-    """From now on rank 1 computes losses that are not numbers."""
+    """Make rank 1 compute losses that are not numbers, from now on."""
     forward = trainer.engine.module.forward
 
     def poisoned(*inputs: Any) -> LossSums:

@@ -13,7 +13,7 @@ Lines = tuple[list[str], list[str]]
 
 @torch.no_grad()
 def one_by_one(model: Transformer, tokenizer: Tokenizer, pairs: list[tuple[str, str]]) -> float:
-    """From the logits of each sentence alone."""
+    """Compute the nll from the logits of each sentence alone."""
     total, tokens = 0.0, 0
     for source, target in pairs:
         labels = [*tokenizer.encode(target), EOS_ID]

@@ -1,10 +1,10 @@
-"""Does harm to trainings on purpose, again and again, and keeps the table of what came of it.
+"""Inject faults into trainings, again and again, and keep the table of the outcomes.
 
     python -m tests.faults --json results/faults.json [--only kills damage] [--kinds zero0 zero1] [--minutes 60]
     python -m tests.faults --json results/faults.json --planted [--only kills damage]
 
 Each case is a function of its campaign, kind and number. What the table holds already is not done again, so the
-campaigns may be stopped (Ctrl-C) and go on on another day, and several processes may do some each (--only, --kinds);
+campaigns may be stopped (Ctrl-C) and resume on another day, and several processes may do some each (--only, --kinds);
 kinds that had fewer cases come first. Trainings are tiny, on CPU, on the embedded synthetic corpus. Kinds for
 which this machine lacks something are left out: disks need root, which mounts them.
 

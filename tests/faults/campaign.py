@@ -1,4 +1,4 @@
-"""What a campaign of faults is, and what its cases share: a corpus, trainings, and runs that nothing happened to."""
+"""A campaign of faults, and what its cases share: a corpus, trainings, and undisturbed runs."""
 
 import random
 import shutil
@@ -24,18 +24,18 @@ class UnavailableError(UserError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """What came of one case."""
+    """The outcome of one case."""
 
     problems: tuple[str, ...]
-    """What did not hold."""
+    """Requirements that did not hold."""
     faults: int = 1
-    """How many there were."""
+    """Number of faults in this case."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """What the table adds up over cases."""
+    """Numbers that the table adds up over cases."""
     highest: Mapping[str, float] = field(default_factory=dict)
-    """Of what the table keeps the highest."""
+    """Numbers of which the table keeps the highest."""
     cells: Mapping[str, str] = field(default_factory=dict)
-    """What the table keeps as it is, by name."""
+    """Texts that the table keeps as they are, by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +62,7 @@ class Case:
 
 
 class Lab:
-    """Where cases run: folders of one case, data and undisturbed runs of all."""
+    """The place of the cases: a folder for one case, data and undisturbed runs for all."""
 
     def __init__(self, scratch: Path, data: DataFolder) -> None:
         self.scratch, self.data = scratch, data
@@ -70,7 +70,7 @@ class Lab:
 
     @property
     def folder(self) -> Path:
-        """Of the case."""
+        """The folder of the case."""
         return self.scratch / "case"
 
     def clear(self) -> None:

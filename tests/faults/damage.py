@@ -71,7 +71,7 @@ def copied(whole: Path, lab: Lab) -> Path:
 
 
 def hurt(file: Path, kind: str, generator: random.Random) -> str:
-    """What was done, in words."""
+    """Damage a file; return in words what was done."""
     size = file.stat().st_size
     if kind == "bit flip":
         at, bit = generator.randrange(size), generator.randrange(8)
@@ -89,7 +89,7 @@ def hurt(file: Path, kind: str, generator: random.Random) -> str:
 
 CAMPAIGN = Campaign(
     name="damage",
-    must_hold="all damage is found before use and told; all ranks go on from the same older checkpoint",
+    must_hold="all damage is found before use and reported; all ranks resume from the same older checkpoint",
     full={"bit flip": 200, "truncation": 50, "deletion": 4, "zero length": 4, "started by two ranks": 20},
     run=run,
 )

@@ -38,7 +38,7 @@ def run(case: Case, lab: Lab) -> Found:
 
 
 def full_disk(case: Case, whole: Path, lab: Lab) -> Found:
-    """From room for nothing but the first files to room for all saves but the last ones."""
+    """Limit the disk: from room for only the first files to room for all saves but the last ones."""
     needed = sum(file.stat().st_size for file in whole.rglob("*") if file.is_file())
     size = int(case.generator().uniform(0.02, 0.9) * needed) // 4096 * 4096
     disk = lab.folder / "disk"
@@ -48,7 +48,7 @@ def full_disk(case: Case, whole: Path, lab: Lab) -> Found:
         job = lab.job(run_dir, *_FLAGS).start_ranks()
         problems = ended_clearly(job, "No space left on device")
         mount("-o", f"remount,size={8 * needed}", disk)
-        return Found(problems=(*problems, *goes_on(run_dir, whole, lab)))
+        return Found(problems=(*problems, *resumes(run_dir, whole, lab)))
 
 
 def read_only_disk(case: Case, whole: Path, lab: Lab) -> Found:
@@ -59,7 +59,7 @@ def read_only_disk(case: Case, whole: Path, lab: Lab) -> Found:
     with mounted("--bind", folder, folder):
         mount("-o", "remount,ro,bind", folder)
         problems = ended_clearly(job, "Read-only file system", "Invalid cross-device link", clean=False)
-    return Found(problems=(*problems, *goes_on(run_dir, whole, lab, beyond=True)))
+    return Found(problems=(*problems, *resumes(run_dir, whole, lab, beyond=True)))
 
 
 def broken_disk(case: Case, whole: Path, lab: Lab) -> Found:
@@ -68,7 +68,7 @@ def broken_disk(case: Case, whole: Path, lab: Lab) -> Found:
     fault = f"{rank}:{generator.randint(1, _WRITES[rank])}:EIO"
     job = lab.job(run_dir, *_FLAGS, fault=fault).start_ranks()
     problems = [f"{fault}: {problem}" for problem in ended_clearly(job, "Input/output error")]
-    return Found(problems=(*problems, *goes_on(run_dir, whole, lab)))
+    return Found(problems=(*problems, *resumes(run_dir, whole, lab)))
 
 
 def ended_clearly(job: Job, *reasons: str, clean: bool = True) -> tuple[str, ...]:
@@ -87,8 +87,8 @@ def ended_clearly(job: Job, *reasons: str, clean: bool = True) -> tuple[str, ...
     )
 
 
-def goes_on(run_dir: Path, whole: Path, lab: Lab, *, beyond: bool = False) -> tuple[str, ...]:
-    """The same command, when the disk is well again, ends as the run that was left alone."""
+def resumes(run_dir: Path, whole: Path, lab: Lab, *, beyond: bool = False) -> tuple[str, ...]:
+    """Give the same command on a disk that works again; return how its end differs from that of an undisturbed run."""
     if beyond and (step := newest_step(run_dir)) > _STEPS - 2:
         whole = lab.undisturbed(f"disks {step + 2}", *_FLAGS, "--max-steps", step + 2)
         steps = step + 2

@@ -1,6 +1,6 @@
 """Runs taken on in another world, ZeRO stage, precision or number of threads, beside the same runs left alone.
 
-A run of 20 steps saves after ten. From there a copy of it goes on under another setting, by the same command, to step
+A run of 20 steps saves after ten. From there a copy of it resumes under another setting, by the same command, to step
 20: its ledger must be the same, byte for byte, and its losses near those of the run itself. Their limit is relative:
 1e-5 in fp32, 1e-3 in bf16, 5e-3 where one follows the other.
 """
@@ -22,19 +22,19 @@ _FLAGS = (
     *("--optimizer.epsilon", 1e-6, "--ema-decay", 0.9, "--max-steps", _STEPS, "--save-every", _SAVED_AT),
 )
 _LIMITS = {"fp32": 1e-5, "bf16": 1e-3, "changed": 5e-3}
-"""By the precision of both runs."""
+"""Largest difference by the precision of both runs."""
 _ALL_STAGES = (*STAGES, "zero3_offload")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """What may change between two starts of a run."""
+    """The settings that may change between two starts of a run."""
 
     ranks: int = 2
     stage: str = "zero1"
     precision: str = "fp32"
     threads: int = 1
-    """Of each rank."""
+    """Threads of each rank."""
 
     def __str__(self) -> str:
         return f"{self.ranks} x {self.threads} thread(s), {self.stage}, {self.precision}"
@@ -55,11 +55,11 @@ PAIRS: dict[str, list[tuple[Setting, Setting]]] = {
     ],
     "threads": [(Setting(threads=1), Setting(threads=2))],
 }
-"""Where a run begins, and where it goes on."""
+"""Settings under which a run begins and resumes."""
 
 
 def run(case: Case, lab: Lab) -> Found:
-    """Go on from `before` under `after`; how far apart the two runs are at the steps that follow."""
+    """Resume from `before` under `after`; return how far apart the two runs are at the steps that follow."""
     before, after = PAIRS[case.kind][case.number]
     begun = {"world": before.ranks, "stage": before.stage, "threads": before.threads}
     whole = lab.undisturbed(f"elastic {before}", *_FLAGS, "--precision", before.precision, **begun)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from tests.run.small_run import SmallRun, small_config, train_and_save
 
 LOST = "is no longer held by this training: its lock file was removed or replaced"
 LOCKS = ("folder and file", "file", "none")
-"""What a file system locks."""
+"""Parts of a run folder that a file system can lock."""
 _AT_ONCE = 10
 
 
@@ -63,7 +63,7 @@ def file_system(locks: str) -> Iterator[None]:
 
 
 def examine(config: TrainConfig, seed: int) -> tuple[list[str], int, int]:
-    """What does not hold in one history, how often a folder was lost, and how often it changed hands."""
+    """Check one history; return its problems, how often a folder was lost, and how often it changed hands."""
     passed, errors = _history(config, seed)
     turns = [one for number, one in enumerate(passed) if number == 0 or passed[number - 1] != one]
     problems = [error for error in errors if LOST not in error and "is in use by" not in error]
@@ -91,7 +91,7 @@ class _Starter(threading.Thread):
         self.is_ended = False
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
 
-    def go_on(self) -> None:
+    def release(self) -> None:
         """Let it run until its next commit."""
         self._go.release()
         assert self._stopped.acquire(timeout=60)
@@ -129,7 +129,7 @@ class _Starter(threading.Thread):
 
 
 def _history(config: TrainConfig, seed: int) -> tuple[list[tuple[int, int]], list[str]]:
-    """Who passed the fence, by starter and number of its start, and the errors that were told."""
+    """Return who passed the fence, by starter and number of its start, and the errors that were reported."""
     generator = random.Random(seed)
     passed: list[tuple[int, int]] = []
     starters = [
@@ -150,11 +150,11 @@ def _history(config: TrainConfig, seed: int) -> tuple[list[tuple[int, int]], lis
             # One at a time runs for a while; the others are suspended.
             starter = generator.choice(starters)
             for _ in range(generator.randint(1, 12)):
-                starter.go_on()
+                starter.release()
     for starter in starters:
         starter.is_ended = True
         while starter.is_alive():
-            starter.go_on()
+            starter.release()
             starter.join(0.001)
     return passed, [error for starter in starters for error in starter.errors]
 

@@ -39,7 +39,7 @@ def pickled(canary: Path, *, protocol: int = 4) -> bytes:
 
 
 def zipped(canary: Path) -> bytes:
-    """As torch.save writes it."""
+    """Make a file as torch.save writes it."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         archive.writestr("archive/data.pkl", pickled(canary, protocol=2))
@@ -139,7 +139,7 @@ def run(case: Case, lab: Lab) -> Found:
 
 
 def resumed(victims: Victims, name: str, lab: Lab) -> dict[str, object]:
-    """A start goes on from an older checkpoint; of a pointer that lies, the newest is taken."""
+    """A start resumes from an older checkpoint; if the pointer is wrong, from the newest."""
     job = lab.job(victims.run, *_FLAGS, "--max-steps", _STEPS + 1).start_ranks(1)
     statuses = job.statuses()
     expected = _STEPS if name.startswith("pointer") else _STEPS - 2

@@ -48,15 +48,15 @@ def run(case: Case, lab: Lab) -> Found:
         kill(job, victim, generator)
         problems += survivors(job, victim)
         is_far = _STEPS - reached > 1000 * _LEAVING_SECONDS / _PACE_MS
-        went_on = victim == "launcher" and is_far and last_step(run_dir) == _STEPS
-        problems += failing({f"trained from step {reached} to the end without a launcher": not went_on})
+        continued = victim == "launcher" and is_far and last_step(run_dir) == _STEPS
+        problems += failing({f"trained from step {reached} to the end without a launcher": not continued})
         killed, counts[victim] = killed + 1, counts[victim] + 1
         counts["inside_a_save"] += in_save
         problems += resumed_elsewhere(job.output, expected)
         expected = newest_whole(run_dir)
         lost = last_step(run_dir) - (step_of(expected.name) or 0 if expected else 0)
         most_lost = max(most_lost, lost)
-        # While a save is written, training goes on; the next one waits for it.
+        # While a save is written, training continues; the next one waits for it.
         limit = _SAVE_EVERY if before.issuperset(unfinished(run_dir)) else 2 * _SAVE_EVERY
         problems += failing({f"{lost} steps lost by the kill of {victim}": lost <= limit})
     output = lab.train(run_dir, *_FLAGS, stage=case.kind)
@@ -99,7 +99,7 @@ def kill(job: Job, victim: str, generator: random.Random) -> None:
 
 
 def is_rank(process: psutil.Process) -> bool:
-    """Whose parent is the inner launcher, which is its node's."""
+    """Decide whether the parent of a process is the inner launcher, which is that of its node."""
     try:
         return "--local_rank" in " ".join(process.cmdline()) and "launcher" not in " ".join(process.cmdline()[:4])
     except psutil.Error:
@@ -107,7 +107,7 @@ def is_rank(process: psutil.Process) -> bool:
 
 
 def survivors(job: Job, victim: str) -> list[str]:
-    """What is still there when all should have ended; it is ended."""
+    """List the processes that are left when all should have ended, and end them."""
     deadline = time.monotonic() + _LAST_BREATH_SECONDS
     while (alive := job.family()) and time.monotonic() < deadline:
         time.sleep(0.2)

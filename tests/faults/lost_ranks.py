@@ -53,7 +53,7 @@ def when_it_happened(job: Job, rank: int) -> float:
 
 
 def judged(job: Job, named: str, *, since: float, extra: float = 0.0, waited_for: Sequence[Popen[bytes]] = ()) -> Found:
-    """How the job ended, and in how many seconds.
+    """Check how the job ended, and in how many seconds.
 
     Args:
         named: what its output must hold.

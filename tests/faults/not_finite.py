@@ -1,4 +1,4 @@
-"""From some step on, one rank computes losses that are not numbers."""
+"""Trainings in which one rank computes losses that are not numbers, from some step on."""
 
 from typing import Any
 

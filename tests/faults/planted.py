@@ -39,13 +39,13 @@ def plant_by_name() -> None:
     plant_named(BUGS)
 
 
-def start_data_anew(original: Original, engine: Any, data: Any, origin: Any) -> Any:
+def restart_data(original: Original, engine: Any, data: Any, origin: Any) -> Any:
     progress = original(engine, data, origin)
     progress.position = data.plan.start()
     return progress
 
 
-def start_window_anew(original: Original, engine: Any, data: Any, origin: Any) -> Any:
+def restart_window(original: Original, engine: Any, data: Any, origin: Any) -> Any:
     progress = original(engine, data, origin)
     progress.position = replace(progress.position, packs_consumed=0)
     return progress
@@ -193,7 +193,7 @@ BUGS = [
         "kills",
         "zero0",
         (7,),
-        ("a resumed run starts the data anew", f"{_ASSEMBLY}:_restore", start_data_anew, _DIFFERENT_END),
+        ("a resumed run starts the data from the beginning", f"{_ASSEMBLY}:_restore", restart_data, _DIFFERENT_END),
         (
             "ranks do not see that their launcher is gone",
             "dist_transformer.training.fault_tolerance.launcher_watch:LauncherWatch.gone",
@@ -277,7 +277,7 @@ BUGS = [
             "status [0, 0]",
         ),
         (
-            "the schedule goes on at a skipped update",
+            "the schedule advances at a skipped update",
             f"{_ENGINE}:Engine.end_micro_batch",
             count_skipped_updates,
             "the rate moved on",
@@ -331,7 +331,7 @@ BUGS = [
         "elastic",
         "worlds",
         (1,),
-        ("a resumed run reads its window of shards again", f"{_ASSEMBLY}:_restore", start_window_anew, "ledger"),
+        ("a resumed run reads its window of shards again", f"{_ASSEMBLY}:_restore", restart_window, "ledger"),
         (
             "the seed of dropout knows the rank",
             "dist_transformer.training.trainer:micro_batch_seed",

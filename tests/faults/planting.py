@@ -32,15 +32,15 @@ class Bug:
     places: tuple[str, ...]
     """Functions that are replaced, as "module:name" or "module:Class.name"."""
     behave: Callable[..., Any]
-    """What they do instead; it gets the original function, then its arguments."""
+    """Function that replaces them; it gets the original function, then its arguments."""
     kind: str
     numbers: tuple[int, ...]
-    """Of the campaign's cases that meet it."""
+    """Numbers of the campaign's cases that meet the bug."""
     reported: str
     """A part of what the campaign must say: a bug that only crashes is not found by what must hold."""
 
     def replacements(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-        """For each place where it is, its name there, and the function that takes it."""
+        """Yield, for each place of the bug, the owner, the name there, and the function that takes it."""
         for place in self.places:
             module, _, path = place.partition(":")
             *owners, name = path.split(".")

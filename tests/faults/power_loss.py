@@ -42,7 +42,7 @@ from tests.faults.campaign import Campaign, Case, Found, Lab
 from tests.run.small_run import SmallRun, small_config, train_and_save
 
 _AT_ONCE = 50
-# Of states, one in so many is also trained on and saved.
+# One state in this many is also trained on and saved.
 _TRAINED_ON = 10
 
 
@@ -135,7 +135,7 @@ def train_promised(config: TrainConfig, recorder: Recorder, *steps: int, rest: i
 
 
 def run_problems(config: TrainConfig, *, damaged: int = 0) -> Callable[[Path, tuple[Any, ...], bool], Iterator[str]]:
-    """What is wrong with a run folder after a loss of power: before it is resumed, after it, and after a save."""
+    """Check a run folder after a loss of power: before it is resumed, after it, and after a save."""
 
     def problems(root: Path, promises: tuple[Any, ...], closely: bool) -> Iterator[str]:
         run_dir = root / "runs" / "run"
@@ -163,7 +163,7 @@ def run_problems(config: TrainConfig, *, damaged: int = 0) -> Callable[[Path, tu
 
 
 def at_rest(run_dir: Path, saved: int, damaged: int) -> Iterator[str]:
-    """Whoever reads the folder before it is resumed finds what is whole, or an error in words."""
+    """Read the folder before it is resumed: the content is complete, or the error is a sentence."""
     pointer = run_dir / "checkpoints" / "latest"
     if pointer.exists():
         named = pointer.with_name(pointer.read_text().strip())

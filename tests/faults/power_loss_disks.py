@@ -62,7 +62,7 @@ def unbroken(problems: Iterator[str]) -> Iterator[str]:
 
 
 def judge(disk: Path, undisturbed: Path, promised: list[str], lab: Lab) -> Iterator[str]:
-    """What is wrong with the folders after the loss, and when the same commands have gone to their end."""
+    """Yield the problems of the folders after the loss, and when the same commands have run to their end."""
     run_dir, model = disk / "run", disk / "model"
     saved = max((int(what.removeprefix("step ")) for what in promised if what != "model"), default=0)
     if saved and not run_dir.exists():
@@ -84,7 +84,7 @@ def judge(disk: Path, undisturbed: Path, promised: list[str], lab: Lab) -> Itera
 
 
 def history(run_dir: Path, saved: int) -> Iterator[str]:
-    """What must be there of a run that has saved, before anything mends it."""
+    """Check what a run that has saved must still have, before anything repairs it."""
     newest = max((step_of(path.name) or 0 for path in checkpoints_of(run_dir)), default=0)
     if newest < saved:
         yield f"the newest checkpoint is that of step {newest}, and step {saved} was promised"

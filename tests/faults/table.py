@@ -16,7 +16,7 @@ _COMMAND = "python -m tests.faults --json results/faults.json"
 
 
 class Table:
-    """What is known so far; written anew after each case, so that nothing done is ever done again.
+    """The results so far. They are written after each case, so that no case is repeated.
 
     Args:
         path: of the file, which may hold earlier results, and to which other processes may add those of other
@@ -47,7 +47,7 @@ class Table:
             }
 
     def next_case(self, kinds: Mapping[str, Iterable[str]], *, count: int | None = None) -> Case | None:
-        """Of the parts that are not full, one that had the fewest cases.
+        """Choose a part that is not full, one with the fewest cases.
 
         Args:
             kinds: which may be done, by campaign.

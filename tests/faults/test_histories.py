@@ -23,7 +23,7 @@ def test_at_any_time_one_process_commits(locks: str, tmp_path: Path) -> None:
 
 
 def is_another_token(path: Path, own: tuple[int, int], token: str) -> bool:
-    """The lock file is the same one, whoever has written into it."""
+    """The lock file is the same one, whichever process has written into it."""
     return path.exists() and (path.lstat().st_dev, path.lstat().st_ino) == own
 
 

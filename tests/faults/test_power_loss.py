@@ -105,4 +105,4 @@ def test_states_are_resumed_for_real(toy_data: DataFolder, tmp_path: Path) -> No
     found = json.loads(output.splitlines()[-1])
     assert found["problems"] == []
     assert len(found["resumed"]) == 20
-    assert len(set(found["resumed"])) >= 3, "states from which the training begins anew and resumes at two steps"
+    assert len(set(found["resumed"])) >= 3, "states from which the training starts at step 0, and resumes at two steps"

@@ -22,7 +22,7 @@ def broken(case: Case, lab: Lab) -> Found:
 
 
 def campaign(run: object = whole) -> Campaign:
-    return Campaign(name="kills", must_hold="it goes on", full={"a": 5, "b": 2}, run=run)  # type: ignore[arg-type]
+    return Campaign(name="kills", must_hold="it resumes", full={"a": 5, "b": 2}, run=run)  # type: ignore[arg-type]
 
 
 def fill(
@@ -40,7 +40,7 @@ def lab(tmp_path: Path, toy_data: DataFolder) -> Lab:
     return Lab(tmp_path, toy_data)
 
 
-def test_campaigns_go_on_where_they_were_stopped(tmp_path: Path, lab: Lab) -> None:
+def test_campaigns_resume_where_they_were_stopped(tmp_path: Path, lab: Lab) -> None:
     file, made = tmp_path / "faults.json", campaign()
     first = fill(Table(file, [made], lab.data.index), made, lab, cases=2)
     assert first == [("a", 0), ("b", 0)]

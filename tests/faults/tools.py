@@ -18,7 +18,7 @@ from tests.lived import NEWEST
 
 TOOLS: Mapping[str, tuple[str, ...]] = {
     "train": lived.FRESH,
-    "train, resumed": lived.GO_ON,
+    "train, resumed": lived.RESUMED,
     "train --init-from": lived.BEGIN_WITH,
     "average --last": lived.LAST,
     "average --best": lived.BEST,
@@ -88,7 +88,7 @@ READS: Mapping[str, int] = {
     "plan --against": 7,
     "prepare --tokenizer": 1,
 }
-"""Of how many of these files a command opens on a sound folder."""
+"""Number of these files that a command opens on a sound folder."""
 
 # What these print is all that they make; it has nothing of the time or the place in it.
 _EXACT = ("translate", "score", "average of a model")
@@ -129,7 +129,7 @@ def flipped(file: Path, generator: random.Random) -> None:
 
 
 def zeros(file: Path, _: random.Random) -> None:
-    """As some file systems leave a file after a loss of power."""
+    """Replace the content by zeros, as some file systems do after a loss of power."""
     file.write_bytes(bytes(file.stat().st_size))
 
 
@@ -183,8 +183,8 @@ FAULTS: tuple[Fault, ...] = (
 )
 LEGEND = {
     "R": "refused in one sentence",
-    "w": "went on",
-    "=": "went on, with the output of a sound folder, byte for byte",
+    "w": "continued",
+    "=": "continued, with the output of a sound folder, byte for byte",
     "X": "failed",
 }
 COLUMNS = " ".join(fault.__name__ for fault in FAULTS)
@@ -208,7 +208,7 @@ class Workshop:
         self._known: dict[str, tuple[Ended, frozenset[str]]] = {}
 
     def on_sound_folder(self, tool: str) -> tuple[Ended, frozenset[str]]:
-        """How a tool ends, and the files of FILES that it opens."""
+        """Return how a tool ends, and the files of FILES that it opens."""
         if tool not in self._known:
             copy, trace = self._copy(), self.scratch / "trace"
             trace.unlink(missing_ok=True)
@@ -230,9 +230,9 @@ class Workshop:
         ended = self._run(tool, copy)
         wrong = problem(ended)
         if not wrong and fault is linked and victim.read_bytes() != before:
-            wrong = f"{name} of somebody else was changed"
+            wrong = f"{name} outside the folder was changed"
         if not wrong and tool in _EXACT and ended.status == 0 and ended.output != sound.output:
-            wrong = "it says something else than on a sound folder"
+            wrong = "its output differs from that on a sound folder"
         if wrong:
             return "X", f"{tool}, {name} {fault.__name__}: {wrong}"
         return ("R" if ended.status else "=" if tool in _EXACT else "w"), ""
@@ -247,7 +247,7 @@ class Workshop:
 
 
 def problem(ended: Ended) -> str:
-    """What a user must not see, or nothing."""
+    """Return what a user must not see, or an empty text."""
     if ended.status not in _STATUSES:
         return f"status {ended.status}: {ended.output[-300:]}"
     if "Traceback" in ended.output:

@@ -39,7 +39,7 @@ _NUMBERS = [0, 1, 2**7, 2**8 - 1, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1,
 
 
 def _places(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Of everything in a JSON value; of a long list or table only the first few."""
+    """List the places of everything in a JSON value; of a long list or table only the first few."""
     inner: list[Any] = []
     if isinstance(value, dict):
         inner = list(value)[:40]
@@ -114,7 +114,7 @@ def json_file(sound: bytes) -> st.SearchStrategy[bytes]:
 
 @st.composite
 def tokenizer_file(draw: st.DrawFn, sound: bytes) -> bytes:
-    """As any JSON file; and with parts that the library is known not to survive."""
+    """Damage a tokenizer file like any JSON file, or with parts that the library is known not to survive."""
     if draw(st.booleans()):
         return draw(json_file(sound))
     parts = json.loads(sound)

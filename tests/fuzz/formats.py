@@ -84,7 +84,7 @@ class Format:
 
     name: str
     file: str
-    """Of the lab, sound; its content is replaced by each case."""
+    """A sound file of the lab; each case replaces its content."""
     damage: damage.Damage
     read: Callable[[Lab, bytes], object]
     """Sees to it that hashes fit, and reads; the file has the content already."""
@@ -136,7 +136,7 @@ def sealed_data(name: str) -> Callable[[Lab, bytes], None]:
 
 
 def read_checkpoint(lab: Lab, content: bytes) -> None:
-    """A start goes on from the newest, or from the older one and says so."""
+    """A start resumes from the newest checkpoint, or from the older one and reports it."""
     warned: list[str] = []
     path = newest_checkpoint(lab.run, warned.append, content_problem)
     assert path is not None

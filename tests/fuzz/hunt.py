@@ -21,12 +21,12 @@ _SHOWN = 5
 
 @dataclass(kw_only=True, slots=True)
 class Hunt:
-    """What came of the cases of one format."""
+    """The outcomes of the cases of one format."""
 
     counts: Counter[str] = field(default_factory=Counter)
     """Cases that were read, and cases that were refused."""
     found: dict[str, bytes] = field(default_factory=dict)
-    """What is wrong, and the first content that shows it."""
+    """Problems, each with the first content that shows it."""
 
     @property
     def cases(self) -> int:

@@ -50,7 +50,7 @@ def layer_norm(x: np.ndarray, norm: torch.nn.LayerNorm) -> np.ndarray:
 def attend(
     attention: MultiHeadAttention, x: np.ndarray, memory: np.ndarray, *, causal: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """By the paper's equations, a number at a time. Returns outputs (T, D) and weights (H, T, S)."""
+    """Compute the paper's equations, one number at a time. Return outputs (T, D) and weights (H, T, S)."""
     heads, width = attention.heads, attention.head_width
     weight, bias = numbers(attention.qkv_weight), numbers(attention.qkv_bias)
     parts = [slice(i * heads * width, (i + 1) * heads * width) for i in range(3)]

@@ -1,4 +1,4 @@
-"""Beam search against a plain one that decodes every hypothesis anew in every step, without caches or batches."""
+"""Beam search compared with one that decodes each hypothesis from its start in every step, one by one."""
 
 import math
 from dataclasses import replace
@@ -138,7 +138,7 @@ def test_a_batch_does_not_change_its_sentences() -> None:
 @pytest.mark.system
 @pytest.mark.parametrize("steps", [3, 8, 1000])
 def test_rare_looks_change_nothing(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on CUDA, where sentences go on for some steps after they are done."""
+    """Search as on CUDA, where sentences continue for some steps after they are done."""
     model, sources = make_model(), make_sources(30, seed=3)
     settings = BeamSettings(nbest=2, max_extra_tokens=10)
     expected = beam_search(model, sources, settings=settings)
@@ -175,7 +175,7 @@ def test_a_slot_is_refilled_as_soon_as_its_sentence_is_done(monkeypatch: pytest.
 
 
 def test_a_step_of_slots_writes_the_same_memory() -> None:
-    """As a CUDA graph needs it: from the step that is recorded on, nothing lies elsewhere."""
+    """A CUDA graph needs this: from the step that is recorded on, no tensor has another address."""
     search = beam._Search(make_model(), make_sources(20, seed=3), BeamSettings(), 5)
     caches = [getattr(cache, name) for cache in search.state.layers for name in LayerCache.__slots__]
     with torch.inference_mode():

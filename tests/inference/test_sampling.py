@@ -20,7 +20,7 @@ def keys_of(count: int) -> list[tuple[int, int]]:
 
 @torch.no_grad()
 def next_logp(model: Transformer, source: list[int], tokens: list[int]) -> torch.Tensor:
-    """Log probabilities of the next token, decoded anew."""
+    """Compute the log-probabilities of the next token without caches."""
     memory_SD = model.encode(packed([[*source, EOS]]))
     hidden_TD = model.decode(packed([[BOS, *tokens]]), memory_SD, packed([[*source, EOS]]))
     return torch.log_softmax(model.logits(hidden_TD[-1]), dim=-1)
@@ -88,7 +88,7 @@ def test_first_tokens_are_as_frequent_as_they_are_probable(top_k: int | None, te
 
 
 def test_a_number_draws_the_token_whose_share_it_lies_in() -> None:
-    """By hand: p = 0.25, 0.5, 0.25; the squares, 1 : 4 : 1; of the best two, 1 : 2, in the order of their ids."""
+    """Computed by hand: p = 0.25, 0.5, 0.25; the squares, 1 : 4 : 1; of the best two, 1 : 2, in order of ids."""
     logp_RV = torch.tensor([-torch.inf, 0.25, 0.5, -torch.inf, 0.25]).clamp(min=0).log().expand(5, -1).contiguous()
     numbers_R = torch.tensor([0.0, 0.2, 0.3, 0.7, 1 - 2**-53], dtype=torch.float64)
     assert draw(logp_RV, numbers_R, SamplingSettings()).tolist() == [1, 1, 2, 2, 4]

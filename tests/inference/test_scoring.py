@@ -40,7 +40,7 @@ class InFloat64:
         self.config = model.config
 
     def log_probabilities(self, source: list[int], target: list[int]) -> list[float]:
-        """Of each token of `target </s>`."""
+        """Compute the log-probability of each token of `target </s>`."""
         memory = self.embedded([*source, EOS_ID])
         for i in range(self.config.encoder_layers):
             layer = f"encoder.{i}"

@@ -1,4 +1,4 @@
-"""Where long texts are cut, and how translations of the parts are joined."""
+"""The places where long texts are cut, and the joined translations of the parts."""
 
 import time
 

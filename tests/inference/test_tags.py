@@ -31,7 +31,7 @@ def model(tokenizer: Tokenizer) -> Transformer:
 
 
 def read_by_the_model(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """What a search is given from now on; it gives a source back."""
+    """Record what a search is given from now on; it returns the source."""
     seen: list[list[int]] = []
 
     def fake(_, sources, **options):  # type: ignore[no-untyped-def]

@@ -19,7 +19,7 @@ Lines = tuple[list[str], list[str]]
 def make(
     random_model: Transformer, toy_tokenizer: Tokenizer, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ):
-    """With the batches of a CPU, which begin together, and with those of a GPU, slots that are refilled."""
+    """Translate with batches of a CPU, which begin together, and with slots of a GPU, which are refilled."""
     monkeypatch.setattr(module, "_REFILLS", {"cpu": module._REFILLS[request.param]})
 
     def build(**settings: int) -> Translator:

@@ -29,7 +29,7 @@ def one_thread() -> Iterator[None]:
 
 
 def pack(lengths: Sequence[int], *, tail: int = 0, cap: int = CAP) -> PackedTokens:
-    """With as many offsets as any tail of up to 100 tokens needs, as both sides of a batch have equally many."""
+    """Pack sentences with as many offsets as a tail of up to 100 tokens needs; both sides have equally many."""
     used = sum(lengths)
     ids = np.arange(used, dtype=np.int64)
     offsets = len(lengths) + -(-100 // cap) + 2
@@ -321,7 +321,7 @@ def test_fused_kernel_equals_groups(kernel: Kernel, kind: str) -> None:
 
 
 def test_sentences_of_at_least_half_the_longest_share_a_group() -> None:
-    """By hand, target and source together: 80 takes those of 40 and more, 30 is alone, 14 takes 10."""
+    """Computed by hand, target and source together: 80 takes those of 40 and more, 30 is alone, 14 takes 10."""
     queries = np.array([5, 20, 40, 15, 7, 30])
     groups = [members.tolist() for members in _similar_lengths(queries, queries)]
     assert groups == [[2, 5, 1], [3], [4, 0]]

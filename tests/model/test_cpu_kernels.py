@@ -87,6 +87,45 @@ def test_what_is_not_finite_is_not_hidden(bad: float) -> None:
     assert torch.equal(found[20:], clean[20:])
 
 
+BEAMS = pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 96), (torch.float32, 20), (torch.bfloat16, 32)])
+
+
+@BEAMS
+def test_hypotheses_see_their_own_past(dtype: torch.dtype, width: int) -> None:
+    """Compared with float64 over all entries and a mask. Queries, and entries within a longer cache, have strides."""
+    torch.manual_seed(4)
+    sentences, heads, beam, steps, room = 5, 3, 4, 37, 40
+    q = torch.randn(sentences * beam, 3, heads, width).to(dtype)[:, 1].unflatten(0, (-1, beam)).transpose(1, 2)
+    k, v = torch.randn(2, sentences, heads, room, beam, width).to(dtype)[:, :, :, :steps].flatten(3, 4)
+    ancestors = torch.randint(0, beam, (sentences, beam, steps))
+    mask = torch.full((sentences, beam, steps, beam), -torch.inf).scatter_(3, ancestors.unsqueeze(3), 0.0).flatten(2)
+    found = cpu_kernels.attend_beams(q, k, v, mask.to(dtype))
+    scores = q.double() @ k.double().transpose(2, 3) / math.sqrt(width) + mask.double().unsqueeze(1)
+    wanted = (scores.softmax(-1) @ v.double()).transpose(1, 2).reshape(sentences * beam, heads * width)
+    assert found.dtype == dtype
+    assert (found - wanted).norm() <= rounded(q) * wanted.norm()
+
+
+def test_hypotheses_of_a_sentence_share_its_memory() -> None:
+    torch.manual_seed(5)
+    q, (k, v) = torch.randn(2, 2, 3, 16), torch.randn(2, 2, 2, 6, 16)
+    mask = torch.zeros(2, 1, 6)
+    mask[1, 0, 2:] = -torch.inf
+    found = cpu_kernels.attend_beams(q, k, v, mask)
+    first = exact(q[0].transpose(0, 1), k[0].transpose(0, 1), v[0].transpose(0, 1), causal=False)
+    second = exact(q[1].transpose(0, 1), k[1, :, :2].transpose(0, 1), v[1, :, :2].transpose(0, 1), causal=False)
+    torch.testing.assert_close(found, torch.cat([first, second]).flatten(1), rtol=1e-5, atol=1e-6)
+
+
+def test_a_hypothesis_that_sees_nothing_gets_zeros() -> None:
+    q, k = torch.randn(1, 2, 2, 16), torch.randn(1, 2, 4, 16)
+    mask = torch.zeros(1, 2, 4)
+    mask[0, 1] = -torch.inf
+    found = cpu_kernels.attend_beams(q, k, k, mask)
+    assert found[0].abs().min() > 0
+    assert (found[1] == 0).all()
+
+
 @pytest.mark.usefixtures("threads")
 def test_any_number_of_threads_gives_the_same_bits() -> None:
     torch.manual_seed(3)
@@ -96,7 +135,11 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
     for count in (1, 3):
         torch.set_num_threads(count)
         out = self_attention(qkv, offsets(*lengths), causal=True)
-        results.append((out, torch.autograd.grad(out.square().sum(), qkv)[0]))
+        mask = torch.zeros(9, 1, 50)
+        beams = cpu_kernels.attend_beams(
+            *torch.randn(3, 9, 2, 50, 16, generator=torch.Generator().manual_seed(4)), mask
+        )
+        results.append((out, torch.autograd.grad(out.square().sum(), qkv)[0], beams))
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
@@ -109,6 +152,8 @@ def test_processors_without_wide_vectors(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(cpu_kernels, "_library", lambda: library)
     test_self_attention_of_long_and_short_sentences(torch.float32, 20, True)
     test_self_attention_of_long_and_short_sentences(torch.bfloat16, 32, False)
+    test_hypotheses_see_their_own_past(torch.float32, 20)
+    test_hypotheses_see_their_own_past(torch.bfloat16, 32)
 
 
 @pytest.mark.system

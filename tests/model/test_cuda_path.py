@@ -1,4 +1,4 @@
-"""What runs on CUDA alone, as far as it can be run without: shapes, devices, and that the host waits for nothing."""
+"""Code that only CUDA runs, as far as it runs without: shapes, devices, and that the host waits for nothing."""
 
 from pathlib import Path
 from typing import Any

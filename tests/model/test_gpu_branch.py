@@ -102,7 +102,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_batch(seed: int) -> PackedBatch:
-    """As the collator makes them: two tails of different lengths, whose dummies pair with nothing."""
+    """Make a batch as the collator does: two tails of different lengths, whose dummies have no partner."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, CAP + 1, (2, 6))
     sizes = {"offset_count": 16, "max_length": CAP}

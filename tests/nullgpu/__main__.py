@@ -1,10 +1,10 @@
 """The host's side of the GPU path, run on a stub of CUDA: `make null-gpu`.
 
 torch's build for CUDA, DeepSpeed, Inductor, Triton and stream capture really run; kernels are counted and compute
-nothing, but for our own, whose numbers Triton's interpreter tells. It counts launches and waits of a step, compares
-peak memory with the plan, records beam search as a graph, and trains, saves and resumes under ZeRO 0 to 3 on one GPU
-and on two. What was counted goes to results/null-gpu.json, with the lines that name CUDA and that nothing ran; exits 1
-when a bound is exceeded.
+nothing, except for our own, whose numbers Triton's interpreter computes. It counts launches and waits of a step,
+compares peak memory with the plan, records beam search as a graph, and trains, saves and resumes under ZeRO 0 to 3 on
+one GPU and on two. The counts go to results/null-gpu.json, with the lines that name CUDA and that nothing ran. It exits
+with status 1 when a bound is exceeded.
 
 The environment (5 GB) is made in .nullgpu/ at first use. --before CLONE counts the same steps of another clone.
 """
@@ -61,7 +61,7 @@ class Checks:
     def run(
         self, name: str, *words: object, devices: int = 1, source: Path = ROOT, covered: bool = True, status: int = 0
     ) -> str:
-        """What a Python program prints to its standard output.
+        """Run a Python program; return its standard output.
 
         Args:
             words: a script and its arguments, or -m and a module.
@@ -163,7 +163,7 @@ def check_steps(checks: Checks) -> None:
     found = checks.figures["steps"] = count_steps(checks, ROOT)
     for name, step in found.items():
         checks.require(step["breaks"] == 0, f"step {name}: {step['breaks']} graph breaks")
-        checks.require(step["graphs_later"] == 0, f"step {name}: {step['graphs_later']} graphs compiled anew")
+        checks.require(step["graphs_later"] == 0, f"step {name}: {step['graphs_later']} graphs compiled again")
         step["planned_bytes"] = _planned(step)
         apart = step["peak_bytes"] / step["planned_bytes"] - 1
         checks.require(abs(apart) <= _PEAK_TOLERANCE, f"step {name}: {apart:+.0%} of the planned memory")
@@ -232,7 +232,7 @@ def _train(checks: Checks, name: str, *flags: object, devices: int) -> None:
 
 
 def check_benchmarks(checks: Checks) -> None:
-    """What `make gpu-check` measures, for its flags and tables."""
+    """Run the measurements of `make gpu-check`, for its flags and tables."""
     small = ["--preset", "tiny", "--vocab-size", 400, "--tokens", 2_048]
     checks.run("kernels", ROOT / "tools/benchmark.py", "kernels", *small)
     step = ["--preset", "tiny", "--data", checks.scratch / "data", "--steps", 1, "--rounds", 1]
@@ -252,7 +252,7 @@ _CHECKS = (check_kernels, check_steps, check_softmax, check_decoding, check_runs
 
 
 def lines_not_run(checks: Checks) -> Iterator[str]:
-    """Of the package, those that name CUDA and that no program ran: `file:line: text`."""
+    """Yield the lines of the package that name CUDA and that no program ran: `file:line: text`."""
     tool: Callable[..., Any] = subprocess.run
     base = [str(checks.home.python), "-m", "coverage"]
     file = f"--data-file={checks.scratch}/.coverage"

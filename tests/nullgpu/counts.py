@@ -1,4 +1,4 @@
-"""What the stub counted, in its process."""
+"""The counts of the stub in its process."""
 
 import ctypes
 import tempfile
@@ -13,7 +13,7 @@ class Counts:
         self.library.null_reset()
 
     def read(self) -> dict[str, int]:
-        """By names: `kernel:…`, `SYNC …`, `ERROR …`, copies and their bytes."""
+        """Return the counts by name: `kernel:…`, `SYNC …`, `ERROR …`, copies and their bytes."""
         with tempfile.NamedTemporaryFile() as file:
             self.library.null_dump(file.name.encode())
             rows = [line.split("\t") for line in Path(file.name).read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Where the null GPU lives: an environment with torch's build for CUDA, and the stub that poses as the driver."""
+"""The home of the null GPU: an environment with torch's build for CUDA, and the stub that poses as the driver."""
 
 import os
 import shutil
@@ -43,7 +43,7 @@ class Home:
         self._build()
 
     def environment(self, *, devices: int = 1) -> dict[str, str]:
-        """Of a process that sees so many GPUs."""
+        """Return the environment of a process that sees so many GPUs."""
         folder = str(self.folder)
         return {
             **os.environ,

@@ -49,7 +49,7 @@ def cross_error(width: int) -> float:
 
 
 def offsets_of(lengths: list[int]) -> torch.Tensor:
-    """With the last one repeated, as packs have it."""
+    """Return offsets with the last one repeated, as packs have it."""
     ends = torch.tensor(lengths).cumsum(0).tolist()
     return torch.tensor([0, *ends, ends[-1]], dtype=torch.int32)
 
@@ -72,7 +72,7 @@ def plain(
 
 
 def worst(found: torch.Tensor, inputs: list[torch.Tensor], wanted: torch.Tensor, exact: list[torch.Tensor]) -> float:
-    """Of the output and the gradients."""
+    """Return the largest error of the output and the gradients."""
     gradient = torch.randn_like(found)
     pairs = [
         (found, wanted),

@@ -18,7 +18,7 @@ _ROWS, _VOCABULARY = 3_136, 37_000
 def main() -> dict[str, float]:
     logits = torch.zeros(_ROWS, 37_056, device="cuda", dtype=torch.bfloat16)[:, :_VOCABULARY]
     picks = torch.zeros(_ROWS, 1, device="cuda", dtype=torch.int64)
-    # Kernels then say what they move; those from the cache are not written anew.
+    # Kernels then report what they move; those from the cache would not be written again.
     config.benchmark_kernel = config.force_disable_caches = True
     with torch.no_grad():
         _, code = run_and_get_code(loss._compiled_softmax_rows(), logits, picks, 0.1, True)

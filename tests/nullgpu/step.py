@@ -114,7 +114,7 @@ def _graphs() -> int:
 
 
 def _waits(work: Any) -> dict[str, int]:
-    """Where the host waits for the device, and how often: operations that torch knows to wait, and explicit waits."""
+    """Count where the host waits for the device: operations that torch knows to wait, and explicit waits."""
     seen: collections.Counter[str] = collections.Counter()
 
     def place() -> str:

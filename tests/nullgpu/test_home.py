@@ -1,4 +1,4 @@
-"""What the null GPU lacks is said before anything is installed."""
+"""The null GPU reports what it lacks before anything is installed."""
 
 import shutil
 from collections import namedtuple

@@ -1,4 +1,4 @@
-"""`dist_transformer.train` on the null GPU: values that the host reads from the device let a run go on."""
+"""`dist_transformer.train` on the null GPU: values that the host reads from the device let a run continue."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from dist_transformer.errors import exit_on_user_error
 
 
 def stand_in() -> None:
-    """For norms, for sums over ranks and what ranks compare, for the end of a search and for what it found."""
+    """Replace the values that the host reads: norms, sums over ranks, what ranks compare, the end of a search."""
     from deepspeed.runtime.zero import partitioned_param_coordinator
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer

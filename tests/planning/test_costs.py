@@ -1,8 +1,12 @@
 """The paper's cost of training, from its own figures, and ours, from the sizes of the matrices."""
 
+import dataclasses
+
 import pytest
 
-from dist_transformer.planning.costs import PAPER_RUNS, cost_table, work_flops
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.model.transformer import training_flops
+from dist_transformer.planning.costs import PAPER_RUNS, balanced_length, cost_table, layer_flops, work_flops
 
 
 @pytest.mark.parametrize(("model", "printed"), [("base", 3.3e18), ("big", 2.3e19)])
@@ -36,3 +40,32 @@ def test_the_table_says_so() -> None:
         "| base, 100,000 steps | 9.4e+17 | 12 h × 8 × 9.5 TFLOP/s = 3.3e+18 | 0.29 |",
         "| big, 300,000 steps | 9.6e+18 | 84 h × 8 × 9.5 TFLOP/s = 2.3e+19 | 0.42 |",
     ]
+
+
+NARROW = ModelConfig(width=6, heads=2, head_width=5, ffn_width=7, encoder_layers=2, vocab_size=9)
+
+
+def test_the_operations_of_a_layer_by_hand() -> None:
+    """3 tokens, 2 heads of 5: 4 matrices of 6 x 10, 2 of 6 x 7, and 2 products of 3 x 5 x 3 in each head."""
+    flops = layer_flops(NARROW, sentence_tokens=3)
+    assert flops.projections == 2 * 3 * 4 * 6 * 10
+    assert flops.feed_forward == 2 * 3 * 2 * 6 * 7
+    assert flops.attention == 2 * 2 * 2 * 3 * 5 * 3
+
+
+def test_training_takes_three_times_the_operations_of_the_weights() -> None:
+    """6 per weight and token instead of 2; attention is not counted there."""
+    flops = layer_flops(NARROW, sentence_tokens=3)
+    one, two = (
+        training_flops(dataclasses.replace(NARROW, encoder_layers=layers), source_tokens=3, target_tokens=4)
+        for layers in (1, 2)
+    )
+    assert 3 * (flops.projections + flops.feed_forward) == two - one
+
+
+def test_attention_takes_as_much_as_the_rest_at_the_balanced_length() -> None:
+    """6 · (2 · 10 + 16) / 10 = 21.6; base: 3,072 tokens."""
+    assert balanced_length(dataclasses.replace(NARROW, ffn_width=16)) == pytest.approx(21.6)
+    flops = layer_flops(ModelConfig(), sentence_tokens=3072)
+    assert balanced_length(ModelConfig()) == 3072
+    assert flops.attention == flops.projections + flops.feed_forward

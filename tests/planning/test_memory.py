@@ -127,7 +127,7 @@ def equal_sentences(count: int, length: int) -> PackedTokens:
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_activations_are_what_autograd_keeps(norm: str, activation: str) -> None:
-    """Of real tensors, without dropout (whose mask is larger on a CPU) and in fp32, where all attention is explicit."""
+    """Measure real tensors, without dropout (its mask is larger on a CPU), in fp32, where attention is explicit."""
     config = ModelConfig(
         width=64,
         heads=4,
@@ -161,7 +161,7 @@ def test_activations_are_what_autograd_keeps(norm: str, activation: str) -> None
 
 
 def test_dropout_keeps_a_byte_an_element() -> None:
-    """Of big: 6 + 6 layers, 2 and 3 sublayers of each, and the embeddings."""
+    """The model `big` has 6 + 6 layers, 2 and 3 sublayers in each, and the embeddings."""
     with_dropout = activation_bytes(BIG, MICRO, "bf16")
     without = activation_bytes(dataclasses.replace(BIG, dropout=0.0), MICRO, "bf16")
     assert with_dropout - without == (6 * 2 + 6 * 3 + 2) * 1024 * 3136

@@ -1,4 +1,4 @@
-"""How many packs a GPU computes at once.
+"""The number of packs that a GPU computes at once.
 
 Memory by hand: `big` in bf16 keeps 18 bytes of each of 214 million parameters, 404 kB of a pair of tokens, 0.3 GB of
 the projection's gradient and 2 bytes of each logit, with 8 more of 2^27 of them at most; 5% and 1.5 GiB besides.
@@ -43,7 +43,7 @@ def packs(preset: str, gib: int, *, world_size: int = 1, **batch: int) -> int:
         # All need 18.3 GiB of 0.9 · 24; of 0.9 · 12 = 10.8 a half of them needs more, and a third does not.
         ("big", 24, 1, 64),
         ("big", 12, 1, 22),
-        # Where not even one fits, the user is told so when it is tried.
+        # If not even one fits, the error comes when it is tried.
         ("big", 4, 1, 1),
         # 128 packs of 3,584: no more than 32,768 tokens pay, and 15 parts of at most 9 are the fewest of those.
         ("big_large_batch", 80, 1, 9),

@@ -45,7 +45,7 @@ def test_half_the_share_of_the_peak_doubles_the_operations() -> None:
 
 
 def test_disk_is_what_is_kept_and_one_more() -> None:
-    """Of 300 saves: 3 + 1 checkpoints of 12 bytes a parameter, 20 + 5 + 1 weight files of 4."""
+    """A run of 300 saves: 3 + 1 checkpoints of 12 bytes per parameter, 20 + 5 + 1 weight files of 4."""
     found = plan(preset("big"), gpus=8)
     assert found.disk_bytes == (4 * 12 + 26 * 4) * found.parameters
     few = plan(preset("big", max_steps=2000), gpus=8)

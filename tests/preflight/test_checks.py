@@ -298,15 +298,13 @@ def test_what_is_wrong_on_one_node_is_named_with_its_remedy(
 
 
 def test_only_problems_are_shown_with_a_remedy() -> None:
-    checks = [
-        Check(name=state, found="a fact", state=state, remedy=f"mend {state}") for state in ("ok", "warn", "fail")
-    ]
+    checks = [Check(name=state, found="a fact", state=state, remedy=f"fix {state}") for state in ("ok", "warn", "fail")]
     assert check_table(checks).split("\n") == [
         "ok    ok    a fact",
         "warn  WARN  a fact",
-        "            remedy: mend warn",
+        "            remedy: fix warn",
         "fail  FAIL  a fact",
-        "            remedy: mend fail",
+        "            remedy: fix fail",
     ]
 
 

@@ -1,4 +1,4 @@
-"""What NCCL would find on a node, read from folders like the kernel's and from this process."""
+"""NCCL's surroundings on a node, read from folders like the kernel's and from this process."""
 
 import resource
 import subprocess

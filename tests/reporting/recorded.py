@@ -1,4 +1,4 @@
-"""What tests of a run's records share."""
+"""Helpers of the tests of a run's records."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ def reporter(tmp_path: Path) -> Any:
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
-    """As a strict parser reads them: NaN and Infinity are no JSON."""
+    """Read lines as a strict parser does: NaN and Infinity are not JSON."""
 
     def refuse(name: str) -> None:
         raise ValueError(name)

@@ -67,7 +67,7 @@ def panels(figure: Figure) -> list:
 def test_a_panel_a_layer_in_at_most_two_rows(layers: int, rows: int) -> None:
     sample = make_sample(layers)
     figure = drawn(attention_picture(sample))
-    assert [panel.get_title() for panel in panels(figure)] == [f"decoder layer {i}" for i in range(1, layers + 1)]
+    assert [panel.get_title() for panel in panels(figure)] == [f"Decoder layer {i}" for i in range(1, layers + 1)]
     assert len({round(panel.get_position().y0, 2) for panel in panels(figure)}) == rows
     for panel, weights in zip(panels(figure), sample.attention_LTS, strict=True):
         # Row i is the step that produced piece i, from top to bottom.
@@ -106,7 +106,7 @@ LONG = "▁Donaudampfschifffahrtsgesellschaft"
 @pytest.mark.parametrize("word", ["▁a", LONG])
 @pytest.mark.parametrize(("layers", "sources", "targets"), [(1, 1, 1), (2, 1, 1), (2, 2, 3), (1, 12, 3), (1, 60, 60)])
 def test_nothing_of_a_map_is_cut(layers: int, sources: int, targets: int, word: str) -> None:
-    """As it is saved: titles, pieces, and the colour bar, whose text is longer than a panel of one piece."""
+    """Check the saved figure: titles, pieces, and the colour bar, whose text is longer than a panel of one piece."""
     sample = make_sample(layers, sources, targets)
     pieces = {"source_tokens": sample.source_tokens, "target_tokens": sample.target_tokens}
     long = {side: [word if i % 3 == 0 else piece for i, piece in enumerate(of)] for side, of in pieces.items()}

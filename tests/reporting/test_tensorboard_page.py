@@ -89,7 +89,7 @@ def _answers(address: str) -> bool:
 
 
 def test_samples_are_a_table(board: str) -> None:
-    """As TensorBoard's server renders them: the bar in the sentence is no border of a cell."""
+    """TensorBoard's server renders them: the bar in the sentence is not the border of a cell."""
     (run,) = json.loads(fetch(f"{board}data/plugin/text/tags"))
     shown = json.loads(fetch(f"{board}data/plugin/text/text?run={run}&tag=samples/text_summary"))
     assert [entry["step"] for entry in shown] == [100, 200]
@@ -109,7 +109,7 @@ def test_the_page_shows_the_pictures(browser: Browser, board: str, tmp_path: Pat
 
 
 def test_training_and_validation_are_in_one_chart(board: str) -> None:
-    """As the server finds the curves of each chart of the tab."""
+    """The server finds the curves of each chart of the tab."""
     (category,) = json.loads(fetch(f"{board}data/plugin/custom_scalars/layout"))["category"]
     (run,) = json.loads(fetch(f"{board}data/runs"))
     curves = {}

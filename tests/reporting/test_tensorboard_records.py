@@ -1,4 +1,4 @@
-"""What TensorBoard reads of a run's records."""
+"""A run's records as TensorBoard reads them."""
 
 import dataclasses
 import io
@@ -148,7 +148,7 @@ def decoded(image: bytes) -> np.ndarray:
 def test_tensorboard_reads_samples(reporter: Reporter, tmp_path: Path) -> None:
     for step in (250, 500):
         reporter.samples(make_sheet(step))
-    # There while the run goes on.
+    # There while the run is in progress.
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
     tag = "samples/text_summary"

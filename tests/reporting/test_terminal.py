@@ -1,4 +1,4 @@
-"""What a run shows in a terminal and in a log file."""
+"""The output of a run in a terminal and in a log file."""
 
 import fcntl
 import math
@@ -76,7 +76,7 @@ reporter.close()
 
 
 def screen_lines(output: str) -> list[str]:
-    """What stood in a line of the terminal at any time."""
+    """List the texts that a line of the terminal had at any time."""
     return [line.rstrip() for line in re.split(r"[\r\n]+", output) if line.strip()]
 
 

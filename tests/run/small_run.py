@@ -118,7 +118,7 @@ class SmallRun:
 
 
 def train_and_save(config: TrainConfig, *steps: int, keep: int = 2) -> SmallRun:
-    """Start, train so many steps before each save, and end."""
+    """Start, train the given number of steps before each save, and end."""
     with ExitStack() as held:
         run = SmallRun(config, held, keep=keep)
         for count in steps:

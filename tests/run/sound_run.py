@@ -93,13 +93,13 @@ def edit_json(path: Path, **changes: Any) -> None:
 
 
 def edit_manifest(checkpoint: Path, **changes: Any) -> None:
-    """As somebody with bad intent would, who makes it state its own hash."""
+    """Change the manifest as an attacker would: its own hash is correct afterwards."""
     file = checkpoint / "manifest.json"
     file.write_bytes(with_own_hash({**json.loads(file.read_text()), **changes}))
 
 
 def seal(checkpoint: Path) -> None:
-    """State in the manifest what is there, as a damaged writer, or somebody with bad intent, would."""
+    """State in the manifest what is there, as a faulty writer or an attacker would."""
     files = {
         file.name: {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
         for file in checkpoint.iterdir()

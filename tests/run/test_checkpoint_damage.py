@@ -1,4 +1,4 @@
-"""Which checkpoint a start takes, and what damage it finds."""
+"""The checkpoint that a start takes, and the damage that it finds."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "a run's folder"
 
 
-def test_a_run_folder_without_checkpoints_starts_anew(run: Path) -> None:
+def test_a_run_folder_without_checkpoints_starts_at_step_0(run: Path) -> None:
     warned: list[str] = []
     assert newest_checkpoint(run, warned.append) is None
     (run / "checkpoints").mkdir(parents=True)
@@ -185,7 +185,7 @@ def test_the_first_format_whose_manifest_states_no_hash_is_read(run: Path) -> No
     assert checkpoint_problem(path) is None
 
 
-def test_when_all_are_damaged_training_does_not_start_anew(run: Path) -> None:
+def test_when_all_are_damaged_training_does_not_start_at_step_0(run: Path) -> None:
     for step, kind in ((10, "flip"), (20, "truncated"), (30, "no manifest")):
         damage(save(run, step), kind)
     warned: list[str] = []

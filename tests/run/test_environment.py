@@ -32,7 +32,7 @@ def test_versions_and_machine() -> None:
 
 
 def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine that holds the code alone, and PyTorch."""
+    """Only the code and PyTorch are on this machine."""
 
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)

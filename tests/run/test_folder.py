@@ -201,7 +201,7 @@ def test_a_missing_or_damaged_settings_file_is_named(config: TrainConfig, run_di
 
 
 def test_settings_are_replaced_whole(config: TrainConfig, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk while the settings are written anew leaves the old ones."""
+    """A full disk while the settings are replaced leaves the old ones."""
     before = (run_dir / "config.json").read_text()
 
     def full(_: Path) -> None:
@@ -215,7 +215,7 @@ def test_settings_are_replaced_whole(config: TrainConfig, run_dir: Path, monkeyp
     assert not list(run_dir.glob(".*"))
 
 
-def test_what_a_resumed_run_computes_anew_is_removed(tmp_path: Path) -> None:
+def test_what_a_resumed_run_computes_again_is_removed(tmp_path: Path) -> None:
     files = {
         f"{folder}/step-000000{step}{end}"
         for folder, end in (("weights", ".safetensors"), ("samples", ".json"))
@@ -292,7 +292,7 @@ def test_a_file_system_without_locks_is_used_and_said(tmp_path: Path, monkeypatc
 
 
 def opened(config: TrainConfig, held: ExitStack) -> tuple[str | None, list[str]]:
-    """Where the run goes on, and what is said."""
+    """Open a run; return the checkpoint from which it resumes, and the lines that report it."""
     folder = SimpleNamespace(path=Path(config.corpora.data[0]))
     origin, notes, _ = open_run(config, described(config), folder, held)  # type: ignore[arg-type]
     return origin.path.name if isinstance(origin, CheckpointReader) else None, notes

@@ -16,7 +16,7 @@ from tests.run.small_run import SmallRun, small_config, train_and_save
 
 @pytest.fixture
 def config(tmp_path: Path) -> TrainConfig:
-    """Of a run of four steps, saved after two and four."""
+    """The settings of a run of four steps, saved after two and four."""
     config = small_config(tmp_path)
     train_and_save(config, 2, 2)
     return config
@@ -117,7 +117,7 @@ def test_the_ledger_of_another_run_is_refused(config: TrainConfig) -> None:
     assert "are from two runs, their chains differ at step 4" in refusal(config)
 
 
-def test_a_ledger_that_goes_on_behind_the_checkpoint_is_cut(config: TrainConfig) -> None:
+def test_a_ledger_that_continues_after_the_checkpoint_is_cut(config: TrainConfig) -> None:
     """Killed after step 5 was logged; and what follows may be torn."""
     with ExitStack() as held:
         run = SmallRun(config, held)

@@ -19,7 +19,7 @@ PAIRS: list[Pair] = [([10, 11, 12], [20, 21]), ([13], [22, 23, 24]), ([14, 15], 
 
 
 def batch_of(pairs: list[Pair], *, size: int = 64, longest: int = 8) -> PackedBatch:
-    """As the stream builds it."""
+    """Make a batch as the stream does."""
     sides = [[[*source, EOS_ID] for source, _ in pairs], [[BOS_ID, *target] for _, target in pairs]]
     packed = [
         pack_side(
@@ -112,7 +112,7 @@ def test_labels_exchanged_between_two_pairs() -> None:
     assert int(batch_hash(dataclasses.replace(batch, labels_T=labels))) != int(batch_hash(batch))
 
 
-def test_the_hash_is_fixed_for_ever() -> None:
+def test_the_hash_never_changes() -> None:
     """The value was computed apart from this code, in plain integers: a changed hash is a changed format."""
     assert hash_of([([10, 11, 12], [20, 21])]) == 0x646262C80C3C2FE4
 
@@ -184,7 +184,7 @@ def test_no_ledger_is_empty(path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_ledger_goes_on_where_it_stood(path: Path) -> None:
+def test_a_ledger_continues_where_it_ended(path: Path) -> None:
     lines = written(path, 5)
     path.unlink()
     written(path, 3)

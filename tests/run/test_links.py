@@ -46,7 +46,7 @@ FILES = (
 )
 INNER_FOLDERS = ("checkpoints/step-00000002", "checkpoints/step-00000004", "model")
 RESUME_REFUSES = {"lock", "metrics.jsonl", "ledger.jsonl", *FOLDERS}
-"""What a run adds to is no link; everything else is replaced."""
+"""Places that must not be links because a run appends to them; everything else is replaced."""
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def resume(run: Path) -> None:
 
 
 def beat(run: Path) -> None:
-    Heartbeats(run, World(), "launch").start_anew()
+    Heartbeats(run, World(), "launch").remove_earlier()
 
 
 def log(run: Path) -> None:

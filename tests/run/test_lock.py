@@ -1,4 +1,4 @@
-"""Who has lost the run folder commits nothing more, whatever happens to its lock and whenever it wakes up."""
+"""A training that has lost its folder commits nothing more, whatever happens to its lock and whenever it wakes up."""
 
 import contextlib
 import os
@@ -62,7 +62,7 @@ def test_a_training_whose_lock_was_removed_ends_at_its_next_commit(config: Train
             run.save() if commit == "save" else run.train(1)
         assert "\n" not in str(refused.value)
         assert contents(config.run_dir) == before
-    # Neither does it touch the lock of the next one, which goes on from the last commit.
+    # It does not touch the lock of the next one either, which resumes from the last commit.
     assert train_and_save(config, 1).resumed_at == 2
 
 

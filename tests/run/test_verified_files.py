@@ -16,7 +16,7 @@ from tests.run.sound_run import NEWEST, PART, failures
     "place", [PART, f"{NEWEST}/manifest.json", NEWEST, "checkpoints/latest", "checkpoints", "ledger.jsonl"]
 )
 def test_a_link_is_not_followed(run: Path, place: str) -> None:
-    """What it leads to is sound, and still refused, by the general check and where it would be read."""
+    """The target of the link is sound, and still refused, by the general check and where it would be read."""
     (run / place).rename(run.parent / "elsewhere")
     (run / place).symlink_to(run.parent / "elsewhere")
     found = failures(run)
@@ -32,7 +32,7 @@ def test_settings_or_tokenizer_behind_a_link(run: Path, place: str) -> None:
 
 
 def zipped_pickle() -> bytes:
-    """As torch writes its checkpoints."""
+    """Make a file as torch writes its checkpoints."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("archive/data.pkl", pickle.dumps({}))

@@ -203,7 +203,7 @@ def test_an_edited_ledger(run: Path, change: Callable[[list[str]], list[str]], b
     [[{"corpus": 0, "shard": -1, "epoch": 0, "window": 0, "packs": 0}], [{"shard": 1}], [7], 7, "x", {"corpus": 0}],
 )
 def test_a_ledger_whose_chain_holds_over_shards_that_make_no_sense(run: Path, left_out: Any) -> None:
-    """As somebody would write it who knows how to chain."""
+    """A ledger as an attacker would write it: each hash continues the chain."""
     chain, lines = GENESIS, []
     for entry in map(json.loads, ledger_lines(run)):
         changed = {**entry, "left_out": left_out} if entry["step"] == 3 else entry

@@ -1,4 +1,4 @@
-"""What a run may begin with, in one process: no engine."""
+"""Models from which a run may begin, in one process: no engine."""
 
 import copy
 import dataclasses
@@ -67,14 +67,14 @@ def test_another_network_is_refused_by_the_fields(
 def test_learned_positions_have_a_length(
     model_folder: Path, toy_tokenizer: Tokenizer, random_model: Transformer
 ) -> None:
-    """Where positions are weights, as many must be there as the run has."""
+    """Learned positions must be as many as the run has."""
     with pytest.raises(UserError, match=r"model\.positions = .*; model\.max_positions = 160, not 161"):
         read(model_folder, toy_tokenizer, random_model, positions="learned", max_positions=161)
 
 
 @pytest.fixture
 def other_tokenizer() -> Tokenizer:
-    """As `toy_tokenizer`, it has all bytes; its merges are of other words, but for `the`."""
+    """A tokenizer with all bytes, like `toy_tokenizer`; its merges are of other words, except for `the`."""
     return train_tokenizer(["the quick brown fox jumps"] * 3 + ["a zebra, the zoo"] * 3, vocab_size=300)
 
 

@@ -1,4 +1,4 @@
-"""What a user reads when a collective fails or hangs: where to look, and which variables to set."""
+"""The advice when a collective fails or hangs: where to look, and which variables to set."""
 
 import os
 import subprocess

@@ -14,7 +14,7 @@ SECOND_OF_TWO = World(rank=1, size=2, local_rank=1, local_size=2)
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch says of a machine that has them; nothing is computed."""
+    """Make torch report two GPUs; nothing is computed."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     empty = torch.empty

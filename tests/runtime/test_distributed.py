@@ -1,4 +1,4 @@
-"""Who am I: from the environments of the launchers, and in two real launches."""
+"""The rank of a process: from the environments of the launchers, and in two real launches."""
 
 import json
 import os

@@ -17,7 +17,7 @@ CODE = "import pathlib\nwith (pathlib.Path(__file__).parent / 'runs').open('a') 
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    # The name of a module that is loaded: the file is meant all the same.
+    # A loaded module has the same name; the file is imported nevertheless.
     for name in ("json.py", "my_own_schedule.py"):
         (tmp_path / name).write_text(CODE, encoding="utf-8")
     return tmp_path

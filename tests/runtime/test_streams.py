@@ -11,7 +11,7 @@ PROGRAM = """
 import sys, time
 from dist_transformer.runtime.streams import outlive_streams
 
-outlive_streams(remedy="the run goes on")
+outlive_streams(remedy="the run continues")
 # A file that is opened next must not become a standard stream.
 kept = open(sys.argv[1], "w")
 for number in range(300):
@@ -44,11 +44,11 @@ def run(tmp_path: Path, redirected: str) -> tuple[int, str]:
     ("redirected", "seen"),
     [
         ("> /dev/null", "to stderr\n"),
-        ("> /dev/full", "stdout cannot be written (No space left on device): the run goes on\nto stderr\n"),
+        ("> /dev/full", "stdout cannot be written (No space left on device): the run continues\nto stderr\n"),
         ("> /dev/full 2>&1", ""),
         (">&-", "to stderr\n"),
         ("<&- >&- 2>&-", ""),
-        ("2> /dev/full | tail -n 1", "stderr cannot be written (No space left on device): the run goes on\n"),
+        ("2> /dev/full | tail -n 1", "stderr cannot be written (No space left on device): the run continues\n"),
     ],
 )
 def test_a_process_outlives_its_streams(tmp_path: Path, redirected: str, seen: str) -> None:
@@ -60,7 +60,7 @@ def test_a_reader_that_has_read_enough(tmp_path: Path) -> None:
     assert status == 75
     assert sorted(seen.splitlines()) == [
         "line 0",
-        "stdout cannot be written (Broken pipe): the run goes on",
+        "stdout cannot be written (Broken pipe): the run continues",
         "to stderr",
     ]
 
@@ -70,7 +70,7 @@ def test_a_disk_that_has_room_again_gets_the_next_lines(tmp_path: Path) -> None:
     program = """
 import resource, sys
 from dist_transformer.runtime.streams import outlive_streams
-outlive_streams(remedy="the run goes on")
+outlive_streams(remedy="the run continues")
 print("first")
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (6, hard))
@@ -84,7 +84,7 @@ print("fourth")
             [sys.executable, "-c", program], stdout=log, stderr=subprocess.PIPE, text=True, check=True, timeout=120
         )
     assert (tmp_path / "log").read_text() == "first\nfourth\n"
-    assert done.stderr == "stdout cannot be written (File too large): the run goes on\n"
+    assert done.stderr == "stdout cannot be written (File too large): the run continues\n"
 
 
 TOOL = """

@@ -1,4 +1,4 @@
-"""A rank that cannot reach rank 0 says so soon, in one sentence; one that only starts early waits."""
+"""A rank that cannot reach rank 0 reports it soon, in one sentence; one that only starts early waits."""
 
 import errno
 import os
@@ -68,7 +68,7 @@ def test_a_machine_without_loopback_is_told_at_once(rank: int, size: int, what: 
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Of a rank 0 on another machine, and a process that gives up soon."""
+    """The port of a rank 0 on another machine, for a process that stops waiting soon."""
     port = free_port()
     monkeypatch.setenv("MASTER_ADDR", "192.0.2.1")
     monkeypatch.setenv("MASTER_PORT", str(port))

@@ -25,7 +25,7 @@ class Page:
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self.console: list[str] = []
-        """What the page's scripts, its policy and its requests complained about."""
+        """Complaints about the page's scripts, its policy and its requests."""
         self._reader = asyncio.create_task(self._read())
 
     async def _read(self) -> None:

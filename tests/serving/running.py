@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.conftest import ROOT, heed_interrupts
+from tests.conftest import ROOT, allow_interrupts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ def running_server(models: list[Path], *options: object, program: Sequence[str] 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=heed_interrupts,  # noqa: PLW1509
+        preexec_fn=allow_interrupts,  # noqa: PLW1509
     )
     try:
         assert process.stdout is not None

@@ -22,11 +22,11 @@ def test_work_is_done_in_order_one_at_a_time() -> None:
 
 
 def test_more_than_may_wait_are_refused_and_dropped_work_is_never_begun() -> None:
-    begun, go_on, done = threading.Event(), threading.Event(), []
+    begun, release, done = threading.Event(), threading.Event(), []
 
     def first() -> None:
         begun.set()
-        assert go_on.wait(30)
+        assert release.wait(30)
 
     async def main() -> None:
         worker = Worker(most_waiting=2)
@@ -42,7 +42,7 @@ def test_more_than_may_wait_are_refused_and_dropped_work_is_never_begun() -> Non
         third = asyncio.create_task(worker.run(lambda: done.append(3)))
         await asyncio.sleep(0)
         assert worker.is_busy
-        go_on.set()
+        release.set()
         await asyncio.gather(running, waiting[1], third)
         assert done == [1, 3]
         assert not worker.is_busy
@@ -52,18 +52,18 @@ def test_more_than_may_wait_are_refused_and_dropped_work_is_never_begun() -> Non
 
 def test_a_client_that_leaves_during_its_search_keeps_its_place() -> None:
     """A search cannot be stopped, so that the next one waits for it."""
-    begun, go_on = threading.Event(), threading.Event()
+    begun, release = threading.Event(), threading.Event()
 
     async def main() -> None:
         worker = Worker(most_waiting=0)
-        running = asyncio.create_task(worker.run(lambda: begun.set() or go_on.wait(30)))
+        running = asyncio.create_task(worker.run(lambda: begun.set() or release.wait(30)))
         await asyncio.to_thread(begun.wait, 30)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
         with pytest.raises(TooBusyError):
             await worker.run(lambda: None)
-        go_on.set()
+        release.set()
         while worker.is_busy:
             await asyncio.sleep(0.01)
         assert await worker.run(lambda: 5) == 5

@@ -26,7 +26,7 @@ SYSTEM_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin")
 CONTROLLER = "controller"
 
 CPUS, GPUS = 64, 8
-"""Of each node, as they are declared."""
+"""Declared resources of each node."""
 
 # `cred_expire` is also how long a requeued job waits before it starts again: 120 s, or what is given, at least 5.
 # `SlurmdTimeout` bounds how long a node without power is believed in, `KillWait` how long a process may ignore SIGTERM.
@@ -167,7 +167,7 @@ class Cluster:
         self._run_on(node, "slurmd", "-f", self.folder / "slurm.conf", "-N", node)
 
     def kill_daemon(self, node: str) -> None:
-        """Only that: the node's jobs go on, and nobody hears of them."""
+        """Stop only that: the node's jobs continue, and no other node hears of them."""
         os.kill(int((self.folder / f"{node}.pid").read_text(encoding="utf-8")), signal.SIGKILL)
 
     def power_off(self, host: str) -> None:

@@ -1,4 +1,4 @@
-"""A cluster, a checkout as its user has it, and one finished run, for all tests of this folder."""
+"""A cluster, a user's checkout, and one finished run, for all tests of this folder."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""From clone to score by the commands of docs/cluster.md alone, in a virtual environment and in containers.
+"""The commands of docs/cluster.md alone lead from clone to score, in a virtual environment and in containers.
 
 What a user would type into an editor, a stand-in for nano does. Apptainer and pyxis have stand-ins as well
 (bin/apptainer, host.c), whose images are this machine's folders at other places: only inside an image is there a Python
@@ -45,7 +45,7 @@ cp -R "$HOME_OF_TEXT" text
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class User:
-    """Somebody with an origin to clone, an editor, and this cluster."""
+    """A user with an origin to clone, an editor, and this cluster."""
 
     cluster: Cluster
     home: Path

@@ -1,4 +1,4 @@
-"""What happens to a job at three in the morning: it is stopped in every way SLURM has, and goes on as if it were not.
+"""Jobs that are stopped in every way that SLURM has: they resume as if they had not been stopped.
 
 Each case trains the reference run again, with the same script and flags, and is stopped in the middle.
 """
@@ -139,7 +139,7 @@ def test_before_its_time_limit_a_job_saves_and_goes_back_into_the_queue(site: Si
 
 @pytest.mark.parametrize("loss", ["drained", "without power"])
 def test_a_lost_node_leaves_the_job_to_the_others(loss: str, site: Site, finished: FinishedJob) -> None:
-    """`--nodes=1-2`: it begins on two and goes on with one, on the same sentences."""
+    """`--nodes=1-2`: it begins on two nodes and resumes on one, with the same sentences."""
     job = until_the_middle(site, submit(site, loss, options=["--nodes=1-2"]))
     assert "2 rank(s)" in site.log(job)
     try:
@@ -185,8 +185,8 @@ def ranks_on(site: Site, node: str) -> list[int]:
     return list(filter(is_rank, site.cluster.processes(node)))
 
 
-def test_a_preempted_job_saves_and_goes_on_when_the_other_is_done(site: Site, finished: FinishedJob) -> None:
-    """By a job of a partition that comes first, which takes all nodes for some seconds."""
+def test_a_preempted_job_saves_and_resumes_when_the_other_is_done(site: Site, finished: FinishedJob) -> None:
+    """A job of a partition that comes first takes all nodes for some seconds."""
     job = submit(site, "preempted", flags=ENDLESS)
     site.await_line(job, "step 10: saved")
     command = ["sbatch", "--parsable", f"--partition={URGENT}", "--nodes=2", "--exclusive", "--output=/dev/null"]

@@ -1,4 +1,4 @@
-"""What a user types, and what is said when it cannot work."""
+"""Commands of a user, and the messages about those that cannot work."""
 
 import json
 import re

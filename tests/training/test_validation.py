@@ -1,4 +1,4 @@
-"""What a validation of several directions comes to."""
+"""The result of a validation of several directions."""
 
 import math
 

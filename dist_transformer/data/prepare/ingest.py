@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.prepare.settings import PrepareSettings
+from dist_transformer.data.prepare.split_files import split_sources
 from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
@@ -68,7 +69,7 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadSource:
-    """Task that copies a source into chunks. Its result is the number of pairs of each chunk."""
+    """Task that copies a source, or a part of one, into chunks. Its result is the number of pairs of each chunk."""
 
     work: Work
     source: PairSource
@@ -170,28 +171,32 @@ def chunk_name(source: int, chunk: int) -> str:
 
 
 def read_sources(runner: TaskRunner, settings: PrepareSettings, chunk_pairs: int, report: Report) -> list[Chunk]:
-    """Copy all sources into chunks, numbered in the order of the sources.
+    """Copy all sources into chunks, numbered in the order of the text.
 
     Collective: every rank must call it.
     """
+    parts = split_sources(runner, settings.sources)
     sizes: dict[int, list[int]] = {}
+    left = Counter(number for number, _ in parts)
     reported = 0
 
-    def collect(number: int, found: list[int]) -> None:
+    def collect(part: int, found: list[int]) -> None:
         nonlocal reported
-        sizes[number] = found
-        while reported in sizes:
-            report(f"read: {sum(sizes[reported]):,} pairs from {settings.sources[reported].name}")
+        sizes[part] = found
+        left[parts[part][0]] -= 1
+        while reported < len(settings.sources) and left[reported] == 0:
+            pairs = sum(sum(sizes[part]) for part, (number, _) in enumerate(parts) if number == reported)
+            report(f"read: {pairs:,} pairs from {settings.sources[reported].name}")
             reported += 1
 
     tasks = [
-        ReadSource(work=runner.work, source=source, number=number, chunk_pairs=chunk_pairs)
-        for number, source in enumerate(settings.sources)
+        ReadSource(work=runner.work, source=source, number=part, chunk_pairs=chunk_pairs)
+        for part, (_, source) in enumerate(parts)
     ]
     runner.run("read", tasks, collect)
     for others in runner.ranks.gather(dict(sizes)):
-        for number in others.keys() - sizes.keys():
-            collect(number, others[number])
+        for part in others.keys() - sizes.keys():
+            collect(part, others[part])
     pairs = [(chunk_name(number, chunk), size) for number in sorted(sizes) for chunk, size in enumerate(sizes[number])]
     firsts = itertools.accumulate((size for _, size in pairs), initial=0)
     return [Chunk(name=name, first=first, pairs=size) for (name, size), first in zip(pairs, firsts, strict=False)]

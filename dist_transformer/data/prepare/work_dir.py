@@ -33,7 +33,7 @@ from dist_transformer.files import make_folder, move, read_small, remove_tree, r
 from dist_transformer.locks import exclusive
 
 # To be increased when the files of the work folder change their meaning.
-_LAYOUT = 1
+_LAYOUT = 2
 # Settings that do not affect the result (where to write, how to work), and files, which are identified separately.
 _NOT_IN_FINGERPRINT = {"out", "workers", "keep_text", "sources", "validation", "tokenizer"}
 

@@ -38,6 +38,19 @@ _NOT_A_LANGUAGE = re.compile("txt|tsv|csv|xml|sgm|raw|src|tgt|trg|ref|hyp|tok|lo
 _LINE_BREAK = re.compile(r"\r\n|\r|\n")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """Consecutive lines of a file that is not compressed."""
+
+    first: int
+    """Number of lines before them."""
+    count: int
+    place: int
+    """Byte at which reading begins."""
+    skipped: int
+    """Line ends from `place` up to the first of the lines."""
+
+
 class PairSource(Protocol):
     """A source of pairs: a dataclass of plain values and paths."""
 
@@ -64,6 +77,8 @@ class LineFiles:
 
     source: Path
     target: Path
+    spans: tuple[Span, ...] = ()
+    """The lines to read of each of the two files; empty: all."""
 
     @property
     def name(self) -> str:
@@ -77,12 +92,12 @@ class LineFiles:
         return [self.source, self.target]
 
     def pairs(self) -> Iterator[Pair | None]:
-        sources, targets = read_short_lines(self.source), read_short_lines(self.target)
+        sources, targets = map(read_short_lines, self.files(), self.spans or (None, None))
         for number, (source, target) in enumerate(itertools.zip_longest(sources, targets, fillvalue=_ENDED)):
             if source is _ENDED or target is _ENDED:
                 source_lines = number + _count(source, sources)
                 target_lines = number + _count(target, targets)
-                raise _unequal(self.source, source_lines, self.target, target_lines)
+                raise unequal_lines(self.source, source_lines, self.target, target_lines)
             yield (source, target) if isinstance(source, str) and isinstance(target, str) else None
 
     def whole_pairs(self) -> Iterator[Pair]:
@@ -105,6 +120,8 @@ class TsvFile:
     source_column: int = 0
     """Column number, counted from 0."""
     target_column: int = 1
+    spans: tuple[Span, ...] = ()
+    """The lines to read; empty: all."""
 
     def __post_init__(self) -> None:
         if self.source_column < 0 or self.target_column < 0 or self.source_column == self.target_column:
@@ -126,7 +143,7 @@ class TsvFile:
 
     def pairs(self) -> Iterator[Pair | None]:
         needed = max(self.source_column, self.target_column) + 1
-        for number, line in enumerate(read_short_lines(self.path), 1):
+        for number, line in _numbered(self.path, self.spans):
             if line is None:
                 yield None
                 continue
@@ -159,11 +176,15 @@ class FieldFile:
         return [self.path]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class JsonlFile(FieldFile):
     """A file of one JSON object per line; the two texts are string fields of it. Blank lines are skipped."""
 
+    spans: tuple[Span, ...] = ()
+    """The lines to read; empty: all."""
+
     def pairs(self) -> Iterator[Pair | None]:
-        for number, line in enumerate(read_short_lines(self.path), 1):
+        for number, line in _numbered(self.path, self.spans):
             if line is None:
                 yield None
                 continue
@@ -234,13 +255,21 @@ def read_lines(path: Path) -> Iterator[str]:
         yield line
 
 
-def read_short_lines(path: Path) -> Iterator[str | None]:
-    """Read lines like `read_lines`, with None for each line above `LONGEST_LINE`."""
+def read_short_lines(path: Path, span: Span | None = None) -> Iterator[str | None]:
+    """Read lines like `read_lines`, with None for each line above `LONGEST_LINE`.
+
+    Args:
+        span: the lines to read; None: all.
+    """
     opener = _OPENERS.get(path.suffix, open)
     lines = 0
     try:
         with opener(path, "rb") as file:
-            for line in _decoded(bounded_lines(file), str(path)):
+            stream: Iterator[bytes] = bounded_lines(file)
+            if span is not None:
+                file.seek(span.place)
+                stream = itertools.islice(stream, span.skipped, span.skipped + span.count)
+            for line in _decoded(stream, str(path), before=span.first if span else 0):
                 yield line
                 lines += 1
     except FileNotFoundError:
@@ -252,6 +281,18 @@ def read_short_lines(path: Path) -> Iterator[str | None]:
         ) from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}): check the file and its rights") from None
+    if span is not None and lines < span.count:
+        raise UserError(f"{path} became shorter while it was read: wait until it is whole, and give the command again")
+
+
+def is_compressed(path: Path) -> bool:
+    return path.suffix in _OPENERS
+
+
+def _numbered(path: Path, spans: tuple[Span, ...]) -> Iterator[tuple[int, str | None]]:
+    """Read lines with their numbers, counted from 1."""
+    span = spans[0] if spans else None
+    return enumerate(read_short_lines(path, span), 1 + (span.first if span else 0))
 
 
 def read_aligned(*paths: Path) -> list[list[str]]:
@@ -264,13 +305,13 @@ def read_aligned(*paths: Path) -> list[list[str]]:
     texts = [list(read_lines(path)) for path in paths]
     for path, lines in zip(others, texts[1:], strict=True):
         if len(lines) != len(texts[0]):
-            raise _unequal(first, len(texts[0]), path, len(lines))
+            raise unequal_lines(first, len(texts[0]), path, len(lines))
     if not texts[0]:
         raise UserError(f"{first} is empty: give a file with at least one line")
     return texts
 
 
-def _unequal(one: Path, one_lines: int, other: Path, other_lines: int) -> UserError:
+def unequal_lines(one: Path, one_lines: int, other: Path, other_lines: int) -> UserError:
     return UserError(
         f"{one} has {one_lines:,} lines and {other} has {other_lines:,}: "
         "line i of one must be the translation of line i of the other, so give files of equal length"
@@ -305,8 +346,8 @@ def _too_long(name: str, number: int) -> UserError:
     return UserError(f"{name} line {number} has more than {LONGEST_LINE:,} bytes: split it, or check that it is text")
 
 
-def _decoded(stream: Iterable[bytes], name: str) -> Iterator[str | None]:
-    for number, raw in enumerate(stream, 1):
+def _decoded(stream: Iterable[bytes], name: str, *, before: int = 0) -> Iterator[str | None]:
+    for number, raw in enumerate(stream, 1 + before):
         line = raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw
         line = line.removesuffix(b"\n").removesuffix(b"\r")
         if len(line) > LONGEST_LINE:

@@ -76,7 +76,7 @@ def ticks(low: float, high: float, *, most: int = 6) -> list[float]:
 
 
 def tick_text(value: float, highest: float, *, digits: int = 4) -> str:
-    """Format a value in the scale of the highest value of the axis: `0`, `0.25`, `12.5k`, `0.5·10⁻⁴`."""
+    """Format a value in the scale of the axis's highest value: `0`, `0.25`, `12.5k`, `0.5·10⁻⁴`."""
     if value == 0:
         return "0"
     if not 1e-3 <= highest < 1e9:

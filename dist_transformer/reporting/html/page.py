@@ -7,17 +7,14 @@ from dist_transformer import __version__
 from dist_transformer.errors import UserError
 from dist_transformer.files import write_file
 from dist_transformer.links import guard
+from dist_transformer.reporting.html.document import document, minute, section
 from dist_transformer.reporting.html.markup import Html, element, join
 from dist_transformer.reporting.html.overview import checkpoints, curves, headline, key_figures
 from dist_transformer.reporting.html.run import Run, load_run
-from dist_transformer.reporting.html.style import CSS
 from dist_transformer.reporting.html.tables import environment, scores, settings
 from dist_transformer.reporting.html.texts import attention, samples
 
 REPORT_FILE = "report.html"
-
-# With this policy the browser refuses scripts and anything from other sources.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def write_report(run_dir: Path, out: Path | None = None) -> Path:
@@ -47,37 +44,23 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
 
 def render(run: Run, *, made: datetime) -> str:
     """Render the page; `made` is the time in its footer."""
-    body = element(
-        "main",
+    return document(
+        f"{run.name}: training report",
         headline(run),
-        _section("Key figures", key_figures(run)),
-        _section("Curves", curves(run)),
-        _section("Sample translations", samples(run)),
-        _section("Cross-attention", attention(run)),
-        _section("Scores", scores(run)),
-        _section("Settings", settings(run)),
-        _section("Environment", environment(run)),
-        _section("Checkpoints", checkpoints(run)),
+        section("Key figures", key_figures(run)),
+        section("Curves", curves(run)),
+        section("Sample translations", samples(run)),
+        section("Cross-attention", attention(run)),
+        section("Scores", scores(run)),
+        section("Settings", settings(run)),
+        section("Environment", environment(run)),
+        section("Checkpoints", checkpoints(run)),
         _footer(run, made),
     )
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", f"{run.name}: training report"),
-        element("style", Html(CSS)),
-    )
-    return "<!DOCTYPE html>\n" + element("html", head, element("body", body), lang="en") + "\n"
-
-
-def _section(title: str, content: Html) -> Html:
-    return element("section", element("h2", title), content, id=title.lower().replace(" ", "-"))
 
 
 def _footer(run: Run, made: datetime) -> Html:
-    written = f", metrics.jsonl last written {_minute(run.metrics_written)}" if run.metrics_written else ""
+    written = f", metrics.jsonl last written {minute(run.metrics_written)}" if run.metrics_written else ""
     damaged = ""
     if run.damaged_lines:
         lines = ", ".join(f"{line:,}" for line in run.damaged_lines[:10])
@@ -86,8 +69,4 @@ def _footer(run: Run, made: datetime) -> Html:
             f" metrics.jsonl has {len(run.damaged_lines):,} damaged line(s), left out here: {lines}{more}. "
             "A killed run can leave one at its end."
         )
-    return element("footer", join(f"Made {_minute(made)} by dist_transformer {__version__}{written}.", damaged))
-
-
-def _minute(when: datetime) -> str:
-    return f"{when:%Y-%m-%d %H:%M} UTC"
+    return element("footer", join(f"Made {minute(made)} by dist_transformer {__version__}{written}.", damaged))

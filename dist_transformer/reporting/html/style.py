@@ -43,6 +43,8 @@ h2 {
 }
 h3 { font-size: 14px; margin: 26px 0 8px; }
 p { margin: 0 0 10px; max-width: 78ch; }
+a { color: var(--first); }
+.contents { columns: 2 260px; column-gap: 36px; margin: 24px 0 0; padding-left: 20px; }
 code, .mono {
   font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", "Liberation Mono", monospace;
   font-size: 0.86em;
@@ -79,6 +81,7 @@ header .what p { margin: 8px 0 0; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); gap: 30px 36px; }
 figure { margin: 0; min-width: 0; }
 figcaption { font-size: 14px; margin-bottom: 6px; }
+section > .map figcaption { max-width: 78ch; }
 figcaption .unit { margin-left: 8px; font-size: 12.5px; }
 .chart > svg { display: block; width: 100%; height: auto; overflow: visible; }
 .chart text { font-size: 11.5px; fill: var(--soft); }

@@ -1,10 +1,10 @@
 """Sample translations and their attention maps."""
 
-import base64
 from collections.abc import Sequence
 from typing import TypeVar
 
 from dist_transformer.evaluation.samples import Sample, SampleSheet
+from dist_transformer.reporting.html.document import framed
 from dist_transformer.reporting.html.markup import Html, element, join
 from dist_transformer.reporting.html.run import Run
 
@@ -12,10 +12,7 @@ T = TypeVar("T")
 
 # Rows of the table that shows one sentence over the run.
 _MOST_ROWS = 10
-# Wider maps take the whole width of the page, because half of it would make their labels too small.
-_WIDE_INCHES = 10.0
-# CSS pixels: the width of the page, an inch at full size, and the smallest inch with readable labels.
-_PAGE_WIDTH, _INCH, _SMALLEST_INCH = 1054, 96, 68
+_EVERY_HEAD = 'dist-transformer pictures --model RUN/model --src-text "…" --out FOLDER'
 _NO_SAMPLES = "There are no sample translations in this folder: the run has not translated at a validation."
 
 
@@ -116,36 +113,18 @@ def attention(run: Run) -> Html:
     )
     return join(
         element("p", explained),
+        element("p", "The weights of every head, and those of self-attention: ", element("code", _EVERY_HEAD)),
         element("div", *(_map(sample, *_languages(run, sheet)) for sheet, sample in mapped), class_="maps"),
     )
 
 
 def _map(sample: Sample, source: str | None, target: str | None) -> Html:
-    from dist_transformer.reporting.figures import as_svg, attention_picture
+    from dist_transformer.reporting.figures import attention_picture
 
-    figure = attention_picture(sample)
-    # Embedded as an image, because inline styles would affect the page, and their names could clash.
-    picture = base64.b64encode(as_svg(figure).encode()).decode("ascii")
-    inches = figure.get_figwidth()
-    is_wide = inches > _WIDE_INCHES
-    width = round(max(min(_INCH * inches, _PAGE_WIDTH), _SMALLEST_INCH * inches))
-    return element(
-        "figure",
-        element(
-            "figcaption",
-            _quoted(sample.source, source),
-            " → ",
-            _quoted(sample.hypothesis, target),
-        ),
-        element(
-            "div",
-            element(
-                "img",
-                src=f"data:image/svg+xml;base64,{picture}",
-                width=width,
-                alt=f"Cross-attention for: {sample.source}",
-            ),
-            class_="scroll",
-        ),
-        class_="map wide" if is_wide else "map",
+    caption = element(
+        "figcaption",
+        _quoted(sample.source, source),
+        " → ",
+        _quoted(sample.hypothesis, target),
     )
+    return framed(attention_picture(sample), caption, alt=f"Cross-attention for: {sample.source}")

@@ -224,7 +224,7 @@ class CheckpointWriter:
         temporary = self.run_dir / CHECKPOINTS / f".{snapshot.name}.{self._token}.tmp"
         is_main = distributed.rank() == 0
         try:
-            self._agree(lambda: self._start_anew(temporary) if is_main else None)
+            self._agree(lambda: self._make_temporary(temporary) if is_main else None)
             written = self._agree(lambda: self._write_share(temporary, snapshot))
             files = dict(ChainMap(*distributed.gather_objects(written, self._group)))
             self._agree(lambda: self._commit(temporary, snapshot, files) if is_main else None)
@@ -264,7 +264,7 @@ class CheckpointWriter:
 
         return act
 
-    def _start_anew(self, temporary: Path) -> None:
+    def _make_temporary(self, temporary: Path) -> None:
         remove_unfinished_saves(self.run_dir)
         make_folder(self.run_dir / WEIGHTS)
         make_folder(temporary.parent)

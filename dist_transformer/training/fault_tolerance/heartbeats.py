@@ -71,7 +71,7 @@ class Heartbeats:
         self._file = self.folder / f"rank-{world.rank:05d}-{launch}.json"
         self._failure = self.folder / f"failure-{launch}.json"
 
-    def start_anew(self) -> None:
+    def remove_earlier(self) -> None:
         """Remove the files of earlier launches. Rank 0 calls it while the others wait."""
         # The folder stays, because a rank that is still exiting may write here. A file that cannot be removed does no
         # harm.

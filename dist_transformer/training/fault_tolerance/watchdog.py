@@ -120,7 +120,7 @@ class Watchdog:
             return
         heartbeats = Heartbeats(run_dir, self.world, distributed.broadcast_object(uuid.uuid4().hex))
         distributed.on_all_ranks(
-            lambda: heartbeats.start_anew() if self.world.is_main else None,
+            lambda: heartbeats.remove_earlier() if self.world.is_main else None,
             errors=(OSError,),
             describe=lambda error: f"cannot write to the run folder ({error}): fix it, or choose another --run-dir",
         )

@@ -34,7 +34,7 @@ def settings(folder: DataFolder, **changes: object) -> tuple[TrainConfig, Budget
 
 
 def test_packs_are_cut_where_a_budget_is_full() -> None:
-    """By hand: budgets of 10 source and 8 target tokens, 3 pairs."""
+    """Computed by hand: budgets of 10 source and 8 target tokens, 3 pairs."""
     lengths = np.array([(2, 5), (9, 3), (1, 1), (3, 2), (2, 2), (1, 1), (1, 9), (11, 1)])
     packs = cut_by_length(lengths, Budgets(max_source_tokens=10, max_target_tokens=8, max_sentences=3))
     # Sorted by target, then source: 2 and 5 (1, 1), 4 (2, 2), 3 (3, 2), 1 (9, 3), 0 (2, 5). Pairs 6 and 7 fit nothing.

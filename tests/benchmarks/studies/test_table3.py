@@ -136,7 +136,7 @@ def test_a_row_that_is_past_the_asked_steps_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_rows_are_trained_once_and_go_on(tmp_path: Path) -> None:
+def test_rows_are_trained_once_and_resume(tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "a table"
     run_command(sys.executable, "tools/prepare_data.py", "--toy", 120, "--vocab-size", 400, "--out", data)
     command = [sys.executable, "tools/table3.py", "--data", data, "--out", out, "--preset", "tiny"]

@@ -199,7 +199,7 @@ def test_a_shard_that_went_bad_after_opening_is_found_at_its_first_use(folder: P
 
 @pytest.mark.parametrize("kind", ["flipped", "cut short", "missing"])
 def test_a_bad_shard_may_be_left_to_its_first_use(folder: Path, kind: str) -> None:
-    """For a run that goes on without it; a name that leads elsewhere, or what is no file, is refused all the same."""
+    """A run may continue without a bad shard; a name outside the folder, or one of no file, is refused nevertheless."""
     damage(folder / "train-00001.arrow", kind)
     train = DataFolder.open(folder, shards_may_be_bad=True).train
     assert train.hold([0, 1]).keys() == {1}

@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 ROWS = [[10, 11], [12], [13, 14, 15], [16, 17, 18, 19]]
 VOCAB_SIZE = 20
 
-# Reads each shard as training does, and prints what it is told.
+# Reads each shard as training does, and prints the error.
 READ = """
 import sys
 from pathlib import Path
@@ -56,7 +56,7 @@ def sound(tmp_path: Path) -> Path:
 
 
 def read_in_child(shards: list[Path]) -> list[str]:
-    """What is said of each."""
+    """Read shards in a child process; return its message about each."""
     command = [sys.executable, "-c", READ, shards[0].parent / "lengths.npy", *shards]
     done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, (done.returncode, done.stdout[-300:], done.stderr[-2000:])
@@ -112,7 +112,7 @@ OFFSETS: dict[str, list[int]] = {
 
 
 def test_false_offsets_are_refused(sound: Path) -> None:
-    """Where they were clipped, other ids were trained on; where they were not, the process ended."""
+    """Without this check, training used other ids where offsets were clipped; elsewhere the process ended."""
     content, stated = sound.read_bytes(), np.array([0, 2, 3, 6, 10], dtype=np.int32).tobytes()
     assert content.count(stated) == 2
     shards = []

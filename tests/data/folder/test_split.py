@@ -12,7 +12,7 @@ from dist_transformer.errors import UserError
 
 
 def test_few_shards_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With room for one, the first is read again when it is asked for again."""
+    """If one shard has room, the first is read again when it is needed again."""
     monkeypatch.setattr(folder_module, "_KEPT_SHARDS", 1)
     train = DataFolder.open(folder).train
     train.tokens(np.array([0]))

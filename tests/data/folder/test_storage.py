@@ -123,7 +123,7 @@ def test_a_shard_that_stays_bad_is_named(remote: MemoryFileSystem, tmp_path: Pat
         all_tokens(open_remote(tmp_path))
 
 
-def test_a_damaged_cache_is_mended(remote: MemoryFileSystem, toy_data: DataFolder, tmp_path: Path) -> None:
+def test_a_damaged_cache_is_repaired(remote: MemoryFileSystem, toy_data: DataFolder, tmp_path: Path) -> None:
     folder = open_remote(tmp_path)
     all_tokens(folder)
     for name in ("train-00000.arrow", "tokenizer.json", "lengths.npy"):
@@ -160,7 +160,7 @@ def test_names_that_lead_out_of_the_cache_are_refused(remote: MemoryFileSystem, 
 
 @pytest.mark.system
 def test_processes_share_one_copy(toy_data: DataFolder, tmp_path: Path) -> None:
-    """Four processes read all of a folder that has room for three shards; whoever comes first fetches."""
+    """Four processes read all of a folder that has room for three shards; the first to need one fetches it."""
     served = tmp_path / "served"
     shutil.copytree(toy_data.path, served)
     limit = 3 * max(shard.bytes for shard in toy_data.train.info.shards)

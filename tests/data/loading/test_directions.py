@@ -1,4 +1,4 @@
-"""Several directions in one mixture: told apart by tags, each with its validation set, mixed by temperature."""
+"""Several directions in one mixture: distinguished by tags, each with its validation set, mixed by temperature."""
 
 import itertools
 from collections.abc import Callable
@@ -108,7 +108,7 @@ def test_one_target_language_needs_no_tags(folders: dict[str, Path], names: tupl
 
 
 def test_frequencies_of_a_temperature_by_hand(folders: dict[str, Path]) -> None:
-    """With T = 5, corpora of m and n target tokens are drawn as m^(1/5) to n^(1/5)."""
+    """T = 5 draws corpora of m and n target tokens as m^(1/5) to n^(1/5)."""
     places = folders["en-de"], folders["de-en"]
     large, small = (DataFolder.open(place).index.train.target_tokens for place in places)
     assert large > 8 * small

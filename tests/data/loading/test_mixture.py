@@ -76,7 +76,7 @@ def test_every_corpus_keeps_its_epochs_and_its_share(sizes: list[int], weights: 
         assert abs(tokens - share * total) <= len(sizes) * BUDGETS.max_target_tokens
 
 
-def test_a_position_goes_on_with_the_steps_that_follow() -> None:
+def test_a_position_continues_with_the_next_steps() -> None:
     mixed = mixture([100, 37, 1], [0.5, 0.4, 0.1])
     through = list(itertools.islice(mixed.steps(mixed.start(), 3), 60))
     for done in (1, 7, 20, 41):

@@ -1,4 +1,4 @@
-"""What packing must not lose, and that its compiled form does the same. Budgets are tested through the plan too."""
+"""Packing keeps its promises, and its compiled form does the same. Budgets are tested through the plan too."""
 
 import shutil
 
@@ -47,7 +47,7 @@ def test_every_row_is_packed_once_or_left(pairs: int, is_last: bool) -> None:
 
 
 def test_packs_follow_the_queue() -> None:
-    """What stands early in the queue is not packed late: a pair waits for 64 packs at most."""
+    """A pair at the front of the queue is not packed late: it waits for 64 packs at most."""
     sizes = realistic(4000)
     packs, _ = packs_of(sizes, BUDGETS, is_last=True)
     pack_of = np.empty(len(sizes), dtype=int)
@@ -60,7 +60,7 @@ def test_packs_follow_the_queue() -> None:
 
 
 def test_the_pair_that_evens_the_budgets_completes_a_pack() -> None:
-    """By hand: the oldest pair leaves 20 source and 10 target tokens; (12, 2) evens them best."""
+    """Computed by hand: the oldest pair leaves 20 source and 10 target tokens; (12, 2) evens them best."""
     sizes = np.array([(80, 90), (15, 9), (9, 9), (12, 2), (6, 6)])
     budgets = Budgets(max_source_tokens=100, max_target_tokens=100, max_sentences=9)
     packs, left = packs_of(sizes, budgets, is_last=True)
@@ -70,7 +70,7 @@ def test_the_pair_that_evens_the_budgets_completes_a_pack() -> None:
 
 
 def test_a_pair_that_fills_the_budgets_comes_before_one_that_evens_them() -> None:
-    """By hand: 20 and 20 are left. (10, 10) is even and leaves 10; (18, 17) is not, and leaves 2 and 3."""
+    """Computed by hand: 20 and 20 are left. (10, 10) is even and leaves 10; (18, 17) is not, and leaves 2 and 3."""
     sizes = np.array([(80, 80), (10, 10), (18, 17)])
     budgets = Budgets(max_source_tokens=100, max_target_tokens=100, max_sentences=9)
     packs, _ = packs_of(sizes, budgets, is_last=True)

@@ -132,7 +132,7 @@ def test_a_step_has_all_its_packs_but_at_the_end_of_an_epoch(corpus: Corpus) -> 
 @settings(max_examples=15, deadline=None)
 @given(corpora.filter(lambda corpus: sum(corpus.shard_sizes) <= 300))
 @example(HAND_MADE)
-def test_from_any_step_a_new_plan_goes_on_with_the_steps_that_follow(corpus: Corpus) -> None:
+def test_a_new_plan_continues_from_any_step(corpus: Corpus) -> None:
     """Over the end of an epoch too; the position went through JSON."""
     count = min(40, len(epoch(corpus.plan(), corpus.packs_per_step)) + 3)
     through = list(itertools.islice(corpus.plan().steps(Position(), corpus.packs_per_step), count))

@@ -1,4 +1,4 @@
-"""What a plan does without shards that cannot be read, and what it says of epochs that end."""
+"""A plan without shards that cannot be read, and its records of epochs that end."""
 
 import itertools
 import json
@@ -90,7 +90,7 @@ def test_a_bad_shard_is_missing_from_its_epoch_and_nothing_else_is() -> None:
     packs_per_step=st.integers(1, 3),
 )
 def test_shards_that_go_bad_between_resumptions(stops: list[tuple[int, set[int]]], packs_per_step: int) -> None:
-    """What is past stays, no pair comes twice, none of a bad shard comes again, and the records give the same plan."""
+    """Earlier steps stay, no pair comes twice, none of a bad shard comes again, and the records give the same plan."""
     store, steps, position = Store(), [], Position()
     for count, bad in [*stops, (30, set())]:
         more = list(itertools.islice(plan(store.admit).steps(position, packs_per_step), count))
@@ -195,7 +195,7 @@ def test_a_summary_counts_what_was_left_out() -> None:
 
 
 def test_an_epoch_whose_last_window_cannot_be_read_is_summed_up_too() -> None:
-    """Its last pack was not known to be the last: the next step tells.
+    """Its last pack was not known to be the last: the next step shows it.
 
     A window has more packs than a pair may wait for, so the last one gets no pairs of the first.
     """

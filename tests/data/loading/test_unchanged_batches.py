@@ -25,7 +25,7 @@ def config(toy_data: DataFolder, tmp_path: Path) -> TrainConfig:
 
 
 def tensors(steps: Iterable[Step], collator: Collator) -> list[torch.Tensor]:
-    """What training computes with, of each step."""
+    """List the tensors with which training computes each step."""
     batches = [micro.batch for step in steps for micro in collator.micro_batches(step, rank=0, world_size=1)]
     return [
         tensor
@@ -35,7 +35,7 @@ def tensors(steps: Iterable[Step], collator: Collator) -> list[torch.Tensor]:
 
 
 def overwrite(file: Path) -> None:
-    """In place, as it would be for whoever mapped it: every sentence has one token, every text and id is another."""
+    """Change the content in place, for every process that maps it: sentences have one token, texts and ids differ."""
     content = bytearray(file.read_bytes())
     if file.name == "lengths.npy":
         lengths = np.load(file)

@@ -1,4 +1,4 @@
-"""What the tests of preparation share: small corpora, a preparation of them, and what came of it."""
+"""Helpers of the tests of preparation: small corpora, a preparation of them, and its outcome."""
 
 import os
 import subprocess

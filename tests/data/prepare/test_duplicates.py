@@ -66,7 +66,7 @@ def test_pairs_that_are_held_out_are_not_trained_on_by_a_repetition(tmp_path: Pa
 def test_repetitions_are_counted_in_parts_of_any_size(
     tmp_path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of chunks of any size, too: numpy counts what differs."""
+    """Chunks of any size give the same counts; numpy counts the different pairs."""
     monkeypatch.setattr(duplicates, "_KEYS_AT_ONCE", at_once)
     monkeypatch.setattr(pipeline, "CHUNK_PAIRS", 13)
     generator = np.random.default_rng(3)

@@ -1,4 +1,4 @@
-"""Which processes form a ranks, without an MPI library: as after the plain installation."""
+"""The processes that form the ranks, without an MPI library: as after the plain installation."""
 
 import os
 import sys

@@ -75,7 +75,7 @@ def test_empty_out_and_missing_parents_are_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), SystemExit(143), OSError(28, "No space left on device")])
-def test_the_same_call_goes_on_after_an_interruption(
+def test_the_same_call_resumes_after_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
 ) -> None:
     def fail(*_: Any) -> None:
@@ -90,7 +90,7 @@ def test_the_same_call_goes_on_after_an_interruption(
     assert names(tmp_path / "new") == {".out.partial"}
     # Tokens are not made again: without the tokenizer no stage but the last could be done.
     monkeypatch.setattr(encoding, "words_of", lambda *_: pytest.fail("encoded again"))
-    # The files keep their times: run would write them anew.
+    # The files keep their times: run would write them again.
     settings = {"sources": tuple(line_files([tmp_path / "train.en"], [tmp_path / "train.de"])), "vocab_size": 400}
     report: list[str] = []
     assert prepare(PrepareSettings(out=tmp_path / "new/out", **settings), report.append) == index

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, heed_interrupts
+from tests.conftest import ROOT, allow_interrupts
 
 MPIRUN = Path(sys.executable).parent / "mpirun"
 MESSAGE = "interrupted: run the same command again to resume\n"
@@ -48,7 +48,7 @@ def start(command: list[str]) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=heed_interrupts,  # noqa: PLW1509 - no thread runs here
+        preexec_fn=allow_interrupts,  # noqa: PLW1509 - no thread runs here
     )
 
 
@@ -64,7 +64,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def wait_for(condition: Callable[[], object]) -> None:
     end = time.monotonic() + 120
     while not condition():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "waited too long"
         time.sleep(0.005)
 
 
@@ -94,7 +94,7 @@ def children(process: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def straight(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """What one process makes without interruption."""
+    """Return the files that one process makes without interruption."""
     out = tmp_path_factory.mktemp("straight") / "out"
     status, output, errors = finish(start(words(text, out, "--workers", 1)))
     assert (status, errors) == (0, "")
@@ -127,7 +127,7 @@ def test_an_error_in_a_process_is_said_once_and_leaves_nothing(text: Path, tmp_p
         assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_killed_again_and_again_it_goes_on(text: Path, straight: dict[str, bytes], tmp_path: Path) -> None:
+def test_killed_again_and_again_it_resumes(text: Path, straight: dict[str, bytes], tmp_path: Path) -> None:
     out = tmp_path / "out"
     # A file of a source, of ids, and some shards, each written by one of two processes: then the parent is killed.
     for pattern, count in (("text-*.arrow", 1), ("ids-*.arrow", 1), ("shard-*.arrow", 20), ("shard-*.arrow", 120)):
@@ -151,7 +151,7 @@ def test_killed_again_and_again_it_goes_on(text: Path, straight: dict[str, bytes
 
 
 @pytest.mark.parametrize(("how", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupted_it_says_that_the_same_command_goes_on(
+def test_interrupted_it_reports_that_the_same_command_resumes(
     text: Path, straight: dict[str, bytes], tmp_path: Path, how: signal.Signals, status: int
 ) -> None:
     out = tmp_path / "out"
@@ -204,7 +204,7 @@ def test_under_mpirun(text: Path, straight: dict[str, bytes], tmp_path: Path) ->
     assert output.count("wrote: ") == 1
     assert files_of(tmp_path / "whole") == straight
 
-    # A rank is killed: the launcher ends the others, and the same command goes on without it, too.
+    # A rank is killed: the launcher ends the others, and the same command resumes without it, too.
     out = tmp_path / "out"
     process = start([*launcher, *words(text, out, "--workers", 1)])
     wait_for(lambda: len(made(out, "shard-*.arrow")) >= 10)

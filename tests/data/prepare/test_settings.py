@@ -1,4 +1,4 @@
-"""What can be asked of a preparation."""
+"""Settings that a preparation accepts."""
 
 from pathlib import Path
 from typing import Any

@@ -146,7 +146,7 @@ PLACES = ("", "lock", "one/results", "one/data/valid", "one/results/tokenizer.js
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_link_in_it_is_not_passed(tmp_path: Path, place: str) -> None:
-    """Whoever may write beside the result could have put it there."""
+    """A user who may write next to the result could have put it there."""
     out, root, victim = tmp_path / "out", tmp_path / ".out.partial", tmp_path / "victim"
     victim.mkdir()
     (victim / "file").write_text("theirs")

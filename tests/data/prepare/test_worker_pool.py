@@ -13,7 +13,7 @@ import pytest
 
 from dist_transformer.data.prepare.worker_pool import WorkerPool
 from dist_transformer.errors import TransientError, UserError
-from tests.conftest import ROOT, heed_interrupts
+from tests.conftest import ROOT, allow_interrupts
 from tests.data.prepare.pool_tasks import Fail, Square
 
 
@@ -32,7 +32,7 @@ def holds_back_interrupts(process: int) -> bool:
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "waited too long"
         time.sleep(0.02)
 
 
@@ -105,7 +105,7 @@ def test_processes_end_with_their_parent(tmp_path: Path, how: signal.Signals) ->
             env=environment,
             stderr=errors,
             start_new_session=True,
-            preexec_fn=heed_interrupts,  # noqa: PLW1509 - no thread runs here
+            preexec_fn=allow_interrupts,  # noqa: PLW1509 - no thread runs here
         )
         try:
             wait_for(lambda: len(pids(tmp_path / "pids")) == 2)

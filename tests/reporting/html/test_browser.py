@@ -33,7 +33,7 @@ addEventListener("load", () => {
 
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
-    """What is likely to be too wide: long words, long lines, large numbers, a map of many pieces."""
+    """Make a page with content that is likely to be too wide: long words, long lines, large numbers, a large map."""
     records = [*RECORDS, *(train(step, nll=1 + 100 / step, loss=2.0, gradient_norm=1.0) for step in range(100, 9999))]
     run = write_run(tmp_path / ("unbroken_name_" * 12), records, extra={"a_long_name_" * 9: "a_long_value_" * 9})
     wide = sample("wide " * 30, "long" * 60, "map " * 20, with_map=True)

@@ -1,4 +1,4 @@
-"""What a reader finds on the page, read by an HTML parser."""
+"""The content of the page, read by an HTML parser."""
 
 import base64
 import json
@@ -184,13 +184,18 @@ def test_spread_out() -> None:
     assert spread_out(range(11), 3) == [0, 5, 10]
 
 
+def test_the_command_that_draws_every_head_is_named(run_dir: Path, read_page: ReadPage) -> None:
+    (command,) = section(read_page(run_dir), "Cross-attention").xpath(".//code/text()")
+    assert command.startswith("dist-transformer pictures --model RUN/model --src-text ")
+
+
 def test_attention_maps_are_images_within_the_page(run_dir: Path, read_page: ReadPage) -> None:
     (image,) = section(read_page(run_dir), "Cross-attention").xpath(".//img")
     kind, _, content = image.get("src").partition(",")
     assert kind == "data:image/svg+xml;base64"
     picture = lxml.etree.fromstring(base64.b64decode(content))
     texts = {"".join(text.itertext()) for text in picture.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"decoder layer 1", "decoder layer 2", "dog", "schläft", "gern"} <= texts
+    assert {"Decoder layer 1", "Decoder layer 2", "dog", "schläft", "gern"} <= texts
     assert image.get("alt") == "Cross-attention for: the dog sleeps"
 
 

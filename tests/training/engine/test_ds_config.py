@@ -209,7 +209,7 @@ def test_precision_is_written() -> None:
 
 
 def test_every_key_of_ours_is_refused_in_a_users_file(file: Path) -> None:
-    """What `complete_ds_config` writes would otherwise overwrite a user's value in silence."""
+    """Otherwise `complete_ds_config` would overwrite a user's value without a message."""
     # The user's ZeRO options are completed, not replaced.
     written = set(complete_ds_config({}, PRESETS["tiny"], 1)) - {"zero_optimization"}
     assert written <= set(OURS)

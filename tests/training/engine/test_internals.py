@@ -1,4 +1,4 @@
-"""What we use of DeepSpeed's and torch's insides is there, and does what it did: fails where a version changes it.
+"""The internals of DeepSpeed and torch that we use exist and work as before: fails where a version changes them.
 
 That all of it works together is tested with real engines, in tests/distributed.
 """
@@ -65,7 +65,7 @@ def test_needless_set_up_is_called_by_the_names_that_we_replace(quiet_parts: tup
 def test_every_collective_ends_in_the_wait_that_is_timed(
     quiet_parts: tuple[ModuleType, ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that DeepSpeed calls, also where it does other work first; each wait takes 20 ms longer here."""
+    """All collectives of DeepSpeed count, also where it does other work first; each wait takes 20 ms longer here."""
     usual = internals._wait
 
     def slowly(work: dist.Work) -> bool:
@@ -117,7 +117,7 @@ assert {"input_tensors", "norm_type", "mpu"} <= {*before[1].parameters} & {*afte
 
 @pytest.mark.parametrize("optimizer", [DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3])
 def test_a_step_searches_the_gradients_by_check_overflow(optimizer: type) -> None:
-    """With keyword arguments or none; what follows looks at the norm, and skips the step."""
+    """The call has keyword arguments or none; the code after it looks at the norm, and skips the step."""
     calls = re.findall(r"self\.check_overflow\((.*)\)", source(optimizer))
     assert calls
     assert all(re.fullmatch(r"(\w+=[\w.]+)?", arguments) for arguments in calls)

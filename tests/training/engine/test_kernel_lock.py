@@ -65,7 +65,7 @@ assert KernelLock({str(tmp_path / "lock")!r}).try_acquire()
 
 
 def test_a_pytorch_that_leaves_no_file_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As from 2.15 on."""
+    """PyTorch 2.15 and later have no such file."""
     monkeypatch.delattr(cpp_extension, "FileBaton", raising=False)
     with builds_survive_kills():
         assert not hasattr(cpp_extension, "FileBaton")

@@ -1,4 +1,4 @@
-"""What signals do to a rank, delivered for real."""
+"""The effect of signals on a rank, delivered for real."""
 
 import io
 import signal

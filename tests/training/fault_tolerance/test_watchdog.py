@@ -1,4 +1,4 @@
-"""Who is behind, as heartbeats tell it; how long phases take; which launchers stand above a process."""
+"""Ranks that are behind, by their heartbeats; the duration of phases; the launchers above a process."""
 
 import contextlib
 import dataclasses
@@ -63,7 +63,7 @@ def test_where_nobody_is_behind_all_say_where_they_are() -> None:
 
 def test_the_first_failure_stands_until_the_next_launch(tmp_path: Path) -> None:
     ranks = [Heartbeats(tmp_path / "run", World(rank=rank, size=2), "first") for rank in range(2)]
-    ranks[0].start_anew()
+    ranks[0].remove_earlier()
     assert ranks[0].known_failure() is None
     failures = [Failure(rank=rank, reason=f"error {rank}", is_hang=False) for rank in range(2)]
     assert ranks[1].first_failure(failures[1]) == failures[1]
@@ -71,13 +71,13 @@ def test_the_first_failure_stands_until_the_next_launch(tmp_path: Path) -> None:
     assert ranks[0].known_failure() == failures[1]
     assert Heartbeats(tmp_path / "run", World(), "second").known_failure() is None
     ranks[0].publish(beat(0, 1, 1))
-    ranks[0].start_anew()
+    ranks[0].remove_earlier()
     assert list(ranks[0].folder.iterdir()) == []
 
 
 def test_an_error_is_told_to_the_others_and_theirs_is_an_echo(tmp_path: Path) -> None:
     with contextlib.closing(Watchdog(World(), {})) as watchdog:
-        assert watchdog.fail(ValueError("before anybody could be told")) is None
+        assert watchdog.fail(ValueError("before any rank could be reached")) is None
         watchdog.start(LauncherWatch()).publish_in(tmp_path)
         assert watchdog.fail(ValueError("boom\nand more")) is None
         (file,) = (tmp_path / "heartbeats").glob("failure-*.json")
@@ -148,7 +148,7 @@ def test_a_report_that_is_under_way_ends_with_close(
 
 def test_a_launch_begins_while_ranks_of_the_last_one_leave(tmp_path: Path) -> None:
     last, here = (Heartbeats(tmp_path, World(), launch) for launch in ("last", "here"))
-    last.start_anew()
+    last.remove_earlier()
     ended = threading.Event()
 
     def beat_on() -> None:
@@ -163,7 +163,7 @@ def test_a_launch_begins_while_ranks_of_the_last_one_leave(tmp_path: Path) -> No
     leaving.start()
     try:
         for _ in range(300):
-            here.start_anew()
+            here.remove_earlier()
     finally:
         ended.set()
         leaving.join()
@@ -218,7 +218,7 @@ time.sleep(1000)
 
 @pytest.mark.system
 def test_a_hang_ends_the_process_with_its_stacks(tmp_path: Path) -> None:
-    """Neither a long validation, nor steps that go on, nor a job that was suspended."""
+    """A long validation, steps that continue and a suspended job end nothing."""
     done = subprocess.run(
         [sys.executable, "-c", HANG, str(tmp_path)], capture_output=True, text=True, check=False, timeout=PATIENCE
     )
@@ -268,7 +268,7 @@ subprocess.run([sys.executable, "-c", {ASK.replace("len(", "(").replace("._paren
 def test_a_launcher_killed_before_its_ranks_began_is_noticed(
     tmp_path: Path, arguments: list[str], *, is_gone: bool
 ) -> None:
-    """What is above the launcher of another node, ssh or a shell, may end."""
+    """The parent of the launcher of another node, ssh or a shell, may end."""
     launcher = tmp_path / "deepspeed.launcher.launch"
     launcher.write_text(ORPHAN)
     outer = f"import subprocess, sys; subprocess.Popen([sys.executable, '-u', {str(launcher)!r}, *sys.argv[1:]])"
@@ -279,7 +279,7 @@ def test_a_launcher_killed_before_its_ranks_began_is_noticed(
 
 
 def test_a_launcher_with_a_living_parent_is_not_an_orphan(tmp_path: Path) -> None:
-    """As one that a shell or a script of the user's own started."""
+    """A shell or a script of the user started this launcher."""
     launcher = tmp_path / "deepspeed.launcher.launch"
     launcher.write_text(ORPHAN.replace("while os.getppid() != 1", "while os.getppid() == 1"))
     found = subprocess.run([sys.executable, str(launcher)], capture_output=True, text=True, check=True, timeout=120)

@@ -1,0 +1,112 @@
+"""The pictures that can be made of what is given: some need no model, some a sentence, one learned positions."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dist_transformer.errors import UserError
+from dist_transformer.inference.trained_model import TrainedModel
+from dist_transformer.pictures.attention import attention_pictures
+from dist_transformer.pictures.cost import cost_picture
+from dist_transformer.pictures.masks import mask_picture
+from dist_transformer.pictures.picture import Picture
+from dist_transformer.pictures.positions import learned_picture, rotation_picture, sinusoid_picture
+from dist_transformer.pictures.schedules import schedule_picture
+from dist_transformer.pictures.softmax import saturation_picture
+
+_LEARNED = "learned"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PictureSettings:
+    """Models and sentences of the pictures."""
+
+    model: Path | None = None
+    """Model folder whose attention is drawn."""
+    source: str | None = None
+    """Sentence that the model reads."""
+    target: str | None = None
+    """Its translation; default: the model's own."""
+    learned_model: Path | None = None
+    """Model folder with learned positions; default: `model`, if it has them."""
+    direction: str | None = None
+    """Direction of `model`, such as `en-de`; needed if it has several."""
+    tags: tuple[str, ...] | None = None
+    """Tags in front of the source, instead of the direction's."""
+
+    def __post_init__(self) -> None:
+        if self.model is None:
+            given = {"--src-text": self.source, "--tgt-text": self.target, "--direction": self.direction}
+            for flag, value in {**given, "--tag": self.tags}.items():
+                if value is not None:
+                    raise UserError(f"{flag} needs a model that reads it: give --model")
+        elif self.source is None:
+            raise UserError("--model needs a sentence: give --src-text")
+        for flag, text in (("--src-text", self.source), ("--tgt-text", self.target)):
+            if text is not None and (not text.strip() or len(text.splitlines()) > 1):
+                raise UserError(f"{flag} is {text!r:.200}: give one sentence in one line")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collection:
+    """Pictures in the order of the page, with notes for its reader."""
+
+    pictures: list[Picture]
+    notes: list[str]
+
+
+def make_pictures(settings: PictureSettings) -> Collection:
+    """Make all pictures for which `settings` has what they need.
+
+    Raises:
+        UserError: a model folder cannot be used, or a sentence is too long.
+    """
+    notes: list[str] = []
+    # The models come first, because they may be refused.
+    model = None
+    if settings.model is not None:
+        model = TrainedModel.load(settings.model, device="cpu", direction=settings.direction, tags=settings.tags)
+    learned_PD = _learned_positions(model, settings.learned_model)
+    pictures = [mask_picture()]
+    if model is None:
+        notes.append("Not here: the attention of a trained model. Give --model MODEL and --src-text with a sentence.")
+    else:
+        pictures += _attention(model, settings, notes)
+    pictures += [saturation_picture(), sinusoid_picture(), rotation_picture()]
+    if learned_PD is None:
+        notes.append(
+            "Not here: learned positions. Train with --model.positions learned, and give that model by "
+            "--learned-model MODEL."
+        )
+    else:
+        pictures.append(learned_picture(learned_PD))
+    return Collection(pictures=[*pictures, schedule_picture(), cost_picture()], notes=notes)
+
+
+def _attention(model: TrainedModel, settings: PictureSettings, notes: list[str]) -> list[Picture]:
+    assert settings.source is not None
+    target = settings.target
+    if target is None:
+        target = model.translate(settings.source)
+    by = "given" if settings.target is not None else "the model's translation by beam search"
+    pictures = attention_pictures(model.attention(settings.source, target))
+    notes.append(f"Sentence of the attention pictures: {settings.source}")
+    notes.append(f"Its target, {by}: {target or '(nothing)'}")
+    return pictures
+
+
+def _learned_positions(model: TrainedModel | None, other: Path | None) -> np.ndarray | None:
+    """Return the table of learned positions of `other`, or else of `model`; None if there is none."""
+    if other is not None:
+        model = TrainedModel.load(other, device="cpu")
+        found = model.model.config.positions
+        if found != _LEARNED:
+            raise UserError(
+                f"--learned-model {other} has {found} positions: give a model that was trained with "
+                "--model.positions learned"
+            )
+    if model is None or model.model.config.positions != _LEARNED:
+        return None
+    table_PD: np.ndarray = model.model.position_vectors(model.model.config.max_positions).detach().numpy()
+    return table_PD

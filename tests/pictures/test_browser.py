@@ -1,0 +1,47 @@
+"""The page as a real browser shows it; skipped where there is none."""
+
+import json
+from html import escape
+from pathlib import Path
+
+import lxml.html
+import numpy as np
+import pytest
+from PIL import Image
+
+from dist_transformer.pictures.cost import cost_picture
+from dist_transformer.pictures.page import write_pictures
+from dist_transformer.pictures.positions import sinusoid_picture
+from tests.browser import Browser, browser
+from tests.reporting.html.test_browser import MEASURE
+
+__all__ = ["browser"]
+
+
+@pytest.mark.slow
+def test_the_page_fits_a_phone_and_a_wide_window(browser: Browser, tmp_path: Path) -> None:
+    page = write_pictures(tmp_path / "out", [sinusoid_picture(), cost_picture()], ["word" * 50])
+    html = page.read_text(encoding="utf-8")
+    # The page refuses scripts: the copy that is measured must not.
+    start = html.index('<meta http-equiv="Content-Security-Policy"')
+    html = (html[:start] + html[html.index(">", start) + 1 :]).replace("</body>", f"{MEASURE}</body>")
+    for width in (375, 1280):
+        # In a frame: a window is at least 500 pixels wide.
+        frame = tmp_path / "frame.html"
+        content = f'<iframe width="{width}" height="900" frameborder="0" srcdoc="{escape(html)}">'
+        frame.write_text(content, encoding="utf-8")
+        shown = lxml.html.document_fromstring(browser.run(frame.as_uri(), 1400, "--dump-dom").stdout)
+        measured = json.loads(shown.get("data-measured"))
+        assert measured == {"window": width, "content": width, "outside": [], "pictures": 2}
+
+
+@pytest.mark.slow
+def test_the_browser_shows_the_pictures(browser: Browser, tmp_path: Path) -> None:
+    page = write_pictures(tmp_path / "out", [cost_picture()], [])
+    picture = tmp_path / "page.png"
+    told = browser.run(page.as_uri(), 1280, f"--screenshot={picture}").stderr
+    # Such as something that the page's own policy refused.
+    assert "CONSOLE" not in told
+    pixels_HWC = np.asarray(Image.open(picture).convert("RGB")).astype(int)
+    # The first colour of the curves.
+    assert (np.abs(pixels_HWC - (0x00, 0x72, 0xB2)).max(axis=2) < 3).sum() > 200

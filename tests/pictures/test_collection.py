@@ -1,0 +1,147 @@
+"""The pictures that a model, a sentence and learned positions give; the command's bad input."""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from dist_transformer.cli.pictures import main
+from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.errors import UserError
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.model_folder import ModelInfo, write_model_folder
+from dist_transformer.pictures import collection as module
+from dist_transformer.pictures.collection import PictureSettings, make_pictures
+from dist_transformer.pictures.picture import Picture
+
+SENTENCE = "the dog sleeps"
+OF_NO_MODEL = ["masks", "softmax", "positions", "rotation", "schedules", "cost"]
+OF_A_SENTENCE = ["attention-encoder", "attention-decoder", "attention-cross"]
+
+
+@pytest.fixture
+def learned_folder(toy_tokenizer: Tokenizer, random_model: Transformer, model_info: ModelInfo, tmp_path: Path) -> Path:
+    """A model folder with learned positions."""
+    torch.manual_seed(4)
+    config = dataclasses.replace(random_model.config, positions="learned")
+    file = tmp_path / "tokenizer.json"
+    toy_tokenizer.save(file)
+    write_model_folder(
+        tmp_path / "learned",
+        info=dataclasses.replace(model_info, model=config),
+        weights=dict(Transformer(config).state_dict()),
+        tokenizer_json=file.read_bytes(),
+    )
+    return tmp_path / "learned"
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures that need no model take seconds, and have tests of their own."""
+
+    def stand_in(name: str) -> Callable[[], Picture]:
+        from matplotlib.figure import Figure
+
+        return lambda: Picture(name=name, title=name, section="3", caption="", alt="", figure=Figure(figsize=(1, 1)))
+
+    functions = ("mask", "saturation", "sinusoid", "rotation", "schedule", "cost")
+    for function, name in zip(functions, OF_NO_MODEL, strict=True):
+        monkeypatch.setattr(module, f"{function}_picture", stand_in(name))
+
+
+def names(settings: PictureSettings) -> list[str]:
+    return [picture.name for picture in make_pictures(settings).pictures]
+
+
+@pytest.mark.usefixtures("quick")
+def test_without_a_model_the_page_says_what_it_lacks() -> None:
+    made = make_pictures(PictureSettings())
+    assert [picture.name for picture in made.pictures] == OF_NO_MODEL
+    attention, positions = made.notes
+    assert "Give --model MODEL and --src-text" in attention
+    assert "--model.positions learned" in positions
+    assert "--learned-model MODEL" in positions
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_model_and_a_pair_give_attention(model_folder: Path) -> None:
+    made = make_pictures(PictureSettings(model=model_folder, source=SENTENCE, target="der Hund"))
+    assert [picture.name for picture in made.pictures] == ["masks", *OF_A_SENTENCE, *OF_NO_MODEL[1:]]
+    assert made.notes[:2] == [f"Sentence of the attention pictures: {SENTENCE}", "Its target, given: der Hund"]
+    assert len(made.notes) == 3
+
+
+@pytest.mark.usefixtures("quick")
+def test_without_a_target_the_model_translates(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.TrainedModel, "translate", lambda model, text: f"translated {text}")
+    made = make_pictures(PictureSettings(model=model_folder, source=SENTENCE))
+    assert made.notes[1] == f"Its target, the model's translation by beam search: translated {SENTENCE}"
+
+
+@pytest.mark.usefixtures("quick")
+def test_learned_positions_come_from_either_model(model_folder: Path, learned_folder: Path) -> None:
+    with_learned = [*OF_NO_MODEL[:4], "learned-positions", *OF_NO_MODEL[4:]]
+    assert names(PictureSettings(learned_model=learned_folder)) == with_learned
+    settings = PictureSettings(model=learned_folder, source=SENTENCE, target="der")
+    assert names(settings) == ["masks", *OF_A_SENTENCE, *with_learned[1:]]
+    assert len(make_pictures(settings).notes) == 2
+    with pytest.raises(UserError, match="has sinusoidal positions: give a model that was trained with"):
+        make_pictures(PictureSettings(learned_model=model_folder))
+
+
+def run_main(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["pictures", *map(str, words)])
+    main()
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_command_writes_the_folder_and_names_its_page(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    run_main(monkeypatch, "--out", out, "--model", model_folder, "--src-text", SENTENCE, "--tgt-text", "der Hund")
+    assert capsys.readouterr().out == f"{out / 'index.html'}\n"
+    files = sorted(path.name for path in out.iterdir())
+    assert files == sorted(["index.html", *(f"{name}.png" for name in [*OF_NO_MODEL, *OF_A_SENTENCE])])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model", "MODEL"], "--model needs a sentence: give --src-text"),
+        (["--src-text", "a"], "--src-text needs a model that reads it: give --model"),
+        (["--tgt-text", "a"], "--tgt-text needs a model that reads it: give --model"),
+        (["--tag", "<2de>"], "--tag needs a model that reads it: give --model"),
+        (["--model", "MODEL", "--src-text", " "], "--src-text is ' ': give one sentence in one line"),
+        (["--model", "MODEL", "--src-text", "a\nb"], r"--src-text is 'a\\nb': give one sentence in one line"),
+        (["--model", "MODEL", "--src-text", "a", "--tgt-text", ""], "--tgt-text is '': give one sentence in one line"),
+        (
+            ["--model", "MODEL", "--src-text", "dog " * 31, "--tgt-text", "Hund"],
+            "the source has .* pieces and a picture has room for 30: give a shorter one",
+        ),
+        (
+            ["--model", "MODEL", "--src-text", "dog", "--tgt-text", "Hund " * 31],
+            "the target has .* pieces and a picture has room for 30: give a shorter one",
+        ),
+        (["--model", "nowhere", "--src-text", "a"], "nowhere"),
+        (["--learned-model", "nowhere"], "nowhere"),
+    ],
+)
+@pytest.mark.usefixtures("quick")
+def test_bad_input_gets_a_sentence_and_leaves_nothing(
+    words: list[str], said: str, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [word.replace("MODEL", str(model_folder)) for word in words]
+    with pytest.raises(UserError, match=said):
+        run_main(monkeypatch, "--out", tmp_path / "out", *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_files_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(UserError, match="exists: choose another name, or remove it"):
+        run_main(monkeypatch, "--out", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

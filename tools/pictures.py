@@ -1,0 +1,10 @@
+"""`dist_transformer/cli/pictures.py` as a script."""
+
+if __name__ == "__main__":
+    import _start  # noqa: F401
+
+from dist_transformer.cli.pictures import main
+from dist_transformer.errors import exit_on_user_error
+
+if __name__ == "__main__":
+    exit_on_user_error(main)
