@@ -110,7 +110,7 @@ def test_the_committed_bands_follow_from_their_seeds() -> None:
 
 
 def test_the_committed_bands_find_the_defects() -> None:
-    """By several half widths in at least one figure; rounding cannot make up for that."""
+    """At least one figure is several half widths away; rounding cannot make up for that."""
     figures = read_result(BAND_FILE)["figures"]
     bands = {name: Band(**band) for name, band in figures["bands"].items()}
     assert {name: defect["flags"] for name, defect in figures["defects"].items()} == DEFECTS
@@ -132,7 +132,7 @@ def start(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """What every training measures, in place of a training; the names of the trainings are added."""
+    """Figures that stand in place of a training, before the seed or a defect moves them."""
     values = dict(INSIDE)
 
     def measure(name: str, seed: int, flags: Sequence[str], arguments: Any) -> dict[str, float]:
@@ -243,7 +243,7 @@ def test_new_bands_resume_and_follow_from_their_trainings(
 
 @pytest.mark.slow
 def test_the_recipe_is_reproduced(corpora: Path, tmp_path: Path) -> None:
-    """As `make reproduce` does: from text to BLEU, with figures in the committed bands."""
+    """The command of `make reproduce`, from text to BLEU, ends with all figures in the committed bands."""
     command = [sys.executable, "tools/reproduce.py", "--multi30k", corpora / "multi30k"]
     output = run_command(*command, "--out", tmp_path / "out", timeout=1800)
     assert [line.rpartition(": ")[2] for line in output.splitlines()[-4:]] == ["in"] * 4
