@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test compat-test container-test slurm-test faults check docs bench release gpu-check null-gpu clean
+.PHONY: demo test compat-test container-test slurm-test faults check docs bench reproduce release gpu-check null-gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -45,6 +45,11 @@ docs: $(VENV)/.docs-installed
 
 bench: $(STAMP)
 	$(BIN)/python tools/bench.py
+
+# Trains from scratch, so an earlier training goes away.
+reproduce: $(STAMP)
+	rm -rf runs/reproduce
+	$(BIN)/python tools/reproduce.py --out runs/reproduce
 
 # A PYTHON that is named is used as it is: nothing is installed.
 GIVEN := $(filter command environment,$(origin PYTHON))

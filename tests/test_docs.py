@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import yaml
 
@@ -200,7 +201,7 @@ def commands() -> list[str]:
 def test_make_targets_exist() -> None:
     targets = {line.split()[1] for line in commands() if line.startswith("make ")}
     assert targets == {"demo"}
-    for target in targets | {"check", "docs", "test"}:
+    for target in targets | {"check", "docs", "reproduce", "test"}:
         done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
@@ -212,6 +213,7 @@ def in_small(command: str, hub_folder: Path) -> str:
         "deepspeed --num", f"deepspeed --master_port {free_port()} --num"
     )
     command = command.replace("--dataset wmt14 --dataset-config de-en", f"--dataset {shlex.quote(str(hub_folder))}")
+    command = command.replace("--dataset IWSLT/iwslt2017", f"--dataset {shlex.quote(str(hub_folder.parent / 'ted'))}")
     command = re.sub(r"--vocab-size (8000|32000|37000)\b", "--vocab-size 400", command)
     # What a hardly trained model makes of a text is no sentence that a preparation would keep.
     command = command.replace("--src mono.en", "--src valid.en")
@@ -249,6 +251,11 @@ def test_every_command_runs_in_the_order_of_the_pages(tmp_path: Path) -> None:
     hub.mkdir()
     rows = [json.dumps({"translation": {"en": english, "de": german}}) for english, german in corpus.train]
     (hub / "train.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    for split, pairs in (("train", corpus.train), ("validation", corpus.valid)):
+        folder = tmp_path / "ted" / "iwslt2017-en-zh" / split
+        folder.mkdir(parents=True)
+        talks = [{"translation": {"en": english, "zh": german}} for english, german in pairs]
+        datasets.Dataset.from_list(talks).to_parquet(folder / "0000.parquet")
     for name in ("tools", "ds_configs"):
         (tmp_path / name).symlink_to(ROOT / name)
     binaries = Path(sys.executable).parent
@@ -275,7 +282,7 @@ def test_every_command_runs_in_the_order_of_the_pages(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         ran.append(line)
-    assert len(ran) == 49
+    assert len(ran) == 53
     (example,) = fenced(README, "python")
     python = [sys.executable, "-c", example]
     done = subprocess.run(

@@ -143,6 +143,7 @@ _MEANT_FOR = {
     "tiny": "2 CPU cores, minutes",
     "multi30k": "2 CPU cores, 2 hours",
     "ted_en_zh": "not measured yet",
+    "ted_tutorial": "not measured yet",
     "base": "8 P100, 12 hours",
     "big": "8 P100, 3.5 days",
     "big_large_batch": "8 V100, 5 hours",

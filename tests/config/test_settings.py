@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,10 @@ import pytest
 from dist_transformer.config.plain import from_plain, read_json, to_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import FLAT_GROUPS, BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.errors import UserError
+from dist_transformer.training.engine.schedule import learning_rate
+from tests.conftest import ROOT, run_command
 
 NEW_RUN = {"data": ("d",), "run_dir": Path("r")}
 ABOVE_0, FROM_0, FRACTION = "above 0", "give 0", "up to, not including, 1"
@@ -182,8 +186,42 @@ def test_multi30k_is_transformer_tiny() -> None:
     assert (config.max_steps, config.validation.patience) == (8000, 10)
 
 
+def test_ted_tutorial_is_the_tutorials_recipe() -> None:
+    config = PRESETS["ted_tutorial"]
+    model, optimizer = config.model, config.optimizer
+    assert (model.width, model.ffn_width, model.heads) == (512, 2048, 8)
+    assert (model.encoder_layers, model.decoder_layers, model.dropout) == (6, 6, 0.1)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (0.9, 0.98, 1e-9)
+    assert (optimizer.weight_decay, optimizer.label_smoothing) == (0.01, 0.1)
+    assert (config.max_steps, config.validation.validate_every) == (10_000, 100)
+    rates = {step: learning_rate(step, config) for step in (1, 1000, 10_000)}
+    assert rates == pytest.approx({1: 5e-6, 1000: 5e-3, 10_000: 1e-5})
+
+
+def test_a_step_of_ted_tutorial_is_2048_captions() -> None:
+    """256 pairs times accumulation 8, at the mean length of a target side in the captions that were measured."""
+    captions = read_json(ROOT / "results" / "ted.json")["figures"]["captions"]
+    batch = PRESETS["ted_tutorial"].batch
+    assert batch.packs_per_step == 8
+    assert batch.max_target_tokens == round(256 * captions["target_tokens"] / captions["pairs"])
+
+
+@pytest.mark.slow
+def test_the_captions_have_the_length_that_ted_tutorial_is_made_for(corpora: Path, tmp_path: Path) -> None:
+    """Prepared as docs/ted.md prepares the talks."""
+    captions = corpora / "captions_en_zh"
+    texts = ["--src", captions / "train.en", "--tgt", captions / "train.zh"]
+    texts += ["--valid-src", captions / "valid.en", "--valid-tgt", captions / "valid.zh"]
+    flags = ["--vocab-size", 10_000, "--normalization", "nfc", "--max-tokens", 128]
+    run_command(sys.executable, "tools/prepare_data.py", *texts, *flags, "--out", tmp_path / "data")
+    index = DataFolder.open(tmp_path / "data").index
+    measured = read_json(ROOT / "results" / "ted.json")["figures"]["captions"]
+    assert (index.train.pairs, index.train.target_tokens) == (measured["pairs"], measured["target_tokens"])
+    assert index.vocab_size == measured["vocabulary"] == 10_000
+
+
 def test_presets_leave_the_vocabulary_to_the_data() -> None:
-    assert set(PRESETS) == {"tiny", "multi30k", "ted_en_zh", "base", "big", "big_large_batch"}
+    assert set(PRESETS) == {"tiny", "multi30k", "ted_en_zh", "ted_tutorial", "base", "big", "big_large_batch"}
     assert {config.model.vocab_size for config in PRESETS.values()} == {0}
 
 

@@ -85,6 +85,7 @@ INTENDED = {
     "tiny": DEMO,
     "multi30k": MULTI30K,
     "ted_en_zh": TALKS,
+    "ted_tutorial": TALKS,
     "base": WMT14,
     "big": WMT14,
     "big_large_batch": WMT14,

@@ -19,6 +19,11 @@ _BATCH_ROWS = 1_000
 # A row group of a web-scale file holds a million rows, so it is read through a buffer instead of whole.
 _PARQUET_BUFFER = 1 << 20
 _NESTED = "translation"
+# The branch of a dataset on the hub where the hub's converter puts Parquet files: a folder per configuration, and no
+# names of configurations.
+_CONVERTED_BRANCH = "refs/convert/parquet"
+# The beginning of the library's message where a dataset's files come from a script, which it does not run.
+_SCRIPT_REFUSED = "Dataset scripts are no longer supported"
 
 
 class ParquetFile(FieldFile):
@@ -83,7 +88,10 @@ class HubDataset:
     target_language: str
     config: str | None = None
     revision: str | None = None
-    """Commit, tag or branch of the hub's repository; default: its newest commit, which is not recorded."""
+    """Commit, tag or branch of the hub's repository; default: its newest commit, which is not recorded.
+
+    In `refs/convert/parquet`, `config` is the folder of the configuration.
+    """
     split: str = "train"
     streaming: bool = False
     """Whether rows are read as they arrive, without storing anything in the cache of `datasets`."""
@@ -115,10 +123,11 @@ class HubDataset:
     def _batches(self) -> Iterator[Mapping[str, list[Any]]]:
         import datasets
 
+        part = {"data_dir" if self.revision == _CONVERTED_BRANCH else "name": self.config}
         rows = 0
         try:
             dataset = datasets.load_dataset(
-                self.dataset, self.config, split=self.split, streaming=self.streaming, revision=self.revision
+                self.dataset, split=self.split, streaming=self.streaming, revision=self.revision, **part
             )
             for batch in dataset.iter(batch_size=_BATCH_ROWS):
                 yield batch
@@ -128,6 +137,11 @@ class HubDataset:
                 raise TransientError(
                     f'dataset "{self.dataset}" (split {self.split}) failed after row {rows:,} '
                     f"({_first_line(error)}): run the same command again, which resumes"
+                ) from error
+            if str(error).startswith(_SCRIPT_REFUSED):
+                raise UserError(
+                    f'dataset "{self.dataset}" is made by a loading script, which the datasets library does not run: '
+                    f"read the hub's copy as Parquet files with --dataset-revision {_CONVERTED_BRANCH}"
                 ) from error
             raise UserError(
                 f'dataset "{self.dataset}" (config {self.config or "default"}, split {self.split}) cannot be loaded '

@@ -129,16 +129,40 @@ def test_hub_dataset_with_a_column_a_language(hub: Path, streaming: bool) -> Non
 def test_a_revision_is_asked_for_and_recorded(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def load_dataset(*_: Any, revision: str | None, **__: Any) -> datasets.Dataset:
-        asked.append(revision)
+    def load_dataset(*_: Any, revision: str | None, **others: Any) -> datasets.Dataset:
+        asked.append((revision, others.get("name"), others.get("data_dir")))
         return datasets.Dataset.from_list([{"en": "a", "de": "b"}])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    source = hub_source(hub, dataset="owner/set", revision="1f2e3d")
+    source = hub_source(hub, dataset="owner/set", config="de-en", revision="1f2e3d")
     assert list(source.pairs()) == [("a", "b")]
     assert source.name == "owner/set@1f2e3d/train"
     assert hub_source(hub, dataset="owner/set").name == "owner/set/train"
-    assert asked == ["1f2e3d"]
+    # The branch of the hub's converter has folders in place of configurations.
+    list(hub_source(hub, dataset="owner/set", config="de-en", revision="refs/convert/parquet").pairs())
+    assert asked == [("1f2e3d", "de-en", None), ("refs/convert/parquet", None, "de-en")]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_hubs_parquet_branch_has_a_folder_per_configuration(hub: Path, streaming: bool) -> None:
+    """Two configurations, as the hub's converter lays out iwslt2017: only the rows of the chosen one are read."""
+    for config, languages in (("set-de-en", ("de", "en")), ("set-en-fr", ("en", "fr"))):
+        for split in ("train", "validation"):
+            rows = [{"translation": {lang: f"{lang} {split} {i}" for lang in languages}} for i in range(2)]
+            (hub / config / split).mkdir(parents=True)
+            datasets.Dataset.from_list(rows).to_parquet(hub / config / split / "0000.parquet")
+    source = hub_source(hub, config="set-de-en", revision="refs/convert/parquet", streaming=streaming)
+    assert list(source.pairs()) == [("en train 0", "de train 0"), ("en train 1", "de train 1")]
+    message = refusal(hub_source(hub, config="set-en-nl", revision="refs/convert/parquet", streaming=streaming))
+    assert "(config set-en-nl, split train) cannot be loaded" in message
+
+
+def test_a_dataset_with_a_loading_script_is_refused_with_the_fix(hub: Path) -> None:
+    write(hub / "set.py", b"raise SystemExit('nobody runs this')\n")
+    assert refusal(hub_source(hub, config="set-de-en")) == (
+        f'dataset "{hub}" is made by a loading script, which the datasets library does not run: '
+        "read the hub's copy as Parquet files with --dataset-revision refs/convert/parquet"
+    )
 
 
 def test_texts_above_the_limit_make_a_pair_none(tmp_path: Path) -> None:
