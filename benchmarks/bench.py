@@ -56,6 +56,7 @@ def main() -> None:
     device, load = device_name(), machine_load()
     suite = Suite(corpora=corpora, work=arguments.work, vocab_size=8000 if device == "cpu" else 37000)
     suite.prepare()
+    arguments.out.mkdir(parents=True, exist_ok=True)
     for part in arguments.parts:
         result = suite.measure(part, *command_of(part, suite, on_cpu=device == "cpu"))
         merge(
