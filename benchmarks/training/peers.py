@@ -127,11 +127,11 @@ def loss_sum(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> to
 
 
 class MasterAdamW(torch.optim.AdamW):
-    """Fused AdamW, on fp32 copies of weights in bf16, which it updates."""
+    """Fused AdamW, on the fp32 copies of weights that `in_bf16` cast, which it updates."""
 
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:
         self.weights = list(model.parameters())
-        self.masters = [w if w.dtype == torch.float32 else nn.Parameter(w.detach().float()) for w in self.weights]
+        self.masters = [getattr(weight, "master", weight) for weight in self.weights]
         super().__init__(self.masters, fused=True, **adam_settings(config.optimizer))
 
     @torch.no_grad()
@@ -148,6 +148,16 @@ class MasterAdamW(torch.optim.AdamW):
         super().zero_grad(set_to_none)
         for weight in self.weights:
             weight.grad = None
+
+
+def in_bf16(model: nn.Module) -> nn.Module:
+    """Cast the weights of a model, which keep fp32 copies of their exact values as `master`.
+
+    Copies of rounded values would not change the weights at first: small steps from a number of bf16 round back to it.
+    """
+    for weight in model.parameters():
+        weight.master = nn.Parameter(weight.detach().clone())  # type: ignore[attr-defined]
+    return model.to(torch.bfloat16)
 
 
 class PaddedContender:
@@ -357,7 +367,8 @@ def peer_contenders(
     weights = ("autocast", "bf16 weights") if config.arithmetic == "bf16" else ("fp32",)
 
     def cast(peer: nn.Module, kind: str) -> Any:
-        return peer.to(device=device, dtype=torch.bfloat16 if kind == "bf16 weights" else None)
+        peer = peer.to(device)
+        return in_bf16(peer) if kind == "bf16 weights" else peer
 
     def marian(attention: str, kind: str) -> Any:
         peer = cast(marian_model(model), kind)

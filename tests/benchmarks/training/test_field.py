@@ -1,5 +1,6 @@
 """The contenders do the same work, and what is reported is what they did."""
 
+import copy
 import dataclasses
 import itertools
 import json
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from benchmarks.training.contenders import Timing
 from benchmarks.training.field import (
@@ -19,6 +21,7 @@ from benchmarks.training.field import (
     open_field,
     train_table,
 )
+from benchmarks.training.peers import MasterAdamW, in_bf16
 from dist_transformer.config.settings import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.plan import Position
@@ -177,3 +180,21 @@ def test_the_command_on_two_ranks(toy_data: DataFolder, tmp_path: Path) -> None:
     assert all(len(line) <= 80 for line in train_table(figures).splitlines())
     # Each rank computes one of the step's two packs.
     assert 0.8 * 256 < figures["contenders"]["ours"]["tokens_per_step"] <= 256
+
+
+def test_weights_in_bf16_follow_exact_ones() -> None:
+    """Steps that are smaller than the spacing of bf16 change some weights, as their exact values pass a boundary."""
+    torch.manual_seed(0)
+    model = nn.Linear(64, 64)
+    exact = copy.deepcopy(model)
+    before = model.weight.detach().to(torch.bfloat16)
+    in_bf16(model)
+    for weights in (model, exact):
+        optimizer = MasterAdamW(weights, TrainConfig.of(data=("unused",), run_dir=Path("unused")))
+        optimizer.param_groups[0]["lr"] = 1e-6
+        for _ in range(3):
+            for weight in weights.parameters():
+                weight.grad = torch.ones_like(weight)
+            optimizer.step()
+    assert torch.equal(model.weight, exact.weight.to(torch.bfloat16))
+    assert not torch.equal(model.weight, before)
