@@ -70,15 +70,23 @@ HIGHLIGHTS = [
         "{figures[decode][contenders][ours][sentences_per_second][median]:,.0f} sentences per second",
     ),
     Highlight(
-        "data.json",
-        "Full packs",
-        "Sentences fill {figures[fill_percent][both]:.1f}% of each pack's token budgets",
+        "bench-cpu.json",
+        "Training on a CPU",
+        "`tiny` trains {figures[train-tiny][contenders][compiled][ours_to_this][median]:.1f} times as fast as Hugging "
+        "Face's Marian, compiled, and `base` {figures[train-base][contenders][trainer][ours_to_this][median]:.1f} times "
+        "as fast as Marian under Hugging Face's Trainer; each was the faster of the two",
     ),
     Highlight(
-        "size.json",
-        "Corpus size",
-        "The plan of {figures[pairs]:,} simulated pairs takes {figures[plan_mib]:.0f} MiB beyond their lengths, and is "
-        "ready after {figures[start_seconds]:.0f} s",
+        "bench-cpu.json",
+        "Decoding on a CPU",
+        "Beam search with a small model runs at {figures[decode-tiny][contenders][generate][ours_to_this][median]:.1f} "
+        "times the speed of Hugging Face's `generate` and "
+        "{figures[decode-tiny][contenders][ctranslate2][ours_to_this][median]:.2f} times that of CTranslate2, all in fp32",
+    ),
+    Highlight(
+        "bench-cpu.json",
+        "Full packs",
+        "Sentences fill {figures[data][fill_percent][both]:.1f}% of each pack's token budgets",
     ),
     Highlight(
         "faults.json",
@@ -91,12 +99,6 @@ HIGHLIGHTS = [
         "Export",
         "A model scores {figures[hf][bleu_ours]:.2f} BLEU here, {figures[hf][bleu]:.2f} in transformers and "
         "{figures[ctranslate2][bleu]:.2f} in CTranslate2",
-    ),
-    Highlight(
-        "translate.json",
-        "Translation of a corpus",
-        "{figures[lines]:,} lines give the same bytes on one process and on two, in at most "
-        "{figures[ranks_2][peak_memory_mb_of_a_rank]:.0f} MB per process",
     ),
 ]
 

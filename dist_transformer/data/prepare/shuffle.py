@@ -6,7 +6,7 @@ shards.
 
 A large corpus has thousands of chunks and of tasks, and their product is millions of opened files. Passes before the
 last one therefore merge files: a group of them is cut into a few ranges of hashes, and a task writes one range of a
-group as one sorted file. No task holds more than `_TOKENS_AT_ONCE`, and no file is opened more than `_OPENS` times.
+group as one sorted file. No file is opened more than `_OPENS` times.
 """
 
 import dataclasses
@@ -29,8 +29,9 @@ from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
 from dist_transformer.files import remove
 
-# The tokens of a task are in memory together: 64 million ids are 128 MB.
-_TOKENS_AT_ONCE = 64_000_000
+# The tokens of a task are in memory together, up to three times: 64 million ids are 128 MB. Few tasks of the last pass
+# mean few passes; merges need not be as large.
+_TOKENS_AT_ONCE, _MERGED_AT_ONCE = 64_000_000, 16_000_000
 # Maximum number of tasks that open a file.
 _OPENS = 10
 # Minimum number of tasks (if there are as many shards): more than the cores of a machine, so that all have work.
@@ -150,7 +151,7 @@ def plan_passes(
     tokens_per_file = tokens / max(1, len(files))
     while (tasks := max(-(-(whole.stop - whole.first) // at_once) for whole in ranges)) > _OPENS:
         parts = _root(tasks)
-        together = max(1, int(_TOKENS_AT_ONCE * parts / max(1.0, tokens_per_file)))
+        together = max(1, int(_MERGED_AT_ONCE * parts / max(1.0, tokens_per_file)))
         tokens_per_file *= min(together, max(len(whole.files) for whole in ranges)) / parts
         merges: list[_Range] = []
         cut: list[_Range] = []

@@ -77,7 +77,7 @@ def test_any_number_of_passes_gives_the_same_shards(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(module, "CHUNK_PAIRS", 30)
     for opens, tokens in ((1_000, 10**6), (2, 10**6), (3, 900)):
         monkeypatch.setattr(shuffle, "_OPENS", opens)
-        monkeypatch.setattr(shuffle, "_TOKENS_AT_ONCE", tokens)
+        monkeypatch.setattr(shuffle, "_MERGED_AT_ONCE", tokens)
         run(tmp_path, corpus(300), f"{opens}", pairs_per_shard=2)
     assert files_of(tmp_path / "1000") == files_of(tmp_path / "2") == files_of(tmp_path / "3")
 
@@ -117,4 +117,4 @@ def test_a_billion_pairs_open_files_a_few_hundred_thousand_times() -> None:
     assert len(passes) == 2
     assert opens < 400_000
     largest = max(len(merge.files) for merge in passes[0])
-    assert largest * tokens / chunks / 10 <= 64_000_000
+    assert largest * tokens / chunks / 10 <= 16_000_000
