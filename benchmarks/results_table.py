@@ -73,15 +73,16 @@ HIGHLIGHTS = [
         "bench-cpu.json",
         "Training on a CPU",
         "`tiny` trains {figures[train-tiny][contenders][compiled][ours_to_this][median]:.1f} times and `base` "
-        "{figures[train-base][contenders][trainer][ours_to_this][median]:.1f} times as fast as Hugging Face's Marian in "
-        "its fastest configuration",
+        "{figures[train-base][contenders][trainer][ours_to_this][median]:.1f} times as fast as Hugging Face's Marian "
+        "in its fastest configuration",
     ),
     Highlight(
         "bench-cpu.json",
         "Decoding on a CPU",
         "A small model translates {figures[decode-tiny][contenders][generate][ours_to_this][median]:.1f} times as fast "
         "as in Hugging Face's `generate`, and at "
-        "{figures[decode-tiny][contenders][ctranslate2][ours_to_this][median]:.2f} times the rate of CTranslate2, in fp32",
+        "{figures[decode-tiny][contenders][ctranslate2][ours_to_this][median]:.2f} times the rate of CTranslate2, "
+        "in fp32",
     ),
     Highlight(
         "bench-cpu.json",
