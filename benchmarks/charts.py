@@ -12,13 +12,10 @@ _DATA = {
         "datasets_random_arrow": "datasets, Arrow",
         "datasets_random_rows": "datasets, rows",
     },
-    "ids, read in order": {
-        "datasets_stream_arrow": "datasets, Arrow",
-        "datasets_stream_rows": "datasets, rows",
-    },
     "text, prepared": {
         "prepare": "ours, to a data folder",
-        "tokenizers_encode_batch_fast": "tokenizers, encoding alone",
+        "tokenizers_encode_batch": "tokenizers, encode_batch alone",
+        "tokenizers_encode_batch_fast": "tokenizers, encode_batch_fast",
     },
 }
 

@@ -8,7 +8,8 @@ DATA_ROW = {
     "budgets {figures[fill_percent][both]:.1f}% full; first step of {figures[simulated_index][pairs]:,} pairs after "
     "{figures[simulated_index][seconds][median]:.1f} s; preparation at "
     "{figures[target_tokens_per_second][prepare][median]:,.0f} (`tokenizers` alone: "
-    "{figures[target_tokens_per_second][tokenizers_encode_batch_fast][median]:,.0f}), in "
+    "{figures[target_tokens_per_second][tokenizers_encode_batch][median]:,.0f} by `encode_batch`, "
+    "{figures[target_tokens_per_second][tokenizers_encode_batch_fast][median]:,.0f} by `encode_batch_fast`), in "
     "{figures[preparation_memory][1x][peak_mib]:,.0f} MiB for {figures[preparation_memory][1x][pairs]:,} pairs and "
     "{figures[preparation_memory][10x][peak_mib]:,.0f} MiB for {figures[preparation_memory][10x][pairs]:,}",
 }
