@@ -70,7 +70,7 @@ def planted(bug: str, shop: Workshop, folder: Path) -> Iterator[Workshop]:
             "score",
             "run/model/model.safetensors",
             flipped,
-            "something else",
+            "its output differs",
         ),
         (
             "dist_transformer.config.plain.parse_json = __import__('json').loads",
