@@ -87,6 +87,25 @@ def test_parts_are_merged_into_one_file(tmp_path: Path) -> None:
     assert [line["load"] for line in history] == [None, "shared with other work", None]
 
 
+def test_the_folder_of_results_need_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Suite, "prepare", lambda _: None)
+    monkeypatch.setattr(Suite, "measure", lambda *_: training(1000))
+    words = [
+        "bench.py",
+        "--parts",
+        "cost",
+        "--data",
+        tmp_path,
+        "--work",
+        tmp_path / "work",
+        "--out",
+        tmp_path / "a b" / "c",
+    ]
+    monkeypatch.setattr(sys, "argv", [str(word) for word in words])
+    bench.main()
+    assert len(list((tmp_path / "a b" / "c").glob("bench-*.json"))) == 1
+
+
 def test_another_machine_starts_a_new_file(tmp_path: Path) -> None:
     file = tmp_path / "bench-cpu.json"
     merge(file, {"train-tiny": training(1000)}, what="both")

@@ -48,6 +48,7 @@ def test_no_file_is_opened_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "CHUNK_PAIRS", 100)
     opened: list[str] = []
     mapped: list[int] = []
+    left: list[Path] = []
     read_batch, write_shard = shards.read_batch, shards.write_shard
 
     def count(path: Path, *arguments: Any, **options: Any) -> Any:
@@ -57,6 +58,7 @@ def test_no_file_is_opened_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def look(*arguments: Any) -> Any:
         maps = Path("/proc/self/maps").read_text().splitlines()
         mapped.append(sum("/ids-" in line or "/merge-" in line for line in maps))
+        left.extend(arguments[0].parent.glob("ids-*"))
         return write_shard(*arguments)
 
     monkeypatch.setattr(shards, "read_batch", count)
@@ -70,6 +72,8 @@ def test_no_file_is_opened_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sum(times[name] for name in times if name.startswith("merge-")) == 65
     assert max(times.values()) == 9
     assert set(mapped) == {0}
+    # What was merged does not fill the disk.
+    assert left == []
 
 
 def test_any_number_of_passes_gives_the_same_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
