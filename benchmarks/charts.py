@@ -12,6 +12,10 @@ _DATA = {
         "datasets_random_arrow": "datasets, Arrow",
         "datasets_random_rows": "datasets, rows",
     },
+    "tensors of a training, from planning on": {
+        "feed": "ours, 1 pack per micro-batch",
+        "feed_8_packs": "ours, 8 packs per micro-batch",
+    },
     "text, prepared": {
         "prepare": "ours, to a data folder",
         "tokenizers_encode_batch": "tokenizers, encode_batch alone",

@@ -18,15 +18,15 @@ from tokenizers import Tokenizer as Backend
 from benchmarks.first_step import measure_first_step, simulate_lengths
 from benchmarks.measure import Measure, measure_rates, one_thread
 from benchmarks.preparation_memory import measure_preparation_memory
-from dist_transformer.config.settings import BatchConfig
+from dist_transformer.config.settings import BatchConfig, DataConfig
 from dist_transformer.data.folder.format import TOKENIZER_FILE
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.split import Split
-from dist_transformer.data.loading.collate import Collator
+from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.data.loading.packing import Budgets
-from dist_transformer.data.loading.packs import Pack, Packs
+from dist_transformer.data.loading.packs import Pack
 from dist_transformer.data.loading.plan import Plan, Position, resolve_budgets
-from dist_transformer.data.loading.prefetch import BLOCK_TOKENS
+from dist_transformer.data.loading.prefetch import steps_of_a_block
 from dist_transformer.data.loading.statistics import first_epoch
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
@@ -74,7 +74,7 @@ def run_data_benchmark(settings: DataBenchmark, report: Report) -> dict[str, Any
     split, batch = folder.train, settings.batch
     budgets = resolve_budgets(batch, source_tokens=split.info.source_tokens, target_tokens=split.info.target_tokens)
     with tempfile.TemporaryDirectory(prefix="dist_transformer-benchmark-") as scratch, one_thread():
-        report("rates: planning, reading, building, datasets, preparation")
+        report("rates: planning, reading, feeding, datasets, preparation")
         works = {**own_works(split, budgets, settings), **peer_works(split, budgets, settings)}
         works |= preparation_works(folder, Path(scratch), pairs=settings.text_pairs, seed=settings.seed)
         rates = measure_rates(works, seconds=settings.seconds, repeats=settings.repeats, report=report)
@@ -94,7 +94,7 @@ def run_data_benchmark(settings: DataBenchmark, report: Report) -> dict[str, Any
         "target_tokens_per_second": {name: rates[name].to_json() for name in works},
         "training_speed": TRAINING_SPEED,
         "percent_of_training": {
-            name: 100 * TRAINING_SPEED / rates[name].median for name in ("plan", "read_tokens", "build_micro_batch")
+            name: 100 * TRAINING_SPEED / rates[name].median for name in ("plan", "read_tokens", "feed")
         },
         "fill_percent": {
             "source": 100 * epoch.source_fill,
@@ -138,9 +138,12 @@ def data_table(figures: dict[str, Any]) -> str:
 
 
 def own_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[str, Iterator[int]]:
-    """Make our works: planning alone, ids of warm shards, and complete tensors of as many packs as in training."""
+    """Make our works: planning alone, ids of warm shards, and all that feeds a training on one rank.
+
+    To feed a training is to plan, to read and verify the shards of each window, and to build complete tensors, with one
+    or 8 packs per micro-batch. The cost per micro-batch counts most with one pack; a GPU computes more packs at once.
+    """
     packs = first_packs(split, budgets, settings)
-    stream = Collator(split, budgets, packs_per_micro_batch=1)
 
     def planning() -> Iterator[int]:
         plan = make_plan(split, budgets, settings)
@@ -152,14 +155,23 @@ def own_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[s
             split.tokens(pack.pair_ids)
             yield pack.target_tokens
 
-    def building() -> Iterator[int]:
-        size = max(1, BLOCK_TOKENS // budgets.max_target_tokens)
-        blocks = [packs[first : first + size] for first in range(0, len(packs), size)]
-        for block in itertools.cycle(blocks):
-            stream.build_all([Packs.of([pack]) for pack in block])
-            yield sum(pack.target_tokens for pack in block)
+    def feeding(packs_at_once: int) -> Iterator[int]:
+        data = open_training_data(
+            DataConfig(data=(str(settings.data),)),
+            settings.batch,
+            seed=settings.seed,
+            admit=lambda split, window: dict.fromkeys(split.hold(window.shards), 0),
+        ).at_once(packs_at_once)
+        steps = data.plan.steps(data.plan.start(), settings.batch.packs_per_step)
+        size = 1
+        while True:
+            block = list(itertools.islice(steps, size))
+            data.collator.micro_batches_of(block, rank=0, world_size=1)
+            data.collator.pairs.forget_past()
+            yield sum(step.target_tokens for step in block)
+            size = steps_of_a_block(block, 1)
 
-    return {"plan": planning(), "read_tokens": reading(), "build_micro_batch": building()}
+    return {"plan": planning(), "read_tokens": reading(), "feed": feeding(1), "feed_8_packs": feeding(8)}
 
 
 def peer_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[str, Iterator[int]]:

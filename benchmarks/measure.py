@@ -232,7 +232,8 @@ def result_of(
     """
     machine = describe_environment()
     machine["gpus"] = ", ".join(machine["gpus"]) or "none"
-    form = "{cores} cores of {processor}, {memory_gib} GiB, GPUs: {gpus}; torch {torch}, Python {python}"
+    machine["cores"] = f"{machine['cores']} core{'s' if machine['cores'] > 1 else ''}"
+    form = "{cores} of {processor}, {memory_gib} GiB, GPUs: {gpus}; torch {torch}, Python {python}"
     # The work done per second of CPU time depends on the number of threads.
     form += f"; OMP_NUM_THREADS={threads}" if (threads := os.environ.get("OMP_NUM_THREADS")) else ""
     return {

@@ -5,6 +5,8 @@ DATA_ROW = {
     "steps": "—",
     "result": "planning takes {figures[percent_of_training][plan]:.1f}% of training at "
     "{figures[training_speed]:,} tokens/s; "
+    "planned, read and built: {figures[target_tokens_per_second][feed][median]:,.0f} with one pack per micro-batch, "
+    "{figures[target_tokens_per_second][feed_8_packs][median]:,.0f} with eight; "
     "budgets {figures[fill_percent][both]:.1f}% full; first step of {figures[simulated_index][pairs]:,} pairs after "
     "{figures[simulated_index][seconds][median]:.1f} s; preparation at "
     "{figures[target_tokens_per_second][prepare][median]:,.0f} (`tokenizers` alone: "

@@ -75,29 +75,12 @@ class Layout:
 
     starts: np.ndarray
     """Index of each sentence's first token."""
-    lengths: tuple[np.ndarray, ...]
-    """Sentence lengths of each buffer."""
     used: np.ndarray
     """Shape: (buffers,). Tokens of the real sentences of each buffer."""
     positions: np.ndarray
     """Shape: (buffers, size). Each buffer's `positions_T`."""
     offsets: np.ndarray
     """Shape: (buffers, offset_count). Each buffer's `offsets_N`."""
-    max_length: int
-
-    def sides(self, tokens: np.ndarray) -> list[PackedTokens]:
-        """Return the buffers as sides of micro-batches; `tokens`, in the shape of `positions`, is not copied."""
-        arrays = (torch.from_numpy(array).unbind() for array in (tokens, self.positions, self.offsets))
-        return [
-            PackedTokens(
-                tokens_T=tokens_T,
-                positions_T=positions_T,
-                offsets_N=offsets_N,
-                lengths=lengths,
-                max_length=self.max_length,
-            )
-            for tokens_T, positions_T, offsets_N, lengths in zip(*arrays, self.lengths, strict=True)
-        ]
 
 
 def lay_out(lengths: np.ndarray, counts: np.ndarray, *, size: int, offset_count: int, max_length: int) -> Layout:
@@ -131,14 +114,40 @@ def lay_out(lengths: np.ndarray, counts: np.ndarray, *, size: int, offset_count:
     positions -= np.repeat(begins[:, :-1].reshape(-1), np.diff(begins).reshape(-1))
     offsets = np.full((len(counts), offset_count), size, dtype=np.int32)
     offsets[:, :width] = begins - bases[:, None]
-    return Layout(
-        starts=starts,
-        lengths=tuple(lengths[first:stop] for first, stop in zip(firsts.tolist(), stops.tolist(), strict=True)),
-        used=used,
-        positions=positions.reshape(-1, size),
-        offsets=offsets,
-        max_length=max_length,
-    )
+    return Layout(starts=starts, used=used, positions=positions.reshape(-1, size), offsets=offsets)
+
+
+def packed_sides(
+    tokens: np.ndarray,
+    positions: np.ndarray,
+    offsets: np.ndarray,
+    lengths: np.ndarray,
+    counts: np.ndarray,
+    *,
+    max_length: int,
+) -> list[PackedTokens]:
+    """Return buffers as sides of micro-batches, without a copy.
+
+    Args:
+        tokens: (buffers, size); `positions` has the same shape.
+        offsets: (buffers, offset_count).
+        lengths: lengths of all sentences.
+        counts: (buffers,), the number of consecutive sentences in each buffer.
+    """
+    stops = np.cumsum(counts)
+    arrays = (torch.from_numpy(array).unbind() for array in (tokens, positions, offsets))
+    return [
+        PackedTokens(
+            tokens_T=tokens_T,
+            positions_T=positions_T,
+            offsets_N=offsets_N,
+            lengths=lengths[first:stop],
+            max_length=max_length,
+        )
+        for tokens_T, positions_T, offsets_N, first, stop in zip(
+            *arrays, (stops - counts).tolist(), stops.tolist(), strict=True
+        )
+    ]
 
 
 def pack_side(
@@ -157,5 +166,5 @@ def pack_side(
     tokens[0, : len(sentences)] = sentences
     lengths, counts = lengths.astype(np.int64), np.array([len(lengths)])
     layout = lay_out(lengths, counts, size=size, offset_count=offset_count, max_length=max_length)
-    (side,) = layout.sides(tokens)
+    (side,) = packed_sides(tokens, layout.positions, layout.offsets, lengths, counts, max_length=max_length)
     return side

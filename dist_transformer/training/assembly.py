@@ -147,7 +147,7 @@ def _make_validators(config: TrainConfig, data: TrainingData) -> tuple[Validator
 
 def _check_lengths(config: TrainConfig, data: TrainingData, validators: Sequence[Validator]) -> None:
     collators = [data.collator, *(validator.collator for validator in validators)]
-    longest = max(int(collator.caps.max()) for collator in collators)
+    longest = max(max(collator.sizes.max_lengths) for collator in collators)
     if longest > config.model.max_positions:
         raise UserError(
             f"model.max_positions is {config.model.max_positions}, but a sentence has {longest} tokens: "

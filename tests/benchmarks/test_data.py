@@ -19,8 +19,7 @@ from benchmarks.first_step import measure_first_step, simulate_lengths
 from benchmarks.results_table import make_lines, read_result
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.loading.plan import Budgets
-from dist_transformer.data.loading.prefetch import BLOCK_TOKENS
+from dist_transformer.data.loading.plan import Budgets, resolve_budgets
 from dist_transformer.errors import UserError
 from tests.conftest import run_command
 
@@ -36,11 +35,20 @@ def test_our_work_is_counted_in_the_tokens_of_its_packs(toy_data: DataFolder) ->
     works = own_works(toy_data.train, BUDGETS, settings(toy_data))
     tokens = [pack.target_tokens for pack in packs]
     assert list(itertools.islice(works["read_tokens"], len(packs) + 2)) == [*tokens, *tokens[:2]]
-    size = BLOCK_TOKENS // BUDGETS.max_target_tokens
-    blocks = [sum(tokens[first : first + size]) for first in range(0, len(tokens), size)]
-    assert list(itertools.islice(works["build_micro_batch"], len(blocks) + 2)) == [*blocks, *blocks[:2]]
     steps = list(itertools.islice(works["plan"], 3))
     assert steps == [tokens[0] + tokens[1], tokens[2] + tokens[3], tokens[4] + tokens[5]]
+
+
+def test_feeding_takes_blocks_of_the_planned_steps(toy_data: DataFolder) -> None:
+    info, batch = toy_data.train.info, settings(toy_data).batch
+    budgets = resolve_budgets(batch, source_tokens=info.source_tokens, target_tokens=info.target_tokens)
+    works = own_works(toy_data.train, budgets, settings(toy_data))
+    steps = set(itertools.accumulate(itertools.islice(works["plan"], 200)))
+    for name in ("feed", "feed_8_packs"):
+        blocks = list(itertools.islice(works[name], 3))
+        assert set(itertools.accumulate(blocks)) <= steps
+        # The first step is built alone.
+        assert blocks[0] < 2 * budgets.max_target_tokens < min(blocks[1:])
 
 
 def test_the_packs_are_the_epochs(toy_data: DataFolder) -> None:
@@ -152,7 +160,7 @@ def test_the_tool_prints_a_table_and_writes_a_result(toy_data: DataFolder, tmp_p
     assert str(toy_data.path) not in file.read_text()
     figures = result["figures"]
     assert all(len(found["values"]) == 2 for found in figures["target_tokens_per_second"].values())
-    assert len(figures["target_tokens_per_second"]) == 10
+    assert len(figures["target_tokens_per_second"]) == 11
     assert figures["simulated_index"]["pairs"] == 100_000
     assert 90 < figures["fill_percent"]["both"] <= 100
     memory = figures["preparation_memory"]

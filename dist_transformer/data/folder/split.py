@@ -3,7 +3,7 @@
 import io
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,42 @@ from dist_transformer.verified import Content, Sealed, Stated, hold_verified
 _KEPT_SHARDS = 64
 # Largest size in bytes of an array's header in format 1.0.
 _LARGEST_HEADER = 2**16 + 10
+# Columns of the table in `Memory`: the first two hold ids of pairs.
+_IDS = slice(0, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Addresses of the ids of some shards, for compiled code."""
+
+    table: np.ndarray
+    """Shape: (shards, 8), int64, in ascending order. First pair id of the shard and that after its last, then for
+    source and target each: address of the ids, address of the rows' offsets (int32), bytes of an id."""
+    owners: tuple[object, ...]
+    """Keeps this memory in place."""
+
+    @classmethod
+    def join(cls, parts: Sequence["Memory"], first_ids: Sequence[int]) -> "Memory":
+        """Join the memory of several splits, whose pairs are numbered from `first_ids` on."""
+        tables = [part.table.copy() for part in parts]
+        for table, first in zip(tables, first_ids, strict=True):
+            table[:, _IDS] += first
+        nothing = np.empty((0, 8), dtype=np.int64)
+        return cls(np.concatenate([nothing, *tables]), tuple(owner for part in parts for owner in part.owners))
+
+
+class _Loaded:
+    """A shard in memory."""
+
+    __slots__ = ("addresses", "columns")
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+        self.addresses = [
+            number
+            for column in columns
+            for number in (column.values.ctypes.data, column.offsets.ctypes.data, column.values.itemsize)
+        ]
 
 
 class Split:
@@ -58,9 +94,9 @@ class Split:
         """Bytes of past windows that `forget_past` leaves in memory for the next epoch: the newest shards."""
         self.kept_shards = 0
         """Most past shards that stay there. Each takes two open files in every process of the node."""
-        self._held: dict[int, Columns] = {}
+        self._held: dict[int, _Loaded] = {}
         self._kept: list[int] = []
-        self._used: OrderedDict[int, Columns] = OrderedDict()
+        self._used: OrderedDict[int, _Loaded] = OrderedDict()
 
     def tokens(self, pair_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Read the ids of the given pairs, end to end in the given order, without special tokens.
@@ -99,12 +135,21 @@ class Split:
         sorted_ids, stops = pair_ids[by_shard], np.cumsum(counts)
         present = np.flatnonzero(counts)
         rows = [sorted_ids[stops[shard] - counts[shard] : stops[shard]] - self.shard_starts[shard] for shard in present]
-        columns = [self._shard(int(shard)) for shard in present]
+        columns = [self._shard(int(shard)).columns for shard in present]
         lengths = self.sizes(sorted_ids) - 1
         for side, out in enumerate((source, target)):
             parts = [(column[side], of_shard) for column, of_shard in zip(columns, rows, strict=True)]
             if parts:
                 copy_rows(parts, lengths[side], out, places[side, by_shard])
+
+    def memory(self, pair_ids: np.ndarray) -> Memory:
+        """Return where the ids of the given pairs are in memory."""
+        present = np.flatnonzero(np.bincount(np.searchsorted(self.shard_starts, pair_ids, side="right") - 1)).tolist()
+        loaded = tuple(self._shard(shard) for shard in present)
+        table = np.empty((len(present), 8), dtype=np.int64)
+        table[:, 0], table[:, 1] = self.shard_starts[present], self.shard_starts[1:][present]
+        table[:, 2:] = np.array([shard.addresses for shard in loaded], dtype=np.int64).reshape(-1, 6)
+        return Memory(table, loaded)
 
     def hold(self, shards: Sequence[int], share: Callable[[int, Sealed], None] = lambda *_: None) -> dict[int, str]:
         """Read the given shards and keep them, whatever happens to their files.
@@ -123,7 +168,7 @@ class Split:
             if shard in self._held:
                 continue
             try:
-                self._held[shard], content = self._read(shard)
+                columns, content = self._read(shard)
             except UserError as error:
                 problems[shard] = str(error)
             except OSError as error:
@@ -133,6 +178,7 @@ class Split:
                     "check that folder, its rights and its free space"
                 )
             else:
+                self._held[shard] = _Loaded(columns)
                 share(shard, content)
         return problems
 
@@ -146,14 +192,14 @@ class Split:
     def put(self, shard: int, content: Sealed) -> None:
         """Keep a shard that another process of this node has read and verified."""
         path = self.folder / self.info.shards[shard].file
-        self._held[shard] = read_shard(path, content.content, checked=True)
+        self._held[shard] = _Loaded(read_shard(path, content.content, checked=True))
 
     def fetch_ahead(self, shards: Iterable[int]) -> None:
         self.files.fetch_ahead(self.info.shards[shard] for shard in shards)
 
     def forget_past(self) -> None:
         """Release the shards that the last `hold` did not name, except the newest that may be kept."""
-        self._held = {shard: columns for shard, columns in self._held.items() if shard in self._kept}
+        self._held = {shard: loaded for shard, loaded in self._held.items() if shard in self._kept}
 
     def close(self) -> None:
         """Release all shards."""
@@ -192,11 +238,11 @@ class Split:
                 )
         return columns, content
 
-    def _shard(self, shard: int) -> Columns:
+    def _shard(self, shard: int) -> _Loaded:
         if shard in self._held:
             return self._held[shard]
         if shard not in self._used:
-            self._used[shard] = self.read(shard)
+            self._used[shard] = _Loaded(self.read(shard))
             if len(self._used) > _KEPT_SHARDS:
                 self._used.popitem(last=False)
         self._used.move_to_end(shard)

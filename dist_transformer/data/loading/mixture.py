@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_transformer.data.folder.split import Split
+from dist_transformer.data.folder.split import Memory, Split
 from dist_transformer.data.loading.events import Events
 from dist_transformer.data.loading.packs import Packs
 from dist_transformer.data.loading.plan import Course, Plan, Position, Step
@@ -108,20 +108,25 @@ class Corpora:
 
     def sizes(self, pair_ids: np.ndarray) -> np.ndarray:
         sizes = np.empty((2, len(pair_ids)), dtype=np.int64)
-        for split, chosen, ids in self._by_split(pair_ids):
-            sizes[:, chosen] = split.sizes(ids)
+        for number, chosen, ids in self._by_split(pair_ids):
+            sizes[:, chosen] = self.splits[number].sizes(ids)
         return sizes
 
     def copy_tokens(self, pair_ids: np.ndarray, source: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
-        for split, chosen, ids in self._by_split(pair_ids):
-            split.copy_tokens(ids, source, target, places[:, chosen])
+        for number, chosen, ids in self._by_split(pair_ids):
+            self.splits[number].copy_tokens(ids, source, target, places[:, chosen])
+
+    def memory(self, pair_ids: np.ndarray) -> Memory:
+        parts = [(number, self.splits[number].memory(ids)) for number, _, ids in self._by_split(pair_ids)]
+        return Memory.join([memory for _, memory in parts], [int(self.first_ids[number]) for number, _ in parts])
 
     def forget_past(self) -> None:
         for split in self.splits:
             split.forget_past()
 
-    def _by_split(self, pair_ids: np.ndarray) -> Iterator[tuple[Split, np.ndarray, np.ndarray]]:
+    def _by_split(self, pair_ids: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Yield the number of each split that has some of the pairs, where they stand, and their ids in the split."""
         numbers = np.searchsorted(self.first_ids, pair_ids, side="right") - 1
-        for number in np.unique(numbers):
+        for number in np.unique(numbers).tolist():
             chosen = np.flatnonzero(numbers == number)
-            yield self.splits[number], chosen, pair_ids[chosen] - self.first_ids[number]
+            yield number, chosen, pair_ids[chosen] - self.first_ids[number]

@@ -92,6 +92,14 @@ class Packs(Sequence[Pack | None]):
             target_tokens=self.target_tokens[order],
         )
 
+    def pairs_between(self, firsts: np.ndarray, afters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the pairs of several slices of packs, end to end, and how many there are in each slice."""
+        edges = np.concatenate([[0], self.stops, np.full(self.empty, len(self.pair_ids))])
+        starts, stops = (edges[np.minimum(place, len(self))] for place in (firsts, afters))
+        counts = stops - starts
+        before = np.cumsum(counts) - counts
+        return self.pair_ids[np.repeat(starts - before, counts) + np.arange(counts.sum())], counts
+
     def _between(self, first: int, after: int) -> "Packs":
         full = len(self.stops)
         first_full, after_full = min(first, full), min(after, full)

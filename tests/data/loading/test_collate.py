@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,10 @@ from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.format import TokenLists, write_shard, write_split
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.split import Split
+from dist_transformer.data.loading import collate, compiled
+from dist_transformer.data.loading.buffers import Sizes, build_in_numpy
 from dist_transformer.data.loading.collate import Collator, MicroBatch, epoch_steps
+from dist_transformer.data.loading.mixture import Corpora
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.packs import Pack, Packs
 from dist_transformer.data.loading.plan import Plan, Position, Step, resolve_budgets
@@ -17,6 +21,19 @@ BOS, EOS = 2, 3
 SOURCES = [[10, 11, 12], [13], [14, 15]]
 TARGETS = [[20, 21], [22, 23, 24], [25]]
 BUDGETS = Budgets(max_source_tokens=12, max_target_tokens=14, max_sentences=4)
+
+
+@pytest.fixture(autouse=True, params=["numpy", "compiled"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test of this file runs with both ways of building."""
+    way: str = request.param
+    if way == "compiled":
+        if shutil.which("g++") is None:
+            pytest.skip("no compiler")
+        # Otherwise this would be numpy again.
+        assert compiled.build_buffers() is not None
+    monkeypatch.setattr(collate, "_WORTH_COMPILING", 2**62 if way == "numpy" else 0)
+    return way
 
 
 @pytest.fixture
@@ -203,3 +220,68 @@ def test_validation_takes_every_pair_once_in_one_order(toy_data: DataFolder) -> 
     ids = [[pack.pair_ids.tolist() for step in steps for pack in step.packs if pack] for steps in passes]
     assert ids[0] == ids[1]
     assert sorted(pair for pack in ids[0] for pair in pack) == list(range(valid.info.pairs))
+
+
+def random_split(folder: Path, *, pairs: int, shards: int, ids: int, dtype: type[np.generic], seed: int) -> Split:
+    """Sentences of 1 to 30 words."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir()
+
+    def side() -> TokenLists:
+        return TokenLists.from_lists([rng.integers(4, ids, rng.integers(1, 31)).tolist() for _ in range(pairs)], dtype)
+
+    return Split(
+        folder, write_split(folder, [write_shard(folder / f"{n}.arrow", side(), side()) for n in range(shards)])
+    )
+
+
+def test_compiled_buffers_are_those_of_numpy(tmp_path: Path, way: str) -> None:
+    """Two corpora of several shards, one with ids of 16 bits and one with ids that need 32."""
+    if way == "numpy":
+        pytest.skip("compared with itself")
+    corpora = Corpora(
+        [
+            random_split(tmp_path / "a", pairs=90, shards=3, ids=2**16, dtype=np.uint16, seed=1),
+            random_split(tmp_path / "b", pairs=70, shards=2, ids=2**31, dtype=np.uint32, seed=2),
+        ]
+    )
+    rng = np.random.default_rng(3)
+    for tokens, counts in [((400, 416), [9, 0, 12, 7]), ((62, 31), [1, 1, 0, 1]), ((8000, 8000), [400])]:
+        pair_ids = rng.choice(corpora.first_ids[-1], sum(counts))
+        sizes = Sizes(tokens=tokens, max_lengths=(31, 30 + len(counts)), offset_count=sum(counts) + 600)
+        function = compiled.build_buffers()
+        assert function is not None
+        ours = function(corpora.memory(pair_ids), pair_ids, np.array(counts), sizes)
+        wanted = build_in_numpy(corpora, pair_ids, np.array(counts), sizes)
+        for name in ("tokens", "positions", "offsets", "labels", "lengths"):
+            for found, expected in zip(getattr(ours, name), getattr(wanted, name), strict=True):
+                assert found.dtype == expected.dtype
+                np.testing.assert_array_equal(found, expected, err_msg=name)
+
+
+def test_pairs_that_do_not_fit_are_refused(split: Split) -> None:
+    """No memory outside the buffers is written."""
+    collator = Collator(split, BUDGETS, packs_per_micro_batch=1)
+    with pytest.raises(ValueError, match="sentences of 18 tokens"):
+        collator.build(packs_of(pack(0, 1, 2, 0, 1, 2)))
+    many = Budgets(max_source_tokens=64, max_target_tokens=64, max_sentences=2)
+    with pytest.raises((ValueError, IndexError)):
+        Collator(split, many, packs_per_micro_batch=1).build(packs_of(pack(*[1] * 24)))
+
+
+def test_a_pair_of_no_shard_is_refused(split: Split, way: str) -> None:
+    if way == "numpy":
+        pytest.skip("numpy has no table of shards")
+    function = compiled.build_buffers()
+    assert function is not None
+    memory, sizes = split.memory(np.array([0])), Sizes(tokens=(16, 16), max_lengths=(4, 4), offset_count=9)
+    for pair in (-1, 2, 3):
+        with pytest.raises(IndexError, match="a pair is in no shard"):
+            function(memory, np.array([pair]), np.array([1]), sizes)
+
+
+def test_without_a_compiler_numpy_builds_the_same(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    collator = Collator(split, BUDGETS, packs_per_micro_batch=1)
+    wanted = sentences(collator.build(packs_of(pack(2, 0))))
+    monkeypatch.setattr(compiled, "_load", lambda: None)
+    assert sentences(collator.build(packs_of(pack(2, 0)))) == wanted
