@@ -1,11 +1,14 @@
 """Train rows of the paper's Table 3, and compare their dev perplexity and BLEU with the paper's.
 
-tools/table3.py --data DATA --out DIR --preset multi30k --max-steps 1500 --rows A1 C1 D1 --noise 0.3
+tools/table3.py --data DATA --out SECOND --preset multi30k --max-steps 1500 --rows base --seed 2
+tools/table3.py --data DATA --out DIR --preset multi30k --max-steps 1500 --rows A1 C1 D1 --other-seeds SECOND
 tools/table3.py --data DATA --out DIR --preset multi30k --max-steps 800 -- --optimizer.warmup-steps 200
 
 A row changes the preset as the paper's row changes its base model. The row `base` is always included. Flags after `--`
 change the preset for all rows, before a row changes it. DIR/ROW is the row's run folder. Run the command again after an
 interruption or with other rows: finished rows stay in the table, and an unfinished row resumes from its checkpoint.
+--other-seeds names folders of such calls with another --seed: rows are then compared with the mean of all seeds of
+base, and a difference below twice their standard deviation is called noise.
 --flags-of ROW prints the flags of the row's training, to start it in another way (slurm/ablations.sh). DIR/table3.md
 and DIR/table3.json (in the layout of tools/results_table.py) are written after every row. Perplexity is that of the
 last weights. BLEU is that of the mean of the last --average weight files (1, as in the paper, averages nothing).
@@ -15,6 +18,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -51,6 +55,7 @@ def main() -> None:
         print("\n".join(train_flags(arguments.flags_of, arguments)))
         return
     index = DataFolder.open(arguments.data).index
+    others = [read_other_seed(folder, arguments) for folder in arguments.other_seeds]
     finished: list[dict[str, Any]] = []
     for row in VARIANTS:
         config = row_config(row, arguments)
@@ -58,8 +63,7 @@ def main() -> None:
         if kept is None and row not in {"base", *arguments.rows}:
             continue
         finished.append(kept or finish_row(row, config, index, arguments))
-        table = make_table(finished, noise=arguments.noise)
-        write_results(arguments, index, finished, table)
+        write_results(arguments, index, finished, others, table := make_table(finished, others))
     print(table)
 
 
@@ -101,6 +105,27 @@ def finished_before(row: str, config: TrainConfig, arguments: argparse.Namespace
         return None
     print(f"== {row}: finished before, BLEU {kept['bleu']:.2f}", file=sys.stderr, flush=True)
     return kept
+
+
+def read_other_seed(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Read the figures of base from the folder of a call with another seed.
+
+    Raises:
+        UserError: base is missing there, or differs in more than its seed.
+    """
+    record = folder / "base" / "row.json"
+    if not record.exists():
+        raise UserError(f"--other-seeds {folder} holds no finished row `base`: train it with --rows base --seed N")
+    kept = read_json(record)
+    wanted = row_settings(row_config("base", arguments), arguments)
+    differing = [name for name in wanted if kept["settings"].get(name) != wanted[name]]
+    if "seed" not in differing:
+        raise UserError(f"--other-seeds {folder} was trained with the same seed: give --seed another number there")
+    if len(differing) > 1:
+        others = ", ".join(name for name in differing if name != "seed")
+        raise UserError(f"--other-seeds {folder} was trained with another {others}: only the seed may differ")
+    found: dict[str, Any] = kept
+    return found
 
 
 def row_settings(config: TrainConfig, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -171,46 +196,72 @@ def direction(difference: float, paper: float, *, threshold: float) -> str:
     return "yes" if difference * paper > 0 or difference == paper == 0 else "no"
 
 
-def compare(rows: list[dict[str, Any]], *, noise: float) -> list[dict[str, Any]]:
-    """Add to each row its BLEU difference from base, the paper's, and whether they agree. Base is the first row."""
+def bleu_of_base(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> tuple[float, float]:
+    """Return mean and standard deviation of base's BLEU over its seeds. The deviation of a single seed counts as 0."""
+    scores = [row["bleu"] for row in (rows[0], *others)]
+    return statistics.mean(scores), statistics.stdev(scores) if others else 0.0
+
+
+def compare(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add to each row its BLEU difference from base, the paper's, and whether they agree.
+
+    Args:
+        rows: finished rows; the first is base.
+        others: base with other seeds.
+    """
     base = VARIANTS["base"].paper
+    mean, noise = bleu_of_base(rows, others)
     compared = []
     for row in rows:
         paper = VARIANTS[row["row"]].paper
-        ours, theirs = row["bleu"] - rows[0]["bleu"], round(paper.bleu - base.bleu, 1)
+        ours, theirs = row["bleu"] - mean, round(paper.bleu - base.bleu, 1)
         figures = {"bleu_difference": ours, "paper_bleu_difference": theirs}
         agrees = None if row["row"] == "base" else direction(ours, theirs, threshold=2 * noise)
         compared.append({**row, **figures, "paper": dataclasses.asdict(paper), "same_direction": agrees})
     return compared
 
 
-def make_table(rows: list[dict[str, Any]], *, noise: float) -> str:
+def make_table(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> str:
     """Make the Markdown table of finished rows, base first."""
     lines = [
         "| row | change | parameters | dev ppl | dev BLEU | difference | the paper's | same direction? |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for row in compare(rows, noise=noise):
-        measured = [f"{row['parameters'] / 1e6:.2f}M", f"{row['ppl']:.2f}", f"{row['bleu']:.1f}"]
-        cells = [row["row"], row["change"], *measured]
+    mean, noise = bleu_of_base(rows, others)
+    for row in compare(rows, others):
+        ppl, bleu = f"{row['ppl']:.2f}", f"{row['bleu']:.1f}"
+        if row["row"] == "base" and others:
+            ppl = f"{statistics.mean(seed['ppl'] for seed in (row, *others)):.2f}"
+            bleu = f"{mean:.1f} ± {noise:.1f}"
+        cells = [row["row"], row["change"], f"{row['parameters'] / 1e6:.2f}M", ppl, bleu]
         if row["same_direction"] is None:
             cells += ["", "", ""]
         else:
             differences = (row["bleu_difference"], row["paper_bleu_difference"])
             cells += [*(f"{value:+.1f}" for value in differences), row["same_direction"]]
         lines.append(f"| {' | '.join(cells)} |")
-    threshold = (
-        f"{2 * noise:g} BLEU, twice the spread between seeds" if noise else "none, because --noise was not given"
-    )
-    lines += ["", f"Differences are in BLEU, from base. Threshold for `within noise`: {threshold}."]
+    if others:
+        reference, threshold = (
+            f"the mean of {1 + len(others)} seeds of base",
+            f"{2 * noise:.2f} BLEU, twice their spread",
+        )
+    else:
+        reference, threshold = "base", "none, because base has one seed"
+    lines += ["", f"Differences are in BLEU, from {reference}. Threshold for `within noise`: {threshold}."]
     if any(row["row"].startswith("B") for row in rows):
         lines += ["", "Rows B narrow the values together with the keys; the paper narrows only queries and keys."]
     return "\n".join(lines)
 
 
-def write_results(arguments: argparse.Namespace, index: DataIndex, rows: list[dict[str, Any]], table: str) -> None:
+def write_results(
+    arguments: argparse.Namespace,
+    index: DataIndex,
+    rows: list[dict[str, Any]],
+    others: list[dict[str, Any]],
+    table: str,
+) -> None:
     """Write DIR/table3.md and DIR/table3.json."""
-    compared = compare(rows, noise=arguments.noise)
+    compared = compare(rows, others)
     verdicts = [row["same_direction"] for row in compared if row["same_direction"] is not None]
     counts = {verdict: verdicts.count(verdict) for verdict in ("yes", "no", "within noise")}
     machine = describe_environment()
@@ -221,12 +272,14 @@ def write_results(arguments: argparse.Namespace, index: DataIndex, rows: list[di
         "synthetic": index.synthetic,
         "date": datetime.date.today().isoformat(),
         "machine": _MACHINE.format(**machine),
-        "commands": [command for row in rows for command in row["commands"]],
-        "seeds": [arguments.seed],
-        "wall_seconds": sum(row["wall_seconds"] for row in rows),
+        "commands": [command for row in (*rows, *others) for command in row["commands"]],
+        "seeds": [arguments.seed, *(seed["settings"]["seed"] for seed in others)],
+        "wall_seconds": sum(row["wall_seconds"] for row in (*rows, *others)),
         "figures": {
             "preset": arguments.preset,
-            "noise_bleu": arguments.noise,
+            "base_bleu": bleu_of_base(rows, others)[0],
+            "noise_bleu": bleu_of_base(rows, others)[1],
+            "base_of_other_seeds": others,
             "compared": len(verdicts),
             "verdicts": counts,
             "base_steps": rows[0]["steps"],
@@ -281,12 +334,12 @@ def parse_arguments() -> argparse.Namespace:
         "--average", type=int, default=5, metavar="N", help="weight files averaged for BLEU (default: %(default)s)"
     )
     parser.add_argument(
-        "--noise",
-        type=float,
-        default=0.0,
-        metavar="BLEU",
-        help="standard deviation of BLEU between seeds; below "
-        "twice that, a difference is called noise (default: %(default)s, not measured)",
+        "--other-seeds",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="folders of calls with another --seed, whose row base is trained; gives the noise between seeds",
     )
     parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="flags of dist_transformer.train for every row")
     return parser.parse_args()

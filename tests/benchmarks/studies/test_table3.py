@@ -29,6 +29,11 @@ ROWS = [
     finished("C7", 31.0),
 ]
 
+OTHERS = [
+    finished("base", 29.9, ppl=3.0, settings={"seed": 8}),
+    finished("base", 30.1, ppl=4.0, settings={"seed": 9}),
+]
+
 
 @pytest.mark.parametrize(
     ("difference", "paper", "threshold", "verdict"),
@@ -49,33 +54,40 @@ def test_direction(difference: float, paper: float, threshold: float, verdict: s
 
 
 def test_differences_are_from_base() -> None:
-    """The paper: base 25.8, one head 24.9, 16 heads 25.8, width 1024 26.0, ffn 4096 26.2."""
-    compared = compare(ROWS, noise=0.1)
+    """The paper: base 25.8, one head 24.9, 16 heads 25.8, width 1024 26.0, ffn 4096 26.2.
+
+    Seeds of 30.0, 29.9 and 30.1 have mean 30 and standard deviation 0.1.
+    """
+    compared = compare(ROWS, OTHERS)
     assert [row["bleu_difference"] for row in compared] == pytest.approx([0.0, -0.5, 0.125, -1.0, 1.0])
     assert [row["paper_bleu_difference"] for row in compared] == [0.0, -0.9, 0.0, 0.2, 0.4]
     assert [row["same_direction"] for row in compared] == [None, "yes", "within noise", "no", "yes"]
 
 
 def test_the_table_by_hand() -> None:
-    lines = make_table(ROWS[:3], noise=0.1).splitlines()
+    lines = make_table(ROWS[:3], OTHERS).splitlines()
     assert lines[2:5] == [
-        "| base | a → b | 2.35M | 2.72 | 30.0 |  |  |  |",
+        "| base | a → b | 2.35M | 3.24 | 30.0 ± 0.1 |  |  |  |",
         "| A1 | a → b | 2.35M | 2.72 | 29.5 | -0.5 | -0.9 | yes |",
         "| A3 | a → b | 2.35M | 2.72 | 30.1 | +0.1 | +0.0 | within noise |",
     ]
-    assert lines[-1].endswith("Threshold for `within noise`: 0.2 BLEU, twice the spread between seeds.")
+    assert lines[-1] == (
+        "Differences are in BLEU, from the mean of 3 seeds of base. Threshold for `within noise`: 0.20 BLEU, twice "
+        "their spread."
+    )
 
 
 def test_the_table_says_what_it_does_not_know_and_where_it_departs() -> None:
-    table = make_table([finished("base", 30.0), finished("B1", 29.0)], noise=0.0)
-    assert "Threshold for `within noise`: none, because --noise was not given." in table
+    table = make_table([finished("base", 30.0), finished("B1", 29.0)], [])
+    assert "| base | a → b | 2.35M | 2.72 | 30.0 |  |  |  |" in table
+    assert "Threshold for `within noise`: none, because base has one seed." in table
     assert "Rows B narrow the values together with the keys; the paper narrows only queries and keys." in table
 
 
 def test_the_result_file_keeps_to_the_layout(toy_data: DataFolder, tmp_path: Path) -> None:
-    arguments = argparse.Namespace(out=tmp_path / "results", noise=0.1, preset="tiny", seed=7)
+    arguments = argparse.Namespace(out=tmp_path / "results", preset="tiny", seed=7)
     arguments.out.mkdir()
-    write_results(arguments, toy_data.index, ROWS, "the table")
+    write_results(arguments, toy_data.index, ROWS, OTHERS, "the table")
     file = arguments.out / "table3.json"
     result = read_result(file)
     assert make_lines(file, result) == [
@@ -83,7 +95,7 @@ def test_the_result_file_keeps_to_the_layout(toy_data: DataFolder, tmp_path: Pat
         "from base in the paper's direction, 1 in the other, 1 within noise, [table3](../results/table3.json) "
         f"| {processor_of(result)} | {result['date']} |"
     ]
-    assert (result["seeds"], result["wall_seconds"], result["synthetic"]) == ([7], 7.5, True)
+    assert (result["seeds"], result["wall_seconds"], result["synthetic"]) == ([7, 8, 9], 10.5, True)
     assert [row["paper"]["bleu"] for row in result["figures"]["rows"]] == [25.8, 24.9, 25.8, 26.0, 26.2]
     assert (arguments.out / "table3.md").read_text(encoding="utf-8") == "the table\n"
 
@@ -152,6 +164,16 @@ def test_rows_are_trained_once_and_resume(tmp_path: Path) -> None:
     again = run_command(*command, 3, "--rows", "base")
     assert "$ " not in again
     assert "| E | positions sinusoidal → learned |" in again
+    second = tmp_path / "second"
+    of_second = [second if word == out else word for word in command]
+    run_command(*of_second, 3, "--rows", "base", "--seed", 2)
+    noisy = run_command(*command, 3, "--rows", "base", "--other-seeds", second)
+    assert "from the mean of 2 seeds of base" in noisy
+    assert json.loads((out / "table3.json").read_text())["seeds"] == [1, 2]
+    for folder, problem in ((out, "was trained with the same seed"), (data, "holds no finished row `base`")):
+        assert problem in run_command(*command, 3, "--rows", "base", "--other-seeds", folder, status=1)
+    other = run_command(*command, 4, "--rows", "base", "--other-seeds", second, status=1)
+    assert "was trained with another max_steps: only the seed may differ" in other
     longer = run_command(*command, 4, "--rows", "base", "--", "--optimizer.warmup-steps", 200)
     assert "resumed from" in longer
     assert [row["steps"] for row in json.loads((out / "table3.json").read_text())["figures"]["rows"]] == [4]
