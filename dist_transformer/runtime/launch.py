@@ -173,7 +173,7 @@ def command_of(process: int) -> list[str]:
 
 
 def run_printed(command: Sequence[object], *, output: TextIO = sys.stdout, seconds: float | None = None) -> str:
-    """Print a command to `output` and run it with its output going there, too.
+    """Print a command to `output` and run it with its output going there, too. A training ends with this process.
 
     Returns:
         the command for a record: its program by name, as a user types it in an active environment.
@@ -186,7 +186,8 @@ def run_printed(command: Sequence[object], *, output: TextIO = sys.stdout, secon
     words = [str(word) for word in command]
     say(f"$ {as_typed(words)}", file=output)
     # Without a GPU, DeepSpeed's launcher would warn that it found none.
-    environment = os.environ if torch.cuda.is_available() else {**os.environ, "DS_ACCELERATOR": "cpu"}
+    accelerator = {} if torch.cuda.is_available() else {"DS_ACCELERATOR": "cpu"}
+    environment = {**os.environ, **accelerator, CALLER_VARIABLE: str(os.getpid())}
     try:
         status = subprocess.run(words, check=False, env=environment, stdout=output, timeout=seconds).returncode
     except subprocess.TimeoutExpired:

@@ -3,11 +3,14 @@
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.conftest import run_command
+from tests.conftest import ROOT, run_command
 from tests.rights import wrong_rights
 
 NEW_SHELL = "/usr/local/bin:/usr/bin:/bin"
@@ -34,6 +37,21 @@ def check_next_commands(output: str, run_dir: Path) -> None:
     assert "--preset" in in_new_shell(folder, launch.partition("--preset")[0] + " --help")
 
 
+def end_while_it_trains(demo: Sequence[object], run_dir: Path) -> None:
+    """SIGTERM to the demo alone also ends the training that it started."""
+    with psutil.Popen([str(word) for word in demo], cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 300
+        while not (run_dir / "metrics.jsonl").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        family = process.children(recursive=True)
+        process.terminate()
+    assert len(family) >= 4  # train, two processes of the launcher, ranks
+    _, alive = psutil.wait_procs(family, timeout=120)
+    assert alive == []
+
+
 @pytest.mark.slow
 def test_the_demo_goes_the_whole_way_and_may_be_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int
@@ -41,6 +59,7 @@ def test_the_demo_goes_the_whole_way_and_may_be_run_again(
     monkeypatch.setenv("PATH", NEW_SHELL)
     run_dir = tmp_path / "a folder" / "demo"
     demo = [sys.executable, "tools/demo.py", "--run-dir", run_dir, "--train-pairs", 1500, "--max-steps", 100]
+    end_while_it_trains(demo, run_dir)
     output = run_command(*demo, "--average", 1)
     result = json.loads((run_dir / "result.json").read_text())
     assert set(result) >= {
