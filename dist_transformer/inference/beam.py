@@ -21,7 +21,7 @@ from dist_transformer.errors import UserError
 from dist_transformer.inference.candidates import best_extensions
 from dist_transformer.model.products import Linear
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.packed import pack_side
+from dist_transformer.packed import PackedTokens, pack_side
 
 # Steps between checks for sentences that are done. On CUDA a check makes the host wait for the device.
 _STEPS_BETWEEN_LOOKS = {"cpu": 1, "cuda": 8}
@@ -184,7 +184,6 @@ class _Search:
         longest_source, longest = max(map(len, sources)) + 1, int(self.limits.max()) + 1
         if self.refills:
             longest_source, longest = _rounded(longest_source), min(_rounded(longest), positions)
-        self.source_room = longest_source
         self.state = model.new_decoder_state(
             slots=count,
             beam_size=settings.beam_size,
@@ -220,20 +219,22 @@ class _Search:
             return
         sentences = [self.waiting.popleft() for _ in slots]
         self.sentence_of_slot[slots] = sentences
-        memory_nSD, mask_n1S = encode_sources(self.model, [self.sources[i] for i in sentences], self.source_room)
         slots_n = torch.from_numpy(slots).to(self.device)
-        self.model.begin_sentences(self.state, slots_n, memory_nSD, mask_n1S)
+        self.model.begin_sentences(self.state, slots_n, pack_sources([self.sources[i] for i in sentences], self.device))
         self.beams.begin(slots_n, torch.from_numpy(self.limits[sentences]).to(self.device))
 
     def _step(self) -> None:
         """Extend every living hypothesis by a token."""
         beams, beam = self.beams, self.settings.beam_size
         positions_N = self.state.positions_N
-        hidden_BD = self.model.decode_step(beams.last_Nk.flatten(), self.state)
+        # All hypotheses begin with `<s>`, so one of them shows the best extensions of the first step.
+        is_first = self.state.end == 0 and 2 * beam <= len(self.model.output_weight)
+        rows = 1 if is_first else beam
+        hidden_BD = self.model.decode_step(beams.last_Nk[:, :rows].flatten(), self.state)
         logp_Nc, parent_Nc, token_Nc = best_extensions(
             hidden_BD,
             self.model.output_weight,
-            beams.alive_logp_Nk,
+            beams.alive_logp_Nk[:, :rows],
             linear=self.state.linear,
             count=2 * beam,
             never=self.never_chosen,
@@ -331,21 +332,12 @@ def kept_slots(kept_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return order, moved
 
 
-def encode_sources(
-    model: Transformer, sources: Sequence[Sequence[int]], room: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Encode the sources: memory padded to `room` tokens, shape (n, S, D), and its additive mask, shape (n, 1, S)."""
+def pack_sources(sources: Sequence[Sequence[int]], device: torch.device) -> PackedTokens:
+    """Lay source tokens end to end, each sentence with its `</s>`."""
     lengths = np.array([len(source) + 1 for source in sources])
     tokens = np.fromiter(itertools.chain.from_iterable((*source, EOS_ID) for source in sources), dtype=np.int64)
     packed = pack_side(tokens, lengths, size=len(tokens), offset_count=len(sources) + 1, max_length=int(lengths.max()))
-    packed = packed.to(model.embedding.device)
-    memory_TD = model.encode(packed)
-    starts = torch.from_numpy(np.repeat(np.arange(len(sources)) * room, lengths)).to(memory_TD.device)
-    memory_nSD = memory_TD.new_zeros(len(sources) * room, memory_TD.shape[1])
-    memory_nSD[starts + packed.positions_T] = memory_TD
-    padded = torch.from_numpy(np.arange(room) >= lengths[:, None])
-    mask_nS = torch.zeros(padded.shape).masked_fill_(padded, -torch.inf)
-    return memory_nSD.unflatten(0, (-1, room)), mask_nS.unsqueeze(1).to(memory_TD)
+    return packed.to(device)
 
 
 def _rows(tokens_NjC: torch.Tensor, index_Nk: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from dist_transformer.errors import UserError
-from dist_transformer.inference.beam import Hypothesis, encode_sources, kept_slots
+from dist_transformer.inference.beam import Hypothesis, kept_slots, pack_sources
 from dist_transformer.inference.candidates import largest
 from dist_transformer.model.products import Linear
 from dist_transformer.model.transformer import Transformer
@@ -112,8 +112,8 @@ class _Sampler:
             fixed_shapes=False,
             linear=linear,
         )
-        memory_NSD, mask_N1S = encode_sources(model, sources, source_room)
-        model.begin_sentences(self.state, torch.arange(len(sources), device=self.device), memory_NSD, mask_N1S)
+        slots_N = torch.arange(len(sources), device=self.device)
+        model.begin_sentences(self.state, slots_N, pack_sources(sources, self.device))
         self.never_drawn = torch.tensor([PAD_ID, UNK_ID, BOS_ID, *never], device=self.device)
 
     def run(self, length_penalty: float) -> list[Hypothesis]:

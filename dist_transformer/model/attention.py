@@ -264,9 +264,9 @@ class MultiHeadAttention(nn.Module):
         inner = self.heads * self.head_width
         return self._heads(linear(x_TD, self.qkv_weight[:inner], self.qkv_bias[:inner])).squeeze(-3)
 
-    def _project_key_value(self, memory: torch.Tensor) -> torch.Tensor:
+    def _project_key_value(self, memory: torch.Tensor, linear: Linear = functional.linear) -> torch.Tensor:
         inner = self.heads * self.head_width
-        return self._heads(functional.linear(memory, self.qkv_weight[inner:], self._bias()[inner:]))
+        return self._heads(linear(memory, self.qkv_weight[inner:], self._bias()[inner:]))
 
     def _attend_packed(self, q_THK: torch.Tensor, kv_S2HK: torch.Tensor, layout: AttentionLayout) -> torch.Tensor:
         return packed_attention.cross_attention(q_THK, kv_S2HK, layout.query_offsets, layout.key_offsets)
@@ -319,10 +319,12 @@ class MultiHeadAttention(nn.Module):
             scale=1.0,
         )
 
-    def project_memory(self, memory_BSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Project the keys and values of padded sentences for decoding: (B, S, D) to two of (B, H, S, K)."""
-        k_BHSK, v_BHSK = self._project_key_value(memory_BSD).transpose(1, 3).unbind(2)
-        return k_BHSK, v_BHSK
+    def project_memory(
+        self, memory_SD: torch.Tensor, linear: Linear = functional.linear
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Project the keys and values of source tokens for decoding: (S, D) to two of (S, H, K)."""
+        k_SHK, v_SHK = self._project_key_value(memory_SD, linear).unbind(1)
+        return k_SHK, v_SHK
 
     def project_one(self, x_BD: torch.Tensor, linear: Linear) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Project the query, key and value of one position: (B, D) to three of (B, H, K)."""
@@ -370,8 +372,8 @@ class MultiHeadAttention(nn.Module):
         """
         memory_SD = x_TD if memory_SD is None else memory_SD
         q_THK = self.project_query(x_TD)
-        k_1HSK, _ = self.project_memory(memory_SD.unsqueeze(0))
-        scores_HTS = q_THK.float().transpose(0, 1) @ k_1HSK[0].float().transpose(1, 2) * self.head_width**-0.5
+        k_SHK, _ = self.project_memory(memory_SD)
+        scores_HTS = q_THK.float().transpose(0, 1) @ k_SHK.float().permute(1, 2, 0) * self.head_width**-0.5
         places = _places(len(x_TD), len(memory_SD), x_TD.device)
         scores_HTS = self.adjust_scores(scores_HTS.unsqueeze(0), *places)[0]
         if causal:

@@ -31,6 +31,7 @@ class LayerCache:
     memory_values_NHSK: torch.Tensor
 
     def add(self, place: int | torch.Tensor, key_NHkK: torch.Tensor, value_NHkK: torch.Tensor) -> None:
+        """Store a step's keys and values; those of one hypothesis per sentence are stored for all."""
         _write(self.keys_NHCkK, place, key_NHkK)
         _write(self.values_NHCkK, place, value_NHkK)
 
@@ -38,10 +39,12 @@ class LayerCache:
         """Return the keys and values at the first `end` places, two views (N, H, end · k, K)."""
         return self.keys_NHCkK[:, :, :end].flatten(2, 3), self.values_NHCkK[:, :, :end].flatten(2, 3)
 
-    def remember(self, slots_n: torch.Tensor, memory_keys_nHSK: torch.Tensor, memory_values_nHSK: torch.Tensor) -> None:
-        """Store the memory of the sentences in these slots."""
-        self.memory_keys_NHSK.index_copy_(0, slots_n, memory_keys_nHSK)
-        self.memory_values_NHSK.index_copy_(0, slots_n, memory_values_nHSK)
+    def remember(
+        self, slots_T: torch.Tensor, positions_T: torch.Tensor, keys_THK: torch.Tensor, values_THK: torch.Tensor
+    ) -> None:
+        """Store the memory of source tokens, each at its position in its slot."""
+        self.memory_keys_NHSK.transpose(1, 2)[slots_T, positions_T] = keys_THK
+        self.memory_values_NHSK.transpose(1, 2)[slots_T, positions_T] = values_THK
 
 
 class DecoderState:
@@ -81,9 +84,12 @@ class DecoderState:
         self.end = longest if fixed_shapes else 0
         """Number of places to attend to; includes the place of the current step once the step has begun."""
 
-    def begin_sentences(self, slots_n: torch.Tensor, memory_mask_n1S: torch.Tensor) -> None:
+    def begin_sentences(self, slots_n: torch.Tensor, source_lengths_n: torch.Tensor) -> None:
         """Put new sentences, with nothing decoded yet, into these slots."""
-        self.memory_mask_N1S.index_copy_(0, slots_n, memory_mask_n1S)
+        places_S = torch.arange(self.memory_mask_N1S.shape[2], device=slots_n.device)
+        mask_nS = self.memory_mask_N1S.new_zeros(len(slots_n), len(places_S))
+        mask_nS.masked_fill_(places_S >= source_lengths_n.unsqueeze(1), -torch.inf)
+        self.memory_mask_N1S.index_copy_(0, slots_n, mask_nS.unsqueeze(1))
         self._history_NkCk.index_fill_(0, slots_n, -torch.inf)
         self.positions_N.index_fill_(0, slots_n, 0)
 

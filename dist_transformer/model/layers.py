@@ -96,22 +96,22 @@ class DecoderLayer(nn.Module):
         """Compute one more position of every hypothesis.
 
         Args:
-            x_BD: hypotheses, sentence-major: (N · k, D).
+            x_BD: hypotheses, sentence-major: (N · k, D), or one of each sentence in the first step.
             cache: the cache of this layer, part of `state`.
             history_NkX: additive mask of the cache's entries.
         """
 
+        beam = len(x_BD) // len(state.positions_N)
+
         def attend_self(x: torch.Tensor) -> torch.Tensor:
-            q_NHkK, k_NHkK, v_NHkK = (
-                by_sentence(y, state.beam_size) for y in self.self_attention.project_one(x, state.linear)
-            )
+            q_NHkK, k_NHkK, v_NHkK = (by_sentence(y, beam) for y in self.self_attention.project_one(x, state.linear))
             cache.add(state.place, k_NHkK, v_NHkK)
             return self.self_attention.attend_beams(
-                q_NHkK, *cache.until(state.end), history_NkX, state.places_in_history, state.linear
+                q_NHkK, *cache.until(state.end), history_NkX[:, :beam], state.places_in_history, state.linear
             )
 
         def attend_memory(x: torch.Tensor) -> torch.Tensor:
-            q_NHkK = by_sentence(self.cross_attention.project_query(x, state.linear), state.beam_size)
+            q_NHkK = by_sentence(self.cross_attention.project_query(x, state.linear), beam)
             memory = (cache.memory_keys_NHSK, cache.memory_values_NHSK)
             return self.cross_attention.attend_beams(
                 q_NHkK, *memory, state.memory_mask_N1S, state.places_in_memory, state.linear

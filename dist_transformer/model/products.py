@@ -1,4 +1,4 @@
-"""Matrix products of decoding: few rows, and weights that stay the same for thousands of steps.
+"""Matrix products of inference: weights stay the same for thousands of products, mostly of few rows.
 
 oneDNN reads a weight faster from a layout of its own: a packed weight. With AVX-512, packed weights reach 1.05 to 1.5
 times the rate of plain ones in fp32, and 1.3 to 2.6 times in bf16 (16 to 256 rows, Intel Xeon with AMX). With AVX2
@@ -8,10 +8,12 @@ machine computes the same.
 torch does not document the two operators, but its compiler calls them. If a version lacks them, weights stay plain.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Function from (x, W, b) to x W^T + b: `functional.linear`, or the `Products` of decoding."""
@@ -47,6 +49,23 @@ class Products:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
             self._packed[key] = weight, version, packed
         return packed
+
+
+class ComputedBy(TorchFunctionMode):
+    """Context in which another function computes what calls `functional.linear`, such as the layers of torch."""
+
+    def __init__(self, linear: Linear) -> None:
+        super().__init__()
+        self._linear = linear
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        arguments: Sequence[Any] = (),
+        named: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return (self._linear if function is functional.linear else function)(*arguments, **named or {})
 
 
 def _gains(weight: torch.Tensor) -> bool:

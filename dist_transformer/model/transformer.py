@@ -16,7 +16,7 @@ from dist_transformer.model.dropout import dropout
 from dist_transformer.model.layers import DecoderLayer, EncoderLayer, FeedForward
 from dist_transformer.model.loss import LossSums, smoothed_cross_entropy
 from dist_transformer.model.positions import make_positions
-from dist_transformer.model.products import Linear
+from dist_transformer.model.products import ComputedBy, Linear
 from dist_transformer.packed import PackedBatch, PackedTokens
 
 
@@ -155,27 +155,30 @@ class Transformer(nn.Module):
         ]
         return DecoderState(caches, beam_size=beam_size, longest=longest, fixed_shapes=fixed_shapes, linear=linear)
 
-    def begin_sentences(
-        self, state: DecoderState, slots_n: torch.Tensor, memory_nSD: torch.Tensor, memory_mask_n1S: torch.Tensor
-    ) -> None:
-        """Put sentences into these slots, to be decoded. Their memory is projected once.
+    def begin_sentences(self, state: DecoderState, slots_n: torch.Tensor, source: PackedTokens) -> None:
+        """Encode sentences and put them into these slots, to be decoded. Their memory is projected once.
 
         Args:
-            memory_nSD: memory of the sentences, padded to the state's `source_room`.
-            memory_mask_n1S: additive mask of padded source tokens.
+            source: n sentences without a tail of dummies, none longer than the state's `source_room`.
         """
+        with ComputedBy(state.linear):
+            memory_TD = self.encode(source)
+        lengths_n = torch.from_numpy(source.lengths).to(slots_n.device)
+        slots_T = slots_n.repeat_interleave(lengths_n, output_size=len(memory_TD))
         for layer, cache in zip(cast(Iterable[DecoderLayer], self.decoder), state.layers, strict=True):
-            cache.remember(slots_n, *layer.cross_attention.project_memory(memory_nSD))
-        state.begin_sentences(slots_n, memory_mask_n1S)
+            projected = layer.cross_attention.project_memory(memory_TD, state.linear)
+            cache.remember(slots_T, source.positions_T, *projected)
+        state.begin_sentences(slots_n, lengths_n)
 
     def decode_step(self, tokens_B: torch.Tensor, state: DecoderState) -> torch.Tensor:
         """Compute the hidden state of each hypothesis after one more token, before the output projection: (B, D).
 
         Args:
-            tokens_B: the next token of each hypothesis, sentence-major: (slots · beam_size,).
+            tokens_B: the next token of each hypothesis, sentence-major: (slots · beam_size,). In a first step, one
+                token per sentence is enough, (slots,), which all its hypotheses then have.
             state: is updated with the token; the caller must call its `end_step` next.
         """
-        positions_B = state.positions_N.unsqueeze(1).expand(-1, state.beam_size).flatten()
+        positions_B = state.positions_N.repeat_interleave(len(tokens_B) // len(state.positions_N))
         x_BD = self._embed(self._target_embedding(), tokens_B, positions_B)
         history_NkX = state.begin_step()
         for layer, cache in zip(cast(Iterable[DecoderLayer], self.decoder), state.layers, strict=True):

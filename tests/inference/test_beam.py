@@ -12,7 +12,7 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.errors import UserError
 from dist_transformer.inference import beam
 from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
-from dist_transformer.model.decoding import LayerCache
+from dist_transformer.model.decoding import DecoderState, LayerCache
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedTokens, pack_side
 from tests.fake_cuda import fake_cuda
@@ -273,14 +273,9 @@ def test_cached_logits_equal_the_packed_decoders(change: dict[str, object], fixe
     sources = [[*source, EOS] for source in make_sources(4, seed=5)]
     rng = np.random.default_rng(1)
     targets = torch.from_numpy(rng.integers(4, 23, (4 * beam, 40)))
-    memory_SD = model.encode(packed(sources))
     longest = max(map(len, sources))
-    memory_BSD, mask_B1S = torch.zeros(4, longest, 16), torch.full((4, 1, longest), -torch.inf)
-    for i, rows in enumerate(memory_SD.split([len(source) for source in sources])):
-        memory_BSD[i, : len(rows)] = rows
-        mask_B1S[i, :, : len(rows)] = 0
     state = model.new_decoder_state(slots=4, beam_size=beam, source_room=longest, longest=40, fixed_shapes=fixed_shapes)
-    model.begin_sentences(state, torch.arange(4), memory_BSD, mask_B1S)
+    model.begin_sentences(state, torch.arange(4), packed(sources))
     stay = torch.arange(beam).expand(4, beam)
     found = []
     for tokens in targets.unbind(1):
@@ -352,3 +347,22 @@ def test_bf16_decodes() -> None:
     sources = make_sources(10)
     found = beam_search(model, sources, settings=BeamSettings(max_extra_tokens=5))
     assert all(math.isfinite(row[0].score) for row in found)
+
+
+def test_the_first_step_computes_one_hypothesis_per_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A beam of more than half the vocabulary, of 23 tokens, needs extensions of several hypotheses."""
+    model, rows = make_model(), []
+    decode_step = model.decode_step
+
+    def counting(tokens_B: torch.Tensor, state: DecoderState) -> torch.Tensor:
+        rows.append(len(tokens_B))
+        return decode_step(tokens_B, state)
+
+    monkeypatch.setattr(model, "decode_step", counting)
+    for width, first in ((4, 5), (12, 60)):
+        rows.clear()
+        settings = BeamSettings(beam_size=width, max_extra_tokens=4)
+        sources = make_sources(5)
+        expected = [reference_search(model, source, settings) for source in sources]
+        assert_same(beam_search(model, sources, settings=settings), expected)
+        assert rows[:2] == [first, 5 * width]

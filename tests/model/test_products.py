@@ -3,7 +3,7 @@ import torch
 from torch.nn import functional
 
 from dist_transformer.model import products
-from dist_transformer.model.products import Products
+from dist_transformer.model.products import ComputedBy, Products
 
 TOLERANCES = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (1e-2, 1e-2)}
 
@@ -51,3 +51,21 @@ def test_a_processor_without_avx512_keeps_plain_weights(monkeypatch: pytest.Monk
     weight, x, linear = torch.randn(512, 256), torch.randn(8, 256), Products()
     assert torch.equal(linear(x, weight), functional.linear(x, weight))
     assert linear._packed == {}
+
+
+def test_layers_of_torch_compute_by_the_given_function() -> None:
+    """Inside the context only, with and without a bias."""
+    calls: list[tuple[int, ...]] = []
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        calls.append(tuple(weight.shape))
+        return 2 * functional.linear(x, weight, bias)
+
+    x, layer = torch.ones(3, 4), torch.nn.Linear(4, 5)
+    plain = layer(x)
+    with ComputedBy(linear):
+        assert torch.equal(layer(x), 2 * plain)
+        assert torch.equal(functional.linear(x, layer.weight), 2 * (x @ layer.weight.t()))
+        assert torch.equal(x.relu(), x)
+    assert torch.equal(layer(x), plain)
+    assert calls == [(5, 4), (5, 4)]

@@ -39,10 +39,10 @@ def test_the_model_attends_to_what_the_mask_shows(random_model: Transformer, cau
     x_TD = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         q_HTK = attention.project_query(x_TD).transpose(0, 1)
-        k_1HSK, v_1HSK = attention.project_memory(x_TD.unsqueeze(0))
-        scores_HTS = q_HTK @ k_1HSK[0].transpose(1, 2) * 8**-0.5
+        k_HSK, v_HSK = (projected.transpose(0, 1) for projected in attention.project_memory(x_TD))
+        scores_HTS = q_HTK @ k_HSK.transpose(1, 2) * 8**-0.5
         hidden_TS = ~torch.from_numpy(packed_mask(side, side, causal=causal))
-        mixed_HTK = torch.softmax(scores_HTS.masked_fill(hidden_TS, -torch.inf), dim=-1) @ v_1HSK[0]
+        mixed_HTK = torch.softmax(scores_HTS.masked_fill(hidden_TS, -torch.inf), dim=-1) @ v_HSK
         output = attention.output
         expected_TD = torch.nn.functional.linear(mixed_HTK.transpose(0, 1).flatten(1), output.weight, output.bias)
         layout = AttentionLayout(side, side, causal=causal, kernel="groups")
