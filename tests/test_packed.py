@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_transformer.packed import IGNORED, PackedBatch, PackedTokens, lay_out, pack_side
+from dist_transformer.packed import IGNORED, PackedBatch, PackedTokens, lay_out, pack_side, packed_sides
 
 
 def pack(sentences: list[list[int]], *, size: int, offset_count: int, max_length: int) -> PackedTokens:
@@ -77,7 +77,7 @@ def test_buffers_are_laid_out_together_as_each_alone() -> None:
     lengths = np.array([3, 1, 4, 2])
     layout = lay_out(lengths, counts, size=8, offset_count=7, max_length=4)
     tokens = np.arange(24).reshape(3, 8)
-    sides = layout.sides(tokens)
+    sides = packed_sides(tokens, layout.positions, layout.offsets, lengths, counts, max_length=4)
     assert layout.starts.tolist() == [0, 3, 4, 16]
     assert layout.used.tolist() == [8, 0, 2]
     assert [side.lengths.tolist() for side in sides] == [[3, 1, 4], [], [2]]
