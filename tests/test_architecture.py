@@ -136,7 +136,7 @@ INSIDES = {
     "data.prepare": {"encode", "ingest", "shuffle", "tasks", "work_dir", "worker_pool"},
     "data.text": {"toy_grammar", "toy_lexicon"},
     "inference": {"batches", "candidates", "splitting"},
-    "model": {"decoding", "dropout", "layers"},
+    "model": {"decoding", "dropout", "layers", "residual"},
     "preflight": {"checks", "facts", "groups", "nccl", "network", "probes", "rendezvous"},
     "reporting": {"board"},
     "reporting.html": {"curves", "overview", "run", "style", "summary", "tables", "texts"},

@@ -11,6 +11,8 @@
 // For decoding: attention from the hypotheses of a beam, each of which sees only the entries of its own past, and the
 // most probable tokens of each row of logits, by log softmax and selection in two passes over a row, the second of which
 // finds it in the cache.
+//
+// The residual connection of a sublayer, z = LayerNorm(x + Dropout(y)), forward and backward, in one pass over each row.
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -492,6 +494,110 @@ void attend_beams(const Beams& shape, const T* q, const T* k, const T* v, const 
     }
 }
 
+// One residual connection: rows of x + scale * y, where y is dropped at random, are normalised.
+struct Residual {
+    int64_t rows, width;
+    // Rows whose gradients of gain and bias are added up together: the result does not depend on the number of threads.
+    int64_t block;
+    // Elements with lower random bits are dropped.
+    int64_t lowest_kept;
+    float scale, epsilon;
+    int64_t threads;
+};
+
+// The numbers of a row to add up: its sum is taken in lanes, which are added at the end.
+template <typename F>
+float add_up(int64_t width, F number) {
+    float lanes[WIDTH] = {};
+    int64_t c = 0;
+    for (; c + WIDTH <= width; c += WIDTH)
+        for (int l = 0; l < WIDTH; l++) lanes[l] += number(c + l);
+    for (int l = 0; c + l < width; l++) lanes[l] += number(c + l);
+    float sum = 0;
+    for (int l = 0; l < WIDTH; l++) sum += lanes[l];
+    return sum;
+}
+
+// A row of x + scale * y; all of y is kept if there are no random bits.
+template <typename T>
+void add_kept(const Residual& shape, const T* x, const T* y, const int16_t* bits, float* sum) {
+    const float scale = shape.scale;
+    const int32_t lowest = int32_t(shape.lowest_kept);
+    if (bits == nullptr)
+        for (int64_t c = 0; c < shape.width; c++) sum[c] = to_float(x[c]) + to_float(y[c]);
+    else
+        for (int64_t c = 0; c < shape.width; c++)
+            sum[c] = to_float(x[c]) + (bits[c] >= lowest ? scale * to_float(y[c]) : 0.0f);
+}
+
+template <typename T>
+void add_and_normalise(const Residual& shape, const T* x, const T* y, const int16_t* bits, const T* gain, const T* bias,
+                       T* out, float* means, float* factors) {
+    const int64_t width = shape.width;
+#pragma omp parallel for schedule(static) num_threads(shape.threads) if (shape.threads > 1)
+    for (int64_t row = 0; row < shape.rows; row++) {
+        const int64_t at = row * width;
+        Buffers buffers(width);
+        float* sum = buffers.take(width);
+        add_kept(shape, x + at, y + at, bits == nullptr ? bits : bits + at, sum);
+        const float mean = add_up(width, [&](int64_t c) { return sum[c]; }) / width;
+        const float square = add_up(width, [&](int64_t c) { return (sum[c] - mean) * (sum[c] - mean); }) / width;
+        const float factor = 1 / std::sqrt(square + shape.epsilon);
+        for (int64_t c = 0; c < width; c++)
+            assign(out[at + c], (sum[c] - mean) * factor * to_float(gain[c]) + to_float(bias[c]));
+        means[row] = mean;
+        factors[row] = factor;
+    }
+}
+
+// With n the normalised sum, g = dz * gain and <> the mean of a row:
+//     d(sum) = (g - <g> - n <g n>) / deviation    dx = d(sum)    dy = scale * d(sum) where kept
+// `n` holds the sum when this begins. The gradients of gain and bias are added to those of earlier rows.
+template <typename T>
+void return_row(const Residual& shape, const int16_t* bits, const T* __restrict gain, float mean, float factor,
+                const T* __restrict up, T* __restrict grad_x, T* __restrict grad_y, float* __restrict n,
+                float* __restrict g, float* __restrict grad_gain, float* __restrict grad_bias) {
+    const int64_t width = shape.width;
+    const int32_t lowest = int32_t(shape.lowest_kept);
+    const float scale = shape.scale;
+    for (int64_t c = 0; c < width; c++) n[c] = (n[c] - mean) * factor;
+    for (int64_t c = 0; c < width; c++) g[c] = to_float(up[c]);
+    for (int64_t c = 0; c < width; c++) grad_gain[c] += g[c] * n[c];
+    for (int64_t c = 0; c < width; c++) grad_bias[c] += g[c];
+    for (int64_t c = 0; c < width; c++) g[c] *= to_float(gain[c]);
+    const float mean_g = add_up(width, [&](int64_t c) { return g[c]; }) / width;
+    const float mean_gn = add_up(width, [&](int64_t c) { return g[c] * n[c]; }) / width;
+    for (int64_t c = 0; c < width; c++) g[c] = (g[c] - mean_g - n[c] * mean_gn) * factor;
+    for (int64_t c = 0; c < width; c++) assign(grad_x[c], g[c]);
+    if (bits != nullptr)
+        for (int64_t c = 0; c < width; c++) assign(grad_y[c], bits[c] >= lowest ? g[c] * scale : 0.0f);
+}
+
+// `grad_y` is not written if nothing is dropped, as it then equals `grad_x`.
+template <typename T>
+void return_normalised(const Residual& shape, const T* x, const T* y, const int16_t* bits, const T* gain,
+                       const float* means, const float* factors, const T* grad_out, T* grad_x, T* grad_y,
+                       float* grad_gain, float* grad_bias) {
+    const int64_t width = shape.width, blocks = (shape.rows + shape.block - 1) / shape.block;
+#pragma omp parallel for schedule(static) num_threads(shape.threads) if (shape.threads > 1)
+    for (int64_t block = 0; block < blocks; block++) {
+        const int64_t first = block * shape.block;
+        const int64_t after = first + shape.block < shape.rows ? first + shape.block : shape.rows;
+        float *of_gain = grad_gain + block * width, *of_bias = grad_bias + block * width;
+        std::memset(of_gain, 0, width * sizeof(float));
+        std::memset(of_bias, 0, width * sizeof(float));
+        Buffers buffers(2 * width);
+        float *n = buffers.take(width), *g = buffers.take(width);
+        for (int64_t row = first; row < after; row++) {
+            const int64_t at = row * width;
+            const int16_t* of_row = bits == nullptr ? bits : bits + at;
+            add_kept(shape, x + at, y + at, of_row, n);
+            return_row(shape, of_row, gain, means[row], factors[row], grad_out + at, grad_x + at, grad_y + at, n, g,
+                       of_gain, of_bias);
+        }
+    }
+}
+
 // Arguments and results of the search for the best tokens. Each row has `count` places in `values` and `tokens`.
 struct Best {
     const int64_t* never;
@@ -591,6 +697,28 @@ void attend_beams_fp32(const Beams* shape, const float* q, const float* k, const
 void attend_beams_bf16(const Beams* shape, const BFloat16* q, const BFloat16* k, const BFloat16* v,
                        const BFloat16* mask, BFloat16* out) {
     attend_beams(*shape, q, k, v, mask, out);
+}
+
+void add_and_normalise_fp32(const Residual* shape, const float* x, const float* y, const int16_t* bits,
+                            const float* gain, const float* bias, float* out, float* means, float* factors) {
+    add_and_normalise(*shape, x, y, bits, gain, bias, out, means, factors);
+}
+
+void add_and_normalise_bf16(const Residual* shape, const BFloat16* x, const BFloat16* y, const int16_t* bits,
+                            const BFloat16* gain, const BFloat16* bias, BFloat16* out, float* means, float* factors) {
+    add_and_normalise(*shape, x, y, bits, gain, bias, out, means, factors);
+}
+
+void return_normalised_fp32(const Residual* shape, const float* x, const float* y, const int16_t* bits,
+                            const float* gain, const float* means, const float* factors, const float* grad_out,
+                            float* grad_x, float* grad_y, float* grad_gain, float* grad_bias) {
+    return_normalised(*shape, x, y, bits, gain, means, factors, grad_out, grad_x, grad_y, grad_gain, grad_bias);
+}
+
+void return_normalised_bf16(const Residual* shape, const BFloat16* x, const BFloat16* y, const int16_t* bits,
+                            const BFloat16* gain, const float* means, const float* factors, const BFloat16* grad_out,
+                            BFloat16* grad_x, BFloat16* grad_y, float* grad_gain, float* grad_bias) {
+    return_normalised(*shape, x, y, bits, gain, means, factors, grad_out, grad_x, grad_y, grad_gain, grad_bias);
 }
 
 void best_tokens_fp32(const float* logits, int64_t rows, int64_t vocabulary, const Best* best, int64_t threads) {

@@ -10,8 +10,11 @@ from collections.abc import Sequence
 
 import torch
 
+from dist_transformer.model.dropout import Keep
 from dist_transformer.native import load_native
 
+# Rows whose gradients of gain and bias the kernel adds up together.
+_ROWS_OF_BLOCK = 128
 _SUFFIXES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
@@ -36,6 +39,16 @@ class _Beams(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("q_sentence", "q_hypothesis", "q_head")),
         *((name, ctypes.c_int64) for name in ("kv_sentence", "kv_head", "kv_entry")),
         *((name, ctypes.c_int64) for name in ("mask_sentence", "mask_hypothesis", "threads")),
+    )
+
+
+class _Residual(ctypes.Structure):
+    """The struct `Residual` of the C++ source."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("rows", "width", "block", "lowest_kept")),
+        *((name, ctypes.c_float) for name in ("scale", "epsilon")),
+        ("threads", ctypes.c_int64),
     )
 
 
@@ -156,6 +169,53 @@ def best_tokens(
     return values_Rc, tokens_Rc, ends_R
 
 
+def add_and_normalise(
+    x_TD: torch.Tensor,
+    y_TD: torch.Tensor,
+    bits_TD: torch.Tensor | None,
+    gain_D: torch.Tensor,
+    bias_D: torch.Tensor,
+    *,
+    keep: Keep,
+    epsilon: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return LayerNorm(x + Dropout(y)), and for the backward pass mean and inverse deviation of each row, in fp32.
+
+    Args:
+        bits_TD: random, int16; None keeps all of y.
+    """
+    out_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype)
+    means_T, factors_T = torch.empty(2, len(x_TD))
+    shape = _residual(x_TD, keep, epsilon)
+    _call("add_and_normalise", shape, (x_TD, y_TD, bits_TD, gain_D, bias_D, out_TD, means_T, factors_T))
+    return out_TD, means_T, factors_T
+
+
+def return_normalised(
+    gradient_TD: torch.Tensor,
+    x_TD: torch.Tensor,
+    y_TD: torch.Tensor,
+    bits_TD: torch.Tensor | None,
+    gain_D: torch.Tensor,
+    means_T: torch.Tensor,
+    factors_T: torch.Tensor,
+    *,
+    keep: Keep,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of x, y, gain and bias, the last two in fp32."""
+    grad_x_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype)
+    grad_y_TD = grad_x_TD if bits_TD is None else torch.empty(x_TD.shape, dtype=x_TD.dtype)
+    blocks = -(-len(x_TD) // _ROWS_OF_BLOCK)
+    grad_gain_CD, grad_bias_CD = torch.empty(2, blocks, x_TD.shape[1])
+    inputs = (x_TD, y_TD, bits_TD, gain_D, means_T, factors_T, gradient_TD.contiguous())
+    _call("return_normalised", _residual(x_TD, keep, 0.0), (*inputs, grad_x_TD, grad_y_TD, grad_gain_CD, grad_bias_CD))
+    return grad_x_TD, grad_y_TD, grad_gain_CD.sum(0), grad_bias_CD.sum(0)
+
+
+def _residual(x_TD: torch.Tensor, keep: Keep, epsilon: float) -> _Residual:
+    return _Residual(*x_TD.shape, _ROWS_OF_BLOCK, keep.lowest, keep.scale, epsilon, torch.get_num_threads())
+
+
 def _shape(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -184,9 +244,11 @@ def _shape(
     )
 
 
-def _call(name: str, shape: ctypes.Structure, tensors: Sequence[torch.Tensor]) -> None:
-    library = _library()
+def _call(name: str, shape: ctypes.Structure, tensors: Sequence[torch.Tensor | None]) -> None:
+    library, first = _library(), tensors[0]
     assert library is not None
+    assert first is not None
     # ctypes releases the GIL during the call.
-    function = library[f"{name}_{_SUFFIXES[tensors[0].dtype]}"]
-    function(ctypes.byref(shape), *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors))
+    function = library[f"{name}_{_SUFFIXES[first.dtype]}"]
+    pointers = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
+    function(ctypes.byref(shape), *map(ctypes.c_void_p, pointers))

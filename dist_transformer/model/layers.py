@@ -1,10 +1,4 @@
-"""Encoder and decoder layers (section 3.1).
-
-post-norm (the paper):  x = LayerNorm(x + Dropout(Sublayer(x)))
-pre-norm:               x = x + Dropout(Sublayer(LayerNorm(x)))
-"""
-
-from collections.abc import Callable
+"""Encoder and decoder layers (section 3.1)."""
 
 import torch
 from torch import nn
@@ -15,21 +9,7 @@ from dist_transformer.model.attention import AttentionLayout, by_sentence, make_
 from dist_transformer.model.decoding import DecoderState, LayerCache
 from dist_transformer.model.dropout import dropout
 from dist_transformer.model.products import Linear
-
-
-class Residual(nn.Module):
-    """Residual connection of a sublayer: dropout, addition and normalisation, in the order that `norm` names."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(config.width)
-        self.dropout = config.dropout
-        self.pre_norm = config.norm == "pre"
-
-    def forward(self, x: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        if self.pre_norm:
-            return x + dropout(sublayer(self.norm(x)), self.dropout, self.training)
-        return self.norm(x + dropout(sublayer(x), self.dropout, self.training))
+from dist_transformer.model.residual import Residual
 
 
 class FeedForward(nn.Module):

@@ -8,7 +8,7 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.inference.attention_maps import attention_maps, cross_attention_maps
 from dist_transformer.model.attention import MultiHeadAttention
-from dist_transformer.model.layers import Residual
+from dist_transformer.model.residual import Residual
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedTokens, pack_side
 

@@ -14,6 +14,7 @@ import torch
 from dist_transformer.model import cpu_kernels
 from dist_transformer.model.packed_attention import cross_attention, self_attention
 from dist_transformer.native import load_native
+from tests.model.test_residual import test_output_and_gradients_are_those_of_the_equation
 
 
 @pytest.fixture
@@ -154,6 +155,8 @@ def test_processors_without_wide_vectors(monkeypatch: pytest.MonkeyPatch, tmp_pa
     test_self_attention_of_long_and_short_sentences(torch.bfloat16, 32, False)
     test_hypotheses_see_their_own_past(torch.float32, 20)
     test_hypotheses_see_their_own_past(torch.bfloat16, 32)
+    for dtype in (torch.float32, torch.bfloat16):
+        test_output_and_gradients_are_those_of_the_equation(True, 0.3, dtype, 130, 20, monkeypatch)
 
 
 @pytest.mark.system
