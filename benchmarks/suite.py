@@ -143,8 +143,11 @@ def device_name() -> str:
 
 def machine_load() -> str | None:
     """Describe the load if other work uses the machine, otherwise return None. Call it before the first part."""
-    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    return f"shared with other work, load {load:.1f} on {cores} cores at the start" if load > 0.25 * cores else None
+    # The load is that of the whole machine, whatever cores this process may use.
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load <= 0.25 * cores:
+        return None
+    return f"shared with other work, load {load:.1f} on {cores} {'core' if cores == 1 else 'cores'} at the start"
 
 
 def merge(file: Path, parts: dict[str, dict[str, Any]], *, what: str, load: str | None = None) -> None:
