@@ -79,11 +79,11 @@ HIGHLIGHTS = [
     Highlight(
         "bench-cpu.json",
         "Decoding on a CPU",
-        "In fp32 a small model translates {figures[decode-tiny][contenders][generate][ours_to_this][median]:.1f} times as fast "
-        "as in Hugging Face's `generate`, and at "
-        "{figures[decode-tiny][contenders][ctranslate2][ours_to_this][median]:.2f} times the rate of CTranslate2; "
-        "`base` {figures[decode-base][contenders][generate][ours_to_this][median]:.1f} times as fast, and at "
-        "{figures[decode-base][contenders][ctranslate2][ours_to_this][median]:.2f} times the rate",
+        "In fp32, a small model at {figures[decode-tiny][contenders][generate][ours_to_this][median]:.1f} times the rate of "
+        "Hugging Face's `generate` and "
+        "{figures[decode-tiny][contenders][ctranslate2][ours_to_this][median]:.2f} times that of CTranslate2; "
+        "`base` at {figures[decode-base][contenders][generate][ours_to_this][median]:.1f} and "
+        "{figures[decode-base][contenders][ctranslate2][ours_to_this][median]:.2f} times",
     ),
     Highlight(
         "bench-cpu.json",
