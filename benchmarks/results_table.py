@@ -79,8 +79,8 @@ HIGHLIGHTS = [
     Highlight(
         "bench-cpu.json",
         "Decoding on a CPU",
-        "In fp32, a small model at {figures[decode-tiny][contenders][generate][ours_to_this][median]:.1f} times the rate "
-        "of Hugging Face's `generate` and "
+        "In fp32, a small model at {figures[decode-tiny][contenders][generate][ours_to_this][median]:.1f} times the "
+        "rate of Hugging Face's `generate` and "
         "{figures[decode-tiny][contenders][ctranslate2][ours_to_this][median]:.2f} times that of CTranslate2; "
         "`base` at {figures[decode-base][contenders][generate][ours_to_this][median]:.1f} and "
         "{figures[decode-base][contenders][ctranslate2][ours_to_this][median]:.2f} times",
