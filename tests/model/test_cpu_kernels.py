@@ -4,7 +4,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +13,7 @@ import torch
 from dist_transformer.model import cpu_kernels
 from dist_transformer.model.packed_attention import cross_attention, self_attention
 from dist_transformer.native import load_native
-from tests.model.test_residual import test_output_and_gradients_are_those_of_the_equation
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+from tests.model import test_residual
 
 
 def offsets(*lengths: int) -> torch.Tensor:
@@ -156,7 +148,7 @@ def test_processors_without_wide_vectors(monkeypatch: pytest.MonkeyPatch, tmp_pa
     test_hypotheses_see_their_own_past(torch.float32, 20)
     test_hypotheses_see_their_own_past(torch.bfloat16, 32)
     for dtype in (torch.float32, torch.bfloat16):
-        test_output_and_gradients_are_those_of_the_equation(True, 0.3, dtype, 130, 20, monkeypatch)
+        test_residual.test_output_and_gradients_are_those_of_the_equation(True, 0.3, dtype, 130, 20, monkeypatch)
 
 
 @pytest.mark.system

@@ -1,7 +1,6 @@
 """Residual connections in training, compared with the equation in float64. `test_transformer` has those of a layer."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,13 +12,6 @@ from dist_transformer.model import cpu_kernels
 from dist_transformer.model.residual import Residual
 
 WAYS = pytest.mark.parametrize("compiled", [True, False])
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def make(width: int, p: float, dtype: torch.dtype = torch.float32, norm: str = "post") -> Residual:
