@@ -8,6 +8,7 @@ batches. CTranslate2 in int8 is a contender of its own.
 """
 
 import dataclasses
+import operator
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -86,6 +87,7 @@ def run_decoding_benchmark(
             report(f"left out, because it does not compute in {kind} here: {LABELS[name]}")
             names.remove(name)
     lines = list(settings.sources)
+    whole = _ours(model, tokenizer, settings, least_growth=model.config.max_positions)(lines)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     outputs: dict[str, list[str]] = {}
     variants: dict[str, str] = {}
@@ -127,6 +129,7 @@ def run_decoding_benchmark(
         "beam_size": settings.beam_size,
         "sentences": len(settings.sources),
         "rounds": settings.rounds,
+        "changed_by_stopping": sum(map(operator.ne, outputs["ours"], whole)),
         "scores_agree": all(abs(found["bleu"] - ours) <= BLEU_TOLERANCE for found in figures.values()),
         "contenders": figures,
     }
@@ -153,13 +156,7 @@ def make_works(
     """Return the variants of a contender: functions that translate lines, from text to text."""
     device = model.embedding.device
     if name == "ours":
-        beam = BeamSettings(
-            beam_size=settings.beam_size,
-            length_penalty=settings.length_penalty,
-            max_extra_tokens=settings.max_extra_tokens,
-        )
-        translator = Translator(model, tokenizer, device, beam)
-        return {"": lambda lines: [translation.text for translation in translator.translate(lines)]}
+        return {"": _ours(model, tokenizer, settings)}
     if name == "generate":
         works: dict[str, Translate] = {}
         for attention in ATTENTIONS:
@@ -173,6 +170,17 @@ def make_works(
         return works
     kind = "int8" if name == "int8" else _compute_type(model.embedding.dtype)
     return ctranslate2_works(model, tokenizer, settings, scratch / name, kind)
+
+
+def _ours(model: Transformer, tokenizer: Tokenizer, settings: DecodeBenchmark, **changes: int) -> Translate:
+    beam = BeamSettings(
+        beam_size=settings.beam_size,
+        length_penalty=settings.length_penalty,
+        max_extra_tokens=settings.max_extra_tokens,
+        **changes,
+    )
+    translator = Translator(model, tokenizer, model.embedding.device, beam)
+    return lambda lines: [translation.text for translation in translator.translate(lines)]
 
 
 def ctranslate2_computes(kind: str, device: torch.device) -> bool:
@@ -256,4 +264,5 @@ def decode_table(figures: dict[str, Any]) -> str:
             f"{LABELS[name]:22} {rate['median']:8,.1f} {rate['lowest']:8,.1f} {rate['highest']:8,.1f} "
             f"{found['tokens_per_second']['median']:9,.0f} {found['ours_to_this']['median']:7.2f}× {found['bleu']:6.2f}"
         )
+    lines.append(f"{figures['changed_by_stopping']:,} of our texts differ from those of a search to the longest output")
     return "\n".join(lines)

@@ -180,9 +180,10 @@ settings in the folder: pass those above.
 _DIFFERENCES_TRANSFORMERS = """\
 - **Candidates.** A hypothesis that ends in a step counts if it is among the best {beam} candidates; in
   dist_transformer, if it is among the best {beam} × 2.
-- **Stopping.** With `early_stopping="never"` the search continues until no unfinished hypothesis can become the best,
-  as in dist_transformer. The limit is {longest} tokens, and an output that reaches it is cut. dist_transformer's limit
-  is the source's tokens and 50 more, and it ends such an output with `</s>`. A smaller `max_new_tokens` is faster.
+- **Stopping.** With `early_stopping="never"` the search continues until no unfinished hypothesis can become the best;
+  in dist_transformer, until none can by growing by a quarter or by four tokens. The limit is {longest} tokens, and an
+  output that reaches it is cut. dist_transformer's limit is the source's tokens and 50 more, and it ends such an output
+  with `</s>`. A smaller `max_new_tokens` is faster.
 """
 
 _DIFFERENCES_CTRANSLATE2 = """\
@@ -190,6 +191,7 @@ _DIFFERENCES_CTRANSLATE2 = """\
   before probabilities are computed; dist_transformer does not choose them, but does not change the probabilities of the
   others.
 - **Stopping.** The search ends when {beam} × {patience} hypotheses have ended; dist_transformer's search ends when no
-  unfinished one can become the best. The limit is {longest} tokens, and an output that reaches it is cut.
-  dist_transformer's limit is the source's tokens and 50 more, and it ends such an output with `</s>`.
+  unfinished one can become the best by growing by a quarter or by four tokens. The limit is {longest} tokens, and an
+  output that reaches it is cut. dist_transformer's limit is the source's tokens and 50 more, and it ends such an output
+  with `</s>`.
 """

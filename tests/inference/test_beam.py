@@ -50,7 +50,7 @@ def penalty(length: int, alpha: float) -> float:
 
 @torch.no_grad()
 def reference_search(model: Transformer, source: list[int], settings: BeamSettings) -> list[Hypothesis]:
-    """One sentence, to the length limit, never stopping early."""
+    """One sentence; with a `least_growth` of 1000 to the length limit, never stopping early."""
     beam, limit = settings.beam_size, len(source) + settings.max_extra_tokens
     memory_SD = model.encode(packed([[*source, EOS]]))
     alive: list[tuple[float, list[int]]] = [(0.0, [])]
@@ -74,6 +74,10 @@ def reference_search(model: Transformer, source: list[int], settings: BeamSettin
         alive = [(total, [*alive[parent][1], token]) for total, parent, token in best if token != EOS][:beam]
         if not alive:
             break
+        longest = min(length + 1 + max((length + 1) // 4, settings.least_growth), limit)
+        bound = alive[0][0] / penalty(longest + 1, settings.length_penalty)
+        if settings.least_growth < 1000 and len(ended) >= settings.nbest and ended[settings.nbest - 1].score >= bound:
+            break
     return ended[: settings.nbest]
 
 
@@ -94,6 +98,8 @@ SETTINGS = [
     BeamSettings(beam_size=5, length_penalty=1.0, max_extra_tokens=6, nbest=3),
     BeamSettings(beam_size=2, length_penalty=1.5, max_extra_tokens=20),
     BeamSettings(beam_size=4, length_penalty=0.6, max_extra_tokens=0, nbest=4),
+    BeamSettings(beam_size=3, length_penalty=1.0, max_extra_tokens=12, least_growth=1),
+    BeamSettings(beam_size=4, length_penalty=0.6, max_extra_tokens=12, nbest=2, least_growth=1000),
 ]
 
 
@@ -117,6 +123,21 @@ def test_attention_from_outside_decodes_as_it_trains(settings: BeamSettings, dis
     expected = [reference_search(model, source, settings) for source in sources]
     for slots in (None, 3):
         assert_same(beam_search(model, sources, settings=settings, slots=slots), expected)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "limit", "bound"),
+    # -6 / ((5 + m + 1) / 6)^0.6 for m = 10 + 4, 20 + 20 / 4 and, at the limit, 21.
+    [(10, 60, -2.9136), (20, 60, -2.2399), (20, 21, -2.4335)],
+)
+def test_a_hypothesis_may_grow_by_a_quarter_and_win(tokens: int, limit: int, bound: float) -> None:
+    search = beam._Search(make_model(), [[5] * 10] * 2, BeamSettings(), None)
+    search.state.positions_N.fill_(tokens)
+    search.beams.limit_N.fill_(limit)
+    search.beams.alive_logp_Nk.copy_(torch.tensor([-6.0, -7.0, -8.0, -9.0]))
+    search.beams.ended_score_Nk[:, 0] = torch.tensor([bound + 1e-3, bound - 1e-3])
+    search._give_up()
+    assert search.beams.alive_logp_Nk.tolist() == [[-math.inf] * 4, [-6.0, -7.0, -8.0, -9.0]]
 
 
 def test_random_sources_end_early_and_at_the_limit() -> None:
@@ -211,9 +232,8 @@ def test_a_step_on_a_gpu_neither_mixes_devices_nor_waits(
             search._begin(np.arange(5))
             for _ in range(3):
                 search._step()
-            done_N = search._done()
-    assert done_N.device == device
-    assert done_N.shape == (5,)
+    assert search.beams.alive_logp_Nk.device == device
+    assert search.beams.alive_logp_Nk.shape == (5, 4)
 
 
 @pytest.mark.gpu
@@ -326,6 +346,7 @@ def test_outputs_end_where_positions_end() -> None:
         ("length_penalty", math.nan),
         ("max_extra_tokens", -1),
         ("nbest", 5),
+        ("least_growth", -1),
     ],
 )
 def test_wrong_settings_are_named(name: str, value: float) -> None:
