@@ -8,8 +8,8 @@ At most k extensions can end, so k always remain. Equal numbers are ordered by p
 
 log P only falls and lp only grows, so a living hypothesis of n tokens scores at most log P / lp(m + 1) when it ends
 with m tokens. The search of a sentence ends when this is too little with m = n + max(⌊n / 4⌋, 4). With the longest m
-instead (tensor2tensor; here a large `least_growth`) nothing is lost for certain, but the search takes up to a third more
-steps, in which almost no hypothesis wins.
+instead (tensor2tensor; here a large `least_growth`) nothing is lost for certain, but the search takes up to a third
+more steps, in which almost no hypothesis wins.
 """
 
 import itertools
