@@ -19,9 +19,9 @@ from torch.nn import functional
 
 from dist_transformer.config.registry import ATTENTIONS
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.model import cpu_kernels, packed_attention
+from dist_transformer.model import cpu_kernels, packed_attention, products
 from dist_transformer.model.dropout import dropout
-from dist_transformer.model.products import Linear
+from dist_transformer.model.products import FusedLinear, Linear
 from dist_transformer.packed import PackedTokens
 
 # Each sentence of a group has at least this share of the group's longest length. A pack of 4,096 tokens of mixed text
@@ -195,7 +195,7 @@ class MultiHeadAttention(nn.Module):
         # W^Q, W^K and W^V are one matrix, so self-attention needs one product.
         self.qkv_weight = nn.Parameter(torch.empty(3 * inner, config.width))
         self.qkv_bias = nn.Parameter(torch.empty(3 * inner))
-        self.output = nn.Linear(inner, config.width)
+        self.output = FusedLinear(inner, config.width)
 
     def reset_parameters(self) -> None:
         """Initialize each of the four matrices by Xavier uniform, and the biases to zero."""
@@ -235,7 +235,7 @@ class MultiHeadAttention(nn.Module):
             Shape (T, D). Rows of dummy sentences are finite and have no meaning.
         """
         if memory_SD is None:
-            qkv_T3HK = self._heads(functional.linear(x_TD, self.qkv_weight, self._bias()))
+            qkv_T3HK = self._heads(products.linear(x_TD, self.qkv_weight, self._bias()))
             if layout.kernel == "packed":
                 mixed_THK = packed_attention.self_attention(qkv_T3HK, layout.query_offsets, causal=layout.causal)
                 return self.output(mixed_THK.flatten(-2))
@@ -259,12 +259,12 @@ class MultiHeadAttention(nn.Module):
         """Split the last dimension, n·H·K, into (n, H, K)."""
         return x.unflatten(-1, (-1, self.heads, self.head_width))
 
-    def project_query(self, x_TD: torch.Tensor, linear: Linear = functional.linear) -> torch.Tensor:
+    def project_query(self, x_TD: torch.Tensor, linear: Linear = products.linear) -> torch.Tensor:
         """Project the queries, shape (T, H, K)."""
         inner = self.heads * self.head_width
         return self._heads(linear(x_TD, self.qkv_weight[:inner], self.qkv_bias[:inner])).squeeze(-3)
 
-    def _project_key_value(self, memory: torch.Tensor, linear: Linear = functional.linear) -> torch.Tensor:
+    def _project_key_value(self, memory: torch.Tensor, linear: Linear = products.linear) -> torch.Tensor:
         inner = self.heads * self.head_width
         return self._heads(linear(memory, self.qkv_weight[inner:], self._bias()[inner:]))
 
@@ -320,7 +320,7 @@ class MultiHeadAttention(nn.Module):
         )
 
     def project_memory(
-        self, memory_SD: torch.Tensor, linear: Linear = functional.linear
+        self, memory_SD: torch.Tensor, linear: Linear = products.linear
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Project the keys and values of source tokens for decoding: (S, D) to two of (S, H, K)."""
         k_SHK, v_SHK = self._project_key_value(memory_SD, linear).unbind(1)

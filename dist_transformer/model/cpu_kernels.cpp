@@ -13,6 +13,8 @@
 // finds it in the cache.
 //
 // The residual connection of a sublayer, z = LayerNorm(x + Dropout(y)), forward and backward, in one pass over each row.
+//
+// The gradients of a bias and of a ReLU, and the softmax of the loss with its gradient, each in one pass over memory.
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -494,6 +496,14 @@ void attend_beams(const Beams& shape, const T* q, const T* k, const T* v, const 
     }
 }
 
+// A hash of 32 bits in which each input bit changes each output bit with a probability of 0.5 (C. Wellons, "Prospecting
+// for Hash Functions", 2018).
+uint32_t mixed(uint32_t x) {
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+
 // One residual connection: rows of x + scale * y, where y is dropped at random, are normalised.
 struct Residual {
     int64_t rows, width;
@@ -598,6 +608,39 @@ void return_normalised(const Residual& shape, const T* x, const T* y, const int1
     }
 }
 
+struct Sums {
+    // Rows that are added up together: the result does not depend on the number of threads.
+    int64_t rows, width, block, threads;
+};
+
+// Sums of a gradient's rows, one per block. With the output of a ReLU, the gradient is first set to zero where that is.
+template <typename T>
+void return_bias(const Sums& shape, const T* gradient, const T* relu, T* returned, float* sums) {
+    const int64_t rows = shape.rows, width = shape.width, block = shape.block;
+    const int64_t blocks = (rows + block - 1) / block;
+#pragma omp parallel for schedule(static) num_threads(shape.threads) if (shape.threads > 1)
+    for (int64_t i = 0; i < blocks; i++) {
+        const int64_t after = (i + 1) * block < rows ? (i + 1) * block : rows;
+        float* __restrict sum = sums + i * width;
+        std::memset(sum, 0, width * sizeof(float));
+        for (int64_t row = i * block; row < after; row++) {
+            const T* __restrict g = gradient + row * width;
+            if (relu == nullptr) {
+                for (int64_t c = 0; c < width; c++) sum[c] += to_float(g[c]);
+                continue;
+            }
+            const T* __restrict z = relu + row * width;
+            T* __restrict out = returned + row * width;
+            // "Not at most zero", because the gradient of NaN must be seen.
+            for (int64_t c = 0; c < width; c++) {
+                const float kept = to_float(z[c]) <= 0 ? 0.0f : to_float(g[c]);
+                assign(out[c], kept);
+                sum[c] += kept;
+            }
+        }
+    }
+}
+
 // Arguments and results of the search for the best tokens. Each row has `count` places in `values` and `tokens`.
 struct Best {
     const int64_t* never;
@@ -665,6 +708,44 @@ void best_of_rows(const T* logits, int64_t rows, int64_t vocabulary, const Best&
     }
 }
 
+struct Softmax {
+    // Elements from one row to the next.
+    int64_t rows, row_step, vocabulary;
+    // Whether the gradient replaces the logits.
+    int64_t replace;
+    float smoothing;
+    int64_t threads;
+};
+
+// `totals` are the logarithms of sums of exp. Logits become p, and p - (1 - smoothing) at the label.
+template <typename T>
+void smoothed_softmax(const Softmax& shape, T* logits, const int64_t* labels, float* totals, float* picked) {
+    const int64_t vocabulary = shape.vocabulary, whole = vocabulary / LANES * LANES;
+#pragma omp parallel for schedule(static) num_threads(shape.threads) if (shape.threads > 1)
+    for (int64_t i = 0; i < shape.rows; i++) {
+        T* row = logits + i * shape.row_step;
+        Buffers buffers(padded(vocabulary));
+        float* p = buffers.take(padded(vocabulary));
+        for (int64_t j = 0; j < vocabulary; j++) p[j] = to_float(row[j]);
+        for (int64_t j = vocabulary; j < padded(vocabulary); j++) p[j] = -INFINITY;
+        const float highest = largest(p, vocabulary);
+        picked[i] = p[labels[i]];
+        Floats sums = {};
+        for (int64_t j = 0; j < padded(vocabulary); j += LANES) {
+            Floats* place = reinterpret_cast<Floats*>(p + j);
+            *place = exponential(*place - highest);
+            if (j < whole) sums += *place;
+        }
+        float sum = sum_of(sums);
+        for (int64_t j = whole; j < vocabulary; j++) sum += p[j];
+        totals[i] = highest + std::log(sum);
+        if (!shape.replace) continue;
+        const float factor = 1 / sum;
+        for (int64_t j = 0; j < vocabulary; j++) assign(row[j], p[j] * factor);
+        assign(row[labels[i]], p[labels[i]] * factor - (1 - shape.smoothing));
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -719,6 +800,31 @@ void return_normalised_bf16(const Residual* shape, const BFloat16* x, const BFlo
                             const BFloat16* gain, const float* means, const float* factors, const BFloat16* grad_out,
                             BFloat16* grad_x, BFloat16* grad_y, float* grad_gain, float* grad_bias) {
     return_normalised(*shape, x, y, bits, gain, means, factors, grad_out, grad_x, grad_y, grad_gain, grad_bias);
+}
+
+void return_bias_fp32(const Sums* shape, const float* gradient, const float* relu, float* returned, float* sums) {
+    return_bias(*shape, gradient, relu, returned, sums);
+}
+
+void return_bias_bf16(const Sums* shape, const BFloat16* gradient, const BFloat16* relu, BFloat16* returned,
+                      float* sums) {
+    return_bias(*shape, gradient, relu, returned, sums);
+}
+
+void smoothed_softmax_fp32(const Softmax* shape, float* logits, const int64_t* labels, float* totals, float* picked) {
+    smoothed_softmax(*shape, logits, labels, totals, picked);
+}
+
+void smoothed_softmax_bf16(const Softmax* shape, BFloat16* logits, const int64_t* labels, float* totals,
+                           float* picked) {
+    smoothed_softmax(*shape, logits, labels, totals, picked);
+}
+
+// Word i depends on i and the seed alone. The second hash keeps seeds apart that differ only in the order of words.
+void random_words(uint64_t seed, int64_t count, uint32_t* words, int64_t threads) {
+    const uint32_t low = uint32_t(seed), high = uint32_t(seed >> 32);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t i = 0; i < count; i++) words[i] = mixed(mixed(uint32_t(i) ^ low) + high);
 }
 
 void best_tokens_fp32(const float* logits, int64_t rows, int64_t vocabulary, const Best* best, int64_t threads) {

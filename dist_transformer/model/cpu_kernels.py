@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
-from dist_transformer.model.dropout import Keep
 from dist_transformer.native import load_native
 
-# Rows whose gradients of gain and bias the kernel adds up together.
+# Rows whose gradients of gain and bias a kernel adds up together.
 _ROWS_OF_BLOCK = 128
 _SUFFIXES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
@@ -48,6 +47,22 @@ class _Residual(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("rows", "width", "block", "lowest_kept")),
         *((name, ctypes.c_float) for name in ("scale", "epsilon")),
+        ("threads", ctypes.c_int64),
+    )
+
+
+class _Sums(ctypes.Structure):
+    """The struct `Sums` of the C++ source."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("rows", "width", "block", "threads"))
+
+
+class _Softmax(ctypes.Structure):
+    """The struct `Softmax` of the C++ source."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("rows", "row_step", "vocabulary", "replace")),
+        ("smoothing", ctypes.c_float),
         ("threads", ctypes.c_int64),
     )
 
@@ -176,17 +191,20 @@ def add_and_normalise(
     gain_D: torch.Tensor,
     bias_D: torch.Tensor,
     *,
-    keep: Keep,
+    lowest_kept: int,
+    scale: float,
     epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return LayerNorm(x + Dropout(y)), and for the backward pass mean and inverse deviation of each row, in fp32.
 
     Args:
         bits_TD: random, int16; None keeps all of y.
+        lowest_kept: elements of y with lower bits are dropped.
+        scale: factor of the others.
     """
     out_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype)
     means_T, factors_T = torch.empty(2, len(x_TD))
-    shape = _residual(x_TD, keep, epsilon)
+    shape = _residual(x_TD, lowest_kept, scale, epsilon)
     _call("add_and_normalise", shape, (x_TD, y_TD, bits_TD, gain_D, bias_D, out_TD, means_T, factors_T))
     return out_TD, means_T, factors_T
 
@@ -200,7 +218,8 @@ def return_normalised(
     means_T: torch.Tensor,
     factors_T: torch.Tensor,
     *,
-    keep: Keep,
+    lowest_kept: int,
+    scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of x, y, gain and bias, the last two in fp32."""
     grad_x_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype)
@@ -208,12 +227,54 @@ def return_normalised(
     blocks = -(-len(x_TD) // _ROWS_OF_BLOCK)
     grad_gain_CD, grad_bias_CD = torch.empty(2, blocks, x_TD.shape[1])
     inputs = (x_TD, y_TD, bits_TD, gain_D, means_T, factors_T, gradient_TD.contiguous())
-    _call("return_normalised", _residual(x_TD, keep, 0.0), (*inputs, grad_x_TD, grad_y_TD, grad_gain_CD, grad_bias_CD))
+    shape = _residual(x_TD, lowest_kept, scale, 0.0)
+    _call("return_normalised", shape, (*inputs, grad_x_TD, grad_y_TD, grad_gain_CD, grad_bias_CD))
     return grad_x_TD, grad_y_TD, grad_gain_CD.sum(0), grad_bias_CD.sum(0)
 
 
-def _residual(x_TD: torch.Tensor, keep: Keep, epsilon: float) -> _Residual:
-    return _Residual(*x_TD.shape, _ROWS_OF_BLOCK, keep.lowest, keep.scale, epsilon, torch.get_num_threads())
+def random_words(seed: int, count: int) -> torch.Tensor:
+    """Return `count` times 32 random bits, int32, which depend on the seed of 64 bits alone."""
+    words = torch.empty(count, dtype=torch.int32)
+    library = _library()
+    assert library is not None
+    library.random_words(
+        ctypes.c_uint64(seed),
+        ctypes.c_int64(count),
+        ctypes.c_void_p(words.data_ptr()),
+        ctypes.c_int64(torch.get_num_threads()),
+    )
+    return words
+
+
+def return_bias(gradient_TY: torch.Tensor, relu_TY: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradients of x and b in x + b, or in relu(x + b), whose output is given; the second one in fp32."""
+    gradient_TY = gradient_TY.contiguous()
+    returned_TY = gradient_TY if relu_TY is None else torch.empty_like(gradient_TY)
+    rows, width = gradient_TY.shape
+    sums_CY = torch.empty(-(-rows // _ROWS_OF_BLOCK), width)
+    shape = _Sums(rows, width, _ROWS_OF_BLOCK, torch.get_num_threads())
+    _call("return_bias", shape, (gradient_TY, relu_TY, returned_TY, sums_CY))
+    return returned_TY, sums_CY.sum(0)
+
+
+def smoothed_softmax(
+    logits_RV: torch.Tensor, labels_R: torch.Tensor, *, smoothing: float, replace: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logarithm of the sum of exp, and the logit of the label, of each row, shape (R,) in fp32.
+
+    Args:
+        logits_RV: contiguous rows; with `replace` they become p - (1 - smoothing) · onehot(label).
+        labels_R: int64.
+    """
+    totals_R, picked_R = torch.empty(2, len(logits_RV))
+    rows, vocabulary = logits_RV.shape
+    shape = _Softmax(rows, logits_RV.stride(0), vocabulary, replace, smoothing, torch.get_num_threads())
+    _call("smoothed_softmax", shape, (logits_RV, labels_R, totals_R, picked_R))
+    return totals_R, picked_R
+
+
+def _residual(x_TD: torch.Tensor, lowest_kept: int, scale: float, epsilon: float) -> _Residual:
+    return _Residual(*x_TD.shape, _ROWS_OF_BLOCK, lowest_kept, scale, epsilon, torch.get_num_threads())
 
 
 def _shape(

@@ -8,7 +8,7 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model.attention import AttentionLayout, by_sentence, make_attention
 from dist_transformer.model.decoding import DecoderState, LayerCache
 from dist_transformer.model.dropout import dropout
-from dist_transformer.model.products import Linear
+from dist_transformer.model.products import FusedLinear, Linear
 from dist_transformer.model.residual import Residual
 
 
@@ -17,9 +17,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.inner = nn.Linear(config.width, config.ffn_width)
-        self.outer = nn.Linear(config.ffn_width, config.width)
-        self.activation = functional.relu if config.activation == "relu" else functional.gelu
+        self.inner = FusedLinear(config.width, config.ffn_width)
+        self.outer = FusedLinear(config.ffn_width, config.width)
+        self.is_relu = config.activation == "relu"
         self.dropout = config.ffn_dropout
 
     def reset_parameters(self) -> None:
@@ -28,11 +28,13 @@ class FeedForward(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.outer(dropout(self.activation(self.inner(x)), self.dropout, self.training))
+        inner = self.inner(x, relu=True) if self.is_relu else functional.gelu(self.inner(x))
+        return self.outer(dropout(inner, self.dropout, self.training))
 
     def step(self, x_BD: torch.Tensor, linear: Linear) -> torch.Tensor:
         """Compute the same as `forward` without dropout, for decoding."""
-        inner_BF = self.activation(linear(x_BD, self.inner.weight, self.inner.bias))
+        inner_BF = linear(x_BD, self.inner.weight, self.inner.bias)
+        inner_BF = functional.relu(inner_BF, inplace=True) if self.is_relu else functional.gelu(inner_BF)
         return linear(inner_BF, self.outer.weight, self.outer.bias)
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dist_transformer.model import cpu_kernels
 from dist_transformer.packed import IGNORED
 
 # Minimum elements of a block of logits. CPU: 16 MB of bf16. GPU: 2 GiB, so that 25k tokens are one block.
@@ -24,6 +25,9 @@ _BLOCK_ELEMENTS = {"cpu": 2**23, "cuda": 2**30}
 _ROWS_PER_WIDTH = 2
 # Elements that pass through the softmax at a time, in two buffers of fp32. CPU: 1 MB each, together a core's cache.
 _SOFTMAX_ELEMENTS = {"cpu": 2**18, "cuda": 2**27}
+# Elements of the projection and its gradient that are summed in fp32 at a time. On a CPU torch first copies them to
+# fp32, which must stay in the cache; on a GPU one kernel reads and adds them.
+_SUMMED_ELEMENTS = {"cpu": 2**17, "cuda": 2**62}
 # Rows of logits begin at multiples of this number of elements, because GPU kernels read 16 bytes at a time if aligned.
 _ROW_MULTIPLE = {"cpu": 1, "cuda": 64}
 
@@ -55,17 +59,21 @@ class _SmoothedLoss(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         device, (vocabulary, width) = hidden_TD.device, weight_VD.shape
         softmax_rows = _compiled_softmax_rows() if compiled else _softmax_rows
+        if device.type == "cpu" and cpu_kernels.takes(weight_VD.dtype) and not compiled:
+            softmax_rows = _softmax_rows_in_one_pass
         is_real_T1 = (labels_T != IGNORED).unsqueeze(1)
         # Not a product with zero, because a dummy row must not decide whether a sum is finite.
         hidden_TD = torch.where(is_real_T1, hidden_TD, 0)
         picks_T1 = labels_T.clamp(min=0).unsqueeze(1)
-        mean_weight_D = weight_VD.mean(0, dtype=torch.float32)
+        word_parts = _slices(vocabulary, max(1, _SUMMED_ELEMENTS[device.type] // width))
+        sums_CD = torch.stack([weight_VD[part].sum(0, dtype=torch.float32) for part in word_parts])
+        mean_weight_D = sums_CD.sum(0) / vocabulary
         log_totals, picked = [], []
         if needs_grad:
             grad_hidden_TD = torch.empty_like(hidden_TD)
             every_word_D = hidden_TD.sum(0, dtype=torch.float32) * (-smoothing / vocabulary)
-            grad_weight_VD = every_word_D.expand(vocabulary, width).contiguous()
             product_VD = torch.empty_like(weight_VD)
+            grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
         block_rows, part_rows = logit_rows(len(hidden_TD), vocabulary, width, device.type, compiled=compiled)
         row_size = -(-vocabulary // _ROW_MULTIPLE[device.type]) * _ROW_MULTIPLE[device.type]
         logits_CV = hidden_TD.new_empty(block_rows, row_size)[:, :vocabulary]
@@ -78,10 +86,14 @@ class _SmoothedLoss(torch.autograd.Function):
                 picked.append(picked_R1)
             if needs_grad:
                 torch.mm(block_CV, weight_VD, out=grad_hidden_TD[rows])
-                grad_weight_VD += torch.mm(block_CV.t(), hidden_CD, out=product_VD)
+                torch.mm(block_CV.t(), hidden_CD, out=product_VD)
+                for part in word_parts:
+                    grad_weight_VD[part] += product_VD[part]
         if needs_grad:
+            for part in word_parts:
+                product_VD[part] = grad_weight_VD[part] + every_word_D
             grad_hidden_TD = torch.where(is_real_T1, grad_hidden_TD - smoothing * mean_weight_D, 0)
-            ctx.save_for_backward(grad_hidden_TD.to(hidden_TD.dtype), product_VD.copy_(grad_weight_VD))
+            ctx.save_for_backward(grad_hidden_TD.to(hidden_TD.dtype), product_VD)
         log_total_T1 = torch.cat(log_totals)
         mean_logit_T1 = (hidden_TD.float() @ mean_weight_D).unsqueeze(1)
         nll_T1 = log_total_T1 - torch.cat(picked)
@@ -147,6 +159,15 @@ def _softmax_rows(
         p_RV.scatter_add_(1, picks_R1, torch.full_like(picked_R1, smoothing - 1.0))
         logits_RV.copy_(p_RV)
     return log_total_R1, picked_R1
+
+
+def _softmax_rows_in_one_pass(
+    logits_RV: torch.Tensor, picks_R1: torch.Tensor, smoothing: float, needs_grad: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the same as `_softmax_rows` in compiled code for a CPU."""
+    labels_R = picks_R1.squeeze(1)
+    log_total_R, picked_R = cpu_kernels.smoothed_softmax(logits_RV, labels_R, smoothing=smoothing, replace=needs_grad)
+    return log_total_R.unsqueeze(1), picked_R.unsqueeze(1)
 
 
 def _softmax_rows_without_scatter(

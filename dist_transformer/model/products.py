@@ -1,19 +1,26 @@
-"""Matrix products of inference: weights stay the same for thousands of products, mostly of few rows.
+"""Matrix products with weights: x W^T + b.
 
-oneDNN reads a weight faster from a layout of its own: a packed weight. With AVX-512, packed weights reach 1.05 to 1.5
-times the rate of plain ones in fp32, and 1.3 to 2.6 times in bf16 (16 to 256 rows, Intel Xeon with AMX). With AVX2
-alone they are slower. The choice depends only on the processor and the shape, never on a timing, so every run on a
-machine computes the same.
+Training: on a CPU in bf16, torch writes the bias to the output before the product and applies a ReLU after it. oneDNN
+does both inside the product.
 
-torch does not document the two operators, but its compiler calls them. If a version lacks them, weights stay plain.
+Inference: weights stay the same for thousands of products, mostly of few rows. oneDNN reads a weight faster from a
+layout of its own: a packed weight. With AVX-512, packed weights reach 1.05 to 1.5 times the rate of plain ones in fp32,
+and 1.3 to 2.6 times in bf16 (16 to 256 rows, Intel Xeon with AMX). With AVX2 alone they are slower. The choice depends
+only on the processor and the shape, never on a timing, so every run on a machine computes the same.
+
+torch does not document these operators, but its compiler calls them. If a version lacks them, weights stay plain.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from dist_transformer.model import cpu_kernels
 
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Function from (x, W, b) to x W^T + b: `functional.linear`, or the `Products` of decoding."""
@@ -22,6 +29,50 @@ Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tenso
 _LEAST_ELEMENTS = 2**17
 # Number of rows that the layout is optimised for.
 _ROWS = 64
+
+
+def linear(
+    x_TX: torch.Tensor, weight_YX: torch.Tensor, bias_Y: torch.Tensor | None, *, relu: bool = False
+) -> torch.Tensor:
+    """Return x W^T + b, shape (T, Y), or the maximum of that and 0."""
+    if bias_Y is not None and _is_fused(x_TX, weight_YX):
+        return cast(torch.Tensor, _LinearInOneDNN.apply(x_TX, weight_YX, bias_Y, relu))
+    y_TY = functional.linear(x_TX, weight_YX, bias_Y)
+    return functional.relu(y_TY, inplace=True) if relu else y_TY
+
+
+class FusedLinear(nn.Linear):
+    """`nn.Linear` computed by `linear`."""
+
+    def forward(self, x_TX: torch.Tensor, *, relu: bool = False) -> torch.Tensor:
+        return linear(x_TX, self.weight, self.bias, relu=relu)
+
+
+def _is_fused(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    if x.device.type != "cpu" or not x.dtype == weight.dtype == torch.bfloat16:
+        return False
+    # torch.compile fuses the operators itself. Without gradients `Products` computes what takes long.
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    return torch.bfloat16 in _supported() and cpu_kernels.takes(torch.bfloat16)
+
+
+class _LinearInOneDNN(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_TX: torch.Tensor, weight_YX: torch.Tensor, bias_Y: torch.Tensor, relu: bool
+    ) -> torch.Tensor:
+        y_TY: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            x_TX, weight_YX, bias_Y, "relu" if relu else "none", [], ""
+        )
+        ctx.save_for_backward(x_TX, weight_YX, *([y_TY] if relu else []))
+        return y_TY
+
+    @staticmethod
+    def backward(ctx: Any, gradient_TY: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x_TX, weight_YX, *relu = ctx.saved_tensors
+        gradient_TY, grad_bias_Y = cpu_kernels.return_bias(gradient_TY, *relu)
+        return gradient_TY @ weight_YX, gradient_TY.t() @ x_TX, grad_bias_Y.to(gradient_TY.dtype), None
 
 
 class Products:
@@ -71,7 +122,13 @@ class ComputedBy(TorchFunctionMode):
 def _gains(weight: torch.Tensor) -> bool:
     if weight.device.type != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
+    return weight.dtype in _supported()
+
+
+@functools.cache
+def _supported() -> tuple[torch.dtype, ...]:
+    """Return the precisions in which oneDNN's operators can be called."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return False
-    is_fast = {torch.float32: True, torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported()}
-    return bool(is_fast.get(weight.dtype, False))
+        return ()
+    has_bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return (torch.float32, torch.bfloat16) if has_bf16 else (torch.float32,)

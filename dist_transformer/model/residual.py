@@ -55,11 +55,16 @@ class _AddAndNormalise(torch.autograd.Function):
     ) -> torch.Tensor:
         x_TD, y_TD, ctx.keep = x_TD.contiguous(), y_TD.contiguous(), Keep.all_but(p)
         bits_TD = random_bits(y_TD.shape) if p > 0 else None
-        out_TD, *statistics = cpu_kernels.add_and_normalise(x_TD, y_TD, bits_TD, gain, bias, keep=ctx.keep, epsilon=eps)
+        out_TD, *statistics = cpu_kernels.add_and_normalise(
+            x_TD, y_TD, bits_TD, gain, bias, lowest_kept=ctx.keep.lowest, scale=ctx.keep.scale, epsilon=eps
+        )
         ctx.save_for_backward(x_TD, y_TD, bits_TD, gain, *statistics)
         return out_TD
 
     @staticmethod
     def backward(ctx: Any, gradient_TD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        gradients = cpu_kernels.return_normalised(gradient_TD, *ctx.saved_tensors, keep=ctx.keep)
+        keep: Keep = ctx.keep
+        gradients = cpu_kernels.return_normalised(
+            gradient_TD, *ctx.saved_tensors, lowest_kept=keep.lowest, scale=keep.scale
+        )
         return *gradients, None, None

@@ -13,7 +13,7 @@ import torch
 from dist_transformer.model import cpu_kernels
 from dist_transformer.model.packed_attention import cross_attention, self_attention
 from dist_transformer.native import load_native
-from tests.model import test_residual
+from tests.model import test_dropout, test_loss, test_products, test_residual
 
 
 def offsets(*lengths: int) -> torch.Tensor:
@@ -149,6 +149,10 @@ def test_processors_without_wide_vectors(monkeypatch: pytest.MonkeyPatch, tmp_pa
     test_hypotheses_see_their_own_past(torch.bfloat16, 32)
     for dtype in (torch.float32, torch.bfloat16):
         test_residual.test_output_and_gradients_are_those_of_the_equation(True, 0.3, dtype, 130, 20, monkeypatch)
+        test_products.test_training_computes_the_equation(dtype, True, True, monkeypatch)
+    test_loss.test_gradients_are_those_of_the_formula(0.1)
+    test_loss.test_bf16_is_close_to_fp32()
+    test_dropout.test_random_bits_are_hashes_of_place_and_seed(3, True, monkeypatch)
 
 
 @pytest.mark.system

@@ -5,13 +5,58 @@ import math
 import pytest
 import torch
 
-from dist_transformer.model.dropout import dropout
+from dist_transformer.model import cpu_kernels
+from dist_transformer.model.dropout import dropout, random_bits
 
 COUNT = 200_000
 
 
 def deviation(rate: float, count: int) -> float:
     return math.sqrt(rate * (1 - rate) / count)
+
+
+def words_of_next_seed(count: int) -> list[int]:
+    """Compute the random words of the next dropout in integers of Python: two hashes of the place and the seed."""
+    seed = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)) % 2**64
+    return [hash_of((hash_of(place ^ (seed % 2**32)) + (seed >> 32)) % 2**32) for place in range(count)]
+
+
+def hash_of(x: int) -> int:
+    x = (x ^ (x >> 16)) * 0x7FEB352D % 2**32
+    x = (x ^ (x >> 15)) * 0x846CA68B % 2**32
+    return x ^ (x >> 16)
+
+
+def halves_of(words: list[int]) -> list[int]:
+    """Return two numbers per word, the lower one first, 0 for the lowest signed number."""
+    return [(half + 32768) % 65536 for word in words for half in (word % 65536, word >> 16)]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("seed", range(5))
+def test_random_bits_are_hashes_of_place_and_seed(seed: int, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cpu_kernels.takes(torch.float32), "this test needs a compiler"
+    if not compiled:
+        monkeypatch.setattr(cpu_kernels, "takes", lambda _: False)
+    torch.manual_seed(seed)
+    expected = halves_of(words_of_next_seed(51))[:101]
+    torch.manual_seed(seed)
+    assert (random_bits(torch.Size((101,))).int() + 32768).tolist() == expected
+
+
+def test_bits_of_different_seeds_and_places_are_independent() -> None:
+    """Seeds that differ in one bit, and places that differ by powers of two; correlations of 2^20 numbers."""
+    count = 2**20
+    seeds = [0, 1, 2, 2**31, 2**32, 2**33, 2**63, 12345]
+    drawn = torch.stack([cpu_kernels.random_words(seed, count // 2).view(torch.int16).float() for seed in seeds])
+    between = torch.corrcoef(drawn) - torch.eye(len(seeds))
+    assert between.abs().max() < 5 / math.sqrt(count)
+    for distance in (1, 2, 4, 64, 512, 1024, 65536):
+        pair = torch.stack([drawn[-1, distance:], drawn[-1, :-distance]])
+        assert torch.corrcoef(pair)[0, 1].abs() < 5 / math.sqrt(count - distance)
+    # Each bit is set in half of the numbers.
+    bits = (drawn[-1].int() >> torch.arange(16).unsqueeze(1)) & 1
+    assert (bits.float().mean(1) - 0.5).abs().max() < 5 * deviation(0.5, count)
 
 
 @pytest.mark.parametrize("p", [0.05, 0.1, 0.3, 0.5, 0.9])

@@ -6,12 +6,22 @@ import pytest
 import torch
 from torch.nn import functional
 
+from dist_transformer.model import cpu_kernels
 from dist_transformer.model import loss as module
 from dist_transformer.model.loss import smoothed_cross_entropy
 from dist_transformer.packed import IGNORED
 
 ROWS, WIDTH, WORDS = 23, 12, 37
 SMOOTHINGS = pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
+
+
+@pytest.fixture(autouse=True, params=["compiled", "torch"])
+def softmax(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run each test with the compiled softmax of a CPU, and with the one for machines without a compiler."""
+    assert cpu_kernels.takes(torch.float32), "these tests need a compiler"
+    if request.param == "torch":
+        monkeypatch.setattr(cpu_kernels, "takes", lambda _: False)
+    return str(request.param)
 
 
 def make_case(
@@ -128,9 +138,44 @@ def count_products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def count_softmax(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows that pass through the softmax at a time."""
-    counts, softmax = [], module._softmax_rows
-    monkeypatch.setattr(module, "_softmax_rows", lambda rows, *rest: counts.append(len(rows)) or softmax(rows, *rest))
+    counts: list[int] = []
+    for name in ("_softmax_rows", "_softmax_rows_in_one_pass"):
+        softmax = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda rows, *rest, softmax=softmax: counts.append(len(rows)) or softmax(rows, *rest)
+        )
     return counts
+
+
+@pytest.mark.parametrize("elements", [1, 3 * WIDTH, 36 * WIDTH, 37 * WIDTH])
+def test_the_sums_of_words_may_be_taken_in_parts(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make_case(11)
+    expected = gradients(smoothed_cross_entropy(*case, 0.1).loss, *case[:2])
+    monkeypatch.setitem(module._SUMMED_ELEMENTS, "cpu", elements)
+    for found, whole in zip(gradients(smoothed_cross_entropy(*case, 0.1).loss, *case[:2]), expected, strict=True):
+        assert relative(found, whole) < 1e-6
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_is_not_hidden(bad: float) -> None:
+    hidden_TD, weight_VD, labels_T = make_case(12)
+    with torch.no_grad():
+        hidden_TD[0, 0] = bad
+    sums = smoothed_cross_entropy(hidden_TD, weight_VD, labels_T, 0.1)
+    assert not sums.loss.isfinite()
+    assert not gradients(sums.loss, weight_VD)[0].isfinite().all()
+
+
+@pytest.mark.usefixtures("threads")
+def test_the_softmax_has_the_same_bits_for_any_number_of_threads() -> None:
+    torch.manual_seed(13)
+    logits, labels = torch.randn(50, 37), torch.randint(37, (50, 1))
+    results = []
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        rows = logits.clone()
+        results.append((*module._softmax_rows_in_one_pass(rows, labels, 0.1, True), rows))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("limit", ["_BLOCK_ELEMENTS", "_SOFTMAX_ELEMENTS"])

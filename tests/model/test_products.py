@@ -3,7 +3,7 @@ import torch
 from torch.nn import functional
 
 from dist_transformer.model import products
-from dist_transformer.model.products import ComputedBy, Products
+from dist_transformer.model.products import ComputedBy, FusedLinear, Products
 
 TOLERANCES = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (1e-2, 1e-2)}
 
@@ -24,6 +24,49 @@ def test_products_are_those_of_linear(rows: int, dtype: torch.dtype) -> None:
                 torch.testing.assert_close(linear(x, weight[cut], bias[cut]), expected, rtol=rtol, atol=atol)
             assert torch.equal(linear(x, small), functional.linear(x, small))
     assert len(linear._packed) in (0, 3)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_training_computes_the_equation(
+    dtype: torch.dtype, relu: bool, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows with a rest of a block, widths with a rest of a vector, and two uses of a layer, whose gradients add up."""
+    if not fused:
+        monkeypatch.setattr(products, "_supported", lambda: ())
+    torch.manual_seed(2)
+    layer = FusedLinear(40, 36).to(dtype)
+    x, up = torch.randn(150, 40).to(dtype).requires_grad_(), torch.randn(150, 36).to(dtype)
+    y = layer(x, relu=relu)
+    assert ("LinearInOneDNN" in str(y.grad_fn)) == (fused and dtype == torch.bfloat16)
+    gradients = torch.autograd.grad([y, layer(x, relu=relu)], [x, layer.weight, layer.bias], [up, up])
+    exact = [tensor.detach().double().requires_grad_() for tensor in (x, layer.weight, layer.bias)]
+    wanted = exact[0] @ exact[1].t() + exact[2]
+    wanted = wanted.clamp(min=0) if relu else wanted
+    exact_gradients = torch.autograd.grad(wanted, exact, 2 * up.double())
+    for found, true in zip((y, *gradients), (wanted, *exact_gradients), strict=True):
+        assert found.dtype == dtype
+        assert (found - true).norm() <= (1e-2 if dtype == torch.bfloat16 else 1e-6) * true.norm()
+
+
+@pytest.mark.usefixtures("threads")
+def test_the_gradient_of_a_bias_has_the_same_bits_for_any_number_of_threads() -> None:
+    torch.manual_seed(3)
+    layer, x = FusedLinear(16, 48).bfloat16(), torch.randn(1000, 16).bfloat16()
+    found = []
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        found.append(torch.autograd.grad(layer(x, relu=True).sum(), layer.bias)[0])
+    assert torch.equal(*found)
+
+
+def test_a_gradient_through_nan_is_seen() -> None:
+    layer = FusedLinear(8, 8).bfloat16()
+    x = torch.ones(3, 8).bfloat16()
+    x[1, 2] = torch.nan
+    gradient = torch.autograd.grad(layer(x, relu=True).sum(), layer.weight)[0]
+    assert gradient.isnan().any()
 
 
 def test_this_torch_has_the_operators() -> None:

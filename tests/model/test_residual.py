@@ -10,6 +10,7 @@ from torch.nn import functional
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.model import cpu_kernels
 from dist_transformer.model.residual import Residual
+from tests.model.test_dropout import halves_of, words_of_next_seed
 
 WAYS = pytest.mark.parametrize("compiled", [True, False])
 
@@ -27,11 +28,10 @@ def kept_of(shape: tuple[int, ...], p: float) -> torch.Tensor:
     if p == 0:
         return torch.ones(shape, dtype=torch.float64)
     state = torch.get_rng_state()
-    count = math.prod(shape)
-    bits = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)[:count]
+    bits = halves_of(words_of_next_seed(-(-math.prod(shape) // 2)))[: math.prod(shape)]
     torch.set_rng_state(state)
     dropped = round(p * 65536)
-    return (bits.view(shape).int() + 32768 >= dropped).double() * 65536 / (65536 - dropped)
+    return (torch.tensor(bits).view(shape) >= dropped).double() * 65536 / (65536 - dropped)
 
 
 @WAYS

@@ -32,6 +32,8 @@ def prepare_deepspeed() -> None:
     stage_1.get_global_norm_of_tensors = _norm_of_all
     # The original copies each gradient to fp32 before it adds the copy.
     stage_1.BF16_Optimizer._update_hp_grad = _add_to_sum
+    # The original is called twice per step, and each call writes all sums.
+    stage_1.BF16_Optimizer.clear_hp_grads = _clear_sums
     logger.setLevel(logging.WARNING)
     # The wheel imports names of torch.distributed that newer versions of torch rename.
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated.*")
@@ -70,11 +72,22 @@ def _add_to_sum(zero_optimizer: Any, lp: torch.Tensor, group_idx: int, param_idx
     if lp.grad is None:
         return
     hp_grad = zero_optimizer.fp32_groups_gradients[group_idx][param_idx]
-    hp_grad.add_(lp.grad.view(hp_grad.shape))
+    has_gradients = zero_optimizer.fp32_groups_has_gradients[group_idx]
+    # A sum to which nothing was added is zero.
+    (hp_grad.add_ if has_gradients[param_idx] else hp_grad.copy_)(lp.grad.view(hp_grad.shape))
     lp._hp_grad = hp_grad  # type: ignore[attr-defined]
-    zero_optimizer.fp32_groups_has_gradients[group_idx][param_idx] = True
+    has_gradients[param_idx] = True
     if clear_lp_grads:
         lp.grad.zero_()
+
+
+def _clear_sums(zero_optimizer: Any) -> None:
+    """Set the fp32 sums of a group to zero if something was added to them."""
+    groups = zip(zero_optimizer.fp32_groups_gradients_flat, zero_optimizer.fp32_groups_has_gradients, strict=True)
+    for flat, has_gradients in groups:
+        if any(has_gradients):
+            flat.zero_()
+            has_gradients[:] = [False] * len(has_gradients)
 
 
 def look_at_the_norm_alone(zero_optimizer: Any) -> None:

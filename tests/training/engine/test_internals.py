@@ -12,7 +12,7 @@ import threading
 import time
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import deepspeed
 import pytest
@@ -45,6 +45,7 @@ def quiet_parts(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType
         (stage_1, "see_memory_usage"),
         (stage_1, "get_global_norm_of_tensors"),
         (stage_1.BF16_Optimizer, "_update_hp_grad"),
+        (stage_1.BF16_Optimizer, "clear_hp_grads"),
         (dist.Work, "wait"),
     ):
         monkeypatch.setattr(part, name, getattr(part, name))
@@ -103,16 +104,40 @@ from dist_transformer.training.engine import internals
 
 stage_1 = bf16_optimizer.BF16_Optimizer
 add, norm, step = (inspect.getsource(part) for part in (stage_1._update_hp_grad, stage_1, stage_1.step))
+clear = inspect.getsource(stage_1.clear_hp_grads).split()
 before = inspect.signature(stage_1._update_hp_grad), inspect.signature(bf16_optimizer.get_global_norm_of_tensors)
 assert "hp_grad.data.add_(lp.grad.data.to(hp_grad.dtype).view(hp_grad.shape))" in add
 assert "if is_invalid_grad_norm(all_groups_norm):\\n            self.overflow = True" in step
 assert norm.count("get_global_norm_of_tensors(") == step.count("get_global_norm_of_tensors(input_tensors=") == 1
+assert "flat_gradients.zero_()" in clear
+assert "self.fp32_groups_has_gradients[i]" in clear
 internals.prepare_deepspeed()
 after = inspect.signature(stage_1._update_hp_grad), inspect.signature(bf16_optimizer.get_global_norm_of_tensors)
 assert [*before[0].parameters][1:] == [*after[0].parameters][1:]
 assert {"input_tensors", "norm_type", "mpu"} <= {*before[1].parameters} & {*after[1].parameters}
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_sums_begin_at_zero_after_each_step() -> None:
+    """Two groups, of which one gets no gradient; DeepSpeed clears twice per step."""
+    flats = [torch.zeros(6), torch.zeros(2)]
+    optimizer = SimpleNamespace(
+        fp32_groups_gradients_flat=flats,
+        fp32_groups_gradients=[[flats[0][:4].view(2, 2), flats[0][4:]], [flats[1]]],
+        fp32_groups_has_gradients=[[False, False], [False]],
+    )
+    weight = torch.zeros(2, 2, dtype=torch.bfloat16)
+    for _ in range(2):
+        for value in (1.5, 2.0):
+            weight.grad = torch.full_like(weight, value)
+            internals._add_to_sum(optimizer, weight, 0, 0, True)
+            assert weight.grad.count_nonzero() == 0
+        assert flats[0].tolist() == [3.5, 3.5, 3.5, 3.5, 0, 0]
+        for _ in range(2):
+            internals._clear_sums(optimizer)
+            assert flats[0].count_nonzero() == flats[1].count_nonzero() == 0
+            assert optimizer.fp32_groups_has_gradients == [[False, False], [False]]
 
 
 @pytest.mark.parametrize("optimizer", [DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3])
