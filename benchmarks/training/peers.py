@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.training.contenders import Contender, Timing, adam_settings, make_scheduler
-from benchmarks.training.text import IGNORED_LABEL, PaddedBatch, TextSample
+from benchmarks.training.text import IGNORED_LABEL, PaddedBatch, TextSample, even_order
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.export.marian import marian_model
 from dist_transformer.model.positions import sinusoidal_positions
@@ -246,7 +246,7 @@ class TrainerContender:
         from torch.utils.data import Sampler
         from transformers import Trainer
 
-        pairs, seed = self.pairs, self.config.seed
+        pairs, seed, lengths = self.pairs, self.config.seed, self.sample.sizes[:, 1]
 
         class ByLength(Trainer):
             """A trainer whose length groups are shuffled. Unshuffled, a short run would see only the longest pairs."""
@@ -254,7 +254,7 @@ class TrainerContender:
             def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
                 grouped = list(super()._get_train_sampler(train_dataset) or ())
                 batches = [grouped[start : start + pairs] for start in range(0, len(grouped), pairs)]
-                order = np.random.default_rng(seed).permutation(len(batches))
+                order = even_order(np.array([lengths[rows].sum() for rows in batches]), np.random.default_rng(seed))
                 return ListSampler([row for i in order for row in batches[i]])
 
         class ListSampler(Sampler[int]):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.training.text import IGNORED_LABEL, TextSample
+from benchmarks.training.text import IGNORED_LABEL, TextSample, even_order
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
 
@@ -42,3 +42,21 @@ def test_buckets_hold_each_pair_once_under_the_budget(sample: TextSample) -> Non
     useful = sample.sizes.sum() / sum(b.source_BS.numel() + b.target_BT.numel() for b in map(sample.batch, batches))
     whole = sample.sizes.sum() / (len(sample) * sample.sizes.max(axis=0).sum())
     assert useful > whole + 0.1
+
+
+def test_few_steps_have_about_the_mean_number_of_tokens() -> None:
+    """Each batch comes once, in no obvious order; four in a row have nearly equal sums, which random ones have not."""
+    tokens = np.random.default_rng(1).uniform(200, 1800, 402)
+    order = even_order(tokens, np.random.default_rng(2))
+    assert sorted(order) == list(range(402))
+    means = np.convolve(tokens[order], np.ones(16) / 16, mode="valid") / tokens.mean()
+    assert np.quantile(np.abs(means - 1), 0.9) < 0.12
+    by_chance = np.random.default_rng(2).permutation(tokens)
+    chances = np.convolve(by_chance, np.ones(16) / 16, mode="valid") / tokens.mean()
+    assert np.std(means) < 0.6 * np.std(chances)
+    assert abs(np.corrcoef(order, range(402))[0, 1]) < 0.15
+    assert order != even_order(tokens, np.random.default_rng(3))
+
+
+def test_too_few_batches_for_four() -> None:
+    assert sorted(even_order(np.array([5.0, 1.0, 3.0]), np.random.default_rng(1))) == [0, 1, 2]
