@@ -73,7 +73,7 @@ HIGHLIGHTS = [
         "bench-cpu.json",
         "Training on a CPU",
         "`tiny` trains {figures[train-tiny][contenders][compiled][ours_to_this][median]:.1f} times and `base` "
-        "{figures[train-base][contenders][trainer][ours_to_this][median]:.1f} times as fast as Hugging Face's Marian "
+        "{figures[train-base][contenders][compiled][ours_to_this][median]:.1f} times as fast as Hugging Face's Marian "
         "in its fastest configuration",
     ),
     Highlight(
