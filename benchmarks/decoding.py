@@ -1,7 +1,8 @@
 """Benchmark of decoding: our search, Hugging Face's `generate` and CTranslate2 on the same weights and lines, in turns.
 
 Unit: sentences per second of the process' CPU time on a CPU, and of wall time on a GPU. The peers divide a hypothesis'
-log probability by length^α. We divide by ((5 + length) / 6)^α, as the paper does. The BLEU scores must be close.
+log probability by length^α. We divide by ((5 + length) / 6)^β, as the paper does, with the β that gives our outputs the
+mean length of the peers', because the cost of a search grows with its outputs. The BLEU scores must be close.
 
 Peers have variants, of which the fastest on the first lines takes part: the attention of transformers, and the sizes of
 batches. CTranslate2 in int8 is a contender of its own.
@@ -9,6 +10,7 @@ batches. CTranslate2 in int8 is a contender of its own.
 
 import dataclasses
 import operator
+import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -58,6 +60,7 @@ class DecodeBenchmark:
     rounds: int
     beam_size: int = 4
     length_penalty: float = 0.6
+    """α of the peers."""
     max_extra_tokens: int = 50
     precision: str | None = None
     """Precision of all contenders; the default is fp32 on a CPU and bf16 on a GPU."""
@@ -87,18 +90,30 @@ def run_decoding_benchmark(
             report(f"left out, because it does not compute in {kind} here: {LABELS[name]}")
             names.remove(name)
     lines = list(settings.sources)
-    whole = _ours(model, tokenizer, settings, least_growth=model.config.max_positions)(lines)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     outputs: dict[str, list[str]] = {}
     variants: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="dist_transformer-benchmark-") as scratch:
         works: dict[str, Translate] = {}
-        for name in names:
-            found = make_works(name, model, tokenizer, settings, Path(scratch))
+        for name in names[1:]:
+            found = make_peer(name, model, tokenizer, settings, Path(scratch))
             variants[name] = _fastest(found, lines[:_TRIED_LINES], device)
             works[name] = found[variants[name]]
             outputs[name] = works[name](lines)
-            report(f"{LABELS[name]}: warm" + (f", {variants[name]}" if variants[name] else ""))
+            report(f"{LABELS[name]}: warm, {variants[name]}")
+        lengths = [_mean_length(tokenizer, outputs[name]) for name in names[1:]]
+        search = partial(our_search, model, tokenizer, settings)
+        penalty = settings.length_penalty
+        if lengths:
+            penalty = matching_penalty(
+                lambda exponent: _mean_length(tokenizer, search(length_penalty=exponent)(lines)),
+                statistics.mean(lengths),
+                least=penalty,
+            )
+        variants["ours"] = f"length penalty {penalty:.3g}"
+        works["ours"] = search(length_penalty=penalty)
+        whole = search(length_penalty=penalty, least_growth=model.config.max_positions)(lines)
+        report(f"{LABELS['ours']}: warm, {variants['ours']}")
         for number in range(settings.rounds):
             for name in names if number % 2 == 0 else reversed(names):
                 started = now(device)
@@ -107,7 +122,7 @@ def run_decoding_benchmark(
             report(f"round {number + 1} of {settings.rounds}")
     figures: dict[str, dict[str, Any]] = {}
     for name in names:
-        words = sum(len(ids) + 1 for ids in tokenizer.encode_batch(outputs[name]))
+        words = _mean_length(tokenizer, outputs[name]) * len(lines)
         ratios = (theirs / ours for ours, theirs in zip(seconds["ours"], seconds[name], strict=True))
         bleu = corpus_bleu(
             outputs[name], settings.references, target_language=info.target_language, lowercase=tokenizer.lowercase
@@ -127,6 +142,8 @@ def run_decoding_benchmark(
         "trained_steps": max(info.steps),
         "precision": _compute_type(dtype),
         "beam_size": settings.beam_size,
+        "length_penalty": settings.length_penalty,
+        "our_length_penalty": penalty,
         "sentences": len(settings.sources),
         "rounds": settings.rounds,
         "changed_by_stopping": sum(map(operator.ne, outputs["ours"], whole)),
@@ -150,13 +167,11 @@ def _fastest(works: dict[str, Translate], lines: Sequence[str], device: torch.de
     return min(seconds, key=seconds.__getitem__)
 
 
-def make_works(
+def make_peer(
     name: str, model: Transformer, tokenizer: Tokenizer, settings: DecodeBenchmark, scratch: Path
 ) -> dict[str, Translate]:
-    """Return the variants of a contender: functions that translate lines, from text to text."""
+    """Return the variants of a peer: functions that translate lines, from text to text."""
     device = model.embedding.device
-    if name == "ours":
-        return {"": _ours(model, tokenizer, settings)}
     if name == "generate":
         works: dict[str, Translate] = {}
         for attention in ATTENTIONS:
@@ -172,15 +187,34 @@ def make_works(
     return ctranslate2_works(model, tokenizer, settings, scratch / name, kind)
 
 
-def _ours(model: Transformer, tokenizer: Tokenizer, settings: DecodeBenchmark, **changes: int) -> Translate:
+def our_search(
+    model: Transformer, tokenizer: Tokenizer, settings: DecodeBenchmark, *, length_penalty: float, **changes: int
+) -> Translate:
     beam = BeamSettings(
         beam_size=settings.beam_size,
-        length_penalty=settings.length_penalty,
+        length_penalty=length_penalty,
         max_extra_tokens=settings.max_extra_tokens,
         **changes,
     )
     translator = Translator(model, tokenizer, model.embedding.device, beam)
     return lambda lines: [translation.text for translation in translator.translate(lines)]
+
+
+def _mean_length(tokenizer: Tokenizer, texts: Sequence[str]) -> float:
+    return statistics.mean(len(ids) + 1 for ids in tokenizer.encode_batch(list(texts)))
+
+
+def matching_penalty(length_with: Callable[[float], float], wanted: float, least: float) -> float:
+    """Return the exponent with which outputs have the wanted mean length, by bisection from `least` to its triple.
+
+    Args:
+        length_with: the mean length of the outputs with a given exponent, with which it grows.
+    """
+    low, high = least, 3 * least
+    for _ in range(7):
+        middle = (low + high) / 2
+        low, high = (middle, high) if length_with(middle) < wanted else (low, middle)
+    return (low + high) / 2
 
 
 def ctranslate2_computes(kind: str, device: torch.device) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.decoding import DecodeBenchmark, decode_table, make_works
+from benchmarks.decoding import DecodeBenchmark, decode_table, make_peer, matching_penalty, our_search
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import SPECIALS, Tokenizer
 from dist_transformer.errors import UserError
@@ -84,13 +84,20 @@ def test_peers_translate_as_ours_does(
         max_extra_tokens=8,
     )
     model = Transformer(config).eval()
-    (ours,) = make_works("ours", model, toy_tokenizer, settings, tmp_path).values()
+    ours = our_search(model, toy_tokenizer, settings, length_penalty=0.6)
     expected = ours(settings.sources)
     assert len(set(expected)) > 20
-    for work in make_works(name, model, toy_tokenizer, settings, tmp_path).values():
+    for work in make_peer(name, model, toy_tokenizer, settings, tmp_path).values():
         for mine, found in zip(expected, work(settings.sources), strict=True):
             shared = min(len(mine), len(found), 12)
             assert mine[:shared] == found[:shared]
+
+
+def test_our_length_penalty_gives_the_peers_length() -> None:
+    """Seven halvings of the range from 0.6 to 1.8, for lengths that grow evenly and for some that grow in a step."""
+    for wanted, exponent in ((12.0, 0.8), (14.0, 1.2), (11.2, 0.64)):
+        assert abs(matching_penalty(lambda b: 8 + 5 * b, wanted, least=0.6) - exponent) < 1.2 / 2**7
+    assert matching_penalty(lambda b: 12.0 if b < 1.0 else 13.0, 12.5, least=0.6) == pytest.approx(1.0, abs=0.01)
 
 
 def test_settings_that_cannot_be_measured(tmp_path: Path) -> None:
