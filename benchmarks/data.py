@@ -32,6 +32,7 @@ from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import LineFiles
 from dist_transformer.errors import UserError
+from dist_transformer.runtime.allocator import existing_objects_spared
 
 # Training speed of a fast GPU in target tokens per second. The data pipeline must keep up with it.
 TRAINING_SPEED = 400_000
@@ -77,7 +78,8 @@ def run_data_benchmark(settings: DataBenchmark, report: Report) -> dict[str, Any
         report("rates: planning, reading, feeding, datasets, preparation")
         works = {**own_works(split, budgets, settings), **peer_works(split, budgets, settings)}
         works |= preparation_works(folder, Path(scratch), pairs=settings.text_pairs, seed=settings.seed)
-        rates = measure_rates(works, seconds=settings.seconds, repeats=settings.repeats, report=report)
+        with existing_objects_spared():
+            rates = measure_rates(works, seconds=settings.seconds, repeats=settings.repeats, report=report)
         report("fill of an epoch")
         epoch = first_epoch(split, budgets, window_shards=batch.window_shards, seed=settings.seed)
         report(f"first step of {settings.pairs:,} simulated pairs")

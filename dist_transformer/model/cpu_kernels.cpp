@@ -15,6 +15,8 @@
 // The residual connection of a sublayer, z = LayerNorm(x + Dropout(y)), forward and backward, in one pass over each row.
 //
 // The gradients of a bias and of a ReLU, and the softmax of the loss with its gradient, each in one pass over memory.
+//
+// The transpose of a matrix.
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -641,6 +643,74 @@ void return_bias(const Sums& shape, const T* gradient, const T* relu, T* returne
     }
 }
 
+// Rows and columns of a tile of a matrix that is transposed. A tile's column is one line of the cache.
+constexpr int64_t TILE_HEIGHT = 32, TILE_WIDTH = 64, SQUARE = 8;
+
+typedef uint16_t Halves __attribute__((vector_size(SQUARE * 2), aligned(2), may_alias));
+
+// Alternates the elements of two vectors: their first halves, or with `second` their last ones.
+template <bool second>
+Halves alternate(Halves a, Halves b) {
+    constexpr int first = second ? SQUARE / 2 : 0;
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, first, first + 8, first + 1, first + 9, first + 2, first + 10, first + 3,
+                                   first + 11);
+#else
+    const Halves places = {first, first + 8, first + 1, first + 9, first + 2, first + 10, first + 3, first + 11};
+    return __builtin_shuffle(a, b, places);
+#endif
+}
+
+// Transposes a square: each round rotates the bits of an element's place (row, column) by one, and three swap the two.
+void transpose_square(const BFloat16* from, int64_t from_step, BFloat16* to, int64_t to_step) {
+    Halves rows[SQUARE], mixed[SQUARE];
+    for (int64_t i = 0; i < SQUARE; i++) rows[i] = *reinterpret_cast<const Halves*>(from + i * from_step);
+    for (int round = 0; round < 3; round++) {
+        for (int64_t i = 0; i < SQUARE / 2; i++) {
+            mixed[2 * i] = alternate<false>(rows[i], rows[i + SQUARE / 2]);
+            mixed[2 * i + 1] = alternate<true>(rows[i], rows[i + SQUARE / 2]);
+        }
+        for (int64_t i = 0; i < SQUARE; i++) rows[i] = mixed[i];
+    }
+    for (int64_t i = 0; i < SQUARE; i++) *reinterpret_cast<Halves*>(to + i * to_step) = rows[i];
+}
+
+void transpose_tile(const BFloat16* tile, int64_t height, int64_t width, BFloat16* to, int64_t to_step) {
+    for (int64_t c = 0; c < width; c += SQUARE)
+        for (int64_t r = 0; r < height; r += SQUARE) {
+            if (r + SQUARE <= height && c + SQUARE <= width) {
+                transpose_square(tile + r * TILE_WIDTH + c, TILE_WIDTH, to + c * to_step + r, to_step);
+                continue;
+            }
+            for (int64_t j = c; j < c + SQUARE && j < width; j++)
+                for (int64_t i = r; i < r + SQUARE && i < height; i++) to[j * to_step + i] = tile[i * TILE_WIDTH + j];
+        }
+}
+
+// Transposes some rows of a matrix by way of a tile, because rows at a distance of a power of two share few places in
+// the cache.
+void transpose_rows(const BFloat16* from, int64_t height, int64_t width, BFloat16* to, int64_t to_step) {
+    BFloat16 tile[TILE_HEIGHT * TILE_WIDTH];
+    for (int64_t left = 0; left < width; left += TILE_WIDTH) {
+        const int64_t wide = width - left < TILE_WIDTH ? width - left : TILE_WIDTH;
+        for (int64_t r = 0; r < height; r++)
+            std::memcpy(tile + r * TILE_WIDTH, from + r * width + left, wide * sizeof(BFloat16));
+        transpose_tile(tile, height, wide, to + left * to_step, to_step);
+    }
+}
+
+struct Matrix {
+    int64_t rows, width, threads;
+};
+
+void transpose(const Matrix& shape, const BFloat16* from, BFloat16* to) {
+#pragma omp parallel for schedule(static) num_threads(shape.threads) if (shape.threads > 1)
+    for (int64_t top = 0; top < shape.rows; top += TILE_HEIGHT) {
+        const int64_t height = shape.rows - top < TILE_HEIGHT ? shape.rows - top : TILE_HEIGHT;
+        transpose_rows(from + top * shape.width, height, shape.width, to + top, shape.rows);
+    }
+}
+
 // Arguments and results of the search for the best tokens. Each row has `count` places in `values` and `tokens`.
 struct Best {
     const int64_t* never;
@@ -810,6 +880,8 @@ void return_bias_bf16(const Sums* shape, const BFloat16* gradient, const BFloat1
                       float* sums) {
     return_bias(*shape, gradient, relu, returned, sums);
 }
+
+void transpose_bf16(const Matrix* shape, const BFloat16* from, BFloat16* to) { transpose(*shape, from, to); }
 
 void smoothed_softmax_fp32(const Softmax* shape, float* logits, const int64_t* labels, float* totals, float* picked) {
     smoothed_softmax(*shape, logits, labels, totals, picked);

@@ -21,6 +21,7 @@ from dist_transformer.model.loss import LossSums
 from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.run.ledger import batch_hash
 from dist_transformer.run.progress import Progress
+from dist_transformer.runtime.allocator import existing_objects_spared
 from dist_transformer.runtime.world import World
 from dist_transformer.training.engine.engine import Engine
 from dist_transformer.training.fault_tolerance.preemption import Preemption
@@ -70,7 +71,8 @@ class Trainer:
                     self.logbook.end_run(why=self._why_finished())
                 self.reporter.say(f"already finished at step {step}: {self._why_finished()}")
             else:
-                stopped_by = self._train()
+                with existing_objects_spared():
+                    stopped_by = self._train()
                 if self._is_finished():
                     self.logbook.end_run(why=self._why_finished())
                 else:

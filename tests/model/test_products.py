@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from dist_transformer.model import products
+from dist_transformer.model import cpu_kernels, products
 from dist_transformer.model.products import ComputedBy, FusedLinear, Products
 
 TOLERANCES = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (1e-2, 1e-2)}
@@ -48,6 +48,44 @@ def test_training_computes_the_equation(
     for found, true in zip((y, *gradients), (wanted, *exact_gradients), strict=True):
         assert found.dtype == dtype
         assert (found - true).norm() <= (1e-2 if dtype == torch.bfloat16 else 1e-6) * true.norm()
+
+
+@pytest.mark.skipif(not cpu_kernels.takes(torch.bfloat16), reason="no compiler")
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("threads_used", [1, 3])
+@pytest.mark.parametrize("size", [(1, 1), (8, 8), (33, 65), (40, 200), (1030, 70)])
+def test_a_transpose_is_exact(size: tuple[int, int], threads_used: int) -> None:
+    """Whole squares and tiles, with rests in both directions."""
+    torch.set_num_threads(threads_used)
+    x = torch.randn(size).bfloat16()
+    assert torch.equal(cpu_kernels.transposed(x), x.t())
+
+
+@pytest.mark.skipif(not cpu_kernels.takes(torch.bfloat16), reason="no compiler")
+@pytest.mark.parametrize("has_amx", [True, False])
+@pytest.mark.parametrize(("width", "inner"), [(96, 160), (160, 96)])
+def test_the_gradient_of_a_large_weight_is_that_of_the_equation(
+    width: int, inner: int, has_amx: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either factor may be the narrower one; it is transposed only for AMX."""
+    monkeypatch.setattr(products, "_has_amx", lambda: has_amx)
+    monkeypatch.setattr(products, "_LARGE_ROWS", 100)
+    monkeypatch.setattr(products, "_LARGE_WEIGHT", width * inner)
+    calls: list[tuple[int, ...]] = []
+    transposed = cpu_kernels.transposed
+    monkeypatch.setattr(cpu_kernels, "transposed", lambda x: (calls.append(tuple(x.shape)), transposed(x))[1])
+    torch.manual_seed(4)
+    gradient, x = torch.randn(100, inner).bfloat16(), torch.randn(100, width).bfloat16()
+    exact = gradient.double().t() @ x.double()
+    found = products._weight_gradient(gradient, x)
+    assert found.shape == (inner, width)
+    assert found.is_contiguous()
+    assert (found - exact).norm() <= 1e-2 * exact.norm()
+    assert bool(calls) == has_amx
+    # One token fewer is a small product.
+    calls.clear()
+    products._weight_gradient(gradient[:99], x[:99])
+    assert not calls
 
 
 @pytest.mark.usefixtures("threads")

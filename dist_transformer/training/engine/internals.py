@@ -32,8 +32,9 @@ def prepare_deepspeed() -> None:
     stage_1.get_global_norm_of_tensors = _norm_of_all
     # The original copies each gradient to fp32 before it adds the copy.
     stage_1.BF16_Optimizer._update_hp_grad = _add_to_sum
-    # The original is called twice per step, and each call writes all sums.
-    stage_1.BF16_Optimizer.clear_hp_grads = _clear_sums
+    # The original writes all sums, twice per step. A sum that gets a gradient is overwritten, so it may stay as it is.
+    stage_1.BF16_Optimizer.clear_hp_grads = _forget_sums
+    stage_1.BF16_Optimizer.get_grads_for_reduction = _sums_to_reduce
     logger.setLevel(logging.WARNING)
     # The wheel imports names of torch.distributed that newer versions of torch rename.
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated.*")
@@ -73,7 +74,7 @@ def _add_to_sum(zero_optimizer: Any, lp: torch.Tensor, group_idx: int, param_idx
         return
     hp_grad = zero_optimizer.fp32_groups_gradients[group_idx][param_idx]
     has_gradients = zero_optimizer.fp32_groups_has_gradients[group_idx]
-    # A sum to which nothing was added is zero.
+    # The sum holds the last step's values until the first gradient of this step.
     (hp_grad.add_ if has_gradients[param_idx] else hp_grad.copy_)(lp.grad.view(hp_grad.shape))
     lp._hp_grad = hp_grad  # type: ignore[attr-defined]
     has_gradients[param_idx] = True
@@ -81,13 +82,21 @@ def _add_to_sum(zero_optimizer: Any, lp: torch.Tensor, group_idx: int, param_idx
         lp.grad.zero_()
 
 
-def _clear_sums(zero_optimizer: Any) -> None:
-    """Set the fp32 sums of a group to zero if something was added to them."""
-    groups = zip(zero_optimizer.fp32_groups_gradients_flat, zero_optimizer.fp32_groups_has_gradients, strict=True)
-    for flat, has_gradients in groups:
-        if any(has_gradients):
-            flat.zero_()
-            has_gradients[:] = [False] * len(has_gradients)
+def _forget_sums(zero_optimizer: Any) -> None:
+    """Let the next gradients overwrite the fp32 sums of all groups."""
+    for has_gradients in zero_optimizer.fp32_groups_has_gradients:
+        has_gradients[:] = [False] * len(has_gradients)
+
+
+@torch.no_grad()
+def _sums_to_reduce(zero_optimizer: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the fp32 sums for the all-reduce at the end of a step; first set those without a gradient to zero."""
+    groups = zip(zero_optimizer.fp32_groups_gradients, zero_optimizer.fp32_groups_has_gradients, strict=True)
+    for sums, has_gradients in groups:
+        for total, has_gradient in zip(sums, has_gradients, strict=True):
+            if not has_gradient:
+                total.zero_()
+    return zero_optimizer.non_expert_gradients, {}
 
 
 def look_at_the_norm_alone(zero_optimizer: Any) -> None:

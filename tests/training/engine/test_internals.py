@@ -46,6 +46,7 @@ def quiet_parts(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType
         (stage_1, "get_global_norm_of_tensors"),
         (stage_1.BF16_Optimizer, "_update_hp_grad"),
         (stage_1.BF16_Optimizer, "clear_hp_grads"),
+        (stage_1.BF16_Optimizer, "get_grads_for_reduction"),
         (dist.Work, "wait"),
     ):
         monkeypatch.setattr(part, name, getattr(part, name))
@@ -99,7 +100,7 @@ def test_stage_1_in_bf16_adds_and_measures_gradients_as_ours_do() -> None:
     """In the process of a test that has not replaced them yet; what else they do is for parallel experts."""
     code = """
 import inspect
-from deepspeed.runtime import bf16_optimizer
+from deepspeed.runtime import bf16_optimizer, engine
 from dist_transformer.training.engine import internals
 
 stage_1 = bf16_optimizer.BF16_Optimizer
@@ -111,6 +112,9 @@ assert "if is_invalid_grad_norm(all_groups_norm):\\n            self.overflow = 
 assert norm.count("get_global_norm_of_tensors(") == step.count("get_global_norm_of_tensors(input_tensors=") == 1
 assert "flat_gradients.zero_()" in clear
 assert "self.fp32_groups_has_gradients[i]" in clear
+assert "return self.non_expert_gradients, {}" in inspect.getsource(stage_1.get_grads_for_reduction)
+reduce = inspect.getsource(engine.DeepSpeedEngine.buffered_allreduce_fallback)
+assert "self.optimizer.get_grads_for_reduction()" in reduce
 internals.prepare_deepspeed()
 after = inspect.signature(stage_1._update_hp_grad), inspect.signature(bf16_optimizer.get_global_norm_of_tensors)
 assert [*before[0].parameters][1:] == [*after[0].parameters][1:]
@@ -119,24 +123,30 @@ assert {"input_tensors", "norm_type", "mpu"} <= {*before[1].parameters} & {*afte
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
-def test_sums_begin_at_zero_after_each_step() -> None:
-    """Two groups, of which one gets no gradient; DeepSpeed clears twice per step."""
+def test_sums_are_those_of_one_step() -> None:
+    """Two steps of two groups. A sum without a gradient is zero, also if it had one in the step before."""
     flats = [torch.zeros(6), torch.zeros(2)]
     optimizer = SimpleNamespace(
         fp32_groups_gradients_flat=flats,
         fp32_groups_gradients=[[flats[0][:4].view(2, 2), flats[0][4:]], [flats[1]]],
         fp32_groups_has_gradients=[[False, False], [False]],
+        non_expert_gradients=flats,
     )
-    weight = torch.zeros(2, 2, dtype=torch.bfloat16)
-    for _ in range(2):
+    weight, vector = torch.zeros(2, 2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.bfloat16)
+    for step in range(2):
         for value in (1.5, 2.0):
             weight.grad = torch.full_like(weight, value)
             internals._add_to_sum(optimizer, weight, 0, 0, True)
             assert weight.grad.count_nonzero() == 0
-        assert flats[0].tolist() == [3.5, 3.5, 3.5, 3.5, 0, 0]
+        if step == 0:
+            vector.grad = torch.full_like(vector, float("nan"))
+            internals._add_to_sum(optimizer, vector, 1, 0, False)
+        reduced, of_experts = internals._sums_to_reduce(optimizer)
+        assert [sums.tolist() for sums in reduced[:1]] == [[3.5, 3.5, 3.5, 3.5, 0, 0]]
+        assert reduced[1].isnan().all() if step == 0 else reduced[1].tolist() == [0, 0]
+        assert of_experts == {}
         for _ in range(2):
-            internals._clear_sums(optimizer)
-            assert flats[0].count_nonzero() == flats[1].count_nonzero() == 0
+            internals._forget_sums(optimizer)
             assert optimizer.fp32_groups_has_gradients == [[False, False], [False]]
 
 
