@@ -6,9 +6,9 @@ environment variable DIST_TRANSFORMER_DATA names:
     mix_en_de/train.{en,de}                          to measure training
     multi30k/{train,val,test_2016_flickr}.{en,de}    to train the models that decode, and to decode
 
-DEVICE is cpu, or the GPU's short name. A part that is measured again replaces its figures in the file. Without a GPU,
-rates are per second of CPU time, because other work on the machine changes that only a little. tools/results_table.py
-updates the tables of README.md and docs/.
+DEVICE is `cpu-` and the processor, or the GPU's short name. A part that is measured again replaces its figures in the
+file. Without a GPU, rates are per second of CPU time, because other work on the machine changes that only a little.
+tools/results_table.py updates the tables of README.md and docs/.
 """
 
 import argparse
@@ -53,11 +53,12 @@ def main() -> None:
         print(f"nothing is measured, because no corpus is given: {remedy}", file=sys.stderr)
         return
     device, load = device_name(), machine_load()
-    suite = Suite(corpora=corpora, work=arguments.work, vocab_size=8000 if device == "cpu" else 37000)
+    on_cpu = device.startswith("cpu-")
+    suite = Suite(corpora=corpora, work=arguments.work, vocab_size=8000 if on_cpu else 37000)
     suite.prepare()
     arguments.out.mkdir(parents=True, exist_ok=True)
     for part in arguments.parts:
-        result = suite.measure(part, *command_of(part, suite, on_cpu=device == "cpu"))
+        result = suite.measure(part, *command_of(part, suite, on_cpu=on_cpu))
         merge(
             arguments.out / f"bench-{device}.json",
             {part: result},

@@ -48,6 +48,11 @@ class Highlight(NamedTuple):
 
 
 HIGHLIGHT_HEAD = ["| what | result | machine | figures |", "|---|---|---|---|"]
+_TRAINING_ON_A_CPU = (
+    "`tiny` trains {figures[train-tiny][fastest_marian][ours_to_this]:.1f} times and `base` "
+    "{figures[train-base][fastest_marian][ours_to_this]:.1f} times as fast as Hugging Face's Marian in its fastest "
+    "configuration"
+)
 # At most eight: README.md answers a newcomer's first questions, docs/benchmarks.md has the other results.
 HIGHLIGHTS = [
     Highlight(
@@ -58,26 +63,16 @@ HIGHLIGHTS = [
     ),
     Highlight(
         "gpu-check-h100.json",
-        "Training speed",
+        "Speed on one GPU",
         "A step of `{figures[step-8-compiled][preset]}` on {figures[step-8-compiled][tokens_per_step]:,.0f} target "
         "tokens takes {figures[step-8-compiled][milliseconds]:.0f} ms: {figures[step-8-compiled][rates][median]:,.0f} "
-        "tokens per second",
-    ),
-    Highlight(
-        "gpu-check-h100.json",
-        "Decoding speed",
-        "Beam search with a beam of {figures[decode][beam_size]} translates "
+        "tokens per second. Beam search with a beam of {figures[decode][beam_size]} translates "
         "{figures[decode][contenders][ours][sentences_per_second][median]:,.0f} sentences per second",
     ),
+    Highlight("bench-cpu-intel-xeon.json", "Training on a CPU with AMX", _TRAINING_ON_A_CPU),
+    Highlight("bench-cpu-amd-epyc.json", "Training on a CPU without AMX", _TRAINING_ON_A_CPU),
     Highlight(
-        "bench-cpu.json",
-        "Training on a CPU",
-        "`tiny` trains {figures[train-tiny][contenders][compiled][ours_to_this][median]:.1f} times and `base` "
-        "{figures[train-base][contenders][compiled][ours_to_this][median]:.1f} times as fast as Hugging Face's Marian "
-        "in its fastest configuration",
-    ),
-    Highlight(
-        "bench-cpu.json",
+        "bench-cpu-amd-epyc.json",
         "Decoding on a CPU",
         "In fp32, a small model at {figures[decode-tiny][contenders][generate][ours_to_this][median]:.1f} times the "
         "rate of Hugging Face's `generate` and "
@@ -86,7 +81,7 @@ HIGHLIGHTS = [
         "{figures[decode-base][contenders][ctranslate2][ours_to_this][median]:.2f} times",
     ),
     Highlight(
-        "bench-cpu.json",
+        "bench-cpu-amd-epyc.json",
         "Full packs",
         "Sentences fill {figures[data][fill_percent][both]:.1f}% of each pack's token budgets",
     ),

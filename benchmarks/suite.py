@@ -20,6 +20,7 @@ from dist_transformer.config.plain import read_json
 from dist_transformer.errors import UserError
 from dist_transformer.planning.hardware import kind_of_device
 from dist_transformer.reporting.figures import as_png, bar_picture, cost_picture
+from dist_transformer.run.environment import describe_environment
 from dist_transformer.runtime.launch import run_printed
 
 CORPORA = "DIST_TRANSFORMER_DATA"
@@ -131,14 +132,23 @@ def find_corpora(given: Path | None) -> Path | None:
 
 
 def device_name() -> str:
-    """Name the device briefly, for file names: `cpu`, or the GPU's name in the table of GPUs."""
+    """Name the device briefly, for file names: `cpu-` and the processor, or the GPU's name in the table of GPUs."""
     import torch
 
     if not torch.cuda.is_available():
-        return "cpu"
+        return f"cpu-{short_name(describe_environment()['processor'])}"
     properties = torch.cuda.get_device_properties(0)
     known = kind_of_device(f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
     return known or re.sub(r"[^a-z0-9]+", "-", properties.name.lower()).strip("-")
+
+
+def short_name(processor: str) -> str:
+    """Shorten the name of a processor: `Intel(R) Xeon(R) Gold 6338 CPU @ 2.00GHz` becomes `intel-xeon-gold-6338`.
+
+    Machines whose processors do not give their model share a name, such as `AMD EPYC`.
+    """
+    name = re.sub(r"\((?:r|tm)\)|@.*|\b(?:cpu|processor|[0-9]+-core)\b", " ", processor.lower())
+    return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
 
 
 def machine_load() -> str | None:

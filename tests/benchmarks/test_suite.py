@@ -26,6 +26,7 @@ from benchmarks.suite import (
     Suite,
     find_corpora,
     merge,
+    short_name,
 )
 from dist_transformer.config.flags import parse_training
 from dist_transformer.errors import UserError
@@ -104,6 +105,20 @@ def test_the_folder_of_results_need_not_exist(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(sys, "argv", [str(word) for word in words])
     bench.main()
     assert len(list((tmp_path / "a b" / "c").glob("bench-*.json"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("processor", "name"),
+    [
+        ("Intel(R) Xeon(R) Processor", "intel-xeon"),
+        ("Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz", "intel-core-i7-9750h"),
+        ("AMD EPYC", "amd-epyc"),
+        ("AMD EPYC 7763 64-Core Processor", "amd-epyc-7763"),
+        ("aarch64", "aarch64"),
+    ],
+)
+def test_a_file_is_named_after_the_processor(processor: str, name: str) -> None:
+    assert short_name(processor) == name
 
 
 def test_another_machine_starts_a_new_file(tmp_path: Path) -> None:

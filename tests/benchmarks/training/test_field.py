@@ -18,6 +18,7 @@ from benchmarks.training.field import (
     Field,
     TrainBenchmark,
     curves_agree,
+    fastest_marian,
     open_field,
     train_table,
 )
@@ -133,6 +134,18 @@ def test_losses_that_part_are_noticed() -> None:
     assert curves_agree({"ours": [10.0, 8.0], "torch": [10.05, 8.3]})
     assert not curves_agree({"ours": [10.0, 8.0], "torch": [10.2, 8.0]})
     assert not curves_agree({"ours": [10.0, 8.0], "torch": [10.0, 7.0]})
+
+
+def test_the_fastest_marian_is_the_one_to_compare_with() -> None:
+    """Never the one against which our ratio is higher, and no other contender."""
+
+    def contender(rate: float, ratio: float) -> dict:
+        return {"rates": {"median": rate}, "ours_to_this": {"median": ratio}}
+
+    found = {"ours": contender(100, 1.0), "torch": contender(90, 1.1), "compiled": contender(50, 2.0)}
+    assert fastest_marian(found) == {"name": "compiled", "ours_to_this": 2.0}
+    assert fastest_marian({**found, "trainer": contender(80, 1.25)}) == {"name": "trainer", "ours_to_this": 1.25}
+    assert fastest_marian({"ours": contender(100, 1.0)}) is None
 
 
 def test_settings_that_cannot_be_measured(toy_data: DataFolder) -> None:
