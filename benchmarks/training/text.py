@@ -1,6 +1,5 @@
 """Sentence pairs of a data folder as lists of ids, for peers that batch in their own way."""
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -94,20 +93,22 @@ class TextSample:
 def even_order(tokens: np.ndarray, rng: np.random.Generator) -> list[int]:
     """Shuffle batches of these numbers of tokens so that the mean of a few steps is near that of all.
 
-    Batches of similar lengths differ much in real tokens, so four at a time are chosen to have about equal sums: each
-    batch, largest first, joins the four that have the fewest tokens so far.
+    Batches of similar lengths differ much in real tokens. Each four in a row have a batch of every quarter by size:
+    three at random, and of the largest quarter the one with which the mean of all so far is nearest to that of all.
+    Sizes that do not balance are left for the end.
     """
-    groups: list[tuple[float, float, list[int]]] = [(0.0, rng.random(), []) for _ in range(-(-len(tokens) // 4))]
-    full = []
-    for batch in np.argsort(-tokens, kind="stable").tolist():
-        total, tie, members = heapq.heappop(groups)
-        members.append(batch)
-        if len(members) == 4:
-            full.append(members)
-        else:
-            heapq.heappush(groups, (total + tokens[batch], tie, members))
-    shuffled = [rng.permutation(members).tolist() for members in (*full, *(members for *_, members in groups))]
-    return [batch for i in rng.permutation(len(shuffled)) for batch in shuffled[i]]
+    quarters = np.array_split(np.argsort(tokens, kind="stable"), 4)
+    *smaller, largest = (rng.permutation(quarter).tolist() for quarter in quarters)
+    order: list[int] = []
+    missing = 0.0
+    while largest:
+        members = [quarter.pop() for quarter in smaller]
+        missing += 4 * float(np.mean(tokens)) - float(tokens[members].sum())
+        members.append(min(largest, key=lambda batch: abs(float(tokens[batch]) - missing)))
+        largest.remove(members[-1])
+        missing -= float(tokens[members[-1]])
+        order += rng.permutation(members).tolist()
+    return order + [batch for quarter in smaller for batch in quarter]
 
 
 def _padded(rows: list[np.ndarray], value: int) -> torch.Tensor:
