@@ -1,4 +1,4 @@
-"""Settings of memory for training: of the C library's allocator on a CPU, and of Python's garbage collector.
+"""Settings of the C library's allocator for training on a CPU.
 
 glibc returns each large block to the kernel when it is freed, and the kernel zeroes the next one, page by page, at its
 first use. Every training step frees and allocates the same blocks: in a step of 2,048 tokens of `base` under DeepSpeed
@@ -6,9 +6,6 @@ this took an eighth of the time.
 """
 
 import ctypes
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 # mallopt(3)
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
@@ -21,18 +18,3 @@ def keep_freed_memory() -> None:
         # All blocks come from the one heap, which never shrinks; heaps of other threads hold at most 64 MB.
         for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1), (_M_ARENA_MAX, 1)):
             mallopt(option, value)
-
-
-@contextmanager
-def existing_objects_spared() -> Iterator[None]:
-    """Exclude all objects that exist now from garbage collection, for a long loop.
-
-    Torch and DeepSpeed make some hundred thousand objects that live until the end. Collections that search them would
-    interrupt the loop, and other ranks would wait for this one.
-    """
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

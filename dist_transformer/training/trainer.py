@@ -21,8 +21,8 @@ from dist_transformer.model.loss import LossSums
 from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.run.ledger import batch_hash
 from dist_transformer.run.progress import Progress
-from dist_transformer.runtime.allocator import existing_objects_spared
 from dist_transformer.runtime.world import World
+from dist_transformer.training.collector import existing_objects_spared
 from dist_transformer.training.engine.engine import Engine
 from dist_transformer.training.fault_tolerance.preemption import Preemption
 from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog

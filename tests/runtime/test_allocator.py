@@ -1,11 +1,7 @@
-import gc
 import subprocess
 import sys
-import weakref
 
 import pytest
-
-from dist_transformer.runtime.allocator import existing_objects_spared
 
 _FAULTS = """
 import resource, sys, threading, torch
@@ -44,31 +40,3 @@ def test_freed_blocks_are_not_zeroed_again() -> None:
     """10 blocks of 2^14 pages of 4 KiB each, in the first thread and in another; a kernel may give larger pages."""
     for kept, returned in zip(faults("kept"), faults("returned"), strict=True):
         assert kept < returned / 10
-
-
-def test_objects_from_before_the_loop_are_collected_after_it() -> None:
-    """Inside the loop only what it made itself is collected; an error ends the loop, too."""
-
-    class Cycle:
-        def __init__(self) -> None:
-            self.itself = self
-
-    def is_collected(cycle: "weakref.ref[Cycle]") -> bool:
-        gc.collect()
-        return cycle() is None
-
-    held = Cycle()
-    old = weakref.ref(held)
-
-    def loop() -> None:
-        nonlocal held
-        with existing_objects_spared():
-            del held
-            assert not is_collected(old)
-            new = weakref.ref(Cycle())
-            assert is_collected(new)
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        loop()
-    assert is_collected(old)
