@@ -264,7 +264,7 @@ def return_bias(gradient_TY: torch.Tensor, relu_TY: torch.Tensor | None = None) 
 
 
 def transposed(x_TX: torch.Tensor) -> torch.Tensor:
-    """Copy a contiguous bf16 matrix to its transpose, shape (X, T). Torch takes twice as long or more."""
+    """Copy a contiguous bf16 matrix to its transpose, shape (X, T). Torch takes about twice as long."""
     rows, width = x_TX.shape
     transposed_XT = x_TX.new_empty(width, rows)
     _call("transpose", _Matrix(rows, width, torch.get_num_threads()), (x_TX, transposed_XT))
