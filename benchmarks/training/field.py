@@ -77,7 +77,7 @@ class TrainBenchmark:
     """Optimizer steps per contender and round."""
     rounds: int
     warm_up: int = 4
-    """Steps that are not counted. Peers' batches come in fours with about equal sums of real tokens."""
+    """Steps that are not counted. Peers' batches come in fours, after each of which the mean is that of all."""
 
     def __post_init__(self) -> None:
         check_counts(self, steps=1, rounds=1, warm_up=1)

@@ -81,7 +81,7 @@ def test_the_gradient_of_a_large_weight_is_that_of_the_equation(
     assert found.shape == (inner, width)
     assert found.is_contiguous()
     assert (found - exact).norm() <= 1e-2 * exact.norm()
-    assert bool(calls) == has_amx
+    assert calls[:1] == ([(100, min(width, inner))] if has_amx else [])
     # One token fewer is a small product.
     calls.clear()
     products._weight_gradient(gradient[:99], x[:99])
