@@ -5,29 +5,23 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test compat-test container-test slurm-test faults check docs bench reproduce release gpu-check null-gpu clean
+.PHONY: demo test test-all faults check docs bench reproduce release gpu-check null-gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
 	$(BIN)/python tools/demo.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow and not slurm and not compat" -n auto
-	$(BIN)/python -m pytest -m "slow and not slurm and not compat" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slice" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-compat-test: $(STAMP)
-	$(BIN)/python -m pytest tests/compat -m "not container"
-
-container-test: $(STAMP)
-	$(BIN)/python -m pytest tests/compat -m container
+# SLICE names some of them, separated by spaces.
+test-all: $(STAMP)
+	$(BIN)/python -m tests.slices $(SLICE)
 
 release: $(STAMP)
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
 	DIST=$(CURDIR)/dist $(BIN)/python -m pytest tests/compat/test_release.py
-
-slurm-test: $(STAMP)
-	$(BIN)/python -m pytest tests/slurm
 
 faults: $(STAMP)
 	$(BIN)/python -m tests.faults --json results/faults.json
@@ -36,7 +30,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not slow and not system and not slurm and not compat" -n auto
+	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_docs.py tests/test_wording.py -m "not slice"
 
 # The variable silences an announcement of the theme, which is no warning about our pages.
 docs: $(VENV)/.docs-installed

@@ -1,7 +1,4 @@
-"""Runs many commands quickly: libraries are imported once, and each command is a fork of that process.
-
-A command is what a user types after `python`: real arguments, its own working folder, output and exit status.
-"""
+"""Runs programs of this project quickly: see fork_server.py."""
 
 import json
 import os
@@ -10,50 +7,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from dist_transformer.runtime.launch import RANK_VARIABLES, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
-
-_SERVER = """
-import json, os, runpy, signal, sys, traceback
-import deepspeed, sacrebleu, tyro
-import dist_transformer.training.trainer, dist_transformer.training.dry_run, dist_transformer.averaging.sweep
-import dist_transformer.reporting.html.page, dist_transformer.preflight.preflight
-import dist_transformer.data.prepare.pipeline
-
-first, seconds = sys.argv[1:]
-exec(first)
-
-for line in sys.stdin:
-    job = json.loads(line)
-    child = os.fork()
-    if child == 0:
-        signal.alarm(int(seconds))
-        os.chdir(job["folder"])
-        os.environ.update(job["environment"])
-        output = os.open(job["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        os.dup2(os.open(job["input"], os.O_RDONLY), 0)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        sys.argv = job["words"]
-        sys.stdin = open(0, closefd=False)
-        status = 0
-        try:
-            if sys.argv[0] == "-m":
-                sys.argv = sys.argv[1:]
-                runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-            else:
-                sys.path.insert(0, os.path.dirname(sys.argv[0]))
-                runpy.run_path(sys.argv[0], run_name="__main__")
-        except SystemExit as error:
-            status = error.code if isinstance(error.code, int) else 1 if error.code else 0
-        except BaseException:
-            traceback.print_exc()
-            status = 1
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=sys.stderr, flush=True)
-"""
+SERVER = Path(__file__).with_name("fork_server.py")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,8 +20,11 @@ class Ended:
     """The status and the output of a command, as a user sees them."""
 
     status: int
+    """The first that is not 0, of several processes."""
     output: str
-    """Standard output and standard error."""
+    """Standard output, and standard error if that was not asked for apart."""
+    errors: str = ""
+    """Standard error."""
 
 
 class Commands:
@@ -73,44 +35,84 @@ class Commands:
         seconds: after which a command is ended, by a signal.
     """
 
-    def __init__(self, scratch: Path, *, first: str = "", seconds: int = 600) -> None:
-        self.output = scratch / "output"
-        environment = {**os.environ, "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    def __init__(self, scratch: Path, *, first: str = "", seconds: float = 600) -> None:
+        self.scratch, self.seconds = scratch, seconds
+        answers, theirs = os.pipe()
         self.server = subprocess.Popen(
-            [sys.executable, "-c", _SERVER, first, str(seconds)],
+            [sys.executable, SERVER, str(theirs), first],
             cwd=ROOT,
-            env=environment,
+            env=environment_of({"OMP_NUM_THREADS": "1"}),
             text=True,
+            pass_fds=[theirs],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
         )
+        os.close(theirs)
+        self.answers = os.fdopen(answers)
 
     def __enter__(self) -> "Commands":
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         assert self.server.stdin is not None
         self.server.stdin.close()
         self.server.wait(timeout=60)
+        self.answers.close()
 
     def run(
         self, words: Sequence[object], folder: Path, *, stdin: Path = Path(os.devnull), **environment: str
     ) -> Ended:
         """`words`: a tool's name, or `train`, and its arguments."""
+        name, *arguments = words
+        program = ["-m", "dist_transformer.train"] if name == "train" else [ROOT / "tools" / f"{name}.py"]
+        return self.start([*program, *arguments], folder, stdin=stdin, environment=environment)
+
+    def start(
+        self,
+        program: Sequence[object],
+        folder: Path,
+        *,
+        ranks: int = 1,
+        stdin: Path = Path(os.devnull),
+        environment: dict[str, str] | None = None,
+        seconds: float | None = None,
+        apart: bool = False,
+    ) -> Ended:
+        """Run what a user types after `python`, in so many processes of one launch; waits for all of them.
+
+        Args:
+            apart: standard error is read apart from standard output.
+        """
         assert self.server.stdin is not None
-        assert self.server.stderr is not None
-        name, *arguments = map(str, words)
-        program = ["-m", "dist_transformer.train"] if name == "train" else [str(ROOT / "tools" / f"{name}.py")]
+        files = [self.scratch / name for name in ("output", "errors")]
+        for file in files:
+            file.write_bytes(b"")
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if ranks > 1 else {}
         job = {
-            "words": [*program, *arguments],
+            "words": [str(word) for word in program],
             "folder": str(folder),
-            "environment": environment,
-            "input": str(stdin),
-            "output": str(self.output),
+            "environment": environment_of(master | (environment or {})),
+            "files": [str(stdin), str(files[0]), str(files[1 if apart else 0])],
+            "ranks": ranks,
+            "umask": current_umask(),
+            "seconds": seconds or self.seconds,
         }
         print(json.dumps(job), file=self.server.stdin, flush=True)
-        # Warnings of libraries at their import come first.
-        while not (line := self.server.stderr.readline()).strip().lstrip("-").isdecimal():
-            assert line, "the server ended"
-        return Ended(status=int(line), output=self.output.read_text(encoding="utf-8", errors="replace"))
+        statuses: list[int] = json.loads(self.answers.readline())
+        output, errors = (file.read_bytes().decode(errors="replace") for file in files)
+        return Ended(status=next(filter(None, statuses), 0), output=output, errors=errors)
+
+
+def current_umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
+
+
+def environment_of(changes: dict[str, Any]) -> dict[str, str]:
+    """Give this process's environment with changes, and without the group that it may hold."""
+    no_rank = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+    return {**no_rank, "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT), **changes}

@@ -1,9 +1,11 @@
 """Fixtures that several tests share: a small prepared corpus, the real corpora where they exist, and launches."""
 
+import functools
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.runtime.launch import RANK_VARIABLES, deepspeed_command
+from dist_transformer.runtime.launch import deepspeed_command
+from tests.commands import Commands, Ended, environment_of
 from tests.rights import umask
 from tests.small_model import model_folder, model_info, random_model, toy_lines, toy_tokenizer
 from tests.variants import distant, registrations
@@ -36,9 +39,8 @@ ROOT = Path(__file__).resolve().parents[1]
 def toy_data(tmp_path_factory: pytest.TempPathFactory) -> DataFolder:
     """2,000 synthetic pairs in four shards, 400 entries of vocabulary, raw text in `text/`."""
     path = tmp_path_factory.mktemp("toy") / "data"
-    tool = [sys.executable, str(ROOT / "tools" / "prepare_data.py")]
-    sizes = ["--toy", "2000", "--vocab-size", "400", "--pairs-per-shard", "500"]
-    subprocess.run([*tool, *sizes, "--out", str(path)], check=True, capture_output=True)
+    sizes = ["--toy", 2000, "--vocab-size", 400, "--pairs-per-shard", 500]
+    run_command(sys.executable, "tools/prepare_data.py", *sizes, "--out", path)
     return DataFolder.open(path)
 
 
@@ -56,19 +58,59 @@ def allow_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long begin first: processes that share the files then end at about the same time."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+@functools.cache
+def _commands() -> Commands:
+    return Commands(Path(tempfile.mkdtemp(prefix="commands-")))
+
+
+def pytest_unconfigure() -> None:
+    if _commands.cache_info().currsize:
+        _commands().close()
+
+
 def run_command(*command: object, status: int = 0, timeout: float = 600) -> str:
-    """Run a command as a user would, from the repository root; gives its output, standard error included."""
-    # This process may hold a group of its own.
-    no_rank = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+    """Run a command as a user would, from the repository root; gives its output, standard error included.
+
+    A program of this interpreter starts as a fork of a process that has imported the libraries: see fork_server.py.
+    """
+    if command[0] == sys.executable and (command[1] == "-m" or str(command[1]).endswith(".py")):
+        return expect(status, _commands().start(command[1:], ROOT, seconds=timeout))
     done = subprocess.run(
         [str(word) for word in command],
         cwd=ROOT,
-        env={**no_rank, "DS_ACCELERATOR": "cpu"},
+        env=environment_of({}),
         timeout=timeout,
         check=False,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    assert done.returncode == status, f"status {done.returncode}, wanted {status}:\n{done.stdout[-4000:]}"
-    return done.stdout
+    return expect(status, Ended(status=done.returncode, output=done.stdout))
+
+
+def run_ranks(ranks: int, *program: object, status: int = 0, timeout: float = 600) -> str:
+    """Run the processes of one launch, as a launcher starts them; `program` is what a user types after `python`."""
+    return expect(status, _commands().start(program, ROOT, ranks=ranks, seconds=timeout))
+
+
+def run_python(
+    *program: object, input: str | bytes = "", cwd: Path = ROOT, ranks: int = 1, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run what a user types after `python`, with the two outputs apart; the status may be any."""
+    commands = _commands()
+    given = commands.scratch / "input"
+    given.write_bytes(input.encode() if isinstance(input, str) else input)
+    ended = commands.start(program, cwd, ranks=ranks, stdin=given, environment=environment, apart=True)
+    words = [sys.executable, *map(str, program)]
+    return subprocess.CompletedProcess(words, ended.status, stdout=ended.output, stderr=ended.errors)
+
+
+def expect(status: int, ended: Ended) -> str:
+    assert ended.status == status, f"status {ended.status}, wanted {status}:\n{ended.output[-4000:]}"
+    return ended.output

@@ -232,7 +232,7 @@ def in_small(command: str, hub_folder: Path) -> str:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slice(name="commands")
 def test_every_command_runs_in_the_order_of_the_pages(tmp_path: Path) -> None:
     corpus = make_toy_corpus(train_pairs=400, valid_pairs=20, test_pairs=20)
     write_toy_corpus(tmp_path, corpus)

@@ -3,7 +3,6 @@
 import json
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from dist_transformer.config.settings import ModelConfig, OptimizerConfig, Train
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.model.positions import sinusoidal_positions
 from dist_transformer.training.engine.schedule import learning_rate
-from tests.conftest import ROOT, run_command
+from tests.conftest import ROOT, run_command, run_python
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 EXAMPLES = {
@@ -133,14 +132,8 @@ def test_an_example_trains_and_translates(
 
     model = tmp_path / "model"
     run_command(*PROGRAM, "average", "--import", script, "--run-dir", run, "--last", 1, "--out", model)
-    done = subprocess.run(
-        [*PROGRAM, "translate", f"--import={script}", "--model", str(model)],
-        cwd=ROOT,
-        input="a b\nc\n",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ["-m", "dist_transformer", "translate", f"--import={script}", "--model", model]
+    done = run_python(*words, input="a b\nc\n")
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 2), done.stderr
     if heading == SCHEDULE:
         return

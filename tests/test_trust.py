@@ -43,7 +43,7 @@ from tests.lived import (
 from tests.run.sound_run import seal
 
 # One process after the other uses what one fixture made.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slice(name="pickles")
 
 SECRETS = {
     "HF_TOKEN": "canary-token",

@@ -142,7 +142,7 @@ def test_settings_that_measure_nothing_are_refused(name: str, value: float, toy_
         DataBenchmark(data=toy_data.path, **{name: value})
 
 
-@pytest.mark.slow
+@pytest.mark.slice(name="benchmarks")
 def test_the_tool_prints_a_table_and_writes_a_result(toy_data: DataFolder, tmp_path: Path) -> None:
     file = tmp_path / "data.json"
     command = [sys.executable, "tools/benchmark.py", "data", "--data", toy_data.path, "--json", file]

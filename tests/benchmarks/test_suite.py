@@ -226,7 +226,7 @@ def test_parts_are_commands_that_exist(tmp_path: Path, monkeypatch: pytest.Monke
     assert any("--compile" in getattr(arguments, "flags", ()) for arguments in parsed)
 
 
-@pytest.mark.slow
+@pytest.mark.slice(name="benchmarks")
 def test_a_model_learns_for_a_moment(toy_data: Any, tmp_path: Path) -> None:
     """The folder can be read, and its loss is below that of the start."""
     from dist_transformer.model_folder import read_model_info

@@ -3,13 +3,10 @@
 A change of a flag shows there as a user sees it.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from dist_transformer.cli.command import COMMANDS
-from tests.conftest import ROOT
+from tests.conftest import run_python
 
 FOLDER = Path(__file__).parent / "help"
 ALL = ("dist-transformer", *COMMANDS)
@@ -17,14 +14,8 @@ ALL = ("dist-transformer", *COMMANDS)
 
 def help_of(name: str) -> str:
     words = [] if name == "dist-transformer" else [name]
-    done = subprocess.run(
-        [sys.executable, "-m", "dist_transformer", *words, "--help"],
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python("-m", "dist_transformer", *words, "--help", COLUMNS="80", NO_COLOR="1")
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 

@@ -3,7 +3,6 @@
 import json
 import runpy
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,12 @@ from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import load_model
 from tests.averaging.conftest import save, validated
 from tests.averaging.test_mean import assert_mean
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_python
 from tests.rights import wrong_rights
 
 pytestmark = pytest.mark.system
 
 TOOL = ROOT / "tools" / "average_checkpoints.py"
-LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 Screen = pytest.CaptureFixture[str]
 
 
@@ -170,8 +168,7 @@ def test_the_best_number_alone_and_on_two_ranks(
     assert f"- {note} ({signature})\n" in card
     assert {path.name for path in out.parent.iterdir()} == {"m", "m.sweep.json", "m.sweep.md"}
 
-    command = [sys.executable, *LAUNCHER, TOOL, *sweep_flags(scored_run, shared)]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=200)
+    done = run_python(TOOL, *sweep_flags(scored_run, shared), ranks=2)
     assert done.returncode == 0, done.stderr
     assert done.stdout == screen.out.replace(str(out), str(shared))
     reports = [plain(json.loads((folder / "m.sweep.json").read_text())) for folder in (out.parent, shared.parent)]

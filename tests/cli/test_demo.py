@@ -52,7 +52,7 @@ def end_while_it_trains(demo: Sequence[object], run_dir: Path) -> None:
     assert alive == []
 
 
-@pytest.mark.slow
+@pytest.mark.slice(name="commands")
 def test_the_demo_goes_the_whole_way_and_may_be_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int
 ) -> None:

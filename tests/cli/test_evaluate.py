@@ -1,7 +1,6 @@
 """tools/evaluate_bleu.py alone and on two ranks."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -16,24 +15,14 @@ from dist_transformer.errors import UserError
 from dist_transformer.evaluation.bleu import score
 from dist_transformer.evaluation.compare import compare
 from dist_transformer.runtime.world import World
-from tests.conftest import ROOT
+from tests.conftest import run_python
 
-LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 Lines = tuple[list[str], list[str]]
 
 
 def evaluate(ranks: int, *options: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *(LAUNCHER if ranks > 1 else []), str(ROOT / "tools/evaluate_bleu.py")]
     fixed = ("--max-extra-tokens", "5", "--batch-tokens", "300")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [*command, *map(str, options), *fixed],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-        timeout=100,
-    )
+    return run_python("tools/evaluate_bleu.py", *options, *fixed, ranks=ranks)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.inference import scoring
 from dist_transformer.inference.scoring import PairScore, score_pairs
 from dist_transformer.model.transformer import Transformer
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_python
 
 LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 Lines = tuple[list[str], list[str]]
@@ -74,9 +74,7 @@ def test_the_same_bytes_on_one_rank_and_on_two(
     for ranks in (1, 2):
         out = tmp_path / f"on_{ranks}" / "scores.jsonl"
         words = [*flags, "--per-token", "--batch-tokens", "100", "--out", str(out)]
-        done = subprocess.run(
-            command(ranks, *words), env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=100
-        )
+        done = run_python("tools/score.py", *words, ranks=ranks)
         assert done.returncode == 0, done.stderr
         assert done.stdout == ""
         assert os.listdir(out.parent) == [out.name]

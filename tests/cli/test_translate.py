@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_python
 
 pytestmark = pytest.mark.system
 
@@ -19,22 +19,22 @@ Lines = tuple[list[str], list[str]]
 
 
 def command(model: Path) -> list[str]:
-    return [sys.executable, str(ROOT / "tools/translate.py"), "--model", str(model), "--max-extra-tokens", "5"]
+    return [str(ROOT / "tools/translate.py"), "--model", str(model), "--max-extra-tokens", "5"]
 
 
-def translate(model: Path, text: bytes, *options: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*command(model), *options], input=text, capture_output=True, check=False)
+def translate(model: Path, text: str | bytes, *options: str) -> subprocess.CompletedProcess[str]:
+    return run_python(*command(model), *options, input=text)
 
 
 def test_one_line_for_each_line(model_folder: Path, toy_lines: Lines) -> None:
     lines = [toy_lines[0][0], "", "word " * 5000, toy_lines[0][1] + "\r", "   ", toy_lines[0][2]]
-    done = translate(model_folder, "\n".join(lines).encode())
+    done = translate(model_folder, "\n".join(lines))
     assert done.returncode == 0, done.stderr
-    out = done.stdout.decode("utf-8").split("\n")
+    out = done.stdout.split("\n")
     assert len(out) == 7
     assert out[-1] == ""
     assert [bool(line) for line in out[:6]] == [True, False, True, True, False, True]
-    (note,) = done.stderr.decode().splitlines()
+    (note,) = done.stderr.splitlines()
     match = re.fullmatch(r"note: line 3 has more than 154 tokens: its (\d+) parts were translated one by one", note)
     assert match
     assert int(match[1]) >= 5000 / 154
@@ -42,21 +42,14 @@ def test_one_line_for_each_line(model_folder: Path, toy_lines: Lines) -> None:
 
 def test_lines_are_answered_as_they_are_typed(model_folder: Path, toy_lines: Lines) -> None:
     lines = [toy_lines[0][0], "", " ".join(toy_lines[0][:20])]
-    piped = translate(model_folder, "".join(f"{line}\n" for line in lines).encode())
-    expected = piped.stdout.decode().splitlines()
+    piped = translate(model_folder, "".join(f"{line}\n" for line in lines))
+    expected = piped.stdout.splitlines()
     terminal, inner = os.openpty()
     settings = termios.tcgetattr(inner)
     settings[3] &= ~termios.ECHO
     termios.tcsetattr(inner, termios.TCSANOW, settings)
-    command = [
-        sys.executable,
-        str(ROOT / "tools/translate.py"),
-        "--model",
-        str(model_folder),
-        "--max-extra-tokens",
-        "5",
-    ]
-    with subprocess.Popen(command, stdin=inner, stdout=subprocess.PIPE, stderr=inner) as process:
+    words = [sys.executable, *command(model_folder)]
+    with subprocess.Popen(words, stdin=inner, stdout=subprocess.PIPE, stderr=inner) as process:
         os.close(inner)
         assert process.stdout is not None
         try:
@@ -88,18 +81,18 @@ def read_until(terminal: int, end: str) -> str:
 def test_a_run_folder_in_place_of_its_model(model_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(model_folder, run / "model")
-    done = translate(run, b"good\n")
+    done = translate(run, "good\n")
     assert done.returncode == 1
-    assert done.stderr.decode() == (
+    assert done.stderr == (
         f"error: {run} is not a model folder (it has no config.json): give the model folder in it, {run / 'model'}\n"
     )
 
 
 def test_nbest(model_folder: Path, toy_lines: Lines) -> None:
-    text = f"{toy_lines[0][0]}\n\n{toy_lines[0][1]}\n".encode()
-    plain = translate(model_folder, text).stdout.decode().splitlines()
+    text = f"{toy_lines[0][0]}\n\n{toy_lines[0][1]}\n"
+    plain = translate(model_folder, text).stdout.splitlines()
     done = translate(model_folder, text, "--nbest", "3", "--beam", "3")
-    rows = [line.split(" ||| ") for line in done.stdout.decode().splitlines()]
+    rows = [line.split(" ||| ") for line in done.stdout.splitlines()]
     assert [row[0] for row in rows] == ["0", "0", "0", "1", "2", "2", "2"]
     scores = [float(row[2]) for row in rows]
     assert scores[:3] == sorted(scores[:3], reverse=True)
@@ -119,6 +112,6 @@ def test_nbest(model_folder: Path, toy_lines: Lines) -> None:
 def test_bad_input_is_one_sentence(model_folder: Path, text: bytes, options: tuple[str, ...], message: str) -> None:
     done = translate(model_folder, text, *options)
     assert done.returncode == 1
-    assert done.stdout == b""
-    (line,) = done.stderr.decode().splitlines()
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
     assert line.startswith(message)

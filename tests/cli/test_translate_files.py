@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.runtime.launch import RANK_VARIABLES, deepspeed_command, free_port
-from tests.conftest import ROOT
+from dist_transformer.runtime.launch import RANK_VARIABLES, free_port
+from tests.conftest import ROOT, run_python
 
 pytestmark = pytest.mark.system
 
@@ -32,6 +32,18 @@ def files(tmp_path: Path, toy_lines: Lines) -> list[Path]:
     return [tmp_path / "first.en.gz", tmp_path / "second.en"]
 
 
+def words(model: Path, inputs: Sequence[Path], output: Path, *options: str) -> list[object]:
+    files = ["--input", *inputs, "--output", output, "--chunk-lines", 10]
+    return [ROOT / "tools" / "translate.py", "--model", model, "--max-extra-tokens", 5, *files, *options]
+
+
+def whole(model: Path, inputs: Sequence[Path], output: Path, *options: str) -> str:
+    """Translate on one rank, to the end; gives what it said."""
+    done = run_python(*words(model, inputs, output, *options), COLUMNS="200")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    return done.stderr
+
+
 def start(
     model: Path, inputs: Sequence[Path], output: Path, *options: str, ranks: int = 1, limit: int | None = None
 ) -> list[subprocess.Popen[str]]:
@@ -40,7 +52,6 @@ def start(
     Args:
         limit: bytes of the largest file that rank 1 can write.
     """
-    words = ["--model", model, "--input", *inputs, "--output", output, "--max-extra-tokens", "5", "--chunk-lines", "10"]
     environment = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
     environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
     if ranks > 1:
@@ -55,7 +66,7 @@ def start(
 
         started.append(
             subprocess.Popen(
-                [sys.executable, str(ROOT / "tools" / "translate.py"), *map(str, words), *options],
+                [sys.executable, *map(str, words(model, inputs, output, *options))],
                 env=environment | named,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -86,8 +97,7 @@ def test_the_same_bytes_on_any_number_of_ranks_and_after_kills(
     model_folder: Path, files: list[Path], tmp_path: Path
 ) -> None:
     alone, shared = tmp_path / "on_1.de", tmp_path / "on_2.de"
-    statuses, said = end(start(model_folder, files, alone))
-    assert statuses == [0], said
+    said = whole(model_folder, files, alone)
     notes = sorted(line for line in said.splitlines() if line.startswith("note: "))
     assert [note.split(" has ")[0] for note in notes] == ["note: line 102", "note: line 200"]
 
@@ -117,8 +127,7 @@ def test_the_same_bytes_on_any_number_of_ranks_and_after_kills(
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
 
     # On another number of ranks.
-    statuses, said = end(start(model_folder, files, shared))
-    assert statuses == [0], said
+    said = whole(model_folder, files, shared)
     assert f"resumes {shared}: {10 * len(kept)} of 200 lines are done" in said
     assert shared.read_bytes() == alone.read_bytes()
     rows = alone.read_text(encoding="utf-8").split("\n")
@@ -132,33 +141,29 @@ def test_samples_noise_and_the_best_few_under_a_launcher(model_folder: Path, fil
     """The same on one rank and on two, and through standard input and output."""
     text = gzip.decompress(files[0].read_bytes()) + files[1].read_bytes()
     tool = [str(ROOT / "tools" / "translate.py"), "--model", str(model_folder), "--max-extra-tokens", "5"]
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     for options in (
         ["--sample", "--top-k", "10", "--seed", "5"],
         ["--noise", "--beam", "1"],
         ["--nbest", "2", "--format", "jsonl", "--beam", "2"],
     ):
         alone, shared = tmp_path / f"1{options[0]}", tmp_path / f"2{options[0]}"
-        assert end(start(model_folder, files, alone, *options))[0] == [0]
-        words = [*tool, "--input", *map(str, files), "--output", str(shared), "--chunk-lines", "10", *options]
-        launch = [str(word) for word in deepspeed_command(2)]
-        subprocess.run([*launch, *words], env=environment, check=True, capture_output=True, timeout=PATIENCE)
+        whole(model_folder, files, alone, *options)
+        assert run_python(*words(model_folder, files, shared, *options), ranks=2).returncode == 0
         assert shared.read_bytes() == alone.read_bytes()
-        piped = [sys.executable, *tool, "--chunk-lines", "10", *options]
-        assert subprocess.run(piped, input=text, capture_output=True, check=True).stdout == alone.read_bytes()
+        assert run_python(*tool, "--chunk-lines", 10, *options, input=text).stdout == alone.read_text("utf-8")
     rows = [json.loads(line) for line in (tmp_path / "1--nbest").read_text(encoding="utf-8").splitlines()]
     assert [row["line"] for row in rows] == list(range(200))
     assert {len(row["translations"]) for row in rows} == {1, 2}
 
 
 def test_chance_goes_by_seed_and_line(model_folder: Path, toy_lines: Lines) -> None:
-    tool = [sys.executable, str(ROOT / "tools" / "translate.py"), "--model", str(model_folder)]
+    tool = [ROOT / "tools" / "translate.py", "--model", model_folder]
     line = toy_lines[0][0]
 
     def run(text: str, *options: str) -> list[str]:
-        words = [*tool, "--sample", "--max-extra-tokens", "5", *options]
-        done = subprocess.run(words, input=text.encode(), capture_output=True, check=True)
-        return done.stdout.decode().splitlines()
+        done = run_python(*tool, "--sample", "--max-extra-tokens", 5, *options, input=text)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
 
     first = run(f"{line}\n" * 4)
     assert len(set(first)) == 4
@@ -185,10 +190,7 @@ def test_chance_goes_by_seed_and_line(model_folder: Path, toy_lines: Lines) -> N
 def test_what_cannot_be_is_said_in_a_sentence(
     model_folder: Path, tmp_path: Path, options: list[str], said: str
 ) -> None:
-    tool = [sys.executable, str(ROOT / "tools" / "translate.py"), "--model", str(model_folder)]
-    done = subprocess.run(
-        [*tool, *options], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    done = run_python(ROOT / "tools" / "translate.py", "--model", model_folder, *options, cwd=tmp_path)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {said}")

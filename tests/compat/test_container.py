@@ -19,9 +19,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.slurm.conftest import make_repository, run_as_user
 
-pytestmark = pytest.mark.compat
 # It builds an image, which takes minutes and 2 GB.
-builds = pytest.mark.container
+builds = pytest.mark.slice(name="container")
 
 CONTAINERS = ROOT / "containers"
 DEFINITION = (CONTAINERS / "dist_transformer.def").read_text(encoding="utf-8")

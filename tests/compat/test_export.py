@@ -10,7 +10,7 @@ from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_cor
 from tests.compat.environments import make_environment, pinned, run_installed
 from tests.compat.loading import CTRANSLATE2, TRANSFORMERS
 
-pytestmark = pytest.mark.compat
+pytestmark = pytest.mark.slice(name="exports")
 
 NAMES = {
     "hf": ["--to", "hf"],

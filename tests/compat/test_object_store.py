@@ -14,7 +14,7 @@ from dist_transformer.data.folder.reader import DataFolder
 from tests.compat.environments import extend_environment, make_environment, pinned
 from tests.compat.object_store import Fault, ObjectStore, running_store
 
-pytestmark = pytest.mark.compat
+pytestmark = pytest.mark.slice(name="store")
 
 # An epoch is about 75 steps, in four windows of one shard each: 60 steps read all four.
 STEPS = 60

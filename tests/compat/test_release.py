@@ -10,7 +10,7 @@ from dist_transformer import __version__
 from tests.compat.environments import make_environment, run_installed
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.compat
+pytestmark = pytest.mark.slice(name="wheel")
 
 
 def test_the_index_accepts_both_files(distributions: Path, tmp_path: Path) -> None:

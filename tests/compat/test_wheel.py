@@ -15,7 +15,7 @@ from tests.serving.running import running_server
 
 __all__ = ["browser"]
 
-pytestmark = pytest.mark.compat
+pytestmark = pytest.mark.slice(name="wheel")
 
 
 def test_the_demo(installed: Path, tmp_path: Path) -> None:

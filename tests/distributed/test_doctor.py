@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.data.folder.reader import DataFolder
-from tests.conftest import ROOT, deepspeed_command, run_command
+from tests.conftest import ROOT, run_command, run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -72,8 +72,8 @@ def states(output: str) -> dict[str, str]:
 
 def test_two_ranks_that_agree_are_fit(toy_data: DataFolder, tmp_path: Path) -> None:
     run_dir = tmp_path / "runs" / "first"
-    output = run_command(
-        *deepspeed_command(2),
+    output = run_ranks(
+        2,
         ROOT / "tools" / "doctor.py",
         "--run-dir",
         run_dir,

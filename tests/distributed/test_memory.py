@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.planning.memory import MicroBatch, ZeroSettings, predict_memory
 from dist_transformer.training.engine.ds_config import load_ds_config
-from tests.conftest import ROOT, deepspeed_command, run_command
+from tests.conftest import ROOT, run_ranks
 from tests.distributed.worker_memory import VOCAB_SIZE, cases
 
 pytestmark = pytest.mark.slow
@@ -23,8 +22,8 @@ CASES = [(world, *case) for world in WORLDS for case in cases(world)]
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     worker, out = Path(__file__).with_name("worker_memory.py"), tmp_path_factory.mktemp("memory")
-    run_command(sys.executable, worker, out / "1")
-    run_command(*deepspeed_command(2), worker, out / "2")
+    for world in WORLDS:
+        run_ranks(world, worker, out / str(world))
     return {world: json.loads((out / str(world)).read_text()) for world in WORLDS}
 
 

@@ -26,7 +26,7 @@ from dist_transformer.run.ledger import read_ledger
 from dist_transformer.run.lock import sole_writer
 from dist_transformer.run.records import read_records
 from dist_transformer.runtime.launch import as_typed, own_command
-from tests.conftest import ROOT, deepspeed_command, run_command
+from tests.conftest import ROOT, deepspeed_command, run_command, run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -43,13 +43,9 @@ SMALL = [
 FP32 = ("--precision", "fp32", "--ema-decay", 0.9, "--seed", 4)
 
 
-def train_command(ranks: int, data: Path, run_dir: Path, *flags: object) -> list[object]:
-    places = ["--data", data, "--run-dir", run_dir]
-    return [*deepspeed_command(ranks), "--module", "dist_transformer.train", *SMALL, *places, *flags]
-
-
 def train(ranks: int, data: Path, run_dir: Path, *flags: object, status: int = 0) -> str:
-    return run_command(*train_command(ranks, data, run_dir, *flags), status=status)
+    places = ["--data", data, "--run-dir", run_dir]
+    return run_ranks(ranks, "-m", "dist_transformer.train", *SMALL, *places, *flags, status=status)
 
 
 def losses(run_dir: Path) -> list[float]:
@@ -189,7 +185,8 @@ def test_killed_at_a_random_moment_a_run_ends_as_if_it_was_not(toy_data: DataFol
     seed = random.randrange(2**32)
     generator = random.Random(seed)
     for kill in range(2):
-        command = [str(word) for word in train_command(2, toy_data.path, run_dir, *flags)]
+        launch = [*deepspeed_command(2), "--module", "dist_transformer.train"]
+        command = [str(word) for word in (*launch, *SMALL, "--data", toy_data.path, "--run-dir", run_dir, *flags)]
         environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
         with (tmp_path / f"log{kill}").open("wb") as log:
             process = subprocess.Popen(
@@ -331,7 +328,7 @@ def test_mode_checks_a_run_before_it_is_queued(toy_data: DataFolder) -> None:
 
 
 def test_mode_is_for_one_process() -> None:
-    output = run_command(*deepspeed_command(2), "--module", "dist_transformer.train", "--test-mode", *SMALL, status=1)
+    output = run_ranks(2, "-m", "dist_transformer.train", "--test-mode", *SMALL, status=1)
     assert "--test-mode is for one process, but 2 were started" in output
 
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from dist_transformer.data.folder.reader import DataFolder
-from tests.conftest import deepspeed_command, run_command
+from tests.conftest import run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ CASES = [f"zero{stage}-{precision}" for stage in range(4) for precision in ("fp3
 def out(toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("stages")
     worker = Path(__file__).with_name("worker_stages.py")
-    run_command(*deepspeed_command(2), worker, toy_data.path, out, timeout=1200)
+    run_ranks(2, worker, toy_data.path, out, timeout=1200)
     return out
 
 

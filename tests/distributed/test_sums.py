@@ -1,12 +1,11 @@
 """Real ZeRO 0 to 3 in bf16, on one rank and two: gradients are summed in fp32 over micro-batches and ranks."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import deepspeed_command, run_command
+from tests.conftest import run_ranks
 from tests.distributed.worker_sums import MICRO_BATCHES, STAGES
 
 pytestmark = pytest.mark.slow
@@ -17,8 +16,8 @@ WORLDS = (1, 2)
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, float]]:
     worker, out = Path(__file__).with_name("worker_sums.py"), tmp_path_factory.mktemp("sums")
-    run_command(sys.executable, worker, out / "1")
-    run_command(*deepspeed_command(2), worker, out / "2")
+    for world in WORLDS:
+        run_ranks(world, worker, out / str(world))
     return {world: json.loads((out / str(world)).read_text()) for world in WORLDS}
 
 

@@ -13,7 +13,7 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.run.ledger import Ledger, read_ledger
 from dist_transformer.run.verify import verify_run
 from dist_transformer.verified import with_own_hash
-from tests.conftest import deepspeed_command, run_command
+from tests.conftest import run_command, run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ def finished(toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> 
     """More than an epoch of 2,000 pairs, saved every 16 steps; the second half on another world."""
     run_dir = tmp_path_factory.mktemp("verified") / "run"
     train = ["dist_transformer.train", *SMALL, "--data", toy_data.path, "--run-dir", run_dir, "--save-every", 16]
-    run_command(*deepspeed_command(2), "--module", *train, "--max-steps", 32)
+    run_ranks(2, "-m", *train, "--max-steps", 32)
     run_command(sys.executable, "-m", *train, "--max-steps", 48, "--resume", "required")
     return run_dir
 

@@ -1,8 +1,5 @@
 """A model folder of two directions, wherever it is decoded: every source begins with the tags of the chosen one."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +16,7 @@ from dist_transformer.inference.beam import BeamSettings, beam_search
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
 from dist_transformer.serving.models import load_models, translate
+from tests.conftest import run_python
 
 CPU = torch.device("cpu")
 SHORT = BeamSettings(max_extra_tokens=3)
@@ -108,14 +106,9 @@ def test_a_model_in_python_faces_one_direction(folder: Path) -> None:
 @pytest.mark.system
 def test_the_command_decodes_as_its_flags_say(folder: Path) -> None:
     def scores(*flags: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "dist_transformer", "translate", "--model", folder, "--nbest", "1", *flags],
-            input="Ein Hund.\n",
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "DS_ACCELERATOR": "cpu"},
-        )
+        words = ["translate", "--model", folder, "--nbest", 1, *flags]
+        done = run_python("-m", "dist_transformer", *words, input="Ein Hund.\n")
+        assert done.returncode == 0, done.stderr
         return done.stdout
 
     by_direction = {name: scores("--direction", name) for name in ("en-de", "de-en")}

@@ -32,7 +32,7 @@ def lab(toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> Itera
     lab.clear()
 
 
-@pytest.mark.slow
+@pytest.mark.slice(name="campaigns")
 @pytest.mark.parametrize("campaign", CAMPAIGNS, ids=lambda campaign: campaign.name)
 def test_a_case(campaign: Campaign, lab: Lab) -> None:
     lab.clear()

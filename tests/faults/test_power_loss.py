@@ -97,7 +97,7 @@ def test_what_is_flushed_is_there(tmp_path: Path) -> None:
     assert {state.tree.get("other") for state in states} == {None, b"", b"x", b"\0"}
 
 
-@pytest.mark.slow
+@pytest.mark.slice(name="campaigns")
 def test_states_are_resumed_for_real(toy_data: DataFolder, tmp_path: Path) -> None:
     """Trainings whose weights and ledger end as those of the run to which nothing happened."""
     worker = ROOT / "tests" / "distributed" / "worker_power_loss.py"

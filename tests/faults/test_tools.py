@@ -26,7 +26,7 @@ from tests.faults.tools import (
 )
 
 # One process runs one command after the other.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slice(name="campaigns")
 
 
 @pytest.fixture(scope="module")

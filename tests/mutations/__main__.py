@@ -27,19 +27,20 @@ ROOT = Path(__file__).resolve().parents[2]
 FROZEN = Path(__file__).with_name("frozen.json")
 SEED = 2026
 PER_KIND = 12
-SECONDS = 900
+SECONDS = 600
 COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "in": "not in", "is": "is not"}
 OPERATORS = {"+": "-", "-": "+", "*": "//", "//": "*", "/": "*", "%": "//", "and": "or", "or": "and"}
 # What no machine without a GPU runs, what is a list of words, and what only prints.
 LEFT_OUT = re.compile(r"model/(gpu_kernels|compiled)|toy_lexicon|reporting/html/style|__init__|pictures/")
 # Rooms whose whole runs are launched elsewhere than in the mirrored folder.
 LAUNCHES = {
-    "training": "tests/distributed",
-    "run/checkpoint": "tests/distributed",
-    "runtime": "tests/distributed",
-    "train.py": "tests/distributed/test_runs.py",
-    "api.py": "tests/api",
-    "data/loading": "tests/distributed/test_data.py",
+    "training": ("tests/distributed/test_stages.py", "tests/distributed/test_runs.py"),
+    "run/checkpoint": ("tests/distributed/test_saving.py", "tests/distributed/test_runs.py"),
+    "run/": ("tests/distributed/test_verify_run.py",),
+    "runtime": ("tests/distributed/test_runs.py",),
+    "data/loading": ("tests/distributed/test_data.py",),
+    "inference": ("tests/cli/test_translate.py", "tests/cli/test_translate_files.py"),
+    "planning": ("tests/cli/test_plan.py", "tests/distributed/test_memory.py"),
 }
 
 
@@ -115,16 +116,39 @@ def choose(rooms: list[str]) -> None:
     FROZEN.write_text(json.dumps(numbered, indent=1) + "\n", encoding="utf-8")
 
 
-def mirrored(checkout: Path, file: str) -> list[str]:
-    """Give the tests of a module: those with its name first, then its folder's, then launches."""
+def mirrored(checkout: Path, file: str) -> list[tuple[str, list[str]]]:
+    """Give the tests of a module, as marks and places: those with its name, its folder's quick ones, launches."""
     inside = Path(file).relative_to("dist_transformer")
     folder = Path("tests") / inside.parent
     own = [folder / f"test_{inside.stem}.py", folder / f"test_{inside.stem}_*.py"]
-    places = [str(path.relative_to(checkout)) for pattern in own for path in sorted(checkout.glob(str(pattern)))]
-    if inside.parent != Path():
-        places.append(str(folder))
-    places += [place for room, place in LAUNCHES.items() if str(inside).startswith(room)]
-    return list(dict.fromkeys(place for place in places if (checkout / place).exists()))
+    named = [str(path.relative_to(checkout)) for pattern in own for path in sorted(checkout.glob(str(pattern)))]
+    quick = [str(folder)] if inside.parent != Path() and (checkout / folder).exists() else []
+    launches = [place for room, places in LAUNCHES.items() if str(inside).startswith(room) for place in places]
+    parts = [("", named), ("not slow", quick), ("", [place for place in launches if (checkout / place).exists()])]
+    return [(marks, places) for marks, places in parts if places]
+
+
+def first_failure(copy: Path, marks: str, places: list[str]) -> str | None:
+    """Run tests of a checkout until one fails; gives its name, or None."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", marks, "-p", "no:cacheprovider", *places]
+    environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    process = subprocess.Popen(
+        command,
+        cwd=copy,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return f"{' '.join(places)} ran out of time"
+    found = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    return found[0] if found else None if process.returncode in (0, 5) else output[-300:]
 
 
 def examine(checkout: Path, fault: dict[str, Any], marks: str) -> dict[str, Any]:
@@ -137,28 +161,12 @@ def examine(checkout: Path, fault: dict[str, Any], marks: str) -> dict[str, Any]
         assert lines[fault["line"] - 1] == fault["before"], f"{fault['file']} has changed"
         lines[fault["line"] - 1] = fault["after"]
         file.write_text("\n".join(lines), encoding="utf-8")
-        places = mirrored(checkout, fault["file"])
-        begin = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", marks, "-p", "no:cacheprovider", *places]
-        environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        process = subprocess.Popen(
-            command,
-            cwd=copy,
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            output, _ = process.communicate(timeout=SECONDS)
-            found = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-            by = found[0] if found else None if process.returncode in (0, 5) else output[-300:]
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            by = "ran out of time"
-        return {**fault, "tests": places, "found_by": by, "seconds": round(time.monotonic() - begin, 1)}
+        begin, by = time.monotonic(), None
+        for more, places in mirrored(checkout, fault["file"]):
+            by = first_failure(copy, " and ".join(filter(None, [marks, more])), places)
+            if by:
+                break
+        return {**fault, "found_by": by, "seconds": round(time.monotonic() - begin, 1)}
 
 
 def run(checkout: Path, out: Path, marks: str, numbers: list[int]) -> None:

@@ -18,7 +18,7 @@ from tests.reporting.html.test_browser import MEASURE
 __all__ = ["browser"]
 
 
-@pytest.mark.slow
+@pytest.mark.slice(name="browser")
 def test_the_page_fits_a_phone_and_a_wide_window(browser: Browser, tmp_path: Path) -> None:
     page = write_pictures(tmp_path / "out", [sinusoid_picture(), cost_picture()], ["word" * 50])
     html = page.read_text(encoding="utf-8")
@@ -35,7 +35,7 @@ def test_the_page_fits_a_phone_and_a_wide_window(browser: Browser, tmp_path: Pat
         assert measured == {"window": width, "content": width, "outside": [], "pictures": 2}
 
 
-@pytest.mark.slow
+@pytest.mark.slice(name="browser")
 def test_the_browser_shows_the_pictures(browser: Browser, tmp_path: Path) -> None:
     page = write_pictures(tmp_path / "out", [cost_picture()], [])
     picture = tmp_path / "page.png"

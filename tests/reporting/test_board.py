@@ -1,8 +1,6 @@
 """TensorBoard's file where a disk does not take it. What TensorBoard reads is in test_metrics.py."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dist_transformer.reporting.board import Board
+from tests.conftest import run_python
 
 
 def test_a_file_in_place_of_the_folder_is_reported_once(tmp_path: Path) -> None:
@@ -42,8 +41,7 @@ print(json.dumps(warnings))
 
 @pytest.mark.system
 def test_what_was_written_before_the_disk_was_full_is_there(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", FULL, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    done = run_python("-c", FULL, tmp_path)
     ((step, warning),) = json.loads(done.stdout)
     assert "File too large" in warning
     # No thread of a library reports it a second time.

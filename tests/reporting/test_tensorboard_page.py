@@ -24,7 +24,7 @@ from tests.browser import Browser, browser
 
 __all__ = ["browser"]
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slice(name="browser")
 
 SAMPLE = Sample(
     source="A dog sleeps.",

@@ -37,10 +37,6 @@ class RunningServer:
 TOOL = (sys.executable, str(ROOT / "tools/serve.py"))
 
 
-def serve_command(*arguments: object) -> list[str]:
-    return [*TOOL, *map(str, arguments)]
-
-
 @contextmanager
 def running_server(models: list[Path], *options: object, program: Sequence[str] = TOOL) -> Iterator[RunningServer]:
     """Start a server on a free port, and wait until it is ready."""

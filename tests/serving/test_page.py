@@ -15,7 +15,7 @@ from tests.serving.running import RunningServer, running_server
 
 __all__ = ["browser"]
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slice(name="browser")
 
 DESK, PHONE = (1280, 900), (390, 844)
 SHOWN = "document.querySelectorAll('.result').length === 2 && document.querySelectorAll('.map tbody td').length > 8"

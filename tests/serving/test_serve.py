@@ -15,7 +15,8 @@ import pytest
 
 from dist_transformer.serving.messages import most_bytes
 from dist_transformer.serving.server import MOST_WAITING
-from tests.serving.running import RunningServer, running_server, serve_command
+from tests.conftest import run_python
+from tests.serving.running import RunningServer, running_server
 
 pytestmark = pytest.mark.system
 
@@ -220,9 +221,7 @@ def test_a_signal_ends_it_while_models_are_loaded(model_folder: Path, tmp_path: 
 
 
 def test_a_port_that_is_taken(model_folder: Path, server: RunningServer) -> None:
-    done = subprocess.run(
-        serve_command("--model", model_folder, "--port", server.port), capture_output=True, text=True, check=False
-    )
+    done = run_python("tools/serve.py", "--model", model_folder, "--port", server.port)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     start = f"error: port {server.port} of 127.0.0.1 is not available (Address already in use): give another one"
@@ -245,8 +244,7 @@ def test_a_port_that_is_taken(model_folder: Path, server: RunningServer) -> None
     ],
 )
 def test_bad_options_are_one_sentence(model_folder: Path, options: tuple[str, ...], message: str) -> None:
-    command = serve_command("--model", model_folder, *options)
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = run_python("tools/serve.py", "--model", model_folder, *options)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(message)

@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import SMALL, TWO_NODES, Site, make_repository, run_as_user
 
-pytestmark = pytest.mark.slurm
+pytestmark = pytest.mark.slice(name="slurm-jobs")
 
 PAGE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tests.slurm.cluster import URGENT, wait_until
 from tests.slurm.conftest import SMALL, STEPS, TWO_NODES, FinishedJob, Site
 
-pytestmark = pytest.mark.slurm
+pytestmark = pytest.mark.slice(name="slurm-ends")
 
 LAST_WEIGHTS = f"weights/step-{STEPS:08d}.safetensors"
 MIDDLE = "step  8/"

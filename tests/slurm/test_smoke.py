@@ -1,4 +1,4 @@
-"""The one test of a real cluster that every test run has: `sbatch slurm/train_big.sh`, and it is all done."""
+"""The test of a real cluster that comes first: `sbatch slurm/train_big.sh`, and it is all done."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from dist_transformer.run.ledger import read_ledger
 from tests.slurm.conftest import STEPS, FinishedJob, Site
 
 
-@pytest.mark.slow
+@pytest.mark.slice(name="slurm-jobs")
 def test_one_command_prepares_trains_averages_and_evaluates_on_two_nodes(site: Site, finished: FinishedJob) -> None:
     log = site.log(finished.job)
     assert "2 rank(s)" in log

@@ -12,7 +12,7 @@ from dist_transformer.run.ledger import read_ledger
 from tests.conftest import ROOT
 from tests.slurm.conftest import SMALL, TWO_NODES, FinishedJob, Site
 
-pytestmark = pytest.mark.slurm
+pytestmark = pytest.mark.slice(name="slurm-jobs")
 
 PAGE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
 PAGE_LINES = sorted(set(re.findall(r"^(?:\w+=\S+ )*sbatch .*", PAGE, re.MULTILINE)))

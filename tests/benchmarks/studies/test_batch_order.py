@@ -121,7 +121,7 @@ def test_bf16_trains_as_fp32_does(toy_data: DataFolder) -> None:
     np.testing.assert_array_equal(curves["bf16"].pair_tokens, curves["fp32"].pair_tokens)
 
 
-@pytest.mark.slow
+@pytest.mark.slice(name="benchmarks")
 def test_the_loop_is_the_trainers(toy_data: DataFolder, tmp_path: Path) -> None:
     """In fp32 and random order: the loss of every step is that of a run under DeepSpeed."""
     flags = ["--data", toy_data.path, "--run-dir", tmp_path / "run", "--precision", "fp32", "--max-steps", 6]
@@ -135,7 +135,7 @@ def test_the_loop_is_the_trainers(toy_data: DataFolder, tmp_path: Path) -> None:
     np.testing.assert_allclose(curve.loss, expected, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.slice(name="benchmarks")
 def test_the_tool_writes_figures_and_picture(tmp_path: Path) -> None:
     data = tmp_path / "data"
     run_command(sys.executable, "tools/prepare_data.py", "--toy", 250, "--vocab-size", 400, "--out", data)

@@ -241,7 +241,7 @@ def test_new_bands_resume_and_follow_from_their_trainings(
         start(monkeypatch, *words, "--", "--seed", 3)
 
 
-@pytest.mark.slow
+@pytest.mark.slice(name="reproduce")
 def test_the_recipe_is_reproduced(corpora: Path, tmp_path: Path) -> None:
     """The command of `make reproduce`, from text to BLEU, ends with all figures in the committed bands."""
     command = [sys.executable, "tools/reproduce.py", "--multi30k", corpora / "multi30k"]

@@ -147,7 +147,7 @@ def test_a_row_that_is_past_the_asked_steps_is_refused(tmp_path: Path) -> None:
         check_steps(tmp_path, 3)
 
 
-@pytest.mark.slow
+@pytest.mark.slice(name="benchmarks")
 def test_rows_are_trained_once_and_resume(tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "a table"
     run_command(sys.executable, "tools/prepare_data.py", "--toy", 120, "--vocab-size", 400, "--out", data)

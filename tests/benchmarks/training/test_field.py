@@ -156,7 +156,7 @@ def test_settings_that_cannot_be_measured(toy_data: DataFolder) -> None:
         dataclasses.replace(settings, peers=("p4",))
 
 
-@pytest.mark.slow
+@pytest.mark.slice(name="benchmarks")
 def test_the_command_on_two_ranks(toy_data: DataFolder, tmp_path: Path) -> None:
     """The table and the file of a real launch, in which the ranks share a step."""
     command = [

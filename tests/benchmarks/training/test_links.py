@@ -51,7 +51,7 @@ def test_nodes_and_what_runs_on_them_end_with_the_block() -> None:
     assert not {node.space for node in nodes} & {line.split()[0] for line in listed.splitlines() if line.strip()}
 
 
-@pytest.mark.slow
+@pytest.mark.slice(name="benchmarks")
 @has_namespaces
 def test_real_nodes_send_what_the_planner_counts(toy_data: DataFolder, tmp_path: Path) -> None:
     """Two micro-batches of each of two nodes, over 200 Mbit/s."""

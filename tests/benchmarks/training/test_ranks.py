@@ -51,7 +51,7 @@ def test_settings_that_cannot_be_measured() -> None:
         dataclasses.replace(settings, ranks=3)
 
 
-@pytest.mark.slow
+@pytest.mark.slice(name="benchmarks")
 def test_the_command(toy_data: DataFolder, tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -78,7 +78,7 @@ def test_the_command(toy_data: DataFolder, tmp_path: Path) -> None:
     assert ranks_table(figures) in output
 
 
-@pytest.mark.slow
+@pytest.mark.slice(name="benchmarks")
 def test_what_a_rank_refuses_is_said_once(tmp_path: Path) -> None:
     output = run_command(sys.executable, "tools/benchmark.py", "ranks", "--data", tmp_path, status=1)
     lines = output.strip().splitlines()

@@ -49,7 +49,7 @@ def test_settings_that_cannot_be_measured() -> None:
         dataclasses.replace(settings, micro_batches=(1, 0))
 
 
-@pytest.mark.slow
+@pytest.mark.slice(name="benchmarks")
 def test_real_stages_send_what_the_planner_counts(toy_data: DataFolder, tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -3,8 +3,6 @@
 Each is read in a child process, since Arrow may end the one that trusts it.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from dist_transformer.data.folder.format import TokenLists, write_shard, write_split
-from tests.conftest import ROOT
+from tests.conftest import run_python
 
 ROWS = [[10, 11], [12], [13, 14, 15], [16, 17, 18, 19]]
 VOCAB_SIZE = 20
@@ -57,8 +55,7 @@ def sound(tmp_path: Path) -> Path:
 
 def read_in_child(shards: list[Path]) -> list[str]:
     """Read shards in a child process; return its message about each."""
-    command = [sys.executable, "-c", READ, shards[0].parent / "lengths.npy", *shards]
-    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = run_python("-c", READ, shards[0].parent / "lengths.npy", *shards)
     assert done.returncode == 0, (done.returncode, done.stdout[-300:], done.stderr[-2000:])
     lines = done.stdout.splitlines()
     assert len(lines) == len(shards), done.stderr[-2000:]

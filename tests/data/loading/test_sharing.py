@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,10 @@ def names_of_sockets(processes: Sequence[subprocess.Popen[str]]) -> set[str]:
     named, found = unix_sockets(), set()
     for process in processes:
         for handle in Path(f"/proc/{process.pid}/fd").iterdir():
-            inode = os.readlink(handle).removeprefix("socket:[").removesuffix("]")
-            found.add(named.get(inode, ""))
+            # It opens and closes files meanwhile.
+            with suppress(FileNotFoundError):
+                inode = os.readlink(handle).removeprefix("socket:[").removesuffix("]")
+                found.add(named.get(inode, ""))
     return {name for name in found if name.startswith("@dist_transformer-")}
 
 
@@ -122,13 +125,18 @@ def test_when_a_process_is_killed_the_others_of_its_node_are_told_and_nothing_is
 ) -> None:
     names = names_of_shared_memory()
     processes = start(2, toy_data.path, 1, 0)
-    for process in processes:
-        assert process.stdout is not None
-        assert "pid" in json.loads(process.stdout.readline())
-    sockets = names_of_sockets(processes)
-    assert sockets
-    processes[killed].send_signal(signal.SIGKILL)
-    (left,) = ends([processes[1 - killed]])
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert "pid" in json.loads(process.stdout.readline())
+        sockets = names_of_sockets(processes)
+        assert sockets
+        processes[killed].send_signal(signal.SIGKILL)
+        (left,) = ends([processes[1 - killed]])
+    finally:
+        # Without an end of one of them they draw without end.
+        for process in processes:
+            process.kill()
     reader = "rank 0, which reads the data for this node," if killed == 0 else "rank 1 of this node"
     assert left["ended"] == f"{reader} has ended: see its message; the last checkpoint is intact"
     assert processes[killed].wait() == -signal.SIGKILL

@@ -1,8 +1,6 @@
 """Helpers of the tests of preparation: small corpora, a preparation of them, and its outcome."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import line_files
+from tests.conftest import run_python
 
 ROOT = Path(__file__).parents[3]
 FULL_WIDTH = ("a dog, a cat", "一条狗，一只猫！")
@@ -61,10 +60,4 @@ def names(folder: Path) -> set[str]:
 
 
 def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, ROOT / "tools/prepare_data.py", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    return run_python("tools/prepare_data.py", *arguments)

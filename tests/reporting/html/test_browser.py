@@ -42,7 +42,7 @@ def page(tmp_path: Path) -> Path:
     return write_report(run)
 
 
-@pytest.mark.slow
+@pytest.mark.slice(name="browser")
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_sticks_out(browser: Browser, page: Path, tmp_path: Path, width: int) -> None:
     html = page.read_text(encoding="utf-8")
@@ -60,7 +60,7 @@ def test_nothing_sticks_out(browser: Browser, page: Path, tmp_path: Path, width:
     assert measured == {"window": width, "content": width, "outside": [], "pictures": 2}
 
 
-@pytest.mark.slow
+@pytest.mark.slice(name="browser")
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_browser_shows_the_page(browser: Browser, page: Path, tmp_path: Path, width: int) -> None:
     picture = tmp_path / "page.png"
@@ -75,7 +75,7 @@ def test_the_browser_shows_the_page(browser: Browser, page: Path, tmp_path: Path
     assert (np.abs(pixels_HWC - (0x22, 0x63, 0xA8)).max(axis=2) < 3).sum() > 50
 
 
-@pytest.mark.slow
+@pytest.mark.slice(name="browser")
 def test_the_browser_reads_the_page_as_it_was_written(browser: Browser, page: Path) -> None:
     shown = lxml.html.document_fromstring(browser.run(page.as_uri(), 1280, "--dump-dom").stdout)
     written = lxml.html.document_fromstring(page.read_text(encoding="utf-8"))
