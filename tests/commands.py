@@ -115,4 +115,4 @@ def current_umask() -> int:
 def environment_of(changes: dict[str, Any]) -> dict[str, str]:
     """Give this process's environment with changes, and without the group that it may hold."""
     no_rank = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
-    return {**no_rank, "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT), **changes}
+    return {"PYTHONPATH": str(ROOT), **no_rank, "DS_ACCELERATOR": "cpu", **changes}

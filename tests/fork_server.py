@@ -14,6 +14,7 @@ import runpy
 import signal
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 # What commands import, also late: a small training would spend most of its time with that.
@@ -46,6 +47,11 @@ def become(job: dict[str, Any], rank: int) -> None:
     if job["ranks"] > 1:
         world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job["ranks"], "LOCAL_WORLD_SIZE": job["ranks"]}
         os.environ.update({name: str(value) for name, value in world.items()})
+    # Python reads these at its start.
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.modules.pop("sitecustomize", None)
+    with suppress(ModuleNotFoundError):
+        importlib.import_module("sitecustomize")
     for place, file in enumerate(job["files"]):
         os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND if place else os.O_RDONLY), place)
     sys.stdin = os.fdopen(0, closefd=False)

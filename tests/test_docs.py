@@ -21,6 +21,7 @@ from dist_transformer.config.presets import PRESETS
 from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
 from dist_transformer.runtime.launch import free_port
 from tests.conftest import ROOT
+from tests.slices import SLICES
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
@@ -100,8 +101,20 @@ def test_the_testing_page_lists_every_make_target() -> None:
 
 
 def test_continuous_integration_builds_the_site_after_the_tests() -> None:
-    targets = re.findall(r"^make (\S+)$", (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE)
-    assert targets == ["test", "docs", "compat-test"]
+    targets = re.findall(r"^make (\S+)", (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE)
+    assert targets == ["check", "test", "docs", "test-all"]
+
+
+def test_the_testing_page_lists_every_slice() -> None:
+    section = (DOCS / "testing.md").read_text("utf-8").partition("\n## Slices\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `([\w-]+)`", section, re.MULTILINE) == sorted(SLICES)
+    named = {
+        ast.literal_eval(node.keywords[0].value)
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.slice"
+    }
+    assert named == SLICES.keys()
 
 
 def test_the_pictures_of_the_pages_are_small() -> None:

@@ -131,7 +131,7 @@ def test_other_sources_are_prepared(tmp_path: Path) -> None:
     assert said
 
 
-@pytest.mark.slow
+@pytest.mark.slice(name="commands")
 def test_the_examples_of_the_page(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 

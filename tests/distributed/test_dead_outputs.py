@@ -20,7 +20,7 @@ from tests.conftest import ROOT, deepspeed_command
 from tests.faults.disks import mounted
 from tests.jobs import PATIENCE, SMALL
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slice(name="worlds")
 
 ALONE = (sys.executable, "-m", "dist_transformer.train")
 STEPS = ("--max-steps", 8, "--save-every", 4, "--validate-every", 4, "--validate-sentences", 4)

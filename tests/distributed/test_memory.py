@@ -13,7 +13,7 @@ from dist_transformer.training.engine.ds_config import load_ds_config
 from tests.conftest import ROOT, run_ranks
 from tests.distributed.worker_memory import VOCAB_SIZE, cases
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slice(name="worlds")
 
 WORLDS = (1, 2)
 CASES = [(world, *case) for world in WORLDS for case in cases(world)]
