@@ -1,8 +1,8 @@
 """Runs the slices of `make test-all`: tests that a change of their part needs, and a release, but not every change.
 
-`python -m tests.slices` runs all of them, and with names those. `python -m tests.slices --of-commit` prints the one that
-continuous integration runs: chosen by the commit's hash, among those whose files the last commits changed. A test belongs
-to a slice by `@pytest.mark.slice(name="NAME")`.
+`python -m tests.slices` runs all of them, and with names those. `python -m tests.slices --of-commit` prints the one
+that continuous integration runs: chosen by the commit's hash, among those whose files the last commits changed. A test
+belongs to a slice by `@pytest.mark.slice(name="NAME")`.
 """
 
 import argparse
