@@ -12,7 +12,7 @@ demo: $(STAMP)
 	$(BIN)/python tools/demo.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slice" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not slice" -n auto --maxprocesses 4 --no-loadscope-reorder
 
 # SLICE names some of them, separated by spaces.
 test-all: $(STAMP)

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 # Many small tensors on few cores: threads would wait for each other longer than they compute. Before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -59,9 +60,23 @@ def allow_interrupts() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take long begin first: processes that share the files then end at about the same time."""
+    """Begin with the files that take long: processes that share the files then end at about the same time."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: (item.path.parent.name != "distributed", item.path not in slow))
+
+
+class Scheduling(LoadFileScheduling):
+    """Give the tests of a file to one process of pytest, and to one those that start launches of several ranks.
+
+    Two launches on two cores would wait for each other.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/distributed" if nodeid.startswith("tests/distributed/") else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:
+    return Scheduling(config, log)
 
 
 @functools.cache

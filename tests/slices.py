@@ -78,7 +78,7 @@ def run(name: str) -> int:
     """Run a slice; gives pytest's status."""
     if name in ("browser", "wheel"):
         install_browser()
-    spread = ["-n", str(SLICES[name].processes), "--dist", "loadfile"] if SLICES[name].processes > 1 else []
+    spread = ["-n", str(SLICES[name].processes)] if SLICES[name].processes > 1 else []
     begin = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-m", f"slice(name={name!r})", *spread], cwd=ROOT, check=False

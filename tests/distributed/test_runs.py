@@ -256,6 +256,7 @@ def copy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slice(name="worlds")
 def test_a_copy_task_is_learned(copy_run: Path) -> None:
     scores: dict[str, Any] = json.loads((copy_run / "bleu.json").read_text())
     assert scores["bleu"] >= 98
