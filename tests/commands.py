@@ -101,7 +101,9 @@ class Commands:
             "seconds": seconds or self.seconds,
         }
         print(json.dumps(job), file=self.server.stdin, flush=True)
-        statuses: list[int] = json.loads(self.answers.readline())
+        answer = self.answers.readline()
+        assert answer, "fork_server.py has ended: its errors are above"
+        statuses: list[int] = json.loads(answer)
         output, errors = (file.read_bytes().decode(errors="replace") for file in files)
         return Ended(status=next(filter(None, statuses), 0), output=output, errors=errors)
 

@@ -2,14 +2,15 @@
 
 import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
-from xdist.scheduler import LoadFileScheduling
 
 # Many small tensors on few cores: threads would wait for each other longer than they compute. Before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -65,17 +66,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path.parent.name != "distributed", item.path not in slow))
 
 
-class Scheduling(LoadFileScheduling):
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give the tests of a file to one process of pytest, and to one those that start launches of several ranks.
 
     Two launches on two cores would wait for each other.
     """
+    # The machine of `make gpu-check` may lack it.
+    from xdist.scheduler import LoadFileScheduling
 
-    def _split_scope(self, nodeid: str) -> str:
-        return "tests/distributed" if nodeid.startswith("tests/distributed/") else super()._split_scope(nodeid)
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "tests/distributed" if nodeid.startswith("tests/distributed/") else super()._split_scope(nodeid)
 
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:
     return Scheduling(config, log)
 
 
@@ -87,6 +90,7 @@ def _commands() -> Commands:
 def pytest_unconfigure() -> None:
     if _commands.cache_info().currsize:
         _commands().close()
+        shutil.rmtree(_commands().scratch)
 
 
 def run_command(*command: object, status: int = 0, timeout: float = 600) -> str:
