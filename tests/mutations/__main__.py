@@ -189,7 +189,7 @@ def main() -> None:
     running = commands.add_parser("run")
     running.add_argument("--checkout", type=Path, default=ROOT)
     running.add_argument("--out", type=Path, required=True, help="results so far are kept, and the rest is run")
-    running.add_argument("--marks", default="not slurm and not compat and not gpu", help="of the tests that are run")
+    running.add_argument("--marks", default="not slice and not gpu", help="pytest's -m for the tests that are run")
     running.add_argument("--numbers", type=int, nargs="*", default=[], help="of faults; otherwise all")
     given = parser.parse_args()
     if given.command == "choose":
