@@ -1,5 +1,6 @@
 """Join the process group of a launch, and claim the device of this rank."""
 
+import ctypes
 import os
 import socket
 import time
@@ -55,9 +56,10 @@ def process_group(
             _join(world, device, timedelta(minutes=join_minutes), timedelta(minutes=timeout_minutes))
         try:
             yield device
-        except RuntimeError as error:
-            if isinstance(error, dist.DistError) or "gloo" in str(error):
+        except Exception as error:
+            if isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error)):
                 error.add_note(COLLECTIVE_ADVICE)
+            _keep_groups()
             raise
         finally:
             if dist.is_initialized():
@@ -66,6 +68,12 @@ def process_group(
                 # interpreter shuts down, they abort the process (1 run in 8 under ZeRO-3 on a CPU), and a complete run
                 # counts as failed.
                 time.sleep(_SETTLE_SECONDS)
+
+
+def _keep_groups() -> None:
+    """Keep the groups of a failed launch until the process ends: to free one waits for collectives with lost ranks."""
+    for group in dist.distributed_c10d._world.pg_map:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 @contextmanager

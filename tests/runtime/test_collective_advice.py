@@ -1,4 +1,4 @@
-"""The advice when a collective fails or hangs: where to look, and which variables to set."""
+"""Collectives that fail or hang: the advice where to look, and the end of a rank while one is under way."""
 
 import os
 import subprocess
@@ -29,12 +29,15 @@ with process_group(world, device_name="cpu"):
     watchdog.enter(Phase.STEP, 3)
     if not world.is_main:
         os._exit(9) if mode == "dies" else time.sleep(1000)
+    if mode == "is under way":
+        torch.distributed.all_reduce(torch.ones(1), async_op=True)
+        raise RuntimeError("gloo: end now")
     distributed.all_reduce_sum(torch.ones(1))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "reason"), [("dies", "gloo"), ("hangs", "rank 1 (")])
+@pytest.mark.parametrize(("mode", "reason"), [("dies", "gloo"), ("hangs", "rank 1 ("), ("is under way", "end now")])
 def test_a_collective_that_fails_or_hangs_says_where_to_look(mode: str, reason: str, tmp_path: Path) -> None:
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "LOCAL_WORLD_SIZE": "2"}
     ranks = [
@@ -48,7 +51,7 @@ def test_a_collective_that_fails_or_hangs_says_where_to_look(mode: str, reason: 
         for rank in range(2)
     ]
     try:
-        said = ranks[0].communicate(timeout=180)[1]
+        said = ranks[0].communicate(timeout=90)[1]
     finally:
         ranks[1].kill()
         ranks[1].communicate()
