@@ -55,13 +55,13 @@ from benchmarks.training.ranks import RanksBenchmark, ranks_table, run_ranks_ben
 from benchmarks.training.stages import StagesBenchmark, run_stages_benchmark, stages_table
 from benchmarks.training.stall import StallBenchmark, run_stall_benchmark, stall_table
 from benchmarks.training.step import StepBenchmark, run_step_benchmark, step_table
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.flags import parse_training
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.format import DataIndex
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.text.files import read_lines
-from dist_transformer.errors import UserError
 from dist_transformer.model_folder import ModelInfo, read_model_info
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world

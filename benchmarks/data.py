@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Backend
 from benchmarks.first_step import measure_first_step, simulate_lengths
 from benchmarks.measure import Measure, measure_rates, one_thread
 from benchmarks.preparation_memory import measure_preparation_memory
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import BatchConfig, DataConfig
 from dist_transformer.data.folder.format import TOKENIZER_FILE
 from dist_transformer.data.folder.reader import DataFolder
@@ -31,7 +32,6 @@ from dist_transformer.data.loading.statistics import first_epoch
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import LineFiles
-from dist_transformer.errors import UserError
 from dist_transformer.training.collector import existing_objects_spared
 
 # Training speed of a fast GPU in target tokens per second. The data pipeline must keep up with it.

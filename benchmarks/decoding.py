@@ -21,8 +21,8 @@ import torch
 
 from benchmarks.measure import Measure, now, who_can_run
 from benchmarks.training.peers import ATTENTIONS
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.tokenizer import EOS_ID, PAD_ID, Tokenizer
-from dist_transformer.errors import UserError
 from dist_transformer.evaluation.bleu import corpus_bleu
 from dist_transformer.export.ctranslate2 import save_for_ctranslate2, translate_ids
 from dist_transformer.export.marian import marian_model

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import answer, measure_apart, resident_mib
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.loading.plan import Plan, Position, resolve_budgets
-from dist_transformer.errors import UserError
 
 _CHUNK_PAIRS = 2**20
 

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 
 # The library is imported late, so that a missing package is reported in one sentence.
 PARTS = ("data", "tests", "kernels", "step", "train", "decode", "bleu", "peers")

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from benchmarks.measure import Measure
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.errors import UserError
 from dist_transformer.model.loss import smoothed_cross_entropy
 
 _SETS = 3

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.training.namespaces import INTERFACE
+from dist_transformer.base.errors import UserError, exit_on_user_error
 from dist_transformer.data.folder.format import DataIndex
-from dist_transformer.errors import UserError, exit_on_user_error
 from dist_transformer.run.environment import describe_environment
 from dist_transformer.runtime.launch import RANK_VARIABLES, free_port
 

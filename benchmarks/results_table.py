@@ -27,8 +27,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
-from dist_transformer.errors import UserError
 from dist_transformer.planning.costs import cost_table
 
 _ROOT = Path(__file__).resolve().parents[1]

@@ -6,7 +6,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dist_transformer.errors import UserError as UserError
+    from dist_transformer.base.errors import UserError as UserError
     from dist_transformer.inference.trained_model import TrainedModel
 
     load = TrainedModel.load
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> Any:
 
         return TrainedModel.load
     if name == "UserError":
-        from dist_transformer.errors import UserError
+        from dist_transformer.base.errors import UserError
 
         return UserError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,16 +16,16 @@ from typing import Any, Literal
 
 from dist_transformer.averaging.choice import Measure, choose_weights
 from dist_transformer.averaging.mean import average as write_mean
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import write_file
 from dist_transformer.config.flags import over
 from dist_transformer.config.table3 import preset_with_variant
 from dist_transformer.data.folder.format import DataIndex
 from dist_transformer.data.prepare.pipeline import prepare as make_data_folder
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import PairSource, expand, line_files
-from dist_transformer.errors import UserError
 from dist_transformer.evaluation.evaluate import Evaluation
 from dist_transformer.evaluation.evaluate import evaluate as evaluate_folder
-from dist_transformer.files import write_file
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.options import as_dtype
 from dist_transformer.inference.trained_model import TrainedModel

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 
 # Pieces of the vocabulary are letters, digits or signs, never a mixture, so no piece of text has this spelling.
 _TAG = re.compile(r"<[A-Za-z0-9][A-Za-z0-9_.:+-]*>")

@@ -19,12 +19,8 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from dist_transformer.config.plain import OMIT_DEFAULT, from_plain, read_json, to_plain
-from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.tokenizer import Tokenizer
-from dist_transformer.directions import Direction, choose_direction, worth_stating
-from dist_transformer.errors import UserError, printable
-from dist_transformer.files import (
+from dist_transformer.base.errors import UserError, printable
+from dist_transformer.base.files import (
     folder_beside,
     make_folder,
     move,
@@ -34,11 +30,15 @@ from dist_transformer.files import (
     whole_path,
     write_file,
 )
-from dist_transformer.locks import is_locked
+from dist_transformer.base.locks import is_locked
+from dist_transformer.base.verified import Stated, has_own_hash, with_own_hash
+from dist_transformer.config.plain import OMIT_DEFAULT, from_plain, read_json, to_plain
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.directions import Direction, choose_direction, worth_stating
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.launch import as_typed, own_command
 from dist_transformer.tensor_file import LARGEST_HEADER, TensorFile, is_finite
-from dist_transformer.verified import Stated, has_own_hash, with_own_hash
 
 FORMAT_VERSION = 2
 """Version of the format; since 2, config.json has the hash of the weights and its own."""

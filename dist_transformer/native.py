@@ -16,8 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dist_transformer.errors import UserError, say
-from dist_transformer.files import make_folder, read_small, remove, whole_path
+from dist_transformer.base.errors import UserError, say
+from dist_transformer.base.files import make_folder, read_small, remove, whole_path
 
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
 _SECONDS = 120

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from dist_transformer.errors import UserError
-from dist_transformer.verified import Stated, VerifiedFile, read_verified
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.verified import Stated, VerifiedFile, read_verified
 
 _LENGTH_BYTES = 8
 # The library's limit.

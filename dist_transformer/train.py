@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from dist_transformer.base.errors import UserError, exit_on_user_error, say
 from dist_transformer.config.flags import parse_training
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.errors import UserError, exit_on_user_error, say
 from dist_transformer.planning.hardware import peak_flops
 from dist_transformer.run.environment import describe_environment
 from dist_transformer.runtime import distributed

@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-from dist_transformer.files import sha256_of
+from dist_transformer.base.files import sha256_of
 
 
 def as_hub_cache(folder: Path, cache: Path) -> Path:

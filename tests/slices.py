@@ -33,11 +33,11 @@ class Slice:
 SLICES = {
     "benchmarks": Slice(files=("benchmarks/", "tests/benchmarks/", "tools/bench")),
     "browser": Slice(files=("dist_transformer/reporting/", "dist_transformer/serving/", "dist_transformer/pictures/")),
-    "campaigns": Slice(files=("dist_transformer/run/", "dist_transformer/files", "tests/faults/", "tests/fuzz/")),
+    "campaigns": Slice(files=("dist_transformer/run/", "dist_transformer/base/", "tests/faults/", "tests/fuzz/")),
     "commands": Slice(files=("README.md", "docs/", "dist_transformer/cli/", "dist_transformer/config/", "tools/")),
     "container": Slice(files=("containers/", "pyproject.toml", "constraints.txt"), processes=1),
     "exports": Slice(files=("dist_transformer/export/", "dist_transformer/model_folder"), processes=1),
-    "pickles": Slice(files=("dist_transformer/files", "dist_transformer/verified", "dist_transformer/tensor_file")),
+    "pickles": Slice(files=("dist_transformer/base/", "dist_transformer/model_folder")),
     "reproduce": Slice(files=("dist_transformer/model/", "dist_transformer/training/", "dist_transformer/inference/")),
     # What is installed from the wheel; continuous integration always runs it, with one of the others.
     "smoke": Slice(files=(), processes=1),
@@ -45,7 +45,7 @@ SLICES = {
     "slurm-jobs": Slice(files=("slurm/", "tests/slurm/", "dist_transformer/runtime/"), processes=1),
     "store": Slice(files=("dist_transformer/data/folder/", "dist_transformer/data/loading/"), processes=1),
     "wheel": Slice(files=("pyproject.toml", "constraints.txt", "dist_transformer/api", "ds_configs/"), processes=1),
-    "worlds": Slice(files=("dist_transformer/training/", "dist_transformer/planning/", "tests/distributed/")),
+    "worlds": Slice(files=("dist_transformer/training/", "dist_transformer/cost/", "tests/distributed/")),
 }
 
 

@@ -8,13 +8,13 @@ import pytest
 import safetensors.torch
 import torch
 
+from dist_transformer.base.files import sha256_of
+from dist_transformer.base.verified import with_own_hash
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.text.toy_corpus import make_toy_corpus
 from dist_transformer.data.tokenizer import EOS_ID, Tokenizer, train_tokenizer
-from dist_transformer.files import sha256_of
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import CONFIG_FILE, WEIGHTS_FILE, ModelInfo, write_model_folder
-from dist_transformer.verified import with_own_hash
 
 
 @pytest.fixture(scope="session")

@@ -28,11 +28,8 @@ Name = TypeVar("Name", str, Path)
 # A room imports only from rooms above its own line; within a line, rooms do not import one another. A room that is not
 # listed belongs to its parent. `model_folder` is the format between training and inference.
 LAYERS = [
-    {"checks", "errors", "packed"},
-    {"directions", "links"},
-    {"locks"},
-    {"files"},
-    {"native", "verified"},
+    {"base", "packed"},
+    {"directions", "native"},
     {"config", "runtime", "tensor_file"},
     {"data.tokenizer_file"},
     {"data.tokenizer", "model"},
@@ -221,7 +218,7 @@ FORBIDDEN_IN_MODEL = {"os", "io", "pathlib", "shutil", "tempfile", "json", "sock
 
 def impurities(module: str) -> set[str]:
     path = MODULES[module]
-    parts = {part_of(name) for name in own_imports(path)} - {"config", "errors", "native", "packed", "model"}
+    parts = {part_of(name) for name in own_imports(path)} - {"base", "config", "native", "packed", "model"}
     calls = set(calls_and_attributes(path))
     distant = re.compile(r"torch\.(distributed|optim|load|save)(\..*)?")
     named = {name for name in {*imports(path), *calls} if distant.fullmatch(name)}
@@ -253,7 +250,15 @@ def test_nothing_is_pickled() -> None:
 
 
 # They try what a folder lets them do, open /dev/null, or make links for processes in a folder of their own.
-WRITERS = {"files", "links", "locks", "preflight.probes", "runtime.processes", "runtime.streams", "cli.prepare"}
+WRITERS = {
+    "base.files",
+    "base.links",
+    "base.locks",
+    "cli.prepare",
+    "preflight.probes",
+    "runtime.processes",
+    "runtime.streams",
+}
 # Methods and functions that write, and the place of the argument that is the file; -1 is what stands before the dot.
 WRITES = {
     "write_text": -1,
@@ -339,7 +344,7 @@ def test_writes_are_recognised() -> None:
 
 REMOVES = {"unlink", "rmtree", "rmdir", "removedirs", "mkdir", "makedirs"}
 # They try what a folder lets them do, remove folders that are empty, or make one whose name was free.
-REMOVERS = {"files", "preflight.probes", "data.prepare.work_dir", "export.ctranslate2"}
+REMOVERS = {"base.files", "preflight.probes", "data.prepare.work_dir", "export.ctranslate2"}
 
 
 def removals(module: str) -> set[str]:
@@ -347,18 +352,18 @@ def removals(module: str) -> set[str]:
 
 
 def test_files_are_removed_and_folders_made_in_one_way() -> None:
-    """`files` passes no link on its way."""
+    """`base.files` passes no link on its way."""
     assert offenders(all_but(*REMOVERS), removals) == {}
 
 
 # Text that a user names may come from a pipe; these read it, their own files, or those of the system.
 READERS = {
+    "base.files",
+    "base.links",
+    "base.locks",
     "cli.demo",
     "cli.prepare",
     "data.text.files",
-    "files",
-    "links",
-    "locks",
     "preflight.facts",
     "preflight.nccl",
     "preflight.probes",

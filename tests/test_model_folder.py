@@ -13,15 +13,15 @@ import safetensors.torch
 import torch
 
 from dist_transformer import model_folder as module
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import folder_beside, sha256_of
+from dist_transformer.base.verified import Stated
 from dist_transformer.config.registry import ATTENTIONS
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.directions import Direction
-from dist_transformer.errors import UserError
-from dist_transformer.files import folder_beside, sha256_of
 from dist_transformer.model.attention import MultiHeadAttention
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, load_model, read_model_info, write_model_folder
-from dist_transformer.verified import Stated
 from tests.hub_cache import as_hub_cache
 from tests.small_model import forge_weights, restate
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.flags import parse_training
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.errors import UserError
 
 FOLDERS = ["--data", "corpus/de", "--run-dir", "runs/1"]
 

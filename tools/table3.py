@@ -4,7 +4,7 @@ if __name__ == "__main__":
     import _start  # noqa: F401
 
 from benchmarks.studies.table3 import main
-from dist_transformer.errors import exit_on_user_error
+from dist_transformer.base.errors import exit_on_user_error
 
 if __name__ == "__main__":
     exit_on_user_error(main)

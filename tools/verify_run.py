@@ -3,8 +3,8 @@
 if __name__ == "__main__":
     import _start  # noqa: F401
 
+from dist_transformer.base.errors import exit_on_user_error
 from dist_transformer.cli.verify import main
-from dist_transformer.errors import exit_on_user_error
 
 if __name__ == "__main__":
     exit_on_user_error(main)

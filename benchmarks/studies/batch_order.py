@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
@@ -33,7 +34,6 @@ from dist_transformer.data.loading.collate import Collator
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.packs import Pack, Packs
 from dist_transformer.data.loading.plan import Plan, Position, Step, resolve_budgets
-from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.training.engine.schedule import learning_rate
 from dist_transformer.training.trainer import micro_batch_seed

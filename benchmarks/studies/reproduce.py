@@ -31,11 +31,11 @@ from typing import Any
 
 from benchmarks.measure import result_of, write_result
 from benchmarks.results_table import read_result
+from dist_transformer.base.errors import UserError, say
+from dist_transformer.base.files import sha256_of, write_file
 from dist_transformer.config.plain import from_plain, read_json
 from dist_transformer.data.folder.format import INDEX_FILE
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.errors import UserError, say
-from dist_transformer.files import sha256_of, write_file
 from dist_transformer.run.records import read_records
 from dist_transformer.runtime.launch import deepspeed_command, own_command, run_printed
 

@@ -26,14 +26,14 @@ from typing import Any
 
 import torch
 
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import sha256_of
 from dist_transformer.config.flags import parse_training
 from dist_transformer.config.plain import read_json, to_plain
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.config.table3 import VARIANTS, apply_variant, changes, find_variant
 from dist_transformer.data.folder.format import VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE, DataIndex
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.errors import UserError
-from dist_transformer.files import sha256_of
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.reporting.reporter import perplexity
 from dist_transformer.run.environment import describe_environment

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import ROOT
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import training_flops
 from dist_transformer.planning.hardware import gpu_kind
 from dist_transformer.planning.memory import ZeroSettings, model_sizes

@@ -13,8 +13,8 @@ import torch
 
 from benchmarks.kernels import sentence_lengths
 from benchmarks.measure import Measure, now
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.presets import PRESETS
-from dist_transformer.errors import UserError
 from dist_transformer.model import cpu_kernels
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedBatch, pack_side

@@ -26,10 +26,10 @@ from benchmarks.measure import (
 from benchmarks.training.contenders import Contender, Timing, own_contenders
 from benchmarks.training.peers import peer_contenders
 from benchmarks.training.text import TextSample
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import from_plain, to_plain
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.loading.loader import TrainingData, open_training_data
-from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer, training_flops
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World

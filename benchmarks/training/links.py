@@ -17,11 +17,11 @@ import torch
 from benchmarks.measure import Measure, answer, check_counts, measure_apart
 from benchmarks.training.contenders import copy_of
 from benchmarks.training.namespaces import limit_link, namespace_nodes, sent_bytes
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import from_plain, to_plain
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.loader import TrainingData, open_training_data
-from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.planning.memory import ZeroSettings, model_sizes
 from dist_transformer.planning.speed import communication_seconds, traffic

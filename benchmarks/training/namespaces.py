@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 
 INTERFACE = "eth0"
 """Interface of each node towards the other nodes."""

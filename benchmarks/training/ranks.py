@@ -15,9 +15,9 @@ import torch
 
 from benchmarks.measure import Measure, answer, check_counts, measure_apart
 from benchmarks.training.field import open_field
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import from_plain, to_plain
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.errors import UserError
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import read_world
 

@@ -15,11 +15,11 @@ import torch.distributed as dist
 
 from benchmarks.measure import Measure, answer, check_counts, measure_apart
 from benchmarks.training.contenders import copy_of
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import from_plain, to_plain
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.loading.loader import TrainingData, open_training_data
 from dist_transformer.data.loading.plan import Step
-from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world

@@ -15,8 +15,8 @@ import torch
 from benchmarks.measure import Measure, check_counts
 from benchmarks.training.contenders import Contender
 from benchmarks.training.field import Field, graphs_compiled, open_field, product_rate
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import training_flops
 from dist_transformer.planning.memory import MicroBatch, ZeroSettings, predict_memory
 from dist_transformer.runtime.world import World

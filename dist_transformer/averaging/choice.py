@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dist_transformer.averaging.sources import weight_file_metadata
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
-from dist_transformer.errors import UserError
 from dist_transformer.run.layout import METRICS_FILE, SETTINGS_FILE, WEIGHTS, weight_files
 from dist_transformer.run.records import read_records
 

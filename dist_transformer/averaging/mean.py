@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 
 from dist_transformer.averaging.sources import Piece, WeightSource, check_together, open_weights
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.verified import Stated, read_verified
 from dist_transformer.data.tokenizer import Tokenizer
-from dist_transformer.errors import UserError
 from dist_transformer.model_folder import ModelInfo, refuse_other_content, write_model_folder
 from dist_transformer.run.checkpoint.tensors import parameter_shapes
-from dist_transformer.verified import Stated, read_verified
 
 # Numbers per block: 4 MB in float64, which stay in the cache. This is twice as fast as 16 MB.
 _BLOCK_NUMBERS = 2**19

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import is_pickle, regular
+from dist_transformer.base.verified import Stated, read_verified
 from dist_transformer.config.plain import from_plain
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.errors import UserError
-from dist_transformer.files import is_pickle, regular
 from dist_transformer.model_folder import TOKENIZER_FILE, WEIGHTS_FILE, ModelInfo, read_model_info, stated_weights
 from dist_transformer.run.checkpoint import reader
 from dist_transformer.run.checkpoint.tensors import parameter_shapes
 from dist_transformer.run.layout import STATE_FILE
 from dist_transformer.tensor_file import TensorFile
-from dist_transformer.verified import Stated, read_verified
 
 # Prefix of weights in a checkpoint, which also holds moments.
 _CHECKPOINT_PREFIX = "weight/"

@@ -29,8 +29,8 @@ from pathlib import Path
 from dist_transformer.averaging.choice import ChosenWeights, choose_weights
 from dist_transformer.averaging.mean import average
 from dist_transformer.averaging.sweep import Candidate, DevSet, Sweep, sweep, validation_text, write_sweep
+from dist_transformer.base.errors import UserError, say
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
-from dist_transformer.errors import UserError, say
 from dist_transformer.inference.options import (
     PRECISIONS,
     add_decoding_options,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from dist_transformer import __version__
-from dist_transformer.errors import UserError, exit_on_user_error
+from dist_transformer.base.errors import UserError, exit_on_user_error
 from dist_transformer.runtime.extensions import import_extension
 from dist_transformer.runtime.launch import take_number, take_values
 from dist_transformer.runtime.processes import adopt_streams, run_processes

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from dist_transformer.checks import check_table, failed
+from dist_transformer.base.checks import check_table, failed
+from dist_transformer.base.errors import UserError, say
 from dist_transformer.cli.parser import make_parser
-from dist_transformer.errors import UserError, say
 from dist_transformer.preflight.preflight import PreflightSettings, preflight
 from dist_transformer.runtime.world import read_world
 

@@ -24,11 +24,11 @@ import argparse
 import sys
 from pathlib import Path
 
+from dist_transformer.base.errors import UserError, say
+from dist_transformer.base.files import require_writable
 from dist_transformer.cli.parser import make_parser
-from dist_transformer.errors import UserError, say
 from dist_transformer.evaluation.compare import compare
 from dist_transformer.evaluation.evaluate import Evaluation, evaluate, write_evaluation, write_report
-from dist_transformer.files import require_writable
 from dist_transformer.inference.options import (
     PRECISIONS,
     add_decoding_options,

@@ -22,11 +22,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from dist_transformer.checks import check_table
+from dist_transformer.base.checks import check_table
+from dist_transformer.base.files import require_writable, write_file
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.export.ctranslate2 import QUANTIZATIONS
 from dist_transformer.export.export import LIBRARIES, Export, ExportSettings, export
-from dist_transformer.files import require_writable, write_file
 from dist_transformer.inference.options import add_device_option, add_direction_options, add_model_option
 from dist_transformer.runtime.device import find_device
 

@@ -11,6 +11,8 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+from dist_transformer.base.errors import UserError, say
+from dist_transformer.base.files import write_file
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.format import SplitInfo
@@ -18,8 +20,6 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.events import EpochSummary
 from dist_transformer.data.loading.plan import resolve_budgets
 from dist_transformer.data.loading.statistics import count_lengths, first_epoch, length_histograms, random_examples
-from dist_transformer.errors import UserError, say
-from dist_transformer.files import write_file
 from dist_transformer.reporting.figures import as_png, length_picture
 
 

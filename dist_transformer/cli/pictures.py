@@ -10,9 +10,9 @@ attention. Each picture is also a PNG file in OUT. Without --model, the pictures
 import argparse
 from pathlib import Path
 
+from dist_transformer.base.errors import say
+from dist_transformer.base.files import refuse_content
 from dist_transformer.cli.parser import make_parser
-from dist_transformer.errors import say
-from dist_transformer.files import refuse_content
 from dist_transformer.inference.options import add_direction_options, add_model_option
 from dist_transformer.pictures.collection import PictureSettings, make_pictures
 from dist_transformer.pictures.page import write_pictures

@@ -21,11 +21,11 @@ from typing import Annotated, Any
 
 import tyro
 
+from dist_transformer.base.errors import UserError, say
+from dist_transformer.base.files import write_file
 from dist_transformer.config.flags import print_above_help
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.config.table3 import preset_with_variant
-from dist_transformer.errors import UserError, say
-from dist_transformer.files import write_file
 from dist_transformer.planning.hardware import GpuKind
 from dist_transformer.planning.measured import Comparison, compare, read_run
 from dist_transformer.planning.plan import Cluster, RunPlan, plan_run, what_would_fit

@@ -11,6 +11,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
+from dist_transformer.base.errors import UserError, say
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.prepare.mpi_ranks import MpiRanks
 from dist_transformer.data.prepare.pipeline import prepare
@@ -18,7 +19,6 @@ from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import JsonlFile, PairSource, TsvFile, expand, line_files
 from dist_transformer.data.text.tables import HubDataset, ParquetFile
 from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
-from dist_transformer.errors import UserError, say
 
 
 def main() -> None:

@@ -7,8 +7,8 @@ The page needs no network and no other file. It can also be written during train
 
 from pathlib import Path
 
+from dist_transformer.base.errors import say
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
-from dist_transformer.errors import say
 from dist_transformer.reporting.html.page import write_report
 
 

@@ -15,8 +15,8 @@ import signal
 import sys
 from pathlib import Path
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.cli.parser import make_parser
-from dist_transformer.errors import UserError
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.options import PRECISIONS, add_device_option, add_direction_options
 from dist_transformer.runtime.device import find_device

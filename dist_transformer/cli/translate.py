@@ -37,9 +37,9 @@ from pathlib import Path
 
 import torch
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.files import bounded_lines, decode_lines, expand
-from dist_transformer.errors import UserError
 from dist_transformer.inference.corpus import CorpusJob, translate_corpus
 from dist_transformer.inference.formats import FORMATS, OutputFormat
 from dist_transformer.inference.options import (

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from dist_transformer.checks import check_table, failed
+from dist_transformer.base.checks import check_table, failed
+from dist_transformer.base.errors import UserError, say
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
-from dist_transformer.errors import UserError, say
 from dist_transformer.run.verify import verify_run
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import tyro
 
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import read_small
 from dist_transformer.config.plain import from_plain, read_json, to_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import EMBEDDED_CORPUS, RUN_IDENTITY, ModelConfig, TrainConfig
 from dist_transformer.config.table3 import VARIANTS, preset_with_variant
-from dist_transformer.errors import UserError
-from dist_transformer.files import read_small
 
 # Entries of a run's config.json that belong to that run alone; a new run gets its own.
 _OF_THE_RUN = ("run_dir", "resume", *RUN_IDENTITY)

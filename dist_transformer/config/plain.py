@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from tyro.conf import OmitArgPrefixes
 
-from dist_transformer.errors import UserError
-from dist_transformer.files import read_small
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import read_small
 
 T = TypeVar("T")
 # OmitArgPrefixes[Group] is Annotated[Group, this].

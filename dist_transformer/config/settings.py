@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import OMIT_DEFAULT
 from dist_transformer.config.registry import ATTENTIONS, POSITIONS, SCHEDULES, Registry
-from dist_transformer.errors import UserError
 
 EMBEDDED_CORPUS = ("embedded corpus",)
 """Placeholder for the synthetic corpus where --test-mode expects a data folder."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

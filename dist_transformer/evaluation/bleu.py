@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 
 # Every other language uses mteval's tokeniser, "13a". For Japanese and Korean sacreBLEU also has dictionary tokenisers,
 # which need more packages; "char" needs none. The signature names the tokeniser.

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import make_folder, write_file
 from dist_transformer.data.text.files import read_aligned
 from dist_transformer.data.tokenizer import Tokenizer
-from dist_transformer.errors import UserError
 from dist_transformer.evaluation.bleu import Scores, score
-from dist_transformer.files import make_folder, write_file
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Split, Translator
 from dist_transformer.model.transformer import Transformer

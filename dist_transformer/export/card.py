@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dist_transformer.checks import Check
+from dist_transformer.base.checks import Check
 from dist_transformer.evaluation.bleu import Score
 from dist_transformer.export import ctranslate2_peer, huggingface
 from dist_transformer.export.ctranslate2 import SUPPRESSED

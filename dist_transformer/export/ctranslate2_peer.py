@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer as Backend
 
+from dist_transformer.base.files import write_file
 from dist_transformer.data.tokenizer import EOS_ID, Tokenizer
 from dist_transformer.export.ctranslate2 import save_for_ctranslate2, translate_ids
 from dist_transformer.export.peer import SENTENCES, IdPair
 from dist_transformer.export.tokenizer_files import source_tokenizer
-from dist_transformer.files import write_file
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import TOKENIZER_FILE
 

@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 import torch
 
-from dist_transformer.checks import Check, failed
+from dist_transformer.base.checks import Check, failed
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import folder_beside, make_folder, move, read_small, refuse_content, sync, write_file
 from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.tokenizer import Tokenizer
-from dist_transformer.errors import UserError
 from dist_transformer.export.card import Card
 from dist_transformer.export.ctranslate2 import QUANTIZATIONS, refuse_what_ctranslate2_lacks
 from dist_transformer.export.ctranslate2_peer import CTranslate2Peer, write_ctranslate2
@@ -23,7 +24,6 @@ from dist_transformer.export.huggingface import (
 )
 from dist_transformer.export.marian import refuse_what_marian_lacks
 from dist_transformer.export.peer import Peer, require_library
-from dist_transformer.files import folder_beside, make_folder, move, read_small, refuse_content, sync, write_file
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer

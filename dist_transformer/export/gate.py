@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dist_transformer.checks import Check
+from dist_transformer.base.checks import Check
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer
 from dist_transformer.evaluation.bleu import Score, corpus_bleu
 from dist_transformer.export.hostile import HOSTILE

@@ -8,11 +8,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from dist_transformer.base.files import write_file
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer
 from dist_transformer.export.marian import marian_model
 from dist_transformer.export.peer import IdPair, in_batches
 from dist_transformer.export.tokenizer_files import CONFIG_FILE, source_tokenizer, tokenizer_config
-from dist_transformer.files import write_file
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import TOKENIZER_FILE
 

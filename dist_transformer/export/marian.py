@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
-from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
 
 if TYPE_CHECKING:

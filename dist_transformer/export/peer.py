@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 
 # Sentences per batch of a library.
 SENTENCES = 64

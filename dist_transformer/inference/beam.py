@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from dist_transformer.errors import UserError
 from dist_transformer.inference.candidates import best_extensions
 from dist_transformer.model.products import Linear
 from dist_transformer.model.transformer import Transformer

@@ -25,10 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from dist_transformer import __version__
-from dist_transformer.config.plain import read_json
-from dist_transformer.data.text.files import read_lines
-from dist_transformer.errors import UserError
-from dist_transformer.files import (
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import (
     make_folder,
     move,
     open_regular,
@@ -39,8 +37,10 @@ from dist_transformer.files import (
     whole_path,
     write_file,
 )
+from dist_transformer.base.locks import exclusive
+from dist_transformer.config.plain import read_json
+from dist_transformer.data.text.files import read_lines
 from dist_transformer.inference.translator import Translation
-from dist_transformer.locks import exclusive
 from dist_transformer.model_folder import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE
 from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks, rank, world_size
 

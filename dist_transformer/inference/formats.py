@@ -10,7 +10,7 @@ Numbers count input lines, and ranks a line's translations, from 0.
 import json
 from dataclasses import dataclass
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.inference.noise import add_noise
 from dist_transformer.inference.translator import ScoredText, Translation
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import BATCH_TOKENS
 

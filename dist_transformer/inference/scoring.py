@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, Tokenizer
-from dist_transformer.errors import UserError
 from dist_transformer.model.loss import logit_rows
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedTokens, pack_side

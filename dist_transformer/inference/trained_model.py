@@ -8,8 +8,8 @@ from typing import overload
 
 import torch
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.tokenizer import Tokenizer
-from dist_transformer.errors import UserError
 from dist_transformer.inference.attention_maps import attention_maps
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.options import as_dtype

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.tokenizer import Tokenizer
-from dist_transformer.errors import UserError
 from dist_transformer.inference.batches import Batch, make_batches
 from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
 from dist_transformer.inference.sampling import SamplingSettings, sample

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 
-from dist_transformer.errors import say
+from dist_transformer.base.errors import say
 from dist_transformer.model import cpu_kernels
 
 # Rows and columns of a tile, and warps that compute it. Milliseconds of forward and backward pass for 25k tokens,

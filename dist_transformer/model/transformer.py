@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.errors import UserError
 from dist_transformer.model.attention import AttentionLayout, Kernel, MultiHeadAttention, kernel_for
 from dist_transformer.model.decoding import DecoderState
 from dist_transformer.model.dropout import dropout

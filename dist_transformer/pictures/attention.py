@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.inference.trained_model import Attention
 from dist_transformer.pictures.picture import Picture
 from dist_transformer.reporting.figures import new_figure, picture_style

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.inference.trained_model import TrainedModel
 from dist_transformer.pictures.attention import attention_pictures
 from dist_transformer.pictures.cost import cost_picture

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dist_transformer import __version__
-from dist_transformer.errors import UserError
-from dist_transformer.files import folder_beside, make_folder, move, sync, write_file
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import folder_beside, make_folder, move, sync, write_file
 from dist_transformer.pictures.picture import Picture
 from dist_transformer.reporting.figures import as_png
 from dist_transformer.reporting.html.document import anchor, document, framed, minute, section

@@ -7,7 +7,7 @@ the network of the maker's own server (DGX) if there is one, otherwise a guess; 
 import re
 from dataclasses import dataclass
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.errors import UserError
 from dist_transformer.planning.hardware import CPU, kind_of_device
 from dist_transformer.planning.memory import SENTENCE_TOKENS
 from dist_transformer.planning.plan import Cluster, RunPlan, Workload, look_at_work

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.data.loading.loader import open_training_data
-from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import training_flops
 from dist_transformer.planning.costs import VOCAB_SIZE
 from dist_transformer.planning.hardware import GpuKind, gpu_kind

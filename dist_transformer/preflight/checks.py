@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from dist_transformer.checks import Check
+from dist_transformer.base.checks import Check
 from dist_transformer.preflight.facts import CACHE, RUN_FOLDER, SHARED_MEMORY, TEMPORARY_FOLDER, Facts, Volume
 from dist_transformer.preflight.groups import by_value, differences, hosts_of
 from dist_transformer.preflight.network import judge_network

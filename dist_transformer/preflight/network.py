@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from dist_transformer.checks import Check
+from dist_transformer.base.checks import Check
 from dist_transformer.preflight.facts import Facts
 from dist_transformer.preflight.groups import by_value, differences, hosts_of
 from dist_transformer.runtime.rendezvous import as_ranges

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from dist_transformer.checks import Check
+from dist_transformer.base.checks import Check
 from dist_transformer.preflight import probes
 from dist_transformer.preflight.checks import judge
 from dist_transformer.preflight.facts import Facts, gather

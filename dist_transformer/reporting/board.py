@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dist_transformer.errors import printable
-from dist_transformer.files import append_to, make_folder
+from dist_transformer.base.errors import printable
+from dist_transformer.base.files import append_to, make_folder
 from dist_transformer.reporting.figures import as_png
 
 if TYPE_CHECKING:

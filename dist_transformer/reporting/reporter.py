@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from dist_transformer.base.errors import printable, say
 from dist_transformer.config.plain import flat_settings
 from dist_transformer.config.settings import TimeoutConfig, TrainConfig
 from dist_transformer.data.loading.events import EpochSummary
-from dist_transformer.errors import printable, say
 from dist_transformer.evaluation.samples import SampleSheet
 from dist_transformer.reporting.board import RARE, Board
 from dist_transformer.reporting.figures import attention_picture, learning_rate_picture, position_picture

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from dist_transformer.base.files import append_to, open_regular
 from dist_transformer.config.registry import Registry
-from dist_transformer.files import append_to, open_regular
 from dist_transformer.run.layout import METRICS_FILE
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_transformer import __version__
-from dist_transformer.files import read_small, write_file
+from dist_transformer.base.files import read_small, write_file
 from dist_transformer.run.layout import ENVIRONMENT_FILE
 
 _PACKAGES = ("torch", "deepspeed")

@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import make_folder, read_small, remove, remove_unfinished, sha256_of, write_file
+from dist_transformer.base.links import guard, refuse_link
 from dist_transformer.config.plain import from_plain, omitted_defaults, read_json, to_plain
 from dist_transformer.config.settings import RUN_IDENTITY, TrainConfig
 from dist_transformer.data.folder.format import INDEX_FILE, TOKENIZER_FILE
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.errors import UserError
-from dist_transformer.files import make_folder, read_small, remove, remove_unfinished, sha256_of, write_file
-from dist_transformer.links import guard, refuse_link
 from dist_transformer.model_folder import WEIGHTS_FILE
 from dist_transformer.run.checkpoint.content import content_problem
 from dist_transformer.run.checkpoint.reader import CheckpointReader, newest_checkpoint

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import append_to, read_log, write_file
 from dist_transformer.data.loading.events import LeftOut
-from dist_transformer.errors import UserError
-from dist_transformer.files import append_to, read_log, write_file
 from dist_transformer.packed import PackedBatch, PackedTokens
 from dist_transformer.run.lock import Fence, unfenced
 

@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from dist_transformer.errors import UserError
-from dist_transformer.files import append_to, make_folder, read_small
-from dist_transformer.locks import exclusive, exclusive_folder
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import append_to, make_folder, read_small
+from dist_transformer.base.locks import exclusive, exclusive_folder
 from dist_transformer.run.layout import LOCK_FILE
 
 Fence = Callable[[], None]

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dist_transformer.files import read_log
+from dist_transformer.base.files import read_log
 from dist_transformer.run.layout import METRICS_FILE
 
 

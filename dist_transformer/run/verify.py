@@ -12,7 +12,10 @@ from typing import Any
 
 from safetensors import safe_open
 
-from dist_transformer.checks import Check
+from dist_transformer.base.checks import Check
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import read_small, regular, sha256_of
+from dist_transformer.base.locks import is_locked
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.format import INDEX_FILE, TOKENIZER_FILE
@@ -20,9 +23,6 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.events import LeftOut
 from dist_transformer.data.loading.loader import open_folders
 from dist_transformer.data.loading.mixture import position_from_json
-from dist_transformer.errors import UserError
-from dist_transformer.files import read_small, regular, sha256_of
-from dist_transformer.locks import is_locked
 from dist_transformer.model_folder import WEIGHTS_FILE
 from dist_transformer.run.checkpoint.content import content_problem
 from dist_transformer.run.checkpoint.reader import CheckpointReader, checkpoint_problem, weight_hashes, weights_problem

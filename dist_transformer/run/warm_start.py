@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import Tokenizer
-from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import (
     TOKENIZER_FILE,

@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.runtime.world import World
 
 

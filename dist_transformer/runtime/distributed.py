@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from dist_transformer.errors import UserError, say
+from dist_transformer.base.errors import UserError, say
 from dist_transformer.runtime.world import World
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 
 
 def import_extension(name: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TextIO
 
-from dist_transformer.errors import UserError, say
+from dist_transformer.base.errors import UserError, say
 from dist_transformer.runtime.interpreter import typed_path
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

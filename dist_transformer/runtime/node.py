@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dist_transformer.errors import UserError
-from dist_transformer.files import read_small
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import read_small
 from dist_transformer.runtime import distributed
 
 _HEADER = struct.Struct("<Q")

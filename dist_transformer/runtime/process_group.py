@@ -11,7 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.runtime.affinity import beside
 from dist_transformer.runtime.allocator import keep_freed_memory
 from dist_transformer.runtime.device import find_device

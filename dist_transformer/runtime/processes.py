@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.runtime.launch import RANK_VARIABLES, deepspeed_command
 
 _VARIABLE = "DIST_TRANSFORMER_STREAMS"

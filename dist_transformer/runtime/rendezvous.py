@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.runtime.launch import NODE_LAUNCHER, command_of, parent_of, port_remedy, slurm_tasks
 from dist_transformer.runtime.world import World
 

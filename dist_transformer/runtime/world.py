@@ -8,7 +8,7 @@ import socket
 import subprocess
 from dataclasses import dataclass
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.runtime.launch import free_port, load_mpi, mpi_tasks, needs_mpi, number_in, slurm_tasks
 
 

@@ -5,7 +5,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 
 Kind = Literal["cross", "encoder", "decoder"]
 """Kind of attention: cross-attention, self-attention of the encoder, self-attention of the decoder."""

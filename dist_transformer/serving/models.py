@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.inference.attention_maps import AttentionMaps, attention_maps
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.pieces import BEGIN, readable_pieces

@@ -21,7 +21,7 @@ from typing import Any
 
 from aiohttp import web
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.runtime.launch import free_port
 from dist_transformer.serving.messages import most_bytes, read_attention_request, read_text
 from dist_transformer.serving.models import LONGEST_MAP, ServedModel, attention, translate

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.sharing import Sharing
-from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.run.checkpoint.reader import CheckpointReader

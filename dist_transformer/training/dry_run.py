@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from dist_transformer.checks import Check, check_table, failed
+from dist_transformer.base.checks import Check, check_table, failed
+from dist_transformer.base.errors import UserError, say
+from dist_transformer.base.files import remove_tree
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.split import Split
@@ -26,8 +28,6 @@ from dist_transformer.data.prepare.pipeline import PrepareSettings, prepare
 from dist_transformer.data.text.files import line_files
 from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
-from dist_transformer.errors import UserError, say
-from dist_transformer.files import remove_tree
 from dist_transformer.inference.beam import BeamSettings, beam_search
 from dist_transformer.packed import PackedBatch, PackedTokens, pack_side
 from dist_transformer.run.checkpoint.reader import checkpoint_problem

@@ -4,11 +4,11 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.plan import Step
 from dist_transformer.data.loading.sharing import Sharing
-from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import training_flops
 from dist_transformer.reporting.reporter import Reporter, perplexity
 from dist_transformer.run.ledger import Ledger

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import torch
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.loading.collate import MicroBatch
 from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.plan import Step
 from dist_transformer.data.loading.prefetch import Prefetcher
 from dist_transformer.data.loading.sharing import Sharing
-from dist_transformer.errors import UserError
 from dist_transformer.evaluation.samples import write_sheet
 from dist_transformer.model.loss import LossSums
 from dist_transformer.reporting.reporter import Reporter

@@ -15,9 +15,9 @@ import torch
 
 import dist_transformer
 from dist_transformer import api
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.text.files import TsvFile
-from dist_transformer.errors import UserError
 from dist_transformer.inference.trained_model import TrainedModel
 from tests.api.examples import run_examples
 from tests.conftest import ROOT, allow_interrupts

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from dist_transformer.base.files import sha256_of
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
-from dist_transformer.files import sha256_of
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
 from dist_transformer.run.checkpoint.reader import weight_hashes

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dist_transformer.averaging.choice import best_weights, newest_weights, spaced_weights
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from tests.averaging.conftest import save, validate, validated
 
 

@@ -16,11 +16,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from dist_transformer import files
 from dist_transformer.averaging import mean
 from dist_transformer.averaging.mean import average
+from dist_transformer.base import files
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.tokenizer import train_tokenizer
-from dist_transformer.errors import UserError
 from dist_transformer.model_folder import load_model, read_model_info
 from dist_transformer.run.checkpoint.tensors import parameter_shapes
 from dist_transformer.run.layout import step_name

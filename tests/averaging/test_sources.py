@@ -14,14 +14,14 @@ import pytest
 import safetensors.torch
 import torch
 
-from dist_transformer import verified
 from dist_transformer.averaging import mean
 from dist_transformer.averaging.mean import average
 from dist_transformer.averaging.sources import WeightSource
+from dist_transformer.base import verified
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import sha256_of
+from dist_transformer.base.verified import with_own_hash
 from dist_transformer.data.tokenizer import train_tokenizer
-from dist_transformer.errors import UserError
-from dist_transformer.files import sha256_of
-from dist_transformer.verified import with_own_hash
 from tests.averaging.conftest import MODEL, describe, random_weights, record_hash, save, save_both, save_model
 from tests.small_model import forge_weights
 

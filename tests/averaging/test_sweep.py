@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.averaging.sweep import describe_steps, validation_text
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import sha256_of
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.errors import UserError
 from dist_transformer.evaluation.evaluate import read_test_set
-from dist_transformer.files import sha256_of
 
 
 def test_the_dev_set_is_the_validation_text_of_the_run(toy_data: DataFolder, tmp_path: Path) -> None:

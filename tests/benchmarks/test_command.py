@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import command as benchmark
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 
 MEASURED = benchmark.Measured(
     what="a measure",

@@ -17,10 +17,10 @@ from benchmarks.data import (
 )
 from benchmarks.first_step import measure_first_step, simulate_lengths
 from benchmarks.results_table import make_lines, read_result
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.plan import Budgets, resolve_budgets
-from dist_transformer.errors import UserError
 from tests.conftest import run_command
 
 BUDGETS = Budgets(max_source_tokens=512, max_target_tokens=512, max_sentences=64)

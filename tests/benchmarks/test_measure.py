@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import measure
 from benchmarks.measure import Measure, measure_rates, one_thread, rate, write_result
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 
 
 class Clock:

@@ -20,7 +20,7 @@ from benchmarks.results_table import (
     read_pages,
     read_result,
 )
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from tests.conftest import ROOT, run_command
 
 RESULT: dict[str, Any] = {

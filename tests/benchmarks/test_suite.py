@@ -28,8 +28,8 @@ from benchmarks.suite import (
     merge,
     short_name,
 )
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.flags import parse_training
-from dist_transformer.errors import UserError
 from tests.conftest import ROOT, run_command
 
 

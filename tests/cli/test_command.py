@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.cli.command import COMMANDS, overview, run
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.errors import UserError
 from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from dist_transformer.run.layout import checkpoints_of
 from dist_transformer.runtime.launch import take_number

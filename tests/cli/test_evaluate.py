@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.cli import evaluate as module
 from dist_transformer.cli.evaluate import main
-from dist_transformer.errors import UserError
 from dist_transformer.evaluation.bleu import score
 from dist_transformer.evaluation.compare import compare
 from dist_transformer.runtime.world import World

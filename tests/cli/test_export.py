@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.cli import export as command
-from dist_transformer.errors import UserError
 from dist_transformer.export import export as module
 from dist_transformer.export import gate, huggingface
 from tests.conftest import run_command

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.cli.plan import main, parse_arguments
 from dist_transformer.config.settings import EMBEDDED_CORPUS
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.errors import UserError
 
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str) -> str:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.flags import parameters, parse_training
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig, TrainConfig
-from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
 
 HERE = ["--data", "d", "--run-dir", "r"]

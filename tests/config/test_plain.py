@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.settings import ModelConfig, TrainConfig
-from dist_transformer.errors import UserError
 
 
 @pytest.mark.parametrize(

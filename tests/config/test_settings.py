@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import from_plain, read_json, to_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import FLAT_GROUPS, BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.errors import UserError
 from dist_transformer.training.engine.schedule import learning_rate
 from tests.conftest import ROOT, run_command
 

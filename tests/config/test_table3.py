@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.config.table3 import VARIANTS, apply_variant, changes
-from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedBatch, pack_side
 

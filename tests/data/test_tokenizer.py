@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.tokenizer import (
     BOS_ID,
     EOS_ID,
@@ -28,7 +29,6 @@ from dist_transformer.data.tokenizer import (
     first_folded,
     train_tokenizer,
 )
-from dist_transformer.errors import UserError
 
 TEXTS = [
     "Two young men are outside near many bushes.",

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data import tokenizer as module
 from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
-from dist_transformer.errors import UserError
 
 Change = Callable[[dict[str, Any]], object]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.errors import UserError
 from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from dist_transformer.run.layout import checkpoints_of
 from dist_transformer.run.records import read_records

@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 
 from dist_transformer.averaging.mean import average
 from dist_transformer.averaging.sources import weight_file_metadata
+from dist_transformer.base.files import sha256_of
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.evaluation.samples import read_sheets
-from dist_transformer.files import sha256_of
 from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from dist_transformer.run.ledger import read_ledger
 from dist_transformer.run.lock import sole_writer

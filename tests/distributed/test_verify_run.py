@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from dist_transformer.base.verified import with_own_hash
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.run.ledger import Ledger, read_ledger
 from dist_transformer.run.verify import verify_run
-from dist_transformer.verified import with_own_hash
 from tests.conftest import run_command, run_ranks
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dist_transformer.errors import exit_on_user_error
+from dist_transformer.base.errors import exit_on_user_error
 from dist_transformer.run.checkpoint import writer
 from dist_transformer.train import main
 from dist_transformer.training.saver import Saver

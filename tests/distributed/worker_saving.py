@@ -15,8 +15,8 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from dist_transformer.errors import UserError
-from dist_transformer.files import sha256_of
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import sha256_of
 from dist_transformer.run.checkpoint import reader
 from dist_transformer.run.checkpoint import writer as writing
 from dist_transformer.run.checkpoint.reader import CheckpointReader, newest_checkpoint

@@ -11,10 +11,10 @@ import os
 import sys
 from typing import Any
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import BatchConfig, DataConfig
 from dist_transformer.data.folder import split, storage
 from dist_transformer.data.loading.sharing import Sharing
-from dist_transformer.errors import UserError
 from dist_transformer.runtime import node
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import read_world

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.collate import Collator
 from dist_transformer.data.loading.plan import Plan, Position, Step, resolve_budgets
-from dist_transformer.errors import UserError
 from dist_transformer.evaluation.samples import read_sheets
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import read_world

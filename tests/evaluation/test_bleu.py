@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.evaluation.bleu import bleu_tokenizer, corpus_bleu, score, split_hyphens
 
 HYPOTHESES = ["The dog bit the man.", "It was not unexpected.", "The man bit him first."]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.tokenizer import Tokenizer
-from dist_transformer.errors import UserError
 from dist_transformer.evaluation.samples import (
     LONGEST_MAP,
     Sample,

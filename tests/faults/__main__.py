@@ -22,8 +22,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dist_transformer.base.errors import UserError, exit_on_user_error
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.errors import UserError, exit_on_user_error
 from tests.conftest import ROOT
 from tests.faults import (
     damage,

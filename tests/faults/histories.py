@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.errors import UserError
 from dist_transformer.run.lock import Fence, sole_writer
 from dist_transformer.run.verify import verify_run
 from tests.faults.campaign import Campaign, Case, Found, Lab

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dist_transformer.base.verified import with_own_hash
 from dist_transformer.run.checkpoint.reader import checkpoint_problem
-from dist_transformer.verified import with_own_hash
 from tests.conftest import ROOT, run_command
 from tests.faults.campaign import Campaign, Case, Found, Lab, failing
 

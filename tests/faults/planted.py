@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dist_transformer.files import remove_tree
+from dist_transformer.base.files import remove_tree
 from dist_transformer.run.checkpoint import reader
 from dist_transformer.run.checkpoint.writer import move_pointer
 from dist_transformer.run.layout import checkpoints_of
@@ -29,7 +29,7 @@ _READER = "dist_transformer.run.checkpoint.reader"
 _WRITER = "dist_transformer.run.checkpoint.writer"
 _ENGINE = "dist_transformer.training.engine.engine"
 _ASSEMBLY = "dist_transformer.training.assembly"
-_SYNC = f"dist_transformer.files:sync {_WRITER}:sync"
+_SYNC = f"dist_transformer.base.files:sync {_WRITER}:sync"
 
 Original = Callable[..., Any]
 

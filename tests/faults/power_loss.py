@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dist_transformer.averaging.choice import choose_weights
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.prepare.pipeline import prepare
@@ -23,7 +24,6 @@ from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import line_files
 from dist_transformer.data.text.toy_corpus import make_toy_corpus
 from dist_transformer.data.tokenizer import train_tokenizer
-from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, load_model, write_model_folder
 from dist_transformer.reporting.html.page import write_report

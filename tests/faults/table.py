@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import result_of, write_result
+from dist_transformer.base.locks import exclusive
 from dist_transformer.config.plain import read_json
 from dist_transformer.data.folder.format import DataIndex
-from dist_transformer.locks import exclusive
 from tests.faults.campaign import Campaign, Case, Found
 
 _COMMAND = "python -m tests.faults --json results/faults.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer import files
+from dist_transformer.base import files
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.run.checkpoint import writer
 from tests.conftest import ROOT, run_command

@@ -64,9 +64,15 @@ def planted(bug: str, shop: Workshop, folder: Path) -> Iterator[Workshop]:
 @pytest.mark.parametrize(
     ("bug", "tool", "name", "fault", "wrong"),
     [
-        ("dist_transformer.files._open_regular = os.open", "translate", "run/model/config.json", pipe, "status -14"),
         (
-            "dist_transformer.verified.Stated.require = lambda *_: None",
+            "dist_transformer.base.files._open_regular = os.open",
+            "translate",
+            "run/model/config.json",
+            pipe,
+            "status -14",
+        ),
+        (
+            "dist_transformer.base.verified.Stated.require = lambda *_: None",
             "score",
             "run/model/model.safetensors",
             flipped,
@@ -85,7 +91,7 @@ def planted(bug: str, shop: Workshop, folder: Path) -> Iterator[Workshop]:
 def test_a_planted_bug_is_found(
     bug: str, tool: str, name: str, fault: Fault, wrong: str, shop: Workshop, tmp_path: Path
 ) -> None:
-    imports = "import dist_transformer.files, dist_transformer.verified, dist_transformer.config.plain\n"
+    imports = "import dist_transformer.base.files, dist_transformer.base.verified, dist_transformer.config.plain\n"
     with planted(imports + bug, shop, tmp_path) as bugged:
         found = (bugged.examine(tool, name, fault, random.Random(seed))[1] for seed in range(20))
         assert wrong in next(filter(None, found), "")

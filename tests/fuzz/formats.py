@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import torch
 
 from dist_transformer.averaging.choice import best_weights
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.prepare.pipeline import prepare
@@ -22,7 +23,6 @@ from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import JsonlFile, PairSource, TsvFile, line_files, read_aligned
 from dist_transformer.data.text.tables import ParquetFile
 from dist_transformer.data.tokenizer import Tokenizer
-from dist_transformer.errors import UserError
 from dist_transformer.model_folder import load_model
 from dist_transformer.reporting.html.run import load_run
 from dist_transformer.run.checkpoint.content import content_problem

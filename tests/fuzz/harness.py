@@ -12,7 +12,7 @@ import traceback
 import unicodedata
 from collections.abc import Callable
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 
 CPU_SECONDS, WALL_SECONDS = 5, 60
 MEMORY = 2**30

@@ -7,9 +7,9 @@ from pathlib import Path
 import hypothesis
 from hypothesis import HealthCheck, Phase
 
+from dist_transformer.base.files import sha256_of
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import train_tokenizer
-from dist_transformer.files import sha256_of
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
 from tests.fuzz.formats import Format, Lab

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config import plain
 from dist_transformer.data import tokenizer
-from dist_transformer.errors import UserError
 from tests.fuzz import formats, harness
 from tests.fuzz.formats import FORMATS, Format, Lab
 from tests.fuzz.harness import READ, REFUSED, attempt

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.errors import UserError
 from dist_transformer.inference import beam
 from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
 from dist_transformer.model.decoding import DecoderState, LayerCache

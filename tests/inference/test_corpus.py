@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.locks import exclusive
 from dist_transformer.inference import corpus
 from dist_transformer.inference.corpus import CorpusJob, translate_corpus
 from dist_transformer.inference.translator import ScoredText, Split, Translation
-from dist_transformer.locks import exclusive
 
 LINES = ["one", "two", "", "four", "five", "six", "seven"]
 

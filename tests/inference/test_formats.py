@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.inference.formats import OutputFormat
 from dist_transformer.inference.noise import add_noise
 from dist_transformer.inference.translator import ScoredText, Translation

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.errors import UserError
 from dist_transformer.inference import sampling
 from dist_transformer.inference.sampling import SamplingSettings, draw, sample
 from dist_transformer.model.transformer import Transformer

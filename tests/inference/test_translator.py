@@ -3,9 +3,9 @@ import random
 import pytest
 import torch
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.text.files import decode_lines
 from dist_transformer.data.tokenizer import Tokenizer
-from dist_transformer.errors import UserError
 from dist_transformer.inference import translator as module
 from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
 from dist_transformer.inference.translator import Split, Translator

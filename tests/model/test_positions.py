@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.registry import POSITIONS
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.errors import UserError
 from dist_transformer.model.positions import sinusoidal_positions
 from dist_transformer.model.transformer import Transformer
 

@@ -7,7 +7,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 _STUB = Path(__file__).with_name("null.cpp")

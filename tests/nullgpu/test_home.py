@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from tests.nullgpu.home import Home
 
 Usage = namedtuple("Usage", "total used free")

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dist_transformer.errors import exit_on_user_error
+from dist_transformer.base.errors import exit_on_user_error
 
 
 def stand_in() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.inference.trained_model import Attention
 from dist_transformer.pictures.attention import LONGEST, attention_pictures, head_figure
 

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.pictures import page as module
 from dist_transformer.pictures.page import render, write_pictures
 from dist_transformer.pictures.picture import Picture

@@ -1,6 +1,6 @@
 import pytest
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.planning.hardware import GPUS, gpu_kind, kind_of_device, peak_flops
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import training_flops
 from dist_transformer.planning.plan import Cluster, RunPlan, look_at_work, plan_run, what_would_fit
 from dist_transformer.training.engine.ds_config import load_ds_config

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.checks import Check, check_table
+from dist_transformer.base.checks import Check, check_table
 from dist_transformer.preflight.checks import judge
 from dist_transformer.preflight.facts import (
     CACHE,

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.preflight.rendezvous import joined
 from dist_transformer.runtime.rendezvous import as_ranges
 from dist_transformer.runtime.world import World

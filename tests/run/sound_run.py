@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from dist_transformer.base.files import sha256_of
+from dist_transformer.base.verified import with_own_hash
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.loading.events import LeftOut
-from dist_transformer.files import sha256_of
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.run.checkpoint.state import EMA, MOMENTS, ParameterState
 from dist_transformer.run.checkpoint.writer import Retention
@@ -21,7 +22,6 @@ from dist_transformer.run.folder import describe_run, write_settings
 from dist_transformer.run.ledger import Ledger, left_out_records, read_ledger
 from dist_transformer.run.progress import Progress
 from dist_transformer.run.verify import verify_run
-from dist_transformer.verified import with_own_hash
 from tests.run.saving import save_checkpoint
 
 MODEL = ModelConfig(

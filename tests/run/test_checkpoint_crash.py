@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.run.checkpoint import writer as module
 from dist_transformer.run.checkpoint.reader import (
     checkpoint_problem,

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.verified import with_own_hash
 from dist_transformer.run.checkpoint import reader
 from dist_transformer.run.checkpoint.reader import (
     FORMAT_VERSION,
@@ -19,7 +20,6 @@ from dist_transformer.run.checkpoint.reader import (
     checkpoint_problem,
     newest_checkpoint,
 )
-from dist_transformer.verified import with_own_hash
 from tests.run.saving import flip, save
 
 

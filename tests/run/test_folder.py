@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from dist_transformer import files
+from dist_transformer.base import files
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import from_plain, read_json
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.registry import ATTENTIONS
 from dist_transformer.config.settings import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
-from dist_transformer.errors import UserError
 from dist_transformer.run.checkpoint.reader import CheckpointReader
 from dist_transformer.run.folder import (
     average_notes,

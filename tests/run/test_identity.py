@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.errors import UserError
 from dist_transformer.run.ledger import read_ledger
 from dist_transformer.run.verify import verify_run
 from tests.run.small_run import SmallRun, small_config, train_and_save

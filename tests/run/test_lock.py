@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.errors import UserError
 from dist_transformer.run import folder, lock
 from dist_transformer.run.lock import sole_writer
 from dist_transformer.run.verify import verify_run

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.errors import UserError
-from dist_transformer.locks import exclusive
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.locks import exclusive
 from dist_transformer.run import verify
 from dist_transformer.run.ledger import GENESIS, Ledger, chain_link
 from dist_transformer.run.verify import verify_run

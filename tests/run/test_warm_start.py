@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
-from dist_transformer.errors import UserError
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.run.warm_start import InitialWeights, read_initial_weights
 from dist_transformer.runtime.world import World

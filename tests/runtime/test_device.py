@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.runtime.device import choose_precision, find_device
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World

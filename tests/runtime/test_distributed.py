@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.distributed import Store
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.runtime import distributed, rendezvous
 from dist_transformer.runtime import world as world_module
 from dist_transformer.runtime.launch import RANK_VARIABLES, free_port

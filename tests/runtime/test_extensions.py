@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.cli.command import run
-from dist_transformer.errors import UserError
 from dist_transformer.runtime.extensions import import_extension
 
 # Each run adds a line to a file beside it.

@@ -92,7 +92,7 @@ def test_the_interpreter_is_checked_first(path: Path) -> None:
 
 def test_other_errors_keep_their_traceback(clone: Path) -> None:
     """A module of the project that is missing is a mistake in the project."""
-    (clone / "dist_transformer" / "errors.py").unlink()
+    (clone / "dist_transformer" / "base" / "errors.py").unlink()
     done = subprocess.run(
         [sys.executable, "tools/results_table.py"],
         cwd=clone,
@@ -102,7 +102,7 @@ def test_other_errors_keep_their_traceback(clone: Path) -> None:
         check=False,
     )
     assert "Traceback" in done.stderr
-    assert "No module named 'dist_transformer.errors'" in done.stderr
+    assert "No module named 'dist_transformer.base.errors'" in done.stderr
 
 
 def test_a_path_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.runtime.launch import as_typed, deepspeed_command, own_command, run_printed
 
 

@@ -89,7 +89,7 @@ print("fourth")
 
 TOOL = """
 import os, sys
-from dist_transformer.errors import exit_on_user_error
+from dist_transformer.base.errors import exit_on_user_error
 
 def main():
     if sys.argv[1] == "print":

@@ -13,8 +13,8 @@ from datetime import timedelta
 
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.errors import UserError
 from dist_transformer.runtime import rendezvous
 from dist_transformer.runtime.launch import free_port
 from dist_transformer.runtime.rendezvous import connect

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.serving.messages import AttentionRequest, most_bytes, read_attention_request, read_text
 
 GOOD = {"model": 1, "text": "a dog", "tokens": [5, 6], "kind": "encoder", "layer": 2}

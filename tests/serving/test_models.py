@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.inference.attention_maps import cross_attention_maps
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator

@@ -4,6 +4,11 @@ import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import make_folder, move, read_small, sha256_of
+from dist_transformer.base.links import guard
+from dist_transformer.base.locks import exclusive
+from dist_transformer.base.verified import Sealed, read_verified
 from dist_transformer.config.plain import from_plain, parse_json
 from dist_transformer.data.folder.format import (
     FORMAT_VERSION,
@@ -25,11 +30,6 @@ from dist_transformer.data.folder.storage import (
 )
 from dist_transformer.data.folder.urls import is_url, refuse_secrets
 from dist_transformer.data.tokenizer import Tokenizer
-from dist_transformer.errors import UserError
-from dist_transformer.files import make_folder, move, read_small, sha256_of
-from dist_transformer.links import guard
-from dist_transformer.locks import exclusive
-from dist_transformer.verified import Sealed, read_verified
 
 
 class DataFolder:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.verified import Content, Sealed, Stated, hold_verified
 from dist_transformer.data.folder.format import (
     INDEX_FILE,
     REMEDY,
@@ -17,8 +19,6 @@ from dist_transformer.data.folder.format import (
     read_shard,
 )
 from dist_transformer.data.folder.storage import LocalFiles, ShardFiles
-from dist_transformer.errors import UserError
-from dist_transformer.verified import Content, Sealed, Stated, hold_verified
 
 # Shards kept in memory besides those that a plan holds. 100,000 pairs of 30 tokens per side take 13 MB.
 _KEPT_SHARDS = 64

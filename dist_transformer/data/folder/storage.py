@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import open_regular, remove, remove_unfinished, sha256_of, whole_path
+from dist_transformer.base.locks import exclusive
+from dist_transformer.base.verified import Sealed, read_sealed
 from dist_transformer.data.folder.format import REMEDY, ShardInfo
 from dist_transformer.data.folder.urls import without_secrets
-from dist_transformer.errors import UserError
-from dist_transformer.files import open_regular, remove, remove_unfinished, sha256_of, whole_path
-from dist_transformer.locks import exclusive
-from dist_transformer.verified import Sealed, read_sealed
 
 _ATTEMPTS = 5
 _FIRST_PAUSE_SECONDS = 0.5

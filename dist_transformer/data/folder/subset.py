@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dist_transformer.base.files import make_folder, sha256_of, write_file
 from dist_transformer.data.folder.format import (
     TOKENIZER_FILE,
     VALID_FOLDER,
@@ -18,7 +19,6 @@ from dist_transformer.data.folder.format import (
     write_split,
 )
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.files import make_folder, sha256_of, write_file
 
 
 def write_subset(folder: DataFolder, pair_ids: np.ndarray, out: Path) -> None:

@@ -7,7 +7,7 @@ errors of a store are shown without secrets.
 import re
 from urllib.parse import unquote
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 
 # Names of parameters, in lower case, whose values grant access: those of presigned URLs, SAS tokens and the like.
 _SECRET_NAME = re.compile(

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from dist_transformer.base.verified import Content
 from dist_transformer.config.plain import from_plain, to_plain
 from dist_transformer.data.loading.events import EpochSummary, LeftOut
 from dist_transformer.data.loading.mixture import position_from_json
 from dist_transformer.data.loading.packs import Packs
 from dist_transformer.data.loading.plan import Step
-from dist_transformer.verified import Content
 
 _ARRAYS = ("pair_ids", "stops", "source_tokens", "target_tokens")
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.loading.events import EpochSummary, Events, LeftOut, Totals
 from dist_transformer.data.loading.packing import Budgets, PackedQueue, pack_queue
 from dist_transformer.data.loading.packs import Packs
-from dist_transformer.errors import UserError
 
 # Incremented when the same lengths, seed and budgets give other packs: positions of another rule are not valid.
 RULE = 3

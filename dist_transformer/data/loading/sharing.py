@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.verified import Sealed
 from dist_transformer.config.settings import BatchConfig, DataConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.split import Split
 from dist_transformer.data.loading.loader import TrainingData, open_training_data
 from dist_transformer.data.loading.messages import decode, encode
 from dist_transformer.data.loading.plan import Step, Window
-from dist_transformer.errors import UserError
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.node import join_node
-from dist_transformer.verified import Sealed
 
 Draw = Callable[[int], list[Step]]
 """Returns the next steps, about as many as requested; none at the end."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.runtime.launch import load_mpi
 from dist_transformer.runtime.world import find_world
 

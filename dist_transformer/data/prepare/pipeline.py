@@ -20,6 +20,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import make_folder, move, whole_path, write_file
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.format import DataIndex, ShardInfo, SplitInfo, TextInfo
 from dist_transformer.data.folder.reader import DataFolder
@@ -49,8 +51,6 @@ from dist_transformer.data.prepare.work_dir import Work, fingerprint, refuse_exi
 from dist_transformer.data.prepare.worker_pool import WorkerPool
 from dist_transformer.data.text.files import LONGEST_LINE, Pair
 from dist_transformer.data.tokenizer import DEFAULT_NORMALIZATION, Tokenizer
-from dist_transformer.errors import UserError
-from dist_transformer.files import make_folder, move, whole_path, write_file
 from dist_transformer.runtime.launch import as_typed
 
 # Pairs that are read, encoded and filtered at a time: about 20 MB of text.

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.text.files import PairSource
 from dist_transformer.data.tokenizer import Normalization, check_vocabulary
-from dist_transformer.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

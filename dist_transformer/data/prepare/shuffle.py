@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dist_transformer.base.files import remove
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.format import ShardInfo, TokenLists
 from dist_transformer.data.prepare.ingest import Chunk
 from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
-from dist_transformer.files import remove
 
 # The tokens of a task are in memory together, up to three times: 64 million ids are 128 MB. Few tasks of the last pass
 # mean few passes; merges need not be as large.

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import open_regular
 from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.worker_pool import Progress
 from dist_transformer.data.text.files import (
@@ -23,8 +25,6 @@ from dist_transformer.data.text.files import (
     is_compressed,
     unequal_lines,
 )
-from dist_transformer.errors import UserError
-from dist_transformer.files import open_regular
 
 # Bytes of a part, which a process reads in seconds.
 PART_BYTES = 2**27

@@ -26,11 +26,19 @@ from typing import Any
 import tokenizers
 
 from dist_transformer import __version__
+from dist_transformer.base.errors import TransientError, UserError
+from dist_transformer.base.files import (
+    make_folder,
+    move,
+    read_small,
+    remove_tree,
+    remove_unfinished,
+    sha256_of,
+    write_file,
+)
+from dist_transformer.base.locks import exclusive
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import PairSource
-from dist_transformer.errors import TransientError, UserError
-from dist_transformer.files import make_folder, move, read_small, remove_tree, remove_unfinished, sha256_of, write_file
-from dist_transformer.locks import exclusive
 
 # To be increased when the files of the work folder change their meaning.
 _LAYOUT = 2

@@ -18,7 +18,7 @@ from multiprocessing.context import SpawnProcess
 from types import TracebackType
 from typing import Any, Protocol
 
-from dist_transformer.errors import TransientError, UserError
+from dist_transformer.base.errors import TransientError, UserError
 
 Progress = Callable[[int], None]
 """Function to call with the number of pairs done since the last call."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Protocol
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 
 Pair = tuple[str, str]
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from dist_transformer.base.errors import TransientError, UserError
 from dist_transformer.data.text.files import FieldFile, Pair, listed, one_line, short_pair
-from dist_transformer.errors import TransientError, UserError
 
 _BATCH_ROWS = 1_000
 # A row group of a web-scale file holds a million rows, so it is read through a buffer instead of whole.

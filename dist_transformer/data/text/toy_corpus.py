@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import make_folder, write_file
 from dist_transformer.data.text import toy_lexicon as lexicon
 from dist_transformer.data.text.toy_grammar import (
     AND,
@@ -26,8 +28,6 @@ from dist_transformer.data.text.toy_grammar import (
     render,
 )
 from dist_transformer.data.text.toy_lexicon import Determiner, Kind, Phrase, Preposition, Pronoun, Verb
-from dist_transformer.errors import UserError
-from dist_transformer.files import make_folder, write_file
 
 MAX_DRAWS = 10_000_000
 MIN_WORDS, MAX_WORDS = 4, 20

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dist_transformer import __version__
-from dist_transformer.errors import UserError
-from dist_transformer.files import write_file
-from dist_transformer.links import guard
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import write_file
+from dist_transformer.base.links import guard
 from dist_transformer.reporting.html.document import document, minute, section
 from dist_transformer.reporting.html.markup import Html, element, join
 from dist_transformer.reporting.html.overview import checkpoints, curves, headline, key_figures

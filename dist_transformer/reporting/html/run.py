@@ -11,11 +11,11 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import read_small, regular
 from dist_transformer.config.plain import read_json
 from dist_transformer.data.folder.format import INDEX_FILE
-from dist_transformer.errors import UserError
 from dist_transformer.evaluation.samples import SampleSheet, read_sheets
-from dist_transformer.files import read_small, regular
 from dist_transformer.model_folder import CONFIG_FILE, WEIGHTS_FILE
 from dist_transformer.run.environment import read_environments
 from dist_transformer.run.layout import METRICS_FILE, SETTINGS_FILE, weight_files

@@ -11,10 +11,10 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import regular
 from dist_transformer.config.plain import from_plain, read_json
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.errors import UserError
-from dist_transformer.files import regular
 from dist_transformer.run.checkpoint.tensors import Shapes, checkpoint_shapes, parameter_shapes
 from dist_transformer.run.layout import STATE_FILE, step_of
 

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import read_small, regular, sha256_of
+from dist_transformer.base.verified import Stated, has_own_hash
 from dist_transformer.config.plain import read_json
-from dist_transformer.errors import UserError
-from dist_transformer.files import read_small, regular, sha256_of
 from dist_transformer.run.checkpoint.state import EMA, MOMENTS, ParameterState
 from dist_transformer.run.layout import CHECKPOINTS, MANIFEST_FILE, STATE_FILE, WEIGHT_HASHES, checkpoints_of, step_of
 from dist_transformer.runtime import distributed
-from dist_transformer.verified import Stated, has_own_hash
 
 FORMAT_VERSION = 2
 """Version of the checkpoint format. Since version 2, a manifest states its own hash."""

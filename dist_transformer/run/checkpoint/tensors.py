@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from dist_transformer.base.files import regular
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.files import regular
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.run.checkpoint.reader import CheckpointReader
 from dist_transformer.run.checkpoint.state import EMA, MOMENTS

@@ -7,9 +7,9 @@ scheduler, clipping and precision are set in one place only: the run's own setti
 from pathlib import Path
 from typing import Any
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.errors import UserError
 from dist_transformer.training.engine import internals
 
 DEFAULT_ZERO: dict[str, Any] = {

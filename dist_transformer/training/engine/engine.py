@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.errors import UserError
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.packed import PackedBatch

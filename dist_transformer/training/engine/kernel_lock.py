@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from dist_transformer.locks import exclusive
+from dist_transformer.base.locks import exclusive
 from dist_transformer.training.engine.internals import build_lock
 
 

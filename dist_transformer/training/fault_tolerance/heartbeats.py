@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dist_transformer.files import make_folder, read_small, remove, write_file, write_new
+from dist_transformer.base.files import make_folder, read_small, remove, write_file, write_new
 from dist_transformer.run.layout import HEARTBEATS
 from dist_transformer.runtime.world import World
 

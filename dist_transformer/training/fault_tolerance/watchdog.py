@@ -18,8 +18,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from dist_transformer.errors import printable
-from dist_transformer.files import append_to, make_folder, remove
+from dist_transformer.base.errors import printable
+from dist_transformer.base.files import append_to, make_folder, remove
 from dist_transformer.run.layout import HANGS
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.process_group import COLLECTIVE_ADVICE

@@ -24,7 +24,7 @@ from benchmarks.studies.reproduce import (
     make_table,
     read_expected,
 )
-from dist_transformer.errors import UserError, exit_on_user_error
+from dist_transformer.base.errors import UserError, exit_on_user_error
 from tests.conftest import ROOT, run_command
 
 INSIDE = {"train_loss": 4.0, "dev_nll": 4.0, "test_chrf": 4.0, "test_bleu": 4.0}

@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.results_table import make_lines, processor_of, read_result
 from benchmarks.studies.table3 import check_steps, compare, direction, main, make_table, write_results
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.table3 import VARIANTS
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.errors import UserError
 from tests.conftest import run_command
 
 

@@ -14,7 +14,7 @@ from benchmarks.training.cost_model import (
     cost_model_table,
     predict,
 )
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 
 COUNTED = Counted(launches=1_000, bytes_a_logit=4.0)
 

@@ -23,10 +23,10 @@ from benchmarks.training.field import (
     train_table,
 )
 from benchmarks.training.peers import MasterAdamW, in_bf16
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.plan import Position
-from dist_transformer.errors import UserError
 from dist_transformer.runtime.launch import deepspeed_command
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World

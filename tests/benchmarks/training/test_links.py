@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks.training.links import STAGES, LinksBenchmark, links_table
 from benchmarks.training.namespaces import namespace_nodes
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.errors import UserError
 from tests.conftest import ROOT, run_command
 
 has_namespaces = pytest.mark.skipif(

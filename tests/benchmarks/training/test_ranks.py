@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.training import ranks as module
 from benchmarks.training.ranks import RanksBenchmark, ranks_table, run_ranks_benchmark
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import BatchConfig, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.errors import UserError
 from tests.conftest import run_command
 
 CONFIG = TrainConfig.of(data=("unused",), run_dir=Path("unused"), batch=BatchConfig(packs_per_step=4))

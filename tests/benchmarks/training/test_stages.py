@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.training.stages import StagesBenchmark, counted_collectives, stages_table
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.errors import UserError
 from dist_transformer.planning.memory import ZeroSettings, model_sizes
 from dist_transformer.planning.speed import traffic
 from dist_transformer.runtime.process_group import process_group

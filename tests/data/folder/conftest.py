@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dist_transformer.base.files import sha256_of
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.format import (
     FORMAT_VERSION,
@@ -17,7 +18,6 @@ from dist_transformer.data.folder.format import (
     write_split,
 )
 from dist_transformer.data.tokenizer import train_tokenizer
-from dist_transformer.files import sha256_of
 
 # Two shards of hand-written ids; pair 1 has an empty target.
 SOURCES = [[[10, 11], [12]], [[13, 14, 15], [16], [17, 18]]]

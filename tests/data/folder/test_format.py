@@ -8,6 +8,8 @@ import datasets
 import numpy as np
 import pytest
 
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import sha256_of
 from dist_transformer.data.folder.format import (
     TokenLists,
     copy_rows,
@@ -17,8 +19,6 @@ from dist_transformer.data.folder.format import (
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.split import Split
 from dist_transformer.data.tokenizer import train_tokenizer
-from dist_transformer.errors import UserError
-from dist_transformer.files import sha256_of
 from tests.data.folder.conftest import SOURCES, TARGETS, make_split
 
 

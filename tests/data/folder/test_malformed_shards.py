@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 from dist_transformer.data.folder.format import ShardInfo, SplitInfo
 from dist_transformer.data.folder.split import Split
-from dist_transformer.errors import UserError
-from dist_transformer.files import sha256_of
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import sha256_of
 
 lengths, *shards = map(Path, sys.argv[1:])
 for path in shards:

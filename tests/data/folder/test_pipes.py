@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.errors import UserError
 from tests.conftest import run_command
 from tests.hub_cache import as_hub_cache
 

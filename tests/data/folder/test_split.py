@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.folder import split as folder_module
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.errors import UserError
 
 
 def test_few_shards_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

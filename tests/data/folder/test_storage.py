@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.folder import storage
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.storage import CacheSettings, fetch
 from dist_transformer.data.folder.urls import refuse_secrets
-from dist_transformer.errors import UserError
 
 GIB = 2**30
 

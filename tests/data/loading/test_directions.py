@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
@@ -15,7 +16,6 @@ from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import line_files
 from dist_transformer.directions import Direction
-from dist_transformer.errors import UserError
 
 Prepare = Callable[..., Path]
 

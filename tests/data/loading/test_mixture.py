@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import sha256_of
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.format import TokenLists, write_shard, write_split
@@ -22,8 +24,6 @@ from dist_transformer.data.loading.plan import Plan, Step
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import line_files
-from dist_transformer.errors import UserError
-from dist_transformer.files import sha256_of
 
 BUDGETS = Budgets(max_source_tokens=40, max_target_tokens=40, max_sentences=9)
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.loading.events import EpochSummary, LeftOut, Totals
 from dist_transformer.data.loading.mixture import Mixture, position_from_json
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Plan, Position, Step, Window
-from dist_transformer.errors import UserError
 
 SHARDS, PAIRS, WINDOW_SHARDS = 7, 160, 3
 BUDGETS = Budgets(max_source_tokens=240, max_target_tokens=200, max_sentences=36)

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.prepare.worker_pool import Progress
-from dist_transformer.errors import UserError
 
 
 @dataclass(frozen=True)

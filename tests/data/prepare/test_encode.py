@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.prepare import pipeline as module
 from dist_transformer.data.prepare.ingest import pair_hash
@@ -16,7 +17,6 @@ from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import line_files
 from dist_transformer.data.tokenizer import train_tokenizer
-from dist_transformer.errors import UserError
 from tests.conftest import ROOT
 from tests.data.prepare.preparing import FULL_WIDTH, corpus, files_of, run, train_text, with_validation
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.prepare.mpi_ranks import MpiRanks
-from dist_transformer.errors import UserError
 
 STEP = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "1"}
 TWO = {**STEP, "SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_TASKS_PER_NODE": "2"}

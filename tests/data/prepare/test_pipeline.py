@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.prepare import encode as encoding
 from dist_transformer.data.prepare import pipeline as module
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import line_files
-from dist_transformer.errors import UserError
 from tests.conftest import ROOT
 from tests.data.prepare.preparing import corpus, files_of, names, run, train_text
 

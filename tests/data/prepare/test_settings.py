@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.text.files import TsvFile, line_files
-from dist_transformer.errors import UserError
 from tests.data.prepare.preparing import corpus, run
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.prepare import pipeline, split_files
 from dist_transformer.data.prepare.mpi_ranks import MpiRanks
 from dist_transformer.data.prepare.split_files import split_sources
@@ -18,7 +19,6 @@ from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import WorkerPool
 from dist_transformer.data.text.files import JsonlFile, LineFiles, PairSource, Span, TsvFile, read_short_lines
-from dist_transformer.errors import UserError
 from tests.data.prepare.preparing import corpus, files_of, run, write_pairs
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from dist_transformer.base.errors import TransientError, UserError
 from dist_transformer.data.prepare.worker_pool import WorkerPool
-from dist_transformer.errors import TransientError, UserError
 from tests.conftest import ROOT, allow_interrupts
 from tests.data.prepare.pool_tasks import Fail, Square
 

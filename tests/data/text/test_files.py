@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.text.files import (
     LONGEST_LINE,
     JsonlFile,
@@ -19,7 +20,6 @@ from dist_transformer.data.text.files import (
     line_files,
     read_lines,
 )
-from dist_transformer.errors import UserError
 
 
 def write(path: Path, content: bytes) -> Path:

@@ -6,10 +6,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dist_transformer.base.errors import TransientError, UserError
 from dist_transformer.data.text import tables
 from dist_transformer.data.text.files import LONGEST_LINE, PairSource
 from dist_transformer.data.text.tables import HubDataset, ParquetFile
-from dist_transformer.errors import TransientError, UserError
 
 
 def write(path: Path, content: bytes) -> Path:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.text import toy_corpus
 from dist_transformer.data.text import toy_lexicon as lexicon
 from dist_transformer.data.text.toy_corpus import draw_pair, generate_pairs, make_toy_corpus, write_toy_corpus
@@ -24,7 +25,6 @@ from dist_transformer.data.text.toy_grammar import (
     render,
 )
 from dist_transformer.data.text.toy_lexicon import Adjective, Determiner, Noun, Phrase, Verb
-from dist_transformer.errors import UserError
 
 NOUNS = {noun.english: noun for nouns in lexicon.NOUNS.values() for noun in nouns}
 ADJECTIVES = {adjective.english: adjective for adjective in (*lexicon.ADJECTIVES, *lexicon.COLOURS)}

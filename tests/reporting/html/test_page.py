@@ -11,8 +11,8 @@ import lxml.etree
 import lxml.html
 import pytest
 
-from dist_transformer import files
-from dist_transformer.errors import UserError
+from dist_transformer.base import files
+from dist_transformer.base.errors import UserError
 from dist_transformer.reporting.html.overview import duration
 from dist_transformer.reporting.html.page import write_report
 from dist_transformer.reporting.html.texts import spread_out

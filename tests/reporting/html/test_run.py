@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.reporting.html.run import load_run, number
 from tests.reporting.html.conftest import RECORDS, SIGNATURE, write_run, write_scores
 

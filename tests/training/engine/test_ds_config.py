@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import BatchConfig, OptimizerConfig
-from dist_transformer.errors import UserError
 from dist_transformer.training.engine.ds_config import DEFAULT_ZERO, complete_ds_config, load_ds_config
 from tests.conftest import ROOT
 

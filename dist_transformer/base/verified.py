@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dist_transformer.errors import UserError
-from dist_transformer.files import open_regular
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import open_regular
 
 Content = bytearray | mmap.mmap
 

@@ -18,9 +18,9 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dist_transformer.errors import UserError
-from dist_transformer.links import open_no_link, refuse_link, refuse_linked_parent
-from dist_transformer.locks import exclusive_folder, is_locked
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.links import open_no_link, refuse_link, refuse_linked_parent
+from dist_transformer.base.locks import exclusive_folder, is_locked
 
 _UNFINISHED = ".tmp"
 # Bytes of the largest file that `read_small` reads; a tokenizer of 256,000 entries has about 20 MB.

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from dist_transformer.errors import printable, say
+from dist_transformer.base.errors import printable, say
 
 
 @pytest.mark.parametrize(

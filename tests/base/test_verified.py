@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer import verified
-from dist_transformer.errors import UserError
-from dist_transformer.verified import (
+from dist_transformer.base import verified
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.verified import (
     Sealed,
     Stated,
     VerifiedFile,

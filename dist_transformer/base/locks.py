@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from dist_transformer.links import open_no_link, refuse_linked_parent
+from dist_transformer.base.links import open_no_link, refuse_linked_parent
 
 
 @contextlib.contextmanager

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer import files
-from dist_transformer.errors import UserError
-from dist_transformer.files import (
+from dist_transformer.base import files
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import (
     append_to,
     folder_beside,
     is_pickle,
@@ -26,8 +26,8 @@ from dist_transformer.files import (
     write_file,
     write_new,
 )
-from dist_transformer.links import guard
-from dist_transformer.locks import exclusive
+from dist_transformer.base.links import guard
+from dist_transformer.base.locks import exclusive
 
 
 def test_content_is_flushed_before_its_name_and_the_name_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

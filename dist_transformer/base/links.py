@@ -5,7 +5,7 @@ import os
 import stat
 from pathlib import Path
 
-from dist_transformer.errors import UserError
+from dist_transformer.base.errors import UserError
 
 # Guarded folders: below them this process writes and removes nothing through a link.
 _GUARDED: set[Path] = set()
