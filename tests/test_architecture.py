@@ -28,8 +28,7 @@ Name = TypeVar("Name", str, Path)
 # A room imports only from rooms above its own line; within a line, rooms do not import one another. A room that is not
 # listed belongs to its parent. `model_folder` is the format between training and inference.
 LAYERS = [
-    {"base", "packed"},
-    {"directions", "native"},
+    {"base"},
     {"config", "runtime", "tensor_file"},
     {"data.tokenizer_file"},
     {"data.tokenizer", "model"},
@@ -218,7 +217,7 @@ FORBIDDEN_IN_MODEL = {"os", "io", "pathlib", "shutil", "tempfile", "json", "sock
 
 def impurities(module: str) -> set[str]:
     path = MODULES[module]
-    parts = {part_of(name) for name in own_imports(path)} - {"base", "config", "native", "packed", "model"}
+    parts = {part_of(name) for name in own_imports(path)} - {"base", "config", "model"}
     calls = set(calls_and_attributes(path))
     distant = re.compile(r"torch\.(distributed|optim|load|save)(\..*)?")
     named = {name for name in {*imports(path), *calls} if distant.fullmatch(name)}

@@ -22,8 +22,8 @@ from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.plan import Step
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.model.loss import LossSums
+from dist_transformer.model.packed import PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.packed import PackedBatch, pack_side
 from dist_transformer.runtime.world import World
 from dist_transformer.training.engine.engine import Engine
 from dist_transformer.training.engine.schedule import RateScheduler, learning_rate

@@ -21,8 +21,8 @@ from benchmarks.training.contenders import PlainDriver
 from dist_transformer.config.plain import from_plain, to_plain
 from dist_transformer.config.settings import BatchConfig, ModelConfig, TrainConfig
 from dist_transformer.data.tokenizer import EOS_ID
+from dist_transformer.model.packed import PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer, training_flops
-from dist_transformer.packed import PackedBatch, pack_side
 from dist_transformer.planning.hardware import GPUS, kind_of_device
 from dist_transformer.planning.memory import ModelSizes, ZeroSettings
 from dist_transformer.planning.speed import communication_seconds

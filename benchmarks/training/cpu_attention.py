@@ -16,8 +16,8 @@ from benchmarks.measure import Measure, now
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.model import cpu_kernels
+from dist_transformer.model.packed import PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.packed import PackedBatch, pack_side
 
 KERNELS = ("packed", "groups")
 

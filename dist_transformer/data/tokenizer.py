@@ -22,8 +22,8 @@ from tokenizers import Tokenizer as Backend
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import read_small, write_file
+from dist_transformer.config.directions import check_tags
 from dist_transformer.data.tokenizer_file import check_tokenizer_file
-from dist_transformer.directions import check_tags
 
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)

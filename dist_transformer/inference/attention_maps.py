@@ -10,8 +10,8 @@ import torch
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.model.attention import AttentionLayout, MultiHeadAttention, Role
 from dist_transformer.model.layers import DecoderLayer, EncoderLayer
+from dist_transformer.model.packed import PackedTokens, pack_side
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.packed import PackedTokens, pack_side
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,9 +24,9 @@ from torch.nn import functional
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from dist_transformer.inference.candidates import best_extensions
+from dist_transformer.model.packed import PackedTokens, pack_side
 from dist_transformer.model.products import Linear
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.packed import PackedTokens, pack_side
 
 # Steps between checks for sentences that are done. On CUDA a check makes the host wait for the device.
 _STEPS_BETWEEN_LOOKS = {"cpu": 1, "cuda": 8}

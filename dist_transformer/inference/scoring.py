@@ -16,8 +16,8 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, Tokenizer
 from dist_transformer.model.loss import logit_rows
+from dist_transformer.model.packed import PackedTokens, pack_side
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.packed import PackedTokens, pack_side
 from dist_transformer.runtime.distributed import broadcast_object, gather_objects, on_all_ranks, rank, world_size
 
 # Tokens per batch, counted on the longer side of each pair.

@@ -21,8 +21,8 @@ from dist_transformer.config.registry import ATTENTIONS
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model import cpu_kernels, packed_attention, products
 from dist_transformer.model.dropout import dropout
+from dist_transformer.model.packed import PackedTokens
 from dist_transformer.model.products import FusedLinear, Linear
-from dist_transformer.packed import PackedTokens
 
 # Each sentence of a group has at least this share of the group's longest length. A pack of 4,096 tokens of mixed text
 # then has 5 groups; at 0.8 it has 12, and calls on small matrices cost more than padding. Target tokens per CPU second

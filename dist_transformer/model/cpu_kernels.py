@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dist_transformer.native import load_native
+from dist_transformer.base.native import load_native
 
 # Rows whose gradients of gain and bias a kernel adds up together.
 _ROWS_OF_BLOCK = 128

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dist_transformer.model import cpu_kernels
-from dist_transformer.packed import IGNORED
+from dist_transformer.model.packed import IGNORED
 
 # Minimum elements of a block of logits. CPU: 16 MB of bf16. GPU: 2 GiB, so that 25k tokens are one block.
 _BLOCK_ELEMENTS = {"cpu": 2**23, "cuda": 2**30}

@@ -15,9 +15,9 @@ from dist_transformer.model.decoding import DecoderState
 from dist_transformer.model.dropout import dropout
 from dist_transformer.model.layers import DecoderLayer, EncoderLayer, FeedForward
 from dist_transformer.model.loss import LossSums, smoothed_cross_entropy
+from dist_transformer.model.packed import PackedBatch, PackedTokens
 from dist_transformer.model.positions import make_positions
 from dist_transformer.model.products import ComputedBy, Linear
-from dist_transformer.packed import PackedBatch, PackedTokens
 
 
 class Transformer(nn.Module):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dist_transformer.packed import PackedTokens, pack_side
+from dist_transformer.model.packed import PackedTokens, pack_side
 from dist_transformer.pictures.picture import COLORS, Picture
 from dist_transformer.reporting.figures import new_figure, picture_style
 

@@ -29,7 +29,7 @@ from dist_transformer.data.text.files import line_files
 from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.inference.beam import BeamSettings, beam_search
-from dist_transformer.packed import PackedBatch, PackedTokens, pack_side
+from dist_transformer.model.packed import PackedBatch, PackedTokens, pack_side
 from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from dist_transformer.run.layout import CHECKPOINTS, LEDGER_FILE, WEIGHTS, step_name
 from dist_transformer.run.records import read_records

@@ -4,10 +4,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from dist_transformer.config.directions import Direction, worth_stating
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.settings import CheckpointConfig, ModelConfig
 from dist_transformer.data.folder.format import DataIndex
-from dist_transformer.directions import Direction, worth_stating
 from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.run.checkpoint.writer import CheckpointWriter, Retention, Saved
 from dist_transformer.run.progress import Progress

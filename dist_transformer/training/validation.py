@@ -7,12 +7,12 @@ import numpy as np
 import torch
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.directions import Direction
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.collate import Collator, epoch_steps
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Plan
-from dist_transformer.directions import Direction
 from dist_transformer.evaluation.bleu import corpus_bleu
 from dist_transformer.evaluation.samples import SampleSheet, make_samples
 from dist_transformer.inference.beam import BeamSettings

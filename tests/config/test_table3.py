@@ -11,8 +11,8 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.config.table3 import VARIANTS, apply_variant, changes
+from dist_transformer.model.packed import PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.packed import PackedBatch, pack_side
 
 # The paper's columns N, d_model, d_ff, h, d_k, P_drop, ε_ls, thousands of steps; rows B: d_v is 64 there, d_k here.
 PAPER_SETTINGS = {

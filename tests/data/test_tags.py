@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.directions import Direction, choose_direction, worth_stating
 from dist_transformer.data.tokenizer import EOS_ID, Tokenizer, train_tokenizer
-from dist_transformer.directions import Direction, choose_direction, worth_stating
 from dist_transformer.inference.pieces import readable_pieces
 
 TAGS = ("<bt>", "<2de>")

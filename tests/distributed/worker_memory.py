@@ -18,8 +18,8 @@ import torch
 
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import BatchConfig
+from dist_transformer.model.packed import PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.packed import PackedBatch, pack_side
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import read_world
 from dist_transformer.training.engine.ds_config import load_ds_config

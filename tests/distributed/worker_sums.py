@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from dist_transformer.config.settings import BatchConfig, ModelConfig, TrainConfig
+from dist_transformer.model.packed import PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.packed import PackedBatch, pack_side
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import read_world
 from dist_transformer.training.engine.ds_config import load_ds_config

@@ -7,9 +7,9 @@ import torch
 
 import dist_transformer
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.directions import Direction
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
-from dist_transformer.directions import Direction
 from dist_transformer.evaluation.evaluate import evaluate
 from dist_transformer.inference import translator
 from dist_transformer.inference.beam import BeamSettings, beam_search

@@ -12,9 +12,9 @@ import torch
 
 from dist_transformer.base.checks import Check, failed
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.directions import Direction
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
-from dist_transformer.directions import Direction
 from dist_transformer.export import ctranslate2_peer, gate, huggingface, tokenizer_files
 from dist_transformer.export import export as module
 from dist_transformer.export.export import Export, ExportSettings, export

@@ -14,8 +14,8 @@ from dist_transformer.data.tokenizer import BOS_ID as BOS
 from dist_transformer.data.tokenizer import EOS_ID as EOS
 from dist_transformer.data.tokenizer import PAD_ID as PAD
 from dist_transformer.export.marian import marian_model
+from dist_transformer.model.packed import IGNORED, PackedBatch, PackedTokens, pack_side
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.packed import IGNORED, PackedBatch, PackedTokens, pack_side
 
 CONFIGS = {
     "base-like": ModelConfig(

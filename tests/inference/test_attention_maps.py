@@ -8,9 +8,9 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.inference.attention_maps import attention_maps, cross_attention_maps
 from dist_transformer.model.attention import MultiHeadAttention
+from dist_transformer.model.packed import PackedTokens, pack_side
 from dist_transformer.model.residual import Residual
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.packed import PackedTokens, pack_side
 
 SOURCE, TARGET = [7, 4, 19, 4, 11], [9, 12, 5]
 

@@ -13,8 +13,8 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.inference import beam
 from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
 from dist_transformer.model.decoding import DecoderState, LayerCache
+from dist_transformer.model.packed import PackedTokens, pack_side
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.packed import PackedTokens, pack_side
 from tests.fake_cuda import fake_cuda
 
 PAD, UNK, BOS, EOS = range(4)

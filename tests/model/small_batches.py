@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from dist_transformer.config.settings import ModelConfig
+from dist_transformer.model.packed import IGNORED, PackedBatch, PackedTokens, pack_side
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.packed import IGNORED, PackedBatch, PackedTokens, pack_side
 
 BOS, EOS, FIRST_WORD = 2, 3, 4
 

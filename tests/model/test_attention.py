@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model.attention import AttentionLayout, Kernel, MultiHeadAttention, _similar_lengths
-from dist_transformer.packed import PackedTokens, pack_side
+from dist_transformer.model.packed import PackedTokens, pack_side
 from tests.variants import DistantAttention
 
 CAP, WIDTH, HEADS = 40, 16, 2

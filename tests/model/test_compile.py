@@ -7,8 +7,8 @@ from torch._dynamo.utils import counters
 
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model import cpu_kernels
+from dist_transformer.model.packed import IGNORED, PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.packed import IGNORED, PackedBatch, pack_side
 from dist_transformer.run.ledger import batch_hash
 
 CUDA = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 8

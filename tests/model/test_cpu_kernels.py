@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from dist_transformer.base.native import load_native
 from dist_transformer.model import cpu_kernels
 from dist_transformer.model.packed_attention import cross_attention, self_attention
-from dist_transformer.native import load_native
 from tests.model import test_dropout, test_loss, test_products, test_residual
 
 

@@ -9,8 +9,8 @@ import torch
 
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model import attention
+from dist_transformer.model.packed import PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.packed import PackedBatch, pack_side
 from tests.fake_cuda import fake_cuda
 
 

@@ -15,8 +15,8 @@ from torch.nn.attention import varlen
 
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model import attention, packed_attention, transformer
+from dist_transformer.model.packed import IGNORED, PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.packed import IGNORED, PackedBatch, pack_side
 
 CAP = 12
 

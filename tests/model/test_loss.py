@@ -9,7 +9,7 @@ from torch.nn import functional
 from dist_transformer.model import cpu_kernels
 from dist_transformer.model import loss as module
 from dist_transformer.model.loss import smoothed_cross_entropy
-from dist_transformer.packed import IGNORED
+from dist_transformer.model.packed import IGNORED
 
 ROWS, WIDTH, WORDS = 23, 12, 37
 SMOOTHINGS = pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])

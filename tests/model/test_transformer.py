@@ -12,10 +12,10 @@ from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model.layers import DecoderLayer, EncoderLayer, FeedForward
 from dist_transformer.model.loss import LossSums
+from dist_transformer.model.packed import IGNORED
 from dist_transformer.model.positions import sinusoidal_positions
 from dist_transformer.model.residual import Residual
 from dist_transformer.model.transformer import Transformer, training_flops
-from dist_transformer.packed import IGNORED
 from tests.model.small_batches import (
     BATCH,
     FIRST_WORD,

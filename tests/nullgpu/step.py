@@ -17,8 +17,8 @@ import torch
 
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
+from dist_transformer.model.packed import IGNORED, PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.packed import IGNORED, PackedBatch, pack_side
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
 from dist_transformer.training.engine import ds_config

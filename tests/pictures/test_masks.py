@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from dist_transformer.model.attention import AttentionLayout
+from dist_transformer.model.packed import PackedTokens, pack_side
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.packed import PackedTokens, pack_side
 from dist_transformer.pictures.masks import causal_mask, mask_picture, packed_mask, padding_mask
 
 

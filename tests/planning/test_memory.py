@@ -8,8 +8,8 @@ import torch
 
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig
+from dist_transformer.model.packed import PackedBatch, PackedTokens, pack_side
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.packed import PackedBatch, PackedTokens, pack_side
 from dist_transformer.planning.memory import (
     MicroBatch,
     ZeroSettings,

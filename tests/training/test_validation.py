@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dist_transformer.directions import Direction
+from dist_transformer.config.directions import Direction
 from dist_transformer.evaluation.samples import SampleSheet
 from dist_transformer.training.validation import ValidationResult, summarize
 

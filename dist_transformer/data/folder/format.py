@@ -25,8 +25,8 @@ import pyarrow as pa
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import regular, sha256_of, whole_path, write_file
 from dist_transformer.base.verified import Content
+from dist_transformer.config.directions import Direction
 from dist_transformer.config.plain import OMIT_DEFAULT, to_plain
-from dist_transformer.directions import Direction
 
 FORMAT_VERSION = 1
 REMEDY = "copy the data folder again, or prepare it again with dist-transformer prepare"

@@ -7,7 +7,7 @@ import numpy as np
 
 from dist_transformer.data.folder.split import Memory
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
-from dist_transformer.packed import IGNORED, lay_out
+from dist_transformer.model.packed import IGNORED, lay_out
 
 
 class Pairs(Protocol):

@@ -11,7 +11,7 @@ from dist_transformer.data.loading.buffers import Buffers, Pairs, Sizes, build_i
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.packs import Packs
 from dist_transformer.data.loading.plan import Plan, Position, Step
-from dist_transformer.packed import PackedBatch, packed_sides
+from dist_transformer.model.packed import PackedBatch, packed_sides
 
 # Building this many pairs with numpy takes about as long as compiling the code once.
 _WORTH_COMPILING = 500_000

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from dist_transformer.base.native import load_native
 from dist_transformer.data.folder.split import Memory
 from dist_transformer.data.loading.buffers import Buffers, Sizes
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
-from dist_transformer.native import load_native
-from dist_transformer.packed import IGNORED
+from dist_transformer.model.packed import IGNORED
 
 
 class _Side(ctypes.Structure):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.directions import Direction
 from dist_transformer.config.settings import BatchConfig, DataConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.split import Split
@@ -21,7 +22,6 @@ from dist_transformer.data.loading.collate import Collator
 from dist_transformer.data.loading.mixture import Corpora, Mixture, temperature_shares
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Plan, Step, Window, resolve_budgets
-from dist_transformer.directions import Direction
 
 # Past shards that stay in memory: 1,024 open files are a usual limit. 200 of 100,000 pairs are 2 GB.
 _PAST_SHARDS = 200

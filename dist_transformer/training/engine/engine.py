@@ -13,8 +13,8 @@ from torch import nn
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.model.loss import LossSums
+from dist_transformer.model.packed import PackedBatch
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.packed import PackedBatch
 from dist_transformer.run.checkpoint.state import EMA, MOMENTS, ParameterState
 from dist_transformer.runtime import distributed
 from dist_transformer.training.engine import internals

@@ -15,7 +15,7 @@ from dist_transformer.data.loading.mixture import Corpora
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.packs import Pack, Packs
 from dist_transformer.data.loading.plan import Plan, Position, Step, resolve_budgets
-from dist_transformer.packed import IGNORED, PackedBatch
+from dist_transformer.model.packed import IGNORED, PackedBatch
 
 BOS, EOS = 2, 3
 SOURCES = [[10, 11, 12], [13], [14, 15]]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.directions import Direction
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
@@ -15,7 +16,6 @@ from dist_transformer.data.loading.loader import TrainingData, open_training_dat
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import line_files
-from dist_transformer.directions import Direction
 
 Prepare = Callable[..., Path]
 

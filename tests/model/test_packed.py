@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_transformer.packed import IGNORED, PackedBatch, PackedTokens, lay_out, pack_side, packed_sides
+from dist_transformer.model.packed import IGNORED, PackedBatch, PackedTokens, lay_out, pack_side, packed_sides
 
 
 def pack(sentences: list[list[int]], *, size: int, offset_count: int, max_length: int) -> PackedTokens:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.native import load_native
+from dist_transformer.base.native import load_native
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 ASK = (
-    "import sys; from dist_transformer.native import load_native\n"
+    "import sys; from dist_transformer.base.native import load_native\n"
     "library = load_native(sys.argv[1], slower='it'); print(library and library.answer())"
 )
 
