@@ -99,7 +99,7 @@ def advice(out: Path) -> Iterator[str]:
     """Derive two constants of the code from the figures: whether steps are compiled, and the planner's MFU."""
     from benchmarks.suite import device_name
     from dist_transformer.config.plain import read_json
-    from dist_transformer.planning.hardware import GPUS
+    from dist_transformer.cost.hardware import GPUS
 
     file = out / f"gpu-check-{device_name()}.json"
     steps = read_json(file)["figures"] if file.exists() else {}
@@ -115,7 +115,7 @@ def advice(out: Path) -> Iterator[str]:
     kind = GPUS.get(device_name())
     if best is not None and kind is not None and kind.bf16_tflops is not None:
         share = _share(best) * best["product_flops_per_second"] / (kind.bf16_tflops * 1e12)
-        yield f"planning/speed.py: MFU = {share:.2f}"
+        yield f"cost/speed.py: MFU = {share:.2f}"
 
 
 def _share(step: dict[str, Any]) -> float:

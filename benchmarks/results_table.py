@@ -2,7 +2,7 @@
 
 A table is between `<!-- NAME: made by tools/results_table.py -->` and `<!-- end of NAME -->`. NAME is `results` for all
 rows of all files, `highlights` for the few results that README.md shows, or `costs` for
-dist_transformer/planning/costs.py. With --check nothing is written, and the exit status is 1 if pages and figures
+dist_transformer/cost/costs.py. With --check nothing is written, and the exit status is 1 if pages and figures
 differ. A result file is one JSON object:
 
     what           what was run and what it shows, in one or two sentences
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
-from dist_transformer.planning.costs import cost_table
+from dist_transformer.cost.costs import cost_table
 
 _ROOT = Path(__file__).resolve().parents[1]
 _BLOCK = re.compile(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dist_transformer.base.errors import UserError, exit_on_user_error, say
 from dist_transformer.config.flags import parse_training
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.planning.hardware import peak_flops
+from dist_transformer.cost.hardware import peak_flops
 from dist_transformer.run.environment import describe_environment
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.device import choose_precision
@@ -46,7 +46,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if dry_run:
-        from dist_transformer.training.dry_run import run_dry_run
+        from dist_transformer.preflight.dry_run import run_dry_run
 
         with process_group(world, single=True) as device, _failing(Watchdog(world, {}), world):
             run_dry_run(_with_precision(config, device), world, device)
@@ -121,8 +121,8 @@ def _choose_packs(
     """Choose the number of packs that fill a GPU, or that fit the caches of a CPU."""
     import torch
 
-    from dist_transformer.planning.memory import ZeroSettings
-    from dist_transformer.planning.micro_batches import packs_that_fit
+    from dist_transformer.cost.memory import ZeroSettings
+    from dist_transformer.cost.micro_batches import packs_that_fit
 
     if device.type != "cuda":
         return config.batch.packs_on_a_cpu(world_size)

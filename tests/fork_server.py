@@ -34,7 +34,7 @@ LIBRARIES = (
     "dist_transformer.preflight.preflight",
     "dist_transformer.reporting.html.page",
     "dist_transformer.training.assembly",
-    "dist_transformer.training.dry_run",
+    "dist_transformer.preflight.dry_run",
 )
 
 

@@ -32,7 +32,7 @@ LAYERS = [
     {"config", "runtime", "tensor_file"},
     {"data.tokenizer_file"},
     {"data.tokenizer", "model"},
-    {"data.text", "data.folder"},
+    {"cost", "data.text", "data.folder"},
     {"data.prepare", "data.loading"},
     {"model_folder"},
     {"run", "inference"},
@@ -40,7 +40,7 @@ LAYERS = [
     {"reporting", "averaging", "serving"},
     {"training.engine", "training.fault_tolerance"},
     {"training"},
-    {"planning", "preflight", "export"},
+    {"preflight", "export"},
     {"pictures"},
     {"train"},
     {"api"},
@@ -372,7 +372,7 @@ READERS = {
     "runtime.processes",
     "runtime.streams",
     "serving.server",
-    "training.dry_run",
+    "preflight.dry_run",
 }
 
 

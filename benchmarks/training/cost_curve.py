@@ -2,7 +2,7 @@
 
 Each point is a separate process, which trains a model under plain torch on sentences of one length. The figures of many
 GPUs come from a model, not a measurement: the measured step of one device, and the bytes that ZeRO-1 sends ÷ stated
-link speeds (`planning.speed`).
+link speeds (`cost.speed`).
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ from benchmarks.measure import Measure, answer, measure_apart, now, resident_mib
 from benchmarks.training.contenders import PlainDriver
 from dist_transformer.config.plain import from_plain, to_plain
 from dist_transformer.config.settings import BatchConfig, ModelConfig, TrainConfig
+from dist_transformer.cost.hardware import GPUS, kind_of_device
+from dist_transformer.cost.memory import ModelSizes, ZeroSettings
+from dist_transformer.cost.speed import communication_seconds
 from dist_transformer.data.tokenizer import EOS_ID
 from dist_transformer.model.packed import PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer, training_flops
-from dist_transformer.planning.hardware import GPUS, kind_of_device
-from dist_transformer.planning.memory import ModelSizes, ZeroSettings
-from dist_transformer.planning.speed import communication_seconds
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
 

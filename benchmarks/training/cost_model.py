@@ -21,9 +21,9 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig
+from dist_transformer.cost.hardware import gpu_kind
+from dist_transformer.cost.memory import ZeroSettings, model_sizes
 from dist_transformer.model.transformer import training_flops
-from dist_transformer.planning.hardware import gpu_kind
-from dist_transformer.planning.memory import ZeroSettings, model_sizes
 
 # Shares of the peak or the bandwidth. An H100 took 41.8 ms for products (of 989 TFLOP/s), 11.9 for attention, 22.4 for
 # elementwise work including that of the loss, and 3.3 for gradients and update (of 3.35 TB/s): `big`, 25k tokens.
@@ -32,7 +32,7 @@ LAUNCH_SECONDS = 45e-6
 """Host time per launch, including Python: 415 ms for 9,381 launches on a Xeon."""
 _VOCABULARY = 37_000
 # Bytes per parameter. Gradients are read in bf16, added to fp32 sums, cleared, and read for their norm. Adam is as in
-# `planning.speed`.
+# `cost.speed`.
 _GRADIENT_BYTES, _ADAM_BYTES = 2 + 8 + 4 + 4, 4 * 4 + 3 * 4 + 2
 _NULL_GPU = ROOT / "results" / "null-gpu.json"
 

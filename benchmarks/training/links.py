@@ -20,11 +20,11 @@ from benchmarks.training.namespaces import limit_link, namespace_nodes, sent_byt
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import from_plain, to_plain
 from dist_transformer.config.settings import TrainConfig
+from dist_transformer.cost.memory import ZeroSettings, model_sizes
+from dist_transformer.cost.speed import communication_seconds, traffic
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.loader import TrainingData, open_training_data
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.planning.memory import ZeroSettings, model_sizes
-from dist_transformer.planning.speed import communication_seconds, traffic
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world

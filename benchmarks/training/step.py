@@ -17,8 +17,8 @@ from benchmarks.training.contenders import Contender
 from benchmarks.training.field import Field, graphs_compiled, open_field, product_rate
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
+from dist_transformer.cost.memory import MicroBatch, ZeroSettings, predict_memory
 from dist_transformer.model.transformer import training_flops
-from dist_transformer.planning.memory import MicroBatch, ZeroSettings, predict_memory
 from dist_transformer.runtime.world import World
 from dist_transformer.training.engine.ds_config import load_ds_config
 

@@ -26,10 +26,10 @@ from dist_transformer.base.files import write_file
 from dist_transformer.config.flags import print_above_help
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.config.table3 import preset_with_variant
-from dist_transformer.planning.hardware import GpuKind
-from dist_transformer.planning.measured import Comparison, compare, read_run
-from dist_transformer.planning.plan import Cluster, RunPlan, plan_run, what_would_fit
-from dist_transformer.planning.speed import LINK_LATENCY, MFU, NETWORK_LATENCY
+from dist_transformer.cost.hardware import GpuKind
+from dist_transformer.cost.speed import LINK_LATENCY, MFU, NETWORK_LATENCY
+from dist_transformer.preflight.measured import Comparison, compare, read_run
+from dist_transformer.preflight.plan import Cluster, RunPlan, plan_run, what_would_fit
 from dist_transformer.training.cautions import cautions
 from dist_transformer.training.engine.ds_config import load_ds_config
 

@@ -3,8 +3,8 @@
 import numpy as np
 
 from dist_transformer.config.presets import PRESETS
+from dist_transformer.cost.costs import balanced_length, layer_flops
 from dist_transformer.pictures.picture import COLORS, DASHES, Picture
-from dist_transformer.planning.costs import balanced_length, layer_flops
 from dist_transformer.reporting.figures import new_figure, picture_style
 
 _LENGTHS = tuple(2**power for power in range(3, 15))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dist_transformer.config.presets import PRESETS
-from dist_transformer.planning.memory import MicroBatch, ZeroSettings, predict_memory
+from dist_transformer.cost.memory import MicroBatch, ZeroSettings, predict_memory
 from dist_transformer.training.engine.ds_config import load_ds_config
 from tests.conftest import ROOT, run_ranks
 from tests.distributed.worker_memory import VOCAB_SIZE, cases

@@ -24,7 +24,7 @@ from benchmarks.measure import result_of, write_result
 from dist_transformer.base.errors import UserError, exit_on_user_error
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.presets import PRESETS
-from dist_transformer.planning.memory import MicroBatch, ZeroSettings, predict_memory
+from dist_transformer.cost.memory import MicroBatch, ZeroSettings, predict_memory
 from tests.nullgpu.home import ROOT, Home
 
 _HERE = Path(__file__).parent

@@ -17,9 +17,9 @@ from dist_transformer.config.presets import PRESETS
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
 from dist_transformer.model.transformer import Transformer
+from dist_transformer.preflight.dry_run import run_dry_run
 from dist_transformer.run.warm_start import InitialWeights, read_initial_weights
 from dist_transformer.runtime.world import World
-from dist_transformer.training.dry_run import run_dry_run
 
 
 def read(path: Path, tokenizer: Tokenizer, model: Transformer, **changes: Any) -> InitialWeights:

@@ -13,9 +13,9 @@ from benchmarks.training.stages import StagesBenchmark, counted_collectives, sta
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
+from dist_transformer.cost.memory import ZeroSettings, model_sizes
+from dist_transformer.cost.speed import traffic
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.planning.memory import ZeroSettings, model_sizes
-from dist_transformer.planning.speed import traffic
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
 from tests.conftest import ROOT, run_command

@@ -8,15 +8,15 @@ import torch
 
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.model.packed import PackedBatch, PackedTokens, pack_side
-from dist_transformer.model.transformer import Transformer
-from dist_transformer.planning.memory import (
+from dist_transformer.cost.memory import (
     MicroBatch,
     ZeroSettings,
     activation_bytes,
     model_sizes,
     predict_memory,
 )
+from dist_transformer.model.packed import PackedBatch, PackedTokens, pack_side
+from dist_transformer.model.transformer import Transformer
 from dist_transformer.training.engine.ds_config import load_ds_config
 from tests.conftest import ROOT
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dist_transformer.config.settings import ModelConfig
+from dist_transformer.cost.hardware import GpuKind
+from dist_transformer.cost.memory import BYTES, STAGE_0_BUCKET, ModelSizes, ZeroSettings
 from dist_transformer.model.transformer import training_flops
-from dist_transformer.planning.hardware import GpuKind
-from dist_transformer.planning.memory import BYTES, STAGE_0_BUCKET, ModelSizes, ZeroSettings
 
 MFU = 0.33
 """Default share of the GPU's peak: the value of NVIDIA's DeepLearningExamples with `big` on one A100 (its MLPerf v0.7

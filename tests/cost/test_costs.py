@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from dist_transformer.config.settings import ModelConfig
+from dist_transformer.cost.costs import PAPER_RUNS, balanced_length, cost_table, layer_flops, work_flops
 from dist_transformer.model.transformer import training_flops
-from dist_transformer.planning.costs import PAPER_RUNS, balanced_length, cost_table, layer_flops, work_flops
 
 
 @pytest.mark.parametrize(("model", "printed"), [("base", 3.3e18), ("big", 2.3e19)])

@@ -1,7 +1,7 @@
 import pytest
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.planning.hardware import GPUS, gpu_kind, kind_of_device, peak_flops
+from dist_transformer.cost.hardware import GPUS, gpu_kind, kind_of_device, peak_flops
 
 
 def test_an_unknown_gpu_lists_the_known_ones() -> None:

@@ -11,8 +11,8 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.planning.measured import Comparison, compare, read_run
-from dist_transformer.planning.plan import Cluster, plan_run
+from dist_transformer.preflight.measured import Comparison, compare, read_run
+from dist_transformer.preflight.plan import Cluster, plan_run
 
 
 @pytest.fixture

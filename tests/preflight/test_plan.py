@@ -10,7 +10,7 @@ from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.model.transformer import training_flops
-from dist_transformer.planning.plan import Cluster, RunPlan, look_at_work, plan_run, what_would_fit
+from dist_transformer.preflight.plan import Cluster, RunPlan, look_at_work, plan_run, what_would_fit
 from dist_transformer.training.engine.ds_config import load_ds_config
 from tests.conftest import ROOT
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from dist_transformer.config.presets import PRESETS
-from dist_transformer.planning.hardware import GpuKind
-from dist_transformer.planning.memory import ModelSizes, ZeroSettings
-from dist_transformer.planning.speed import Backend, StepTime, Traffic, communication_seconds, predict_step, traffic
+from dist_transformer.cost.hardware import GpuKind
+from dist_transformer.cost.memory import ModelSizes, ZeroSettings
+from dist_transformer.cost.speed import Backend, StepTime, Traffic, communication_seconds, predict_step, traffic
 
 BIG = dataclasses.replace(PRESETS["big"].model, vocab_size=37_000)
 # Round rates: 100 and 10 TFLOP/s, 1,000 GB/s of memory, 100 GB/s between GPUs.

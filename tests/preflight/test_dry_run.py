@@ -3,7 +3,7 @@ from pathlib import Path
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import OptimizerConfig
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.training.dry_run import _small_run
+from dist_transformer.preflight.dry_run import _small_run
 
 
 def test_a_lowest_rate_does_not_hold_up_the_small_run(toy_data: DataFolder, tmp_path: Path) -> None:

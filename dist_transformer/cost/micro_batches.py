@@ -1,7 +1,7 @@
 """Default of the number of packs that a GPU computes at once."""
 
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.planning.memory import MicroBatch, ZeroSettings, predict_memory
+from dist_transformer.cost.memory import MicroBatch, ZeroSettings, predict_memory
 
 # Target tokens per micro-batch beyond which a GPU gains no speed. For `big` on an H100, one micro-batch of 25k took 84
 # ms and eight of 3k took 415 ms (2026-11-23), because the host needs about 45 ms for each.

@@ -10,8 +10,8 @@ import pytest
 
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import BatchConfig, TrainConfig
-from dist_transformer.planning.memory import ZeroSettings
-from dist_transformer.planning.micro_batches import packs_that_fit
+from dist_transformer.cost.memory import ZeroSettings
+from dist_transformer.cost.micro_batches import packs_that_fit
 
 
 def packs(preset: str, gib: int, *, world_size: int = 1, **batch: int) -> int:
