@@ -5,19 +5,16 @@ if __name__ == "__main__":
 
     check_interpreter()
 
-import functools
 import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dist_transformer.base.errors import UserError, exit_on_user_error, say
 from dist_transformer.config.flags import parse_training
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.cost.hardware import peak_flops
-from dist_transformer.run.environment import describe_environment
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.device import choose_precision
 from dist_transformer.runtime.process_group import process_group
@@ -81,14 +78,7 @@ def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
     with group as device, _failing(watchdog, world):
         watchdog.enter(Phase.SET_UP)
         config = _with_precision(config, device)
-        trainer = assemble(
-            config,
-            world,
-            device,
-            watchdog,
-            peak_flops=_peak_flops(device, config.arithmetic, world),
-            choose_packs=functools.partial(_choose_packs, device),
-        )
+        trainer = assemble(config, world, device, watchdog)
         left = seconds_left(config.timeouts.walltime_minutes, age=watchdog.age) if world.is_main else None
         if left is not None:
             trainer.preemption.stop_within(left)
@@ -105,34 +95,6 @@ def _with_precision(config: TrainConfig, device: "torch.device") -> TrainConfig:
     """Choose the arithmetic if it was not given. Collective: every rank must call it."""
     chosen = distributed.gather_objects(choose_precision(device, config.precision))
     return config.changed(precision="fp32" if "fp32" in chosen else "bf16")
-
-
-def _peak_flops(device: "torch.device", precision: str, world: World) -> float | None:
-    """Return the peak of all ranks, assuming equal GPUs; None for CPUs, whose peak is not known."""
-    if device.type != "cuda":
-        return None
-    peak = peak_flops(describe_environment()["gpus"][device.index], precision)
-    return None if peak is None else peak * world.size
-
-
-def _choose_packs(
-    device: "torch.device", config: TrainConfig, ds_config: dict[str, Any], source_budget: int, world_size: int
-) -> int:
-    """Choose the number of packs that fill a GPU, or that fit the caches of a CPU."""
-    import torch
-
-    from dist_transformer.cost.memory import ZeroSettings
-    from dist_transformer.cost.micro_batches import packs_that_fit
-
-    if device.type != "cuda":
-        return config.batch.packs_on_a_cpu(world_size)
-    return packs_that_fit(
-        config,
-        ZeroSettings.from_ds_config(ds_config),
-        world_size=world_size,
-        source_budget=source_budget,
-        memory_bytes=torch.cuda.get_device_properties(device).total_memory,
-    )
 
 
 @contextmanager

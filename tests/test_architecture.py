@@ -152,7 +152,7 @@ INSIDES = {
     "run": {"replay"},
     "runtime": {"allocator"},
     "serving": {"messages"},
-    "training": {"interval", "logbook", "saver", "validation"},
+    "training": {"logbook", "validation"},
     "training.engine": {"internals", "kernel_lock", "plain_adam"},
     "training.fault_tolerance": {"heartbeats"},
 }

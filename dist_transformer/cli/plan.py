@@ -30,7 +30,7 @@ from dist_transformer.cost.hardware import GpuKind
 from dist_transformer.cost.speed import LINK_LATENCY, MFU, NETWORK_LATENCY
 from dist_transformer.preflight.measured import Comparison, compare, read_run
 from dist_transformer.preflight.plan import Cluster, RunPlan, plan_run, what_would_fit
-from dist_transformer.training.cautions import cautions
+from dist_transformer.training.assembly import cautions
 from dist_transformer.training.engine.ds_config import load_ds_config
 
 _GIB = 2**30

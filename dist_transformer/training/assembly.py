@@ -1,7 +1,8 @@
 """Build the parts of a run, in the order of their dependencies. The loop is in `trainer`."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,6 +11,9 @@ import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
+from dist_transformer.cost.hardware import peak_flops
+from dist_transformer.cost.memory import ZeroSettings
+from dist_transformer.cost.micro_batches import packs_that_fit
 from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.sharing import Sharing
 from dist_transformer.model.transformer import Transformer
@@ -24,7 +28,6 @@ from dist_transformer.run.progress import Progress
 from dist_transformer.run.warm_start import InitialWeights
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.world import World
-from dist_transformer.training.cautions import cautions, planned_epochs
 from dist_transformer.training.engine.ds_config import load_ds_config
 from dist_transformer.training.engine.engine import Engine
 from dist_transformer.training.engine.memory import state_bytes
@@ -32,12 +35,15 @@ from dist_transformer.training.engine.schedule import learning_rate
 from dist_transformer.training.fault_tolerance.preemption import Preemption
 from dist_transformer.training.fault_tolerance.watchdog import Watchdog
 from dist_transformer.training.logbook import Logbook
-from dist_transformer.training.saver import Saver
-from dist_transformer.training.trainer import Trainer
+from dist_transformer.training.trainer import Saver, Trainer
 from dist_transformer.training.validation import Validator
 
-ChoosePacks = Callable[[TrainConfig, dict[str, Any], int, int], int]
-"""Packs per micro-batch, chosen from settings, DeepSpeed config, source tokens of a pack and number of ranks."""
+# Presets on the corpora that they are made for stay far below: `multi30k` plans about 170 epochs at most, WMT's `big`
+# 60, the demo 6. Even a few thousand sentences are memorized long before. A preset on the wrong corpus is far above:
+# `big` on 5,000 sentences plans tens of thousands.
+ABSURD_EPOCHS = 1000
+# Epochs that the remedy suggests: many for a small corpus, but a length that is used in practice.
+_LONG_EPOCHS = 100
 # More positions than this cannot be told apart in the picture.
 _PICTURED_POSITIONS = 128
 
@@ -48,8 +54,6 @@ def assemble(
     device: torch.device,
     watchdog: Watchdog | None = None,
     *,
-    peak_flops: float | None = None,
-    choose_packs: ChoosePacks = lambda *_: 1,
     quiet: bool = False,
 ) -> Trainer:
     """Open data and run folder, build the engine, and restore the run.
@@ -57,9 +61,6 @@ def assemble(
     Collective: every rank must call it.
 
     Args:
-        peak_flops: peak operations per second of all devices together; None if it is not known.
-        choose_packs: chooses the packs per micro-batch if the settings leave them open. The ranks agree on the smallest
-            choice.
         quiet: report only to the run folder.
 
     Raises:
@@ -77,7 +78,8 @@ def assemble(
     described = describe_run(config, [folder.path for folder in data.folders], ds_config)
     identity = run_identity(described)
     if config.batch.packs_per_micro_batch is None:
-        packs = choose_packs(config, ds_config, data.budgets.max_source_tokens, world.size)
+        # The ranks agree on the smallest choice.
+        packs = _choose_packs(config, ds_config, data.budgets.max_source_tokens, world, device)
         batch = dataclasses.replace(config.batch, packs_per_micro_batch=min(distributed.gather_objects(packs)))
         config, data = dataclasses.replace(config, batch=batch), data.at_once(batch.packs_at_once)
     validators = _make_validators(config, data)
@@ -106,17 +108,27 @@ def assemble(
         quiet=quiet,
         fence=fence,
     )
-    parts: dict[str, Any] = {"engine": engine, "progress": progress, "reporter": reporter}
-    logbook = Logbook(config=config, data=data, sharing=sharing, ledger=ledger, peak_flops=peak_flops, **parts)
+    logbook = Logbook(
+        config=config,
+        data=data,
+        sharing=sharing,
+        engine=engine,
+        progress=progress,
+        ledger=ledger,
+        reporter=reporter,
+        peak_flops=_peak_flops(config, world, device),
+    )
     saver = Saver(
         settings=config.checkpoints,
         model=config.model,
         index=index,
         directions=data.directions,
         run=identity,
+        engine=engine,
+        progress=progress,
         writer=writer,
+        reporter=reporter,
         watchdog=watchdog,
-        **parts,
     )
     _introduce(config, world, data, engine, reporter, notes)
     if world.is_main:
@@ -126,14 +138,39 @@ def assemble(
         world=world,
         data=data,
         sharing=sharing,
+        engine=engine,
+        progress=progress,
         validators=validators,
         logbook=logbook,
         saver=saver,
+        reporter=reporter,
         preemption=preemption,
         watchdog=watchdog,
         held=held,
-        **parts,
     )
+
+
+def _choose_packs(
+    config: TrainConfig, ds_config: dict[str, Any], source_budget: int, world: World, device: torch.device
+) -> int:
+    """Choose the number of packs that fill a GPU, or that fit the caches of a CPU."""
+    if device.type != "cuda":
+        return config.batch.packs_on_a_cpu(world.size)
+    return packs_that_fit(
+        config,
+        ZeroSettings.from_ds_config(ds_config),
+        world_size=world.size,
+        source_budget=source_budget,
+        memory_bytes=torch.cuda.get_device_properties(device).total_memory,
+    )
+
+
+def _peak_flops(config: TrainConfig, world: World, device: torch.device) -> float | None:
+    """Return the peak of all ranks, assuming equal GPUs; None for CPUs, whose peak is not known."""
+    if device.type != "cuda":
+        return None
+    peak = peak_flops(describe_environment()["gpus"][device.index], config.arithmetic)
+    return None if peak is None else peak * world.size
 
 
 def _make_validators(config: TrainConfig, data: TrainingData) -> tuple[Validator, ...]:
@@ -214,3 +251,45 @@ def _record_setting(
     rates = [learning_rate(step, config) for step in steps]
     reporter.settings(config)
     reporter.pictures(steps, rates, positions_PD)
+
+
+def planned_epochs(config: TrainConfig, data: TrainingData) -> float:
+    """Compute how many epochs of all corpora together `max_steps` takes, assuming full packs.
+
+    It needs only the totals of the corpora, so it is fast for any size.
+    """
+    budgets, packs = data.budgets, 0
+    for folder in data.folders:
+        split = folder.index.train
+        shares = (
+            split.source_tokens / budgets.max_source_tokens,
+            split.target_tokens / budgets.max_target_tokens,
+            split.pairs / budgets.max_sentences,
+        )
+        packs += math.ceil(max(shares))
+    steps = packs / config.batch.packs_per_step
+    # The last step of an epoch is filled from the next epoch in a mixture only.
+    return config.max_steps / (math.ceil(steps) if len(data.folders) == 1 else steps)
+
+
+def cautions(config: TrainConfig, *, epochs: float | None, target_tokens: int | None) -> Iterator[str]:
+    """Yield a warning with its remedy for each setting that makes no sense.
+
+    Args:
+        epochs: epochs that the run plans; None if there is no data to count them.
+        target_tokens: target tokens of an epoch.
+    """
+    steps, warmup = config.max_steps, config.optimizer.warmup_steps
+    # With patience, `max_steps` is only an upper limit: the run ends when validation stops improving.
+    if epochs is not None and epochs > ABSURD_EPOCHS and config.validation.patience == 0:
+        fewer = max(1, round(steps * _LONG_EPOCHS / epochs))
+        yield (
+            f"--max-steps {steps} means about {epochs:,.0f} epochs of {target_tokens:,} target tokens, which the "
+            f"model would memorize: lower --max-steps ({fewer} is about {_LONG_EPOCHS} epochs), or use a "
+            "smaller preset"
+        )
+    if warmup >= steps:
+        yield (
+            f"--optimizer.warmup-steps {warmup} is not below --max-steps {steps}, so the learning rate would rise "
+            "until the end: lower --optimizer.warmup-steps, or raise --max-steps"
+        )

@@ -1,16 +1,22 @@
 """The training loop. `assembly` builds its parts."""
 
+import gc
 import hashlib
 import itertools
+import json
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.config.settings import TrainConfig
+from dist_transformer.config.directions import Direction, worth_stating
+from dist_transformer.config.plain import to_plain
+from dist_transformer.config.settings import CheckpointConfig, ModelConfig, TrainConfig
+from dist_transformer.data.folder.format import DataIndex
 from dist_transformer.data.loading.collate import MicroBatch
 from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.plan import Step
@@ -19,15 +25,14 @@ from dist_transformer.data.loading.sharing import Sharing
 from dist_transformer.evaluation.samples import write_sheet
 from dist_transformer.model.loss import LossSums
 from dist_transformer.reporting.reporter import Reporter
+from dist_transformer.run.checkpoint.writer import CheckpointWriter, Retention, Saved
 from dist_transformer.run.ledger import batch_hash
 from dist_transformer.run.progress import Progress
 from dist_transformer.runtime.world import World
-from dist_transformer.training.collector import existing_objects_spared
 from dist_transformer.training.engine.engine import Engine
 from dist_transformer.training.fault_tolerance.preemption import Preemption
 from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
-from dist_transformer.training.logbook import Logbook
-from dist_transformer.training.saver import Saver
+from dist_transformer.training.logbook import Computed, Logbook
 from dist_transformer.training.validation import Validator, summarize
 
 
@@ -35,6 +40,76 @@ def micro_batch_seed(seed: int, epoch: int, step: int, first_pack: int) -> int:
     """Derive the seed of everything random in a micro-batch; it depends on neither rank nor time."""
     digest = hashlib.blake2b(f"{seed} {epoch} {step} {first_pack}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saver:
+    """Start saves, which are written while training continues, and report those that are complete."""
+
+    settings: CheckpointConfig
+    model: ModelConfig
+    index: DataIndex
+    """Index of the data folder whose vocabulary the run uses; its languages are those of the first direction."""
+    directions: tuple[Direction, ...]
+    run: str
+    """Identity of the run, for weight files."""
+    engine: Engine
+    progress: Progress
+    writer: CheckpointWriter
+    reporter: Reporter
+    watchdog: Watchdog
+
+    def begin(self) -> None:
+        """Start a save of the current state. Collective: every rank must call it."""
+        self.end()
+        described = self._describe_model()
+        self.writer.start(
+            self.engine.parameter_states(),
+            {
+                **self.progress.to_json(),
+                **described,
+                "updates": self.engine.scheduler.updates,
+                "ema_decay": self.engine.ema_decay,
+            },
+            retention=Retention(
+                checkpoints=self.settings.keep_checkpoints,
+                weights=self.settings.keep_weights,
+                best_steps=frozenset(step for step, _ in self.progress.best[: self.settings.keep_best]),
+            ),
+            weights_metadata={key: json.dumps(value) for key, value in described.items()},
+        )
+
+    def poll(self) -> None:
+        """Report the save in progress if it is complete. Collective: every rank must call it."""
+        self._report(self.writer.poll())
+
+    def end(self) -> None:
+        """Wait for the save in progress, if there is one. Collective: every rank must call it."""
+        self.watchdog.enter(Phase.CHECKPOINT, self.progress.step)
+        self._report(self.writer.wait())
+
+    def _report(self, saved: Saved | None) -> None:
+        if saved is not None:
+            self.watchdog.took(Phase.CHECKPOINT, saved.seconds)
+            self.reporter.record("checkpoint", saved.step, {"seconds": saved.seconds, "stall": saved.stall})
+            times = f"{saved.seconds:.1f} s, of which training waited {saved.stall:.1f} s"
+            self.reporter.say(f"step {saved.step}: saved {saved.path} in {times}")
+
+    def _describe_model(self) -> dict[str, Any]:
+        """Describe the model for its weight files, so that averaging needs no other file."""
+        stated = [to_plain(direction) for direction in worth_stating(self.directions)]
+        return {
+            "step": self.progress.step,
+            "model": to_plain(self.model),
+            "tokenizer_sha256": self.index.tokenizer_sha256,
+            "source_language": self.index.source_language,
+            "target_language": self.index.target_language,
+            **({"directions": stated} if stated else {}),
+            "corpus": self.index.corpus,
+            "synthetic": self.index.synthetic,
+            "run": self.run,
+            "train_seconds": self.progress.train_seconds,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,9 +216,8 @@ class Trainer:
         progress.source_tokens += step.source_tokens
         progress.target_tokens += step.target_tokens
         waited = self.engine.waited_seconds - waited_before
-        self.logbook.add(
-            step, hashes=hashes, losses=losses, applied=applied, seconds=seconds, stall=stall, waited=waited
-        )
+        computed = Computed(hashes=hashes, losses=losses, applied=applied, seconds=seconds, stall=stall, waited=waited)
+        self.logbook.add(step, computed)
 
     def _train_micro_batch(self, step: Step, micro: MicroBatch) -> tuple[LossSums, torch.Tensor]:
         self.watchdog.progress()
@@ -203,3 +277,18 @@ class Trainer:
     def _why_finished(self) -> str:
         patience = self.config.validation.patience
         return f"no better validation in {patience}" if self._out_of_patience() else "all steps done"
+
+
+@contextmanager
+def existing_objects_spared() -> Iterator[None]:
+    """Exclude all objects that exist now from garbage collection, for a long loop.
+
+    Torch and DeepSpeed make some hundred thousand objects that live until the end. Collections that search them would
+    interrupt the loop, and other ranks would wait for this one.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

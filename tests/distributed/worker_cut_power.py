@@ -19,7 +19,7 @@ from dist_transformer.run.checkpoint.writer import Saved
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
 from dist_transformer.training.assembly import assemble
-from dist_transformer.training.saver import Saver
+from dist_transformer.training.trainer import Saver
 from tests.jobs import SMALL
 
 STEPS = 6

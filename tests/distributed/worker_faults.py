@@ -17,8 +17,7 @@ from typing import Any
 from dist_transformer.base.errors import exit_on_user_error
 from dist_transformer.run.checkpoint import writer
 from dist_transformer.train import main
-from dist_transformer.training.saver import Saver
-from dist_transformer.training.trainer import Trainer
+from dist_transformer.training.trainer import Saver, Trainer
 
 RANK, NUMBER, WHAT = os.environ["FAULT"].split(":")
 

@@ -15,8 +15,8 @@ from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.runtime.world import World
-from dist_transformer.training.assembly import _introduce
-from dist_transformer.training.cautions import cautions, planned_epochs
+from dist_transformer.training import assembly
+from dist_transformer.training.assembly import _introduce, cautions, planned_epochs
 
 
 def corpus(pairs: int, source_tokens: int, target_tokens: int) -> Any:
@@ -130,3 +130,17 @@ def test_training_begins_with_its_epochs_and_the_warnings(
     assert lines[8] == "100,000 steps, about 2,564 epochs of 78,612 target tokens"
     assert lines[-1].startswith("warning: --max-steps 100000 means about 2,564 epochs of 78,612 target tokens, which")
     assert output.count("warning") == 2
+
+
+def test_the_peak_is_that_of_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["Tesla T4, 15 GiB", "NVIDIA H200, 140 GiB"]
+    monkeypatch.setattr(assembly, "describe_environment", lambda: {"gpus": names})
+    config = PRESETS["tiny"].changed(precision="bf16")
+
+    def peak(gpu: int, world: World) -> float | None:
+        return assembly._peak_flops(config, world, torch.device("cuda", gpu))
+
+    # NVIDIA's datasheet: 989 TFLOP/s in bf16.
+    assert peak(1, World(rank=1, size=4)) == 4 * 989e12
+    assert peak(0, World()) is None
+    assert assembly._peak_flops(config, World(), torch.device("cpu")) is None

@@ -3,7 +3,7 @@ import weakref
 
 import pytest
 
-from dist_transformer.training.collector import existing_objects_spared
+from dist_transformer.training.trainer import existing_objects_spared
 
 
 def test_objects_from_before_the_loop_are_collected_after_it() -> None:

@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from dist_transformer import train
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.model.transformer import training_flops
-from dist_transformer.runtime.world import World
-from dist_transformer.training.interval import Interval
+from dist_transformer.training.logbook import Interval
 
 
 def test_utilization_by_hand() -> None:
@@ -17,15 +15,6 @@ def test_utilization_by_hand() -> None:
     operations = training_flops(model, source_tokens=700, target_tokens=800)
     assert interval.utilization(model, operations / 2) == {"mfu": pytest.approx(0.5)}
     assert interval.utilization(model, None) == {}
-
-
-def test_the_peak_is_that_of_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["Tesla T4, 15 GiB", "NVIDIA H200, 140 GiB"]
-    monkeypatch.setattr(train, "describe_environment", lambda: {"gpus": names})
-    # NVIDIA's datasheet: 989 TFLOP/s in bf16.
-    assert train._peak_flops(torch.device("cuda", 1), "bf16", World(rank=1, size=4)) == 4 * 989e12
-    assert train._peak_flops(torch.device("cuda", 0), "bf16", World()) is None
-    assert train._peak_flops(torch.device("cpu"), "bf16", World()) is None
 
 
 def test_waiting_is_per_step_and_unknown_on_a_gpu() -> None:
