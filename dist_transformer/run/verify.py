@@ -27,7 +27,6 @@ from dist_transformer.model_folder import WEIGHTS_FILE
 from dist_transformer.run.checkpoint.content import content_problem
 from dist_transformer.run.checkpoint.reader import CheckpointReader, checkpoint_problem, weight_hashes, weights_problem
 from dist_transformer.run.checkpoint.tensors import (
-    checkpoint_shapes,
     differing_weight,
     parameter_shapes,
     tensors_problem,
@@ -47,7 +46,6 @@ from dist_transformer.run.layout import (
     LOCK_FILE,
     POINTER,
     SETTINGS_FILE,
-    STATE_FILE,
     WEIGHT_HASHES,
     WEIGHTS,
 )
@@ -186,24 +184,18 @@ class _Verification:
             plain_file(file)
         if problem := checkpoint_problem(path):
             raise UserError(f"{problem}: remove the folder, and training resumes from an older checkpoint")
-        parts = sorted(path.glob("part-*.safetensors"))
-        shapes = parameter_shapes(self._known_config().model)
-        averaged = read_json(path / STATE_FILE).get("ema_decay", 0) > 0
-        if problem := tensors_problem(parts, checkpoint_shapes(shapes, averaged=averaged)):
+        if problem := content_problem(path, values=True):
             raise UserError(f"{problem}: remove {path}, and training resumes from an older checkpoint")
         reader = CheckpointReader(path)
         self._require_state(path, reader.state)
-        if problem := content_problem(path):
-            raise UserError(f"{problem}: remove the folder, and training resumes from an older checkpoint")
         self._whole[_step_of(path.name)] = reader
+        parts = len(list(path.glob("part-*.safetensors")))
         size = sum(file.stat().st_size for file in path.iterdir())
-        return f"{len(parts)} part(s), {size:,} bytes, hashes match the manifest, tensors and state valid"
+        return f"{parts} part(s), {size:,} bytes, hashes match the manifest, tensors and state valid"
 
     def _require_state(self, path: Path, state: dict[str, Any]) -> None:
-        """Check that the state belongs to this run: its step, model and tokenizer, and the ledger up to its step."""
+        """Check that the state belongs to this run: its model and tokenizer, and the ledger up to its step."""
         step, entries = _step_of(path.name), self._known_entries()
-        if state["step"] != step:
-            raise UserError(f"{path / 'state.json'} states step {state['step']!r}: the folder was renamed")
         if state["model"] != self._described["model"]:
             raise UserError(f"{path / 'state.json'} states another model than {SETTINGS_FILE}: it is from another run")
         tokenizer = plain_file(self.run_dir / TOKENIZER_FILE)
@@ -259,7 +251,7 @@ class _Verification:
 
     def _require_weights(self, file: Path, shapes: Any) -> None:
         remedy = "restore it from a backup, or remove it"
-        if problem := tensors_problem([plain_file(file)], shapes):
+        if problem := tensors_problem([plain_file(file)], shapes, values=True):
             raise UserError(f"{problem}: {remedy}")
         with safe_open(regular(file), framework="pt") as stored:
             stated = (stored.metadata() or {}).get("step")

@@ -58,9 +58,9 @@ TENSORS = [
     (set_nan, "holds values that are not finite"),
     (set_infinite, "holds values that are not finite"),
     (remove, "is in none of the files"),
-    (add, "is not a parameter of the model in config.json"),
-    (reshape, "but config.json gives"),
-    (halve, "is torch.bfloat16, not torch.float32"),
+    (add, "is not a parameter of its model"),
+    (reshape, "but its model gives"),
+    (halve, "is BF16, not F32"),
 ]
 
 

@@ -12,10 +12,11 @@ import pytest
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.locks import exclusive
+from dist_transformer.config.plain import to_plain
 from dist_transformer.run import verify
 from dist_transformer.run.ledger import GENESIS, Ledger, chain_link
 from dist_transformer.run.verify import verify_run
-from tests.run.sound_run import LEFT_OUT, NEWEST, PART, edit_json, edit_manifest, failures, flip, seal
+from tests.run.sound_run import LEFT_OUT, MODEL, NEWEST, PART, edit_json, edit_manifest, failures, flip, seal
 
 
 def test_a_sound_run(run: Path) -> None:
@@ -130,11 +131,11 @@ def test_a_manifest_that_leads_elsewhere(run: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"step": 3}, "states step 3: the folder was renamed"),
+        ({"step": 3}, "states step 3, which is not the step of its folder"),
         ({"ledger_chain": "0" * 64}, "does not continue the ledger at step 4"),
         ({"target_tokens": 409}, "does not continue the ledger at step 4 (409 target tokens, the ledger has 410)"),
         ({"left_out": []}, "lists other left-out shards than the ledger"),
-        ({"model": {}}, "states another model than config.json"),
+        ({"model": {**to_plain(MODEL), "dropout": 0.5}}, "states another model than config.json"),
         ({"tokenizer_sha256": "0" * 64}, "states another tokenizer"),
     ],
 )
@@ -147,7 +148,7 @@ def test_a_state_that_is_not_this_runs(run: Path, changes: dict[str, Any], messa
 def test_a_state_without_its_fields(run: Path) -> None:
     (run / NEWEST / "state.json").write_text("{}")
     seal(run / NEWEST)
-    assert "cannot be read (KeyError: 'step')" in failures(run)["checkpoint step-00000004"]
+    assert "states step None, which no run writes" in failures(run)["checkpoint step-00000004"]
 
 
 @pytest.mark.parametrize(

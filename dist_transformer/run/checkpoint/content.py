@@ -1,7 +1,6 @@
 """Check that a checkpoint holds what a resume needs, besides the hashes of its manifest.
 
-An attacker who wrote a file may have written the manifest too, so matching hashes are not enough. The checks read
-types and headers, and no tensor.
+An attacker who wrote a file may have written the manifest too, so matching hashes are not enough.
 """
 
 import re
@@ -9,13 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import regular
 from dist_transformer.config.plain import from_plain, read_json
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.run.checkpoint.tensors import Shapes, checkpoint_shapes, parameter_shapes
+from dist_transformer.run.checkpoint.tensors import checkpoint_shapes, parameter_shapes, tensors_problem
 from dist_transformer.run.layout import STATE_FILE, step_of
 
 _CHAIN = re.compile(r"[0-9a-f]{64}")
@@ -25,8 +21,12 @@ _LARGEST = 2**63 - 1
 Rule = Callable[[Any], bool]
 
 
-def content_problem(path: Path) -> str | None:
-    """Describe what is wrong with the state or the tensors of a checkpoint whose hashes match; None if nothing is."""
+def content_problem(path: Path, *, values: bool = False) -> str | None:
+    """Describe what is wrong with the state or the tensors of a checkpoint whose hashes match; None if nothing is.
+
+    Args:
+        values: also read the values of the tensors; otherwise only types and headers are read.
+    """
     try:
         state = read_json(path / STATE_FILE)
         due = {name: fits for name, fits in _STATE.items() if name in state or name not in _NEWER}
@@ -38,25 +38,7 @@ def content_problem(path: Path) -> str | None:
     except UserError as error:
         return str(error)
     expected = checkpoint_shapes(parameter_shapes(model), averaged=state.get("ema_decay", 0) > 0)
-    return _tensors_problem(path, expected)
-
-
-def _tensors_problem(path: Path, expected: Shapes) -> str | None:
-    """Describe a tensor that is missing, repeated, or not in the model's shape in fp32; None if there is none."""
-    seen: set[str] = set()
-    for part in sorted(path.glob("part-*.safetensors")):
-        try:
-            with safe_open(regular(part), framework="pt") as stored:
-                for name in stored.keys():  # noqa: SIM118
-                    header = stored.get_slice(name)
-                    found = tuple(header.get_shape()), header.get_dtype()
-                    if name in seen or found != (expected.get(name), "F32"):
-                        return f"{part}: tensor {name!r:.60} is {found[1]} {found[0]}, which its model does not have"
-                    seen.add(name)
-        except (SafetensorError, OSError, RuntimeError) as error:
-            return f"{part} cannot be read ({error})"
-    missing = min(expected.keys() - seen, default=None)
-    return f"{path} holds no tensor {missing!r}" if missing else None
+    return tensors_problem(sorted(path.glob("part-*.safetensors")), expected, values=values)
 
 
 def _is_count(value: Any) -> bool:

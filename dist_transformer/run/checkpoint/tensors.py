@@ -30,22 +30,32 @@ def checkpoint_shapes(parameters: Shapes, *, averaged: bool) -> Shapes:
     return {f"{part}/{name}": shape for part in parts for name, shape in parameters.items()}
 
 
-def tensors_problem(files: Sequence[Path], expected: Shapes) -> str | None:
-    """Describe what is wrong with the tensors that the files hold together; None if nothing is."""
+def tensors_problem(files: Sequence[Path], expected: Shapes, *, values: bool) -> str | None:
+    """Describe what is wrong with the tensors that the files hold together; None if nothing is.
+
+    Args:
+        values: also read the values, which must be finite; otherwise only the headers are read.
+    """
     place: dict[str, Path] = {}
     for file in files:
         try:
             with safe_open(regular(file), framework="pt") as stored:
                 for name in stored.keys():  # noqa: SIM118
                     if name in place:
-                        return f"{file} holds tensor {name!r}, and so does {place[name]}"
+                        return f"{file} holds tensor {name!r:.60}, and so does {place[name]}"
                     place[name] = file
-                    if problem := _tensor_problem(stored.get_tensor(name), expected.get(name)):
-                        return f"{file}: tensor {name!r} {problem}"
+                    header = stored.get_slice(name)
+                    problem = _header_problem(tuple(header.get_shape()), header.get_dtype(), expected.get(name))
+                    # The sum of absolute values would be faster, but may overflow although every value is finite.
+                    if not problem and values and not torch.isfinite(stored.get_tensor(name)).all():
+                        problem = "holds values that are not finite"
+                    if problem:
+                        return f"{file}: tensor {name!r:.60} {problem}"
         except (SafetensorError, OSError, RuntimeError) as error:
             return f"{file} cannot be read as safetensors ({error})"
     if missing := sorted(expected.keys() - place.keys()):
-        return f"tensor {missing[0]!r}{_and_more(len(missing))} is in none of the files of {files[0].parent}"
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        return f"tensor {missing[0]!r}{more} is in none of the files of {files[0].parent}"
     return None
 
 
@@ -62,18 +72,9 @@ def differing_weight(file: Path, checkpoint: CheckpointReader, *, part: str) -> 
     return None
 
 
-def _tensor_problem(tensor: torch.Tensor, shape: tuple[int, ...] | None) -> str | None:
-    if shape is None:
-        return "is not a parameter of the model in config.json"
-    if tuple(tensor.shape) != shape:
-        return f"has shape {tuple(tensor.shape)}, but config.json gives {shape}"
-    if tensor.dtype != torch.float32:
-        return f"is {tensor.dtype}, not torch.float32"
-    # The sum of absolute values would be faster, but may overflow although every value is finite.
-    if not torch.isfinite(tensor).all():
-        return "holds values that are not finite"
-    return None
-
-
-def _and_more(count: int) -> str:
-    return f" (and {count - 1} more)" if count > 1 else ""
+def _header_problem(shape: tuple[int, ...], dtype: str, expected: tuple[int, ...] | None) -> str | None:
+    if expected is None:
+        return "is not a parameter of its model"
+    if shape != expected:
+        return f"has shape {shape}, but its model gives {expected}"
+    return None if dtype == "F32" else f"is {dtype}, not F32"
