@@ -30,7 +30,7 @@ from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.options import as_dtype
 from dist_transformer.inference.trained_model import TrainedModel
 from dist_transformer.model_folder import ModelInfo
-from dist_transformer.run.records import read_records
+from dist_transformer.run.layout import read_records
 from dist_transformer.runtime.child import run_child
 from dist_transformer.runtime.device import find_device
 from dist_transformer.runtime.extensions import import_extension

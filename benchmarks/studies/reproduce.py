@@ -36,7 +36,7 @@ from dist_transformer.base.files import sha256_of, write_file
 from dist_transformer.config.plain import from_plain, read_json
 from dist_transformer.data.folder.format import INDEX_FILE
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.run.records import read_records
+from dist_transformer.run.layout import read_records
 from dist_transformer.runtime.launch import deepspeed_command, own_command, run_printed
 
 _ROOT = Path(__file__).resolve().parents[2]

@@ -37,8 +37,7 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.reporting.reporter import perplexity
 from dist_transformer.run.environment import describe_environment
-from dist_transformer.run.layout import METRICS_FILE, weight_files
-from dist_transformer.run.records import read_records
+from dist_transformer.run.layout import METRICS_FILE, read_records, weight_files
 from dist_transformer.runtime.launch import deepspeed_command, own_command, run_printed
 
 _MACHINE = "{cores} cores of {processor}, {memory_gib} GiB, GPUs: {gpus}; torch {torch}, DeepSpeed {deepspeed}"

@@ -9,8 +9,7 @@ from typing import Any, Literal
 from dist_transformer.averaging.sources import weight_file_metadata
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
-from dist_transformer.run.layout import METRICS_FILE, SETTINGS_FILE, WEIGHTS, weight_files
-from dist_transformer.run.records import read_records
+from dist_transformer.run.layout import METRICS_FILE, SETTINGS_FILE, WEIGHTS, read_records, weight_files
 
 Measure = Literal["nll", "bleu"]
 """Score of a validation: -log p per target token (lower is better), or sacreBLEU of translations (higher is better)."""

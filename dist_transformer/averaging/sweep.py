@@ -20,9 +20,14 @@ from dist_transformer.base.files import make_folder, sha256_of, write_file
 from dist_transformer.config.plain import read_json
 from dist_transformer.data.folder.format import INDEX_FILE, VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.folder.urls import is_url
-from dist_transformer.evaluation.evaluate import Evaluation, ReferencedText, evaluate_model, read_test_set
-from dist_transformer.evaluation.reference_nll import reference_nll
+from dist_transformer.data.folder.storage import is_url
+from dist_transformer.evaluation.evaluate import (
+    Evaluation,
+    ReferencedText,
+    evaluate_model,
+    read_test_set,
+    reference_nll,
+)
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import for_decoding

@@ -15,7 +15,7 @@ from dist_transformer.base.files import write_file
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.presets import PRESETS
-from dist_transformer.run.records import read_records
+from dist_transformer.run.layout import read_records
 from dist_transformer.runtime.launch import as_typed, installed_program, own_command, run_printed
 
 

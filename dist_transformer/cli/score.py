@@ -28,8 +28,8 @@ from dist_transformer.base.files import make_folder, require_writable, whole_pat
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.inference.attention_maps import readable_pieces
 from dist_transformer.inference.options import PRECISIONS, add_device_option, add_direction_options, add_model_option
-from dist_transformer.inference.pieces import readable_pieces
 from dist_transformer.inference.scoring import SCORED_TOKENS, PairScore, score_files
 from dist_transformer.model_folder import load_model
 from dist_transformer.runtime.distributed import error_of_all, on_all_ranks

@@ -1,6 +1,7 @@
 """Translate a test set with a model folder and score it, on any number of ranks."""
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from dist_transformer.data.text.files import read_aligned
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.evaluation.bleu import Scores, score
 from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.scoring import longest_line, score_ids
 from dist_transformer.inference.translator import Split, Translator
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, load_model
@@ -187,3 +189,26 @@ def write_report(report: dict[str, Any], file: Path, *, beside: dict[Path, str] 
         write_file(file, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
         raise UserError(f"{file} cannot be written ({error.strerror}): choose another place") from None
+
+
+def reference_nll(
+    model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], *, tags: Sequence[str] = ()
+) -> float:
+    """Return -log p per target token, `</s>` included, without smoothing. Collective: every rank must call it.
+
+    Pairs that are too long for the model's positions are left out; the result is NaN if none is left.
+
+    Args:
+        model: model in evaluation mode.
+        pairs: source and reference lines, the same on every rank.
+        tags: tags in front of every source.
+    """
+    longest = longest_line(model)
+    sources, targets = (tokenizer.encode_batch(list(side)) for side in zip(*pairs, strict=True))
+    prefix = tokenizer.tag_ids(tags)
+    tagged = [[*prefix, *source] for source in sources]
+    ids = [pair for pair in zip(tagged, targets, strict=True) if max(map(len, pair)) <= longest]
+    scores = score_ids(model, ids, device=model.embedding.device)
+    values = [value for score in scores for value in score.token_log_probabilities]
+    # fsum does not depend on the order, and therefore not on the number of ranks.
+    return -math.fsum(values) / len(values) if values else math.nan

@@ -12,8 +12,7 @@ import numpy as np
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, write_file
 from dist_transformer.config.plain import read_json
-from dist_transformer.inference.attention_maps import cross_attention_maps
-from dist_transformer.inference.pieces import readable_pieces
+from dist_transformer.inference.attention_maps import cross_attention_maps, readable_pieces
 from dist_transformer.inference.translator import Translator
 from dist_transformer.run.layout import SAMPLES, step_name
 

@@ -1,5 +1,6 @@
 """Attention weights of a model for one sentence pair."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -7,7 +8,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
+from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, SPECIALS, Tokenizer
 from dist_transformer.model.attention import AttentionLayout, MultiHeadAttention, Role
 from dist_transformer.model.layers import DecoderLayer, EncoderLayer
 from dist_transformer.model.packed import PackedTokens, pack_side
@@ -81,3 +82,19 @@ def _attentions(model: Transformer) -> Iterable[MultiHeadAttention]:
 def _one_sentence(ids: list[int]) -> PackedTokens:
     length = len(ids)
     return pack_side(np.array(ids, dtype=np.int64), np.array([length]), size=length, offset_count=2, max_length=length)
+
+
+BEGIN, END = SPECIALS[2:]
+# Zero-width (non-)joiners: parts of words in Persian, Sinhala and others, although Python calls them not printable.
+_JOINERS = "\u200c\u200d"
+
+
+def readable_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Return pieces in readable form, `</s>` last: a space is `▁`, and a part of a character is `�`."""
+    return [tokenizer.tag_of(i) or _readable(tokenizer.decode([i])) for i in ids] + [END]
+
+
+def _readable(text: str) -> str:
+    visible = "".join("▁" if c.isspace() else c if c.isprintable() or c in _JOINERS else "�" for c in text)
+    # A part of a character is one mark, however many bytes it has.
+    return re.sub("�+", "�", visible)

@@ -10,8 +10,9 @@ Numbers count input lines, and ranks a line's translations, from 0.
 import json
 from dataclasses import dataclass
 
+import numpy as np
+
 from dist_transformer.base.errors import UserError
-from dist_transformer.inference.noise import add_noise
 from dist_transformer.inference.translator import ScoredText, Translation
 
 FORMATS = ("moses", "tsv", "jsonl")
@@ -55,3 +56,27 @@ class OutputFormat:
 def _tsv(number: int, rank: int, one: ScoredText) -> str:
     text = one.text.replace("\t", " ")
     return f"{number}\t{rank}\t{one.score:.6f}\t{text}\n"
+
+
+BLANK = "<BLANK>"
+"""Replacement of a word."""
+_DROPPED, _BLANKED, _DISTANCE = 0.1, 0.1, 3
+
+
+def add_noise(text: str, *, seed: int, line: int) -> str:
+    """Add noise to a text. The noise is a pure function of the text, the seed and the line number.
+
+    White space separates words, so a text without spaces is one word. At least one word of a text remains.
+    """
+    words = text.split()
+    if not words:
+        return text
+    chance = np.random.default_rng([seed, line])
+    kept = chance.random(len(words)) >= _DROPPED
+    if not kept.any():
+        kept[chance.integers(len(words))] = True
+    left = [word for word, is_kept in zip(words, kept, strict=True) if is_kept]
+    blank = chance.random(len(left)) < _BLANKED
+    left = [BLANK if is_blank else word for word, is_blank in zip(left, blank, strict=True)]
+    places = np.arange(len(left)) + chance.random(len(left)) * (_DISTANCE + 1)
+    return " ".join(left[i] for i in places.argsort(kind="stable"))

@@ -10,10 +10,9 @@ import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.tokenizer import Tokenizer
-from dist_transformer.inference.attention_maps import attention_maps
+from dist_transformer.inference.attention_maps import BEGIN, attention_maps, readable_pieces
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.options import as_dtype
-from dist_transformer.inference.pieces import BEGIN, readable_pieces
 from dist_transformer.inference.scoring import PairScore, longest_line, score_pairs
 from dist_transformer.inference.translator import ScoredText, Translator
 from dist_transformer.model.products import Products

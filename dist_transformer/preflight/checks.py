@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dist_transformer.base.checks import Check
 from dist_transformer.preflight.facts import CACHE, RUN_FOLDER, SHARED_MEMORY, TEMPORARY_FOLDER, Facts, Volume
-from dist_transformer.preflight.groups import by_value, differences, hosts_of
-from dist_transformer.preflight.network import judge_network
+from dist_transformer.preflight.network import by_value, differences, hosts_of, judge_network
 from dist_transformer.runtime.rendezvous import as_ranges
 
 _GIB = 2**30

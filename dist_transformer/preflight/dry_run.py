@@ -31,8 +31,7 @@ from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.inference.beam import BeamSettings, beam_search
 from dist_transformer.model.packed import PackedBatch, PackedTokens, pack_side
 from dist_transformer.run.checkpoint.reader import checkpoint_problem
-from dist_transformer.run.layout import CHECKPOINTS, LEDGER_FILE, WEIGHTS, step_name
-from dist_transformer.run.records import read_records
+from dist_transformer.run.layout import CHECKPOINTS, LEDGER_FILE, WEIGHTS, read_records, step_name
 from dist_transformer.run.warm_start import read_initial_weights
 from dist_transformer.runtime.world import World
 from dist_transformer.training.assembly import assemble

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from dist_transformer.preflight.nccl import NcclFacts, look_at_nccl
-from dist_transformer.runtime.affinity import cpus_beside
+from dist_transformer.runtime.device import cpus_beside
 from dist_transformer.runtime.world import World
 
 PACKAGES = ("torch", "deepspeed", "dist_transformer")

@@ -14,8 +14,7 @@ from dist_transformer.cost.memory import SENTENCE_TOKENS
 from dist_transformer.preflight.plan import Cluster, RunPlan, Workload, look_at_work
 from dist_transformer.run.environment import read_environments
 from dist_transformer.run.folder import settings_of
-from dist_transformer.run.layout import SETTINGS_FILE, checkpoints_of
-from dist_transformer.run.records import read_records
+from dist_transformer.run.layout import SETTINGS_FILE, checkpoints_of, read_records
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,10 +1,9 @@
 """Checks of the network between ranks: addresses, NCCL, InfiniBand, clocks, the all-reduce."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from dist_transformer.base.checks import Check
 from dist_transformer.preflight.facts import Facts
-from dist_transformer.preflight.groups import by_value, differences, hosts_of
 from dist_transformer.runtime.rendezvous import as_ranges
 
 # Seconds; with a larger offset, the times of logs and files mislead.
@@ -161,3 +160,21 @@ def _reductions(facts: Sequence[Facts]) -> Iterator[Check]:
             )
         else:
             yield Check(name=check, found=found)
+
+
+def by_value(facts: Sequence[Facts], value: Callable[[Facts], object]) -> dict[object, list[Facts]]:
+    """Group ranks by a value, in the order in which values first appear."""
+    groups: dict[object, list[Facts]] = {}
+    for fact in facts:
+        groups.setdefault(value(fact), []).append(fact)
+    return groups
+
+
+def hosts_of(facts: Sequence[Facts]) -> str:
+    """Name the hosts of ranks, each once."""
+    return ", ".join(dict.fromkeys(fact.host for fact in facts))
+
+
+def differences(facts: Sequence[Facts], value: Callable[[Facts], object]) -> str:
+    """Describe which hosts have which value: `2.11 on n1; 2.13 on n2, n3`."""
+    return "; ".join(f"{found} on {hosts_of(group)}" for found, group in by_value(facts, value).items())

@@ -20,9 +20,8 @@ from dist_transformer.evaluation.samples import SampleSheet
 from dist_transformer.reporting.board import RARE, Board
 from dist_transformer.reporting.figures import attention_picture, learning_rate_picture, position_picture
 from dist_transformer.reporting.sinks import SINKS, MetricsFile, MetricSink, OptionalSink
-from dist_transformer.run.layout import TENSORBOARD
+from dist_transformer.run.layout import TENSORBOARD, scan_records
 from dist_transformer.run.lock import Fence, unfenced
-from dist_transformer.run.records import scan_records
 
 # Width of a terminal of unknown size.
 _COLUMNS = 80

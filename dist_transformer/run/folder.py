@@ -28,11 +28,11 @@ from dist_transformer.run.layout import (
     SETTINGS_FILE,
     WEIGHTS,
     WRITTEN_IN_PLACE,
+    scan_records,
     weight_files,
 )
 from dist_transformer.run.ledger import GENESIS, follow_ledger, truncate_jsonl
 from dist_transformer.run.lock import Fence, sole_writer, unfenced
-from dist_transformer.run.records import scan_records
 from dist_transformer.run.warm_start import InitialWeights, read_initial_weights
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.launch import as_typed, own_command

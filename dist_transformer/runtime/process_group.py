@@ -12,9 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.runtime.affinity import beside
-from dist_transformer.runtime.allocator import keep_freed_memory
-from dist_transformer.runtime.device import find_device
+from dist_transformer.runtime.device import beside, find_device, keep_freed_memory
 from dist_transformer.runtime.launch import RANK_VARIABLES
 from dist_transformer.runtime.rendezvous import LOOPBACK_IS_DOWN, loopback_is_down, meet
 from dist_transformer.runtime.world import World

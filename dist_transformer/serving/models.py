@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.inference.attention_maps import AttentionMaps, attention_maps
+from dist_transformer.inference.attention_maps import BEGIN, AttentionMaps, attention_maps, readable_pieces
 from dist_transformer.inference.beam import BeamSettings
-from dist_transformer.inference.pieces import BEGIN, readable_pieces
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model_folder import ModelInfo, load_model
 from dist_transformer.serving.messages import AttentionRequest, Kind

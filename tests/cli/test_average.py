@@ -12,8 +12,7 @@ import torch
 
 from dist_transformer.averaging import sweep as module
 from dist_transformer.data.tokenizer import Tokenizer
-from dist_transformer.evaluation.evaluate import read_test_set
-from dist_transformer.evaluation.reference_nll import reference_nll
+from dist_transformer.evaluation.evaluate import read_test_set, reference_nll
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer

@@ -8,7 +8,7 @@ import pytest
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.directions import Direction, choose_direction, worth_stating
 from dist_transformer.data.tokenizer import EOS_ID, Tokenizer, train_tokenizer
-from dist_transformer.inference.pieces import readable_pieces
+from dist_transformer.inference.attention_maps import readable_pieces
 
 TAGS = ("<bt>", "<2de>")
 # Merges of all that the tags are spelled with are learned, if anything lets them be.

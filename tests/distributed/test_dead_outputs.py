@@ -14,8 +14,7 @@ import pytest
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.run.checkpoint.reader import checkpoint_problem
-from dist_transformer.run.layout import checkpoints_of
-from dist_transformer.run.records import read_records
+from dist_transformer.run.layout import checkpoints_of, read_records
 from tests.conftest import ROOT, deepspeed_command
 from tests.faults.disks import mounted
 from tests.jobs import PATIENCE, SMALL

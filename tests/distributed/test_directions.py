@@ -10,8 +10,8 @@ import pytest
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.evaluation.samples import read_sheets
 from dist_transformer.model_folder import read_model_info
+from dist_transformer.run.layout import read_records
 from dist_transformer.run.ledger import read_ledger
-from dist_transformer.run.records import read_records
 from tests.conftest import run_command
 from tests.distributed.test_runs import train
 

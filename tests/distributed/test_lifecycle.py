@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.run.records import read_records
+from dist_transformer.run.layout import read_records
 from dist_transformer.runtime.launch import free_port
 from dist_transformer.training.fault_tolerance.signals import INTERRUPTED
 from tests.jobs import PATIENCE, Job

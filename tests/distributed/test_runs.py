@@ -22,9 +22,9 @@ from dist_transformer.base.files import sha256_of
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.evaluation.samples import read_sheets
 from dist_transformer.run.checkpoint.reader import checkpoint_problem
+from dist_transformer.run.layout import read_records
 from dist_transformer.run.ledger import read_ledger
 from dist_transformer.run.lock import sole_writer
-from dist_transformer.run.records import read_records
 from dist_transformer.runtime.launch import as_typed, own_command
 from tests.conftest import ROOT, deepspeed_command, run_command, run_ranks
 

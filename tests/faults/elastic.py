@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from safetensors.torch import load_file
 
-from dist_transformer.run.records import read_records
+from dist_transformer.run.layout import read_records
 from tests.faults.campaign import STAGES, Campaign, Case, Found, Lab, failing
 
 _STEPS = 20

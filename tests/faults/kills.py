@@ -11,8 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from dist_transformer.run.layout import step_of
-from dist_transformer.run.records import read_records
+from dist_transformer.run.layout import read_records, step_of
 from tests.faults.campaign import STAGES, Campaign, Case, Found, Lab, failing, newest_whole, same_end, unfinished
 from tests.jobs import PATIENCE, Job
 

@@ -33,9 +33,8 @@ from dist_transformer.run.checkpoint.reader import (
     newest_checkpoint,
     weights_problem,
 )
-from dist_transformer.run.layout import weight_files
+from dist_transformer.run.layout import read_records, scan_records, weight_files
 from dist_transformer.run.ledger import read_ledger
-from dist_transformer.run.records import read_records, scan_records
 from dist_transformer.run.verify import verify_run
 from tests.disk_states import Recorder, State, Trace, no_flushes, recording, states_after
 from tests.faults.campaign import Campaign, Case, Found, Lab

@@ -15,8 +15,7 @@ import torch
 
 from dist_transformer.config.plain import read_json
 from dist_transformer.model_folder import load_model
-from dist_transformer.run.layout import checkpoints_of, step_of
-from dist_transformer.run.records import read_records
+from dist_transformer.run.layout import checkpoints_of, read_records, step_of
 from tests.conftest import ROOT, run_command
 from tests.distributed.worker_cut_power import STEPS
 from tests.faults.campaign import Campaign, Case, Found, Lab, UnavailableError, same_end

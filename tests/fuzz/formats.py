@@ -28,9 +28,9 @@ from dist_transformer.reporting.html.run import load_run
 from dist_transformer.run.checkpoint.content import content_problem
 from dist_transformer.run.checkpoint.reader import CheckpointReader, newest_checkpoint
 from dist_transformer.run.folder import settings_of
+from dist_transformer.run.layout import scan_records
 from dist_transformer.run.ledger import read_ledger, truncate_jsonl
 from dist_transformer.run.progress import Progress
-from dist_transformer.run.records import scan_records
 from dist_transformer.run.verify import verify_run
 from tests.fuzz import damage
 from tests.run.sound_run import NEWEST, PART, edit_manifest, make_run, seal

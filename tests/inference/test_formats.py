@@ -3,8 +3,7 @@ import json
 import pytest
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.inference.formats import OutputFormat
-from dist_transformer.inference.noise import add_noise
+from dist_transformer.inference.formats import OutputFormat, add_noise
 from dist_transformer.inference.translator import ScoredText, Translation
 
 BLANK = Translation(hypotheses=(ScoredText(text="", score=0.0, tokens=()),))

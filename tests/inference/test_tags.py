@@ -6,7 +6,7 @@ import torch
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
-from dist_transformer.evaluation.reference_nll import reference_nll
+from dist_transformer.evaluation.evaluate import reference_nll
 from dist_transformer.evaluation.samples import make_samples
 from dist_transformer.inference import translator as module
 from dist_transformer.inference.beam import BeamSettings, Hypothesis

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dist_transformer.reporting.reporter import Reporter, format_seconds, perplexity
-from dist_transformer.run.records import read_records
+from dist_transformer.run.layout import read_records
 from tests.reporting.recorded import VALUES, epoch_of, lines_of, make_sheet, scalars
 
 

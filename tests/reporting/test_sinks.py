@@ -8,7 +8,7 @@ import pytest
 
 from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.reporting.sinks import SINKS, MetricSink
-from dist_transformer.run.records import read_records
+from dist_transformer.run.layout import read_records
 
 
 class Kept:

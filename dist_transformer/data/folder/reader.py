@@ -27,8 +27,9 @@ from dist_transformer.data.folder.storage import (
     ShardFiles,
     check_file,
     fetch,
+    is_url,
+    refuse_secrets,
 )
-from dist_transformer.data.folder.urls import is_url, refuse_secrets
 from dist_transformer.data.tokenizer import Tokenizer
 
 

@@ -8,19 +8,20 @@ node share one cache. One lock per shard, which ends with its holder, lets one o
 import contextlib
 import hashlib
 import os
+import re
 import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import unquote
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import open_regular, remove, remove_unfinished, sha256_of, whole_path
 from dist_transformer.base.locks import exclusive
 from dist_transformer.base.verified import Sealed, read_sealed
 from dist_transformer.data.folder.format import REMEDY, ShardInfo
-from dist_transformer.data.folder.urls import without_secrets
 
 _ATTEMPTS = 5
 _FIRST_PAUSE_SECONDS = 0.5
@@ -203,3 +204,41 @@ def _read_verified(path: Path, shard: ShardInfo) -> Sealed:
 
 def _damaged(path: Path) -> UserError:
     return UserError(f"{path} is damaged or from another folder: its SHA-256 differs from the index: {REMEDY}")
+
+
+# Names of parameters, in lower case, whose values grant access: those of presigned URLs, SAS tokens and the like.
+_SECRET_NAME = re.compile(
+    r"token|secret|passw|pwd|signature|credential|auth(?!or)|api.?key|access.?key"
+    r"|^(x-(amz|goog)-.*|sig|sas|key)$|[-_](key|sig)$"
+)
+_PARAMETER = re.compile(r"(?<=[?&;#])([^=&;#\s]+)=([^&;#\s'\")]*)")
+# `://` and then a user with a password, or only a token. A password may contain a slash, and then its first part looks
+# like a port. A path may contain an @, too, such as the hub's paths before a revision.
+_USER = re.compile(r"(?<=://)(?:[^/?#\s@]*:[^/?#\s@]*|[^/?#\s@:]*:(?!\d*/)[^\s@]*)@")
+_WEB_USER = re.compile(r"(?i)(https?://)[^/?#\s@]+@")
+_SHOWN = "***"
+
+
+def is_url(place: str) -> bool:
+    return "://" in place
+
+
+def without_secrets(text: str) -> str:
+    """Replace each secret in the URLs of a text by `***`."""
+
+    def hide(parameter: re.Match[str]) -> str:
+        is_secret = _SECRET_NAME.search(unquote(parameter[1]).lower()) and parameter[2]
+        return f"{parameter[1]}={_SHOWN}" if is_secret else parameter[0]
+
+    text = _WEB_USER.sub(rf"\g<1>{_SHOWN}@", _USER.sub(f"{_SHOWN}@", text))
+    return _PARAMETER.sub(hide, text)
+
+
+def refuse_secrets(url: str) -> None:
+    """Raise a UserError for a URL with a password, a token or a signature."""
+    shown = without_secrets(url)
+    if shown != url:
+        raise UserError(
+            f"{shown} holds a password, which would be written to logs and to the run folder: pass it in the store's "
+            "own variables or files, or in those of fsspec (FSSPEC_FTP_PASSWORD, ~/.config/fsspec)"
+        )

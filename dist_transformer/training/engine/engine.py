@@ -19,7 +19,7 @@ from dist_transformer.run.checkpoint.state import EMA, MOMENTS, ParameterState
 from dist_transformer.runtime import distributed
 from dist_transformer.training.engine import internals
 from dist_transformer.training.engine.ds_config import complete_ds_config
-from dist_transformer.training.engine.kernel_lock import builds_survive_kills
+from dist_transformer.training.engine.internals import builds_survive_kills
 from dist_transformer.training.engine.plain_adam import PlainAdam
 from dist_transformer.training.engine.schedule import average_decay, scheduler_hook
 

@@ -9,13 +9,16 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from dist_transformer.base.locks import exclusive
 
 
 def prepare_deepspeed() -> None:
@@ -187,3 +190,30 @@ def build_lock(kind: type) -> Iterator[None]:
         yield
     finally:
         cpp_extension.FileBaton = usual  # type: ignore[misc]
+
+
+class KernelLock:
+    """Replace `torch.utils.file_baton.FileBaton` by a kernel lock, which ends with its process.
+
+    All processes build one after another; later ones find nothing left to do.
+    """
+
+    def __init__(self, lock_file_path: str, **_: object) -> None:
+        self.path, self.held = Path(f"{lock_file_path}.flock"), ExitStack()
+
+    def try_acquire(self) -> bool:
+        self.held.enter_context(exclusive(self.path))
+        return True
+
+    def release(self) -> None:
+        self.held.close()
+
+    def wait(self) -> None:
+        """Do nothing, because `try_acquire` waits."""
+
+
+@contextmanager
+def builds_survive_kills() -> Iterator[None]:
+    """Let PyTorch's extension builds in the block use `KernelLock` instead of a lock file."""
+    with build_lock(KernelLock):
+        yield

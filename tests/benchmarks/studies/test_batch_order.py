@@ -16,7 +16,7 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.packs import Pack
 from dist_transformer.data.loading.plan import resolve_budgets
-from dist_transformer.run.records import read_records
+from dist_transformer.run.layout import read_records
 from tests.conftest import run_command
 
 

@@ -14,8 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.folder import storage
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.folder.storage import CacheSettings, fetch
-from dist_transformer.data.folder.urls import refuse_secrets
+from dist_transformer.data.folder.storage import CacheSettings, fetch, refuse_secrets
 
 GIB = 2**30
 

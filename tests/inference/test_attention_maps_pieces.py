@@ -1,7 +1,7 @@
 import pytest
 
 from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
-from dist_transformer.inference.pieces import readable_pieces
+from dist_transformer.inference.attention_maps import readable_pieces
 
 
 @pytest.fixture(scope="module")

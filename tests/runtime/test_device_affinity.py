@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dist_transformer.runtime import affinity
-from dist_transformer.runtime.affinity import beside, cpus_beside
+from dist_transformer.runtime import device
+from dist_transformer.runtime.device import beside, cpus_beside
 
 GPU = torch.device("cuda", 0)
 
@@ -19,7 +19,7 @@ def pci(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A bus with one GPU: domain 1, bus 0x1b, device 0."""
     place = SimpleNamespace(pci_domain_id=1, pci_bus_id=0x1B, pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: place)
-    monkeypatch.setattr(affinity, "_PCI", tmp_path)
+    monkeypatch.setattr(device, "_PCI", tmp_path)
     folder = tmp_path / "0001:1b:00.0"
     folder.mkdir()
     return folder

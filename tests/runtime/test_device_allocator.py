@@ -6,7 +6,7 @@ import pytest
 _FAULTS = """
 import resource, sys, threading, torch
 if sys.argv[1] == "kept":
-    from dist_transformer.runtime.allocator import keep_freed_memory
+    from dist_transformer.runtime.device import keep_freed_memory
     keep_freed_memory()
 
 def use():

@@ -4,8 +4,7 @@ from collections import Counter
 
 import pytest
 
-from dist_transformer.inference import noise
-from dist_transformer.inference.noise import BLANK, add_noise
+from dist_transformer.inference.formats import BLANK, add_noise
 
 WORDS = [f"w{i}" for i in range(20)]
 
@@ -22,8 +21,8 @@ def test_words_are_dropped_and_blanked_one_time_in_ten() -> None:
 
 
 def test_no_word_moves_by_more_than_three_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noise, "_DROPPED", 0.0)
-    monkeypatch.setattr(noise, "_BLANKED", 0.0)
+    monkeypatch.setattr(formats, "_DROPPED", 0.0)
+    monkeypatch.setattr(formats, "_BLANKED", 0.0)
     moves = Counter[int]()
     for line in range(1000):
         found = [WORDS.index(word) for word in add_noise(" ".join(WORDS), seed=1, line=line).split()]

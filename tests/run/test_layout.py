@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.run.records import read_records
+from dist_transformer.run.layout import read_records
 
 LINES = [json.dumps({"kind": kind, "step": step}) for step in (1, 2) for kind in ("train", "valid")]
 

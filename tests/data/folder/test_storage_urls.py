@@ -2,7 +2,7 @@ import pytest
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.folder.urls import refuse_secrets, without_secrets
+from dist_transformer.data.folder.storage import refuse_secrets, without_secrets
 
 SECRETS = {
     "ftp://me:hunter2@host/data": "ftp://***@host/data",

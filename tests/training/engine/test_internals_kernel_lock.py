@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from torch.utils import cpp_extension
 
-from dist_transformer.training.engine.kernel_lock import KernelLock, builds_survive_kills
+from dist_transformer.training.engine.internals import KernelLock, builds_survive_kills
 
 BUILD = """
 import sys
 from pathlib import Path
 from torch.utils import cpp_extension
-from dist_transformer.training.engine.kernel_lock import builds_survive_kills
+from dist_transformer.training.engine.internals import builds_survive_kills
 
 folder = Path(sys.argv[1])
 (folder / "one.cpp").write_text('extern "C" int one() { return 1; }')
@@ -40,7 +40,7 @@ def test_the_lock_file_of_a_killed_build_stops_no_other(tmp_path: Path) -> None:
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     hold = f"""
 import time
-from dist_transformer.training.engine.kernel_lock import KernelLock
+from dist_transformer.training.engine.internals import KernelLock
 lock = KernelLock({str(tmp_path / "lock")!r})
 lock.try_acquire()
 print("held", flush=True)
@@ -50,7 +50,7 @@ time.sleep(600)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     wait = f"""
-from dist_transformer.training.engine.kernel_lock import KernelLock
+from dist_transformer.training.engine.internals import KernelLock
 assert KernelLock({str(tmp_path / "lock")!r}).try_acquire()
 """
     waiter = subprocess.Popen([sys.executable, "-c", wait])
