@@ -5,13 +5,13 @@
 
 from typing import TYPE_CHECKING, Any
 
+from dist_transformer.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from dist_transformer.base.errors import UserError as UserError
     from dist_transformer.inference.trained_model import TrainedModel
 
     load = TrainedModel.load
-
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

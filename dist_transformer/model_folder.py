@@ -31,6 +31,7 @@ from dist_transformer.base.files import (
     write_file,
 )
 from dist_transformer.base.locks import is_locked
+from dist_transformer.base.tensor_file import LARGEST_HEADER, TensorFile, is_finite
 from dist_transformer.base.verified import Stated, has_own_hash, with_own_hash
 from dist_transformer.config.directions import Direction, choose_direction, worth_stating
 from dist_transformer.config.plain import OMIT_DEFAULT, from_plain, read_json, to_plain
@@ -38,7 +39,6 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.launch import as_typed, own_command
-from dist_transformer.tensor_file import LARGEST_HEADER, TensorFile, is_finite
 
 FORMAT_VERSION = 2
 """Version of the format; since 2, config.json has the hash of the weights and its own."""

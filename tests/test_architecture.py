@@ -28,8 +28,8 @@ Name = TypeVar("Name", str, Path)
 # A room imports only from rooms above its own line; within a line, rooms do not import one another. A room that is not
 # listed belongs to its parent. `model_folder` is the format between training and inference.
 LAYERS = [
-    {"base"},
-    {"config", "runtime", "tensor_file"},
+    {"base", "version"},
+    {"config", "runtime"},
     {"data.tokenizer_file"},
     {"data.tokenizer", "model"},
     {"cost", "data.text", "data.folder"},

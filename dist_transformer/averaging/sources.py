@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import is_pickle, regular
+from dist_transformer.base.tensor_file import TensorFile
 from dist_transformer.base.verified import Stated, read_verified
 from dist_transformer.config.plain import from_plain
 from dist_transformer.config.settings import ModelConfig
@@ -24,7 +25,6 @@ from dist_transformer.model_folder import TOKENIZER_FILE, WEIGHTS_FILE, ModelInf
 from dist_transformer.run.checkpoint import reader
 from dist_transformer.run.checkpoint.tensors import parameter_shapes
 from dist_transformer.run.layout import STATE_FILE
-from dist_transformer.tensor_file import TensorFile
 
 # Prefix of weights in a checkpoint, which also holds moments.
 _CHECKPOINT_PREFIX = "weight/"

@@ -5,11 +5,11 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from dist_transformer import __version__
 from dist_transformer.base.errors import UserError, exit_on_user_error
 from dist_transformer.runtime.extensions import import_extension
 from dist_transformer.runtime.launch import take_number, take_values
 from dist_transformer.runtime.processes import adopt_streams, run_processes
+from dist_transformer.version import __version__
 
 COMMANDS = {
     "demo": "run the whole pipeline on synthetic text, in minutes",

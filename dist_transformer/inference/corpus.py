@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dist_transformer import __version__
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import (
     make_folder,
@@ -43,6 +42,7 @@ from dist_transformer.data.text.files import read_lines
 from dist_transformer.inference.translator import Translation
 from dist_transformer.model_folder import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE
 from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks, rank, world_size
+from dist_transformer.version import __version__
 
 _MANIFEST, _LOCK, _FAILED, _WHOLE, _COMPLETE = "manifest.json", "lock", "failed", "whole", "complete"
 _COMPRESSED = (".gz", ".xz", ".bz2")

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dist_transformer import __version__
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import folder_beside, make_folder, move, sync, write_file
 from dist_transformer.pictures.picture import Picture
 from dist_transformer.reporting.figures import as_png
 from dist_transformer.reporting.html.document import anchor, document, framed, minute, section
 from dist_transformer.reporting.html.markup import Html, element, join
+from dist_transformer.version import __version__
 
 PAGE_FILE = "index.html"
 _TITLE = "The Transformer in pictures"

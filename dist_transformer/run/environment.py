@@ -12,9 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from dist_transformer import __version__
 from dist_transformer.base.files import read_small, write_file
 from dist_transformer.run.layout import ENVIRONMENT_FILE
+from dist_transformer.version import __version__
 
 _PACKAGES = ("torch", "deepspeed")
 

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from dist_transformer.inference import formats
 from dist_transformer.inference.formats import BLANK, add_noise
 
 WORDS = [f"w{i}" for i in range(20)]

@@ -15,7 +15,12 @@ from tests.test_architecture import TOOLS
 # What these programs run before they import a package.
 FIRST = [
     ROOT / name
-    for name in ("tools/_start.py", "dist_transformer/__init__.py", "dist_transformer/runtime/interpreter.py")
+    for name in (
+        "tools/_start.py",
+        "dist_transformer/__init__.py",
+        "dist_transformer/version.py",
+        "dist_transformer/runtime/interpreter.py",
+    )
 ]
 TRAIN = ROOT / "dist_transformer" / "train.py"
 

@@ -3,7 +3,6 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dist_transformer import __version__
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import write_file
 from dist_transformer.base.links import guard
@@ -13,6 +12,7 @@ from dist_transformer.reporting.html.overview import checkpoints, curves, headli
 from dist_transformer.reporting.html.run import Run, load_run
 from dist_transformer.reporting.html.tables import environment, scores, settings
 from dist_transformer.reporting.html.texts import attention, samples
+from dist_transformer.version import __version__
 
 REPORT_FILE = "report.html"
 

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import sha256_of
+from dist_transformer.base.tensor_file import TensorFile, is_finite
 from dist_transformer.base.verified import Stated
-from dist_transformer.tensor_file import TensorFile, is_finite
 
 TENSORS = {
     "matrix": torch.randn(7, 3, generator=torch.manual_seed(1)),
