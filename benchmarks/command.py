@@ -3,12 +3,8 @@
 tools/benchmark.py data --data data/mine --json results/data.json
 tools/benchmark.py train --data data/mine --preset tiny --json results/bench-cpu-tiny.json
 tools/benchmark.py decode --model runs/mine/model --src test.en --ref test.de
-tools/benchmark.py ranks --data data/mine --preset multi30k --ranks 2
 tools/benchmark.py step --data data/mine --preset big -- --compile
 tools/benchmark.py kernels --preset big
-tools/benchmark.py attention --preset multi30k
-tools/benchmark.py stages --data data/mine --preset multi30k --json results/stages.json
-tools/benchmark.py links --data data/mine --json results/links.json
 tools/benchmark.py stall --data data/mine --preset base --rate 600000
 deepspeed --num_gpus 2 tools/benchmark.py train --data data/mine --peers stock plain
 
@@ -28,21 +24,15 @@ from benchmarks.decoding import LABELS as DECODE_LABELS
 from benchmarks.decoding import DecodeBenchmark, decode_table, run_decoding_benchmark
 from benchmarks.flags import Measure, parse_arguments
 from benchmarks.kernels import KernelBenchmark, kernel_table, run_kernel_benchmark
-from benchmarks.measure import ROOT, result_of, write_result
-from benchmarks.reading import ReadingBenchmark, reading_table, run_reading_benchmark
+from benchmarks.measure import result_of, write_result
 from benchmarks.rows import (
-    ATTENTION_ROW,
     COST_ROW,
     DATA_ROW,
     DECODE_ROW,
-    RANKS_ROW,
     STEP_ROW,
     TRAIN_ROW,
 )
-from benchmarks.size import SizeBenchmark, run_size_benchmark, size_table
 from benchmarks.training.cost_curve import cost_table, curve_of, run_cost_curve
-from benchmarks.training.cost_model import cost_model_table, run_cost_model
-from benchmarks.training.cpu_attention import AttentionBenchmark, attention_table, run_attention_benchmark
 from benchmarks.training.field import (
     LABELS,
     TrainBenchmark,
@@ -50,9 +40,6 @@ from benchmarks.training.field import (
     train_table,
 )
 from benchmarks.training.learning import learn
-from benchmarks.training.links import LinksBenchmark, links_table, run_links_benchmark
-from benchmarks.training.ranks import RanksBenchmark, ranks_table, run_ranks_benchmark
-from benchmarks.training.stages import StagesBenchmark, run_stages_benchmark, stages_table
 from benchmarks.training.stall import StallBenchmark, run_stall_benchmark, stall_table
 from benchmarks.training.step import StepBenchmark, run_step_benchmark, step_table
 from dist_transformer.base.errors import UserError
@@ -175,67 +162,6 @@ def measure_training(arguments: argparse.Namespace) -> Measured | None:
     )
 
 
-def measure_ranks(arguments: argparse.Namespace) -> Measured:
-    config = config_of(arguments)
-    settings = RanksBenchmark(config=config, ranks=arguments.ranks, steps=arguments.steps, rounds=arguments.rounds)
-    figures = {"preset": arguments.preset, **run_ranks_benchmark(settings, say)}
-    counts = [f"--{name}={getattr(settings, name)}" for name in ("ranks", "steps", "rounds")]
-    return Measured(
-        what="a training step on several ranks of one machine, compared with the same step on one; medians of rounds",
-        figures=figures,
-        given=[*DATA, "--preset", arguments.preset, *counts],
-        table=ranks_table(figures),
-        row=RANKS_ROW,
-        text=DataFolder.open(arguments.data).index,
-        seeds=[config.seed],
-    )
-
-
-def measure_stages(arguments: argparse.Namespace) -> Measured:
-    config = config_of(arguments)
-    settings = StagesBenchmark(
-        config=config,
-        ds_configs=ROOT / "ds_configs",
-        ranks=arguments.ranks,
-        micro_batches=arguments.micro_batches,
-        steps=arguments.steps,
-        rounds=arguments.rounds,
-    )
-    figures = {"preset": arguments.preset, **run_stages_benchmark(settings, say)}
-    counts = [f"--{name}={getattr(settings, name)}" for name in ("ranks", "steps", "rounds")]
-    return Measured(
-        what="ZeRO stages on several ranks of one machine: CPU time, bytes sent and memory; medians of rounds",
-        figures=figures,
-        given=[*DATA, "--preset", arguments.preset, *counts, "--micro-batches", *settings.micro_batches],
-        table=stages_table(figures),
-        text=DataFolder.open(arguments.data).index,
-        seeds=[config.seed],
-    )
-
-
-def measure_links(arguments: argparse.Namespace) -> Measured:
-    config = config_of(arguments)
-    settings = LinksBenchmark(
-        config=config,
-        ds_configs=ROOT / "ds_configs",
-        nodes=arguments.nodes,
-        mbits=arguments.mbits,
-        steps=arguments.steps,
-    )
-    figures = {"preset": arguments.preset, **run_links_benchmark(settings, say)}
-    return Measured(
-        what="communication of ZeRO stages on links of known rates, compared with the planner's; medians of steps",
-        figures=figures,
-        given=[
-            *(*DATA, "--preset", arguments.preset, "--nodes", *settings.nodes),
-            *("--mbits", *(f"{mbit:g}" for mbit in settings.mbits), "--steps", settings.steps),
-        ],
-        table=links_table(figures),
-        text=DataFolder.open(arguments.data).index,
-        seeds=[config.seed],
-    )
-
-
 def measure_stall(arguments: argparse.Namespace) -> Measured:
     config = config_of(arguments)
     settings = StallBenchmark(config=config, rate=arguments.rate, seconds=arguments.seconds)
@@ -282,20 +208,6 @@ def measure_kernels(arguments: argparse.Namespace) -> Measured:
     )
 
 
-def measure_attention(arguments: argparse.Namespace) -> Measured:
-    names = [entry.name for entry in dataclasses.fields(AttentionBenchmark)]
-    settings = AttentionBenchmark(**{name: getattr(arguments, name) for name in names})
-    figures = run_attention_benchmark(settings, say)
-    return Measured(
-        what="training steps on a CPU with the compiled kernel of attention and with padded groups of sentences",
-        figures=figures,
-        given=[f"--{name.replace('_', '-')}={getattr(settings, name)}" for name in names],
-        table=attention_table(figures),
-        row=ATTENTION_ROW,
-        seeds=[1],
-    )
-
-
 def measure_decoding(arguments: argparse.Namespace) -> Measured:
     sources, references = (list(read_lines(file)) for file in (arguments.src, arguments.ref))
     settings = DecodeBenchmark(
@@ -329,14 +241,6 @@ def measure_decoding(arguments: argparse.Namespace) -> Measured:
 
 
 def measure_costs(arguments: argparse.Namespace) -> Measured:
-    if arguments.device is not None:
-        modelled = run_cost_model(arguments.device)
-        return Measured(
-            what="predicted time of steps of `base` and `big`: a model, not a measurement",
-            figures=modelled,
-            given=["--device", arguments.device],
-            table=cost_model_table(modelled),
-        )
     with process_group(World()) as device:
         figures = run_cost_curve(curve_of(device, repeats=arguments.repeats), device, say)
     return Measured(
@@ -371,53 +275,12 @@ def measure_data(arguments: argparse.Namespace) -> Measured:
     )
 
 
-def measure_reading(arguments: argparse.Namespace) -> Measured:
-    names = ("ranks", "world", "times", "packs_per_step", "seed")
-    settings = ReadingBenchmark(data=arguments.data, **{name: getattr(arguments, name) for name in names})
-    figures = run_reading_benchmark(settings, say)
-    return Measured(
-        what="planning, reading and building on the processes of one node; the rest of the cluster is simulated",
-        figures=figures,
-        given=[*DATA, *(f"--{name.replace('_', '-')}={getattr(settings, name)}" for name in names)],
-        table=reading_table(figures),
-        text=DataFolder.open(arguments.data).index,
-        seeds=[settings.seed],
-    )
-
-
-def measure_size(arguments: argparse.Namespace) -> Measured:
-    settings = SizeBenchmark(
-        data=arguments.data,
-        pairs=arguments.pairs,
-        worlds=tuple(arguments.worlds),
-        pairs_per_shard=arguments.pairs_per_shard,
-    )
-    figures = run_size_benchmark(settings, say)
-    sizes = [f"--pairs={settings.pairs}", f"--pairs-per-shard={settings.pairs_per_shard}"]
-    flawed = not (figures["each_pair_once"] and figures["ledgers_equal"])
-    return Measured(
-        what="an epoch of simulated lengths through the real plan; tokens are simulated",
-        figures=figures,
-        given=[*DATA, *sizes, "--worlds", *settings.worlds],
-        table=size_table(figures),
-        text=DataFolder.open(arguments.data).index,
-        seeds=[settings.seed],
-        flaw="a pair is missing or appears twice, or the worlds do not train on the same sentences" if flawed else None,
-    )
-
-
 MEASURES: dict[str, Measure] = {
     "cost": measure_costs,
     "data": measure_data,
     "decode": measure_decoding,
     "kernels": measure_kernels,
-    "attention": measure_attention,
     "learn": measure_learning,
-    "links": measure_links,
-    "ranks": measure_ranks,
-    "reading": measure_reading,
-    "size": measure_size,
-    "stages": measure_stages,
     "stall": measure_stall,
     "step": measure_step,
     "train": measure_training,

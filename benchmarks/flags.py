@@ -7,7 +7,6 @@ from typing import Any
 
 from benchmarks.data import DataBenchmark
 from benchmarks.decoding import LABELS as DECODE_LABELS
-from benchmarks.reading import ReadingBenchmark
 from benchmarks.training.field import LABELS
 from dist_transformer.inference.options import PRECISIONS
 
@@ -51,19 +50,13 @@ def parse_arguments(description: str | None, measures: Mapping[str, Measure]) ->
     ):
         flag = "--" + name.replace("_", "-")
         data.add_argument(flag, type=kind, default=defaults[name], metavar="N", help=f"{meaning} (default %(default)s)")
-    add_reading_parser(parts, measures)
-    add_size_parser(parts, measures)
     add_train_parser(parts, measures)
-    add_ranks_parser(parts, measures)
-    add_stages_parser(parts, measures)
-    add_links_parser(parts, measures)
     add_stall_parser(parts, measures)
     add_decode_parser(parts, measures)
     add_learn_parser(parts, measures)
     add_cost_parser(parts, measures)
     add_step_parser(parts, measures)
     add_kernels_parser(parts, measures)
-    add_attention_parser(parts, measures)
     return parser.parse_args()
 
 
@@ -83,51 +76,6 @@ def add_part(
         part.add_argument("flags", nargs="*", metavar="-- FLAGS", help="flags of dist_transformer.train")
     part.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: no file)")
     return part
-
-
-def add_reading_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
-    reading = add_part(
-        parts,
-        "reading",
-        measures["reading"],
-        trains=False,
-        help="planning and reading once per node: CPU, bytes read and memory of its processes",
-        description="Plan, read and build two epochs on the processes of one node of a simulated cluster, and on one "
-        "process. Reports CPU per process, bytes read, and memory of the node.",
-    )
-    defaults = {name: field.default for name, field in ReadingBenchmark.__dataclass_fields__.items()}
-    reading.add_argument("--data", type=Path, required=True, help="data folder")
-    for name, meaning in (
-        ("ranks", "processes of the node"),
-        ("world", "processes of the simulated cluster"),
-        ("times", "copies of the corpus in the corpus that is read"),
-        ("packs_per_step", "packs of 392 target tokens per step"),
-        ("seed", "seed of the plan"),
-    ):
-        flag = "--" + name.replace("_", "-")
-        reading.add_argument(
-            flag, type=int, default=defaults[name], metavar="N", help=f"{meaning} (default %(default)s)"
-        )
-
-
-def add_size_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
-    size = add_part(
-        parts,
-        "size",
-        measures["size"],
-        trains=False,
-        help="planning of an epoch of a corpus of any size, from simulated lengths",
-        description="Plan an epoch of simulated lengths with the real code. Reports start, first step, CPU and memory, "
-        "and checks that each pair appears once and that worlds of several sizes train on the same sentences.",
-    )
-    size.add_argument(
-        "--data", type=Path, required=True, help="data folder from whose lengths the simulated ones are drawn"
-    )
-    size.add_argument("--pairs", type=int, default=100_000_000, metavar="N", help="default: %(default)s")
-    size.add_argument(
-        "--worlds", type=int, nargs="+", default=[128, 1024], metavar="N", help="ranks (default: %(default)s)"
-    )
-    size.add_argument("--pairs-per-shard", type=int, default=100_000, metavar="N", help="default: %(default)s")
 
 
 def add_train_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
@@ -151,70 +99,6 @@ def add_train_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
         "--steps", type=int, default=10, metavar="N", help="optimizer steps of each contender per round"
     )
     training.add_argument("--rounds", type=int, default=6, metavar="N", help="rounds; medians are reported")
-
-
-def add_ranks_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
-    several = add_part(
-        parts,
-        "ranks",
-        measures["ranks"],
-        trains=True,
-        help="training steps on several ranks, compared with the same steps on one",
-        description="Run the same training steps on one rank, on several ranks of this machine, and divided among "
-        "processes that do not communicate, with one thread each, in turns. Reports the wall time per step, the share "
-        "of it that is not work, and the share that is communication and waiting.",
-    )
-    several.add_argument("--ranks", type=int, default=2, metavar="N", help="ranks (default: %(default)s)")
-    several.add_argument(
-        "--steps", type=int, default=20, metavar="N", help="optimizer steps of each contender per round"
-    )
-    several.add_argument("--rounds", type=int, default=4, metavar="N", help="rounds; medians are reported")
-
-
-def add_stages_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
-    stages = add_part(
-        parts,
-        "stages",
-        measures["stages"],
-        trains=True,
-        help="training steps under each ZeRO stage: CPU time, bytes sent, memory",
-        description="Run the same training steps under ZeRO 0 to 3 on several ranks of this machine, with one thread "
-        "each. Reports of one rank: CPU seconds per step, bytes that collectives send around a ring, bytes of states.",
-    )
-    stages.add_argument("--ranks", type=int, default=2, metavar="N", help="ranks (default: %(default)s)")
-    stages.add_argument(
-        "--micro-batches",
-        type=int,
-        nargs="+",
-        default=[1, 4, 16],
-        metavar="N",
-        help="micro-batches per rank and step (default: 1 4 16)",
-    )
-    stages.add_argument("--steps", type=int, default=2, metavar="N", help="optimizer steps of each stage (default: 2)")
-    stages.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds; medians are reported")
-
-
-def add_links_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
-    links = add_part(
-        parts,
-        "links",
-        measures["links"],
-        trains=True,
-        help="communication of each ZeRO stage on links of known rates, compared with the planner's prediction",
-        description="Train under ZeRO 0 to 3 with gloo on nodes that are network namespaces of this machine, with one "
-        "rank each. Reports the seconds of communication per step that nothing overlapped and the bytes sent, compared "
-        "with the prediction of `plan`. Needs root and iproute2.",
-    )
-    links.add_argument("--nodes", type=int, nargs="+", default=[2, 4], metavar="N", help="nodes (default: 2 4)")
-    links.add_argument(
-        "--mbits",
-        type=float,
-        nargs="+",
-        default=[10, 100, 1000],
-        metavar="R",
-        help="rates at which a node sends, in Mbit/s (default: 10 100 1000)",
-    )
-    links.add_argument("--steps", type=int, default=3, metavar="N", help="optimizer steps of each stage (default: 3)")
 
 
 def add_stall_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
@@ -261,9 +145,6 @@ def add_cost_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
         description="Measure steps of models of several sizes on random sentences under plain torch, each point in a "
         "separate process. The figures of up to 16 nodes of 8 GPUs come from a model, not a measurement.",
     )
-    cost.add_argument(
-        "--device", metavar="GPU", help="h100, h200, …: predict steps on it from counted launches instead"
-    )
     cost.add_argument("--repeats", type=int, default=5, metavar="N", help="measures per point (default: 5)")
 
 
@@ -298,30 +179,6 @@ def add_kernels_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
     kernels.add_argument(
         "--tokens", type=int, default=25_088, metavar="N", help="tokens at once (default: %(default)s)"
     )
-
-
-def add_attention_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
-    attention = add_part(
-        parts,
-        "attention",
-        measures["attention"],
-        trains=False,
-        help="training steps on a CPU, with and without our attention kernel",
-        description="Run forward and backward of the model on random tokens, with the compiled kernel and with padded "
-        "groups of sentences, in turns. The unit is CPU seconds per step.",
-    )
-    attention.add_argument("--preset", default="tiny", help="model (default: %(default)s)")
-    attention.add_argument(
-        "--vocab-size", type=int, default=8_000, metavar="V", help="size of the vocabulary (default: %(default)s)"
-    )
-    attention.add_argument(
-        "--tokens", type=int, default=4_096, metavar="N", help="tokens per side (default: %(default)s)"
-    )
-    attention.add_argument(
-        "--mean-length", type=int, default=13, metavar="N", help="tokens per sentence (default: %(default)s)"
-    )
-    attention.add_argument("--rounds", type=int, default=10, metavar="N", help="rounds; medians are reported")
-    attention.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="default: %(default)s")
 
 
 def add_decode_parser(parts: Any, measures: Mapping[str, Measure]) -> None:

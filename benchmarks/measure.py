@@ -12,22 +12,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.training.namespaces import INTERFACE
 from dist_transformer.base.errors import UserError, exit_on_user_error
 from dist_transformer.data.folder.format import DataIndex
 from dist_transformer.run.environment import describe_environment
-from dist_transformer.runtime.launch import RANK_VARIABLES, free_port
+from dist_transformer.runtime.launch import RANK_VARIABLES
 
 if TYPE_CHECKING:
     import torch
 
-    from benchmarks.training.namespaces import Node
     from dist_transformer.model_folder import ModelInfo
 
 # Warm-up of each piece of work as a share of a measure's time, not counted: files are read, caches are filled.
@@ -119,60 +116,24 @@ def one_thread() -> Iterator[None]:
             os.environ[name] = before[2]
 
 
-def measure_apart(
-    module: str, request: dict[str, Any], *, failure: str, remedy: str, ranks: int = 1, nodes: Sequence["Node"] = ()
-) -> dict[str, float]:
-    """Run a module that calls `answer` in separate processes, and return its answer to a request.
-
-    Args:
-        ranks: number of processes of its world; rank 0 answers.
-        nodes: nodes with one rank each, instead of `ranks` on this machine.
-    """
-    command = [sys.executable, "-m", module, json.dumps(request)]
-    launches = (
-        [([*node.entry, *command], environment) for node, environment in zip(nodes, _on_nodes(nodes), strict=True)]
-        if nodes
-        else [(command, environment) for environment in _environments(ranks)]
-    )
-    started = [
-        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-        for words, environment in launches
-    ]
-    # A thread per process reads its output, because a process with a full pipe would block the others.
-    with ThreadPoolExecutor(len(started)) as readers:
-        outputs = list(readers.map(subprocess.Popen.communicate, started))
-    for process, (_, errors) in zip(started, outputs, strict=True):
-        if process.returncode != 0:
-            killed = "it was killed, probably because memory is too small"
-            last = killed if process.returncode < 0 else (errors.strip().splitlines() or ["it printed no error"])[-1]
-            raise UserError(f"{failure}: {last.removeprefix('error: ')}: {remedy}")
-    # Libraries may print before the answer.
-    found: dict[str, float] = json.loads(outputs[0][0].splitlines()[-1])
-    return found
-
-
-def _environments(ranks: int) -> list[dict[str, str]]:
-    """Make the environments of the processes of a world on this machine."""
-    alone = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+def measure_apart(module: str, request: dict[str, Any], *, failure: str, remedy: str) -> dict[str, float]:
+    """Run a module that calls `answer` in a separate process, and return its answer to a request."""
+    environment = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
     # Measure the clone, not an installed package.
-    alone["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), alone.get("PYTHONPATH"))))
-    if ranks == 1:
-        return [alone]
-    shared = {
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }
-    return [{**alone, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-
-
-def _on_nodes(nodes: Sequence["Node"]) -> list[dict[str, str]]:
-    """Make the environments of the processes of a world with one rank per node."""
-    found = []
-    for rank, environment in enumerate(_environments(len(nodes))):
-        meeting = {"MASTER_ADDR": nodes[0].address, "GLOO_SOCKET_IFNAME": INTERFACE}
-        found.append({**environment, **meeting, "RANK": str(rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, "-m", module, json.dumps(request)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    if done.returncode != 0:
+        killed = "it was killed, probably because memory is too small"
+        last = killed if done.returncode < 0 else (done.stderr.strip().splitlines() or ["it printed no error"])[-1]
+        raise UserError(f"{failure}: {last.removeprefix('error: ')}: {remedy}")
+    # Libraries may print before the answer.
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 

@@ -21,13 +21,6 @@ TRAIN_ROW = {
     "steps": "—",
     "result": "{figures[contenders][FIRST][rates][median]:,.0f}",
 }
-RANKS_ROW = {
-    "what": "a training step, preset `{figures[preset]}`, {figures[precision]}, on {figures[ranks]} one-thread ranks",
-    "steps": "—",
-    "result": "{figures[several_ranks][median]:.3f} s against {figures[one_rank][median]:.3f} s: "
-    "{figures[overhead_percent][median]:.1f}% of it beyond its share of the work, {figures[communication_percent]"
-    "[median]:.1f}% beyond what as many processes take for their shares that do not communicate",
-}
 DECODE_ROW = {
     "what": "decoding by a model of {figures[parameters]:,} parameters after {figures[trained_steps]:,} steps, beam "
     "{figures[beam_size]}, `{figures[precision]}`; {figures[unit]}",
@@ -40,13 +33,6 @@ STEP_ROW = {
     "steps": "—",
     "result": "{figures[rates][median]:,.0f}: {figures[milliseconds]:.1f} ms per step of "
     "{figures[tokens_per_step]:,.0f} tokens, {figures[peak_gib]:.1f} GiB, {figures[launches]:,.0f} launches",
-}
-ATTENTION_ROW = {
-    "what": "forward and backward of `{figures[preset]}` on {figures[tokens]:,} random tokens per side, mean length "
-    "{figures[mean_length]}, `{figures[precision]}`: the compiled kernel of attention compared with padded groups",
-    "steps": "—",
-    "result": "{figures[times_as_fast][median]:.2f} times as fast ({figures[times_as_fast][lowest]:.2f} to "
-    "{figures[times_as_fast][highest]:.2f})",
 }
 COST_ROW = {
     "what": "one training step of width {figures[base][width]} on {figures[base][tokens]:,} tokens, under plain torch",

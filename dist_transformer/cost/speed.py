@@ -3,7 +3,7 @@
 time = floating-point operations ÷ (peak · MFU) + bytes of the update ÷ memory bandwidth + bytes sent ÷ link +
 consecutive messages · latency. The model assumes no overlap between the parts.
 
-Collectives are modelled as rings, which NCCL and gloo use for large tensors. `tools/benchmark.py links` compares the
+Collectives are modelled as rings, which NCCL and gloo use for large tensors. docs/planning.md compares the
 model with real steps with gloo on links of known rates; no GPUs were measured.
 """
 

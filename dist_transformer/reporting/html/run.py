@@ -18,8 +18,7 @@ from dist_transformer.data.folder.format import INDEX_FILE
 from dist_transformer.evaluation.samples import SampleSheet, read_sheets
 from dist_transformer.model_folder import CONFIG_FILE, WEIGHTS_FILE
 from dist_transformer.run.environment import read_environments
-from dist_transformer.run.layout import METRICS_FILE, SETTINGS_FILE, weight_files
-from dist_transformer.run.layout import scan_records
+from dist_transformer.run.layout import METRICS_FILE, SETTINGS_FILE, scan_records, weight_files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
