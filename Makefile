@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
-	$(BIN)/python tools/demo.py
+	$(BIN)/python -m dist_transformer demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not slice" -n auto --maxprocesses 4 --no-loadscope-reorder

@@ -244,7 +244,7 @@ wait_behind() {
 doctor() {
     [[ $DOCTOR == yes ]] || return 0
     remedy="the job is not fit to train: follow the remedies above and give the same sbatch command again (DOCTOR=no skips the check)" \
-        run_step none "$SLURM_JOB_NUM_NODES" "$(tasks_per_node)" "${PYTHON[@]}" tools/doctor.py --run-dir "$RUN_DIR" --data "$DATA"
+        run_step none "$SLURM_JOB_NUM_NODES" "$(tasks_per_node)" "${PYTHON[@]}" -m dist_transformer doctor --run-dir "$RUN_DIR" --data "$DATA"
 }
 
 # train FLAGS: train to the last step.

@@ -65,10 +65,8 @@ class Commands:
     def run(
         self, words: Sequence[object], folder: Path, *, stdin: Path = Path(os.devnull), **environment: str
     ) -> Ended:
-        """`words`: a tool's name, or `train`, and its arguments."""
-        name, *arguments = words
-        program = ["-m", "dist_transformer.train"] if name == "train" else [ROOT / "tools" / f"{name}.py"]
-        return self.start([*program, *arguments], folder, stdin=stdin, environment=environment)
+        """Run `dist-transformer` with these words."""
+        return self.start(["-m", "dist_transformer", *words], folder, stdin=stdin, environment=environment)
 
     def start(
         self,

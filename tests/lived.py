@@ -14,21 +14,21 @@ TRAIN = ("train", *SMALL, "--data", "data", "--run-dir")
 NEWEST = "run/checkpoints/step-00000002"
 
 FRESH, RESUMED = (*TRAIN, "fresh", "--max-steps", "1"), (*TRAIN, "run", "--max-steps", "3", "--ema-decay", "0.9")
-INSPECT, VERIFY, REPORT = ("inspect_shards", "data", "--verify"), ("verify_run", "run"), ("report", "run")
-VERIFY_DATA = ("verify_run", "run", "--data", "data")
+INSPECT, VERIFY, REPORT = ("inspect", "data", "--verify"), ("verify", "run"), ("report", "run")
+VERIFY_DATA = ("verify", "run", "--data", "data")
 DOCTOR = ("doctor", "--data", "data", "--run-gib", "0.01", "--verify-data")
-PLAN = ("plan_run", "--preset", "tiny", "--data", "data", "--gpu", "h100")
-AGAINST = ("plan_run", "--against", "run")
-LAST = ("average_checkpoints", "--run-dir", "run", "--last", "1", "--out", "m")
-BEST = ("average_checkpoints", "--run-dir", "run", "--best", "1", "--out", "m")
-SWEEP = ("average_checkpoints", "--run-dir", "run", "--sweep", "1", "--out", "m")
-AVERAGE_CHECKPOINT = ("average_checkpoints", "--checkpoints", NEWEST, "--out", "m")
-AVERAGE_MODEL = ("average_checkpoints", "--checkpoints", "run/model", "--out", "m")
+PLAN = ("plan", "--preset", "tiny", "--data", "data", "--gpu", "h100")
+AGAINST = ("plan", "--against", "run")
+LAST = ("average", "--run-dir", "run", "--last", "1", "--out", "m")
+BEST = ("average", "--run-dir", "run", "--best", "1", "--out", "m")
+SWEEP = ("average", "--run-dir", "run", "--sweep", "1", "--out", "m")
+AVERAGE_CHECKPOINT = ("average", "--checkpoints", NEWEST, "--out", "m")
+AVERAGE_MODEL = ("average", "--checkpoints", "run/model", "--out", "m")
 TRANSLATE = ("translate", "--model", "run/model")
-EVALUATE = ("evaluate_bleu", "--model", "run/model", "--src", "in.en", "--ref", "in.de")
+EVALUATE = ("evaluate", "--model", "run/model", "--src", "in.en", "--ref", "in.de")
 SCORE = ("score", "--model", "run/model", "--src", "in.en", "--tgt", "in.de")
 BEGIN_WITH = (*TRAIN, "fresh", "--max-steps", "1", "--init-from", "run/model")
-PREPARE = ("prepare_data", "--src", "in.en", "--tgt", "in.de", "--tokenizer", "data/tokenizer.json", "--out", "more")
+PREPARE = ("prepare", "--src", "in.en", "--tgt", "in.de", "--tokenizer", "data/tokenizer.json", "--out", "more")
 
 
 def live(commands: Commands, data: Path, folder: Path, **environment: str) -> Path:
@@ -44,7 +44,7 @@ def live(commands: Commands, data: Path, folder: Path, **environment: str) -> Pa
     printed = ""
     for words in (
         (*TRAIN, "run", "--max-steps", "2", "--save-every", "1", "--validate-every", "2", "--ema-decay", "0.9"),
-        ("average_checkpoints", "--run-dir", "run", "--last", "2", "--out", "run/model"),
+        ("average", "--run-dir", "run", "--last", "2", "--out", "run/model"),
         (*EVALUATE, "--beam", "1", "--json", "run/bleu.json"),
         REPORT,
         ("doctor", "--run-dir", "run", "--data", "data", "--run-gib", "0.01"),

@@ -232,7 +232,7 @@ def in_small(command: str, hub_folder: Path) -> str:
     command = command.replace("--src mono.en", "--src valid.en")
     # A store of the test's own: the folder that the page before has made.
     command = command.replace("s3://corpora/mine", "file://$PWD/data/more").replace("/scratch/cache", "cache")
-    if "doctor.py" in command:
+    if "dist_transformer doctor" in command:
         return f"{command} --run-gib 0.01"
     if "benchmark.py train" in command:
         return f"{command} --peers plain --steps 1 --rounds 1 -- --batch.max-target-tokens 256"

@@ -56,7 +56,7 @@ def test_the_package_is_found_beside_a_clone_of_its_name(tmp_path: Path) -> None
 
 @pytest.mark.system
 def test_the_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
-    """Also those that are no Python: the page of tools/serve.py."""
+    """Also those that are no Python: the page of `serve`."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
     (wheel,) = tmp_path.glob("*.whl")

@@ -47,6 +47,9 @@ def run(words: Sequence[str]) -> None:
     Raises:
         UserError: there is no such command, or the command raised it.
     """
+    # DeepSpeed's launcher puts its own flag first; the environment has the same value.
+    if words and words[0].startswith("--local_rank="):
+        words = words[1:]
     name, *arguments = words or ["--help"]
     if name in ("-h", "--help", "help"):
         print(overview())

@@ -45,6 +45,14 @@ def test_what_is_wrong_is_said(words: list[str], said: str) -> None:
         run(words)
 
 
+def test_the_flag_of_deepspeeds_launcher_is_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
+    """Under `deepspeed --module dist_transformer COMMAND` it stands before the command."""
+    run(["--local_rank=1", "--version"])
+    assert capsys.readouterr().out.startswith("dist-transformer ")
+    with pytest.raises(UserError, match="'trian' is not a command"):
+        run(["--local_rank=1", "trian"])
+
+
 def test_processes_inside_a_launch_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     with pytest.raises(UserError, match=r"a launcher has started this one \(SLURM_STEP_ID is set\)"):

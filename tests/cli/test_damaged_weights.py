@@ -1,6 +1,5 @@
 """Commands that read weights of which one bit is another: one sentence that names the file, and nothing is written."""
 
-import runpy
 import shutil
 import signal
 import sys
@@ -12,8 +11,9 @@ import pytest
 import safetensors.torch
 import torch
 
+from dist_transformer.base.errors import exit_on_user_error
+from dist_transformer.cli.command import run
 from tests.averaging.conftest import save
-from tests.conftest import ROOT
 from tests.small_model import forge_weights
 
 Screen = pytest.CaptureFixture[str]
@@ -21,22 +21,20 @@ Damage = Callable[[Path], str]
 # How each command is asked to read the model folder MODEL and to write OUT.
 COMMANDS = {
     "translate": "translate --model MODEL --input TEXT --output OUT",
-    "evaluate": "evaluate_bleu --model MODEL --src TEXT --ref TEXT --json OUT",
+    "evaluate": "evaluate --model MODEL --src TEXT --ref TEXT --json OUT",
     "score": "score --model MODEL --src TEXT --tgt TEXT --out OUT",
     "serve": "serve --model MODEL --port 0",
-    "average": "average_checkpoints --checkpoints MODEL --out OUT",
+    "average": "average --checkpoints MODEL --out OUT",
 }
 
 
 def call(monkeypatch: pytest.MonkeyPatch, tool: str, *arguments: object) -> int:
     """Exit status, in this process: a launch costs seconds."""
-    program = ROOT / "tools" / f"{tool}.py"
-    monkeypatch.setattr(sys, "argv", [str(program), *map(str, arguments)])
-    monkeypatch.syspath_prepend(program.parent)
+    monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        runpy.run_path(str(program), run_name="__main__")
+        exit_on_user_error(lambda: run([tool, *map(str, arguments)]))
     except SystemExit as ended:
         return int(ended.code or 0)
     finally:
@@ -105,7 +103,7 @@ def test_a_damaged_model_is_refused(
     file = DAMAGES[damage](places["MODEL"])
     tool, *words = COMMANDS[command].split()
     if tool != "serve":
-        words += [] if tool == "average_checkpoints" else ["--device", "cpu"]
+        words += [] if tool == "average" else ["--device", "cpu"]
     status = call(monkeypatch, tool, *(places.get(word, word) for word in words))
     assert_refused(status, file, capsys)
     assert {path.name for path in tmp_path.iterdir()} == {"model", "text"}
@@ -128,6 +126,6 @@ def test_a_damaged_weight_file_is_in_no_mean(
         if damage == "flipped":
             files[1].write_bytes(whole)
             flip(files[1], part)
-        status = call(monkeypatch, "average_checkpoints", "--run-dir", run, *how, "--out", tmp_path / "out")
+        status = call(monkeypatch, "average", "--run-dir", run, *how, "--out", tmp_path / "out")
         assert_refused(status, str(files[1]), capsys)
         assert {path.name for path in tmp_path.iterdir()} == {"run", "text"}

@@ -58,7 +58,18 @@ def test_the_demo_goes_the_whole_way_and_may_be_run_again(
 ) -> None:
     monkeypatch.setenv("PATH", NEW_SHELL)
     run_dir = tmp_path / "a folder" / "demo"
-    demo = [sys.executable, "tools/demo.py", "--run-dir", run_dir, "--train-pairs", 1500, "--max-steps", 100]
+    demo = [
+        sys.executable,
+        "-m",
+        "dist_transformer",
+        "demo",
+        "--run-dir",
+        run_dir,
+        "--train-pairs",
+        1500,
+        "--max-steps",
+        100,
+    ]
     end_while_it_trains(demo, run_dir)
     output = run_command(*demo, "--average", 1)
     result = json.loads((run_dir / "result.json").read_text())

@@ -79,7 +79,7 @@ def test_a_failed_check_is_printed_before_the_refusal(
 def test_the_tool_refuses_what_marian_lacks(model_folder: Path, files: list[object], tmp_path: Path) -> None:
     """`random_model` has embeddings that are not tied: one sentence, status 1, before the dev text is looked at."""
     words = ["--model", model_folder, "--to", "hf", *files, "--out", tmp_path / "out"]
-    said = run_command(sys.executable, "tools/export_model.py", *words, status=1)
+    said = run_command(sys.executable, "-m", "dist_transformer", "export", *words, status=1)
     assert "error: Marian does not support tie_embeddings = False: only True" in said
     assert "Traceback" not in said
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""tools/plan_run.py, as it prints."""
+"""`dist-transformer plan`, as it prints."""
 
 import json
 import sys

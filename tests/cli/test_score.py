@@ -1,4 +1,4 @@
-"""tools/score.py alone and on two ranks."""
+"""`dist-transformer score` alone and on two ranks."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.inference import scoring
 from dist_transformer.inference.scoring import PairScore, score_pairs
 from dist_transformer.model.transformer import Transformer
-from tests.conftest import ROOT, run_python
+from tests.conftest import run_python
 
 LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 Lines = tuple[list[str], list[str]]
@@ -47,7 +47,7 @@ def run_here(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
 
 
 def command(ranks: int, *words: str) -> list[str]:
-    return [sys.executable, *(LAUNCHER if ranks > 1 else []), str(ROOT / "tools/score.py"), *words]
+    return [sys.executable, *(LAUNCHER if ranks > 1 else []), "-m", "dist_transformer", "score", *words]
 
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -74,7 +74,7 @@ def test_the_same_bytes_on_one_rank_and_on_two(
     for ranks in (1, 2):
         out = tmp_path / f"on_{ranks}" / "scores.jsonl"
         words = [*flags, "--per-token", "--batch-tokens", "100", "--out", str(out)]
-        done = run_python("tools/score.py", *words, ranks=ranks)
+        done = run_python("-m", "dist_transformer", "score", *words, ranks=ranks)
         assert done.returncode == 0, done.stderr
         assert done.stdout == ""
         assert os.listdir(out.parent) == [out.name]

@@ -1,4 +1,4 @@
-"""tools/doctor.py as a job starts it: two ranks that agree, two that do not, one that is missing, one that is stuck."""
+"""`doctor` as a job starts it: two ranks that agree, two that do not, one that is missing, one that is stuck."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.conftest import ROOT, run_command, run_ranks
 
 pytestmark = pytest.mark.slow
 
-DOCTOR = [sys.executable, ROOT / "tools" / "doctor.py"]
+DOCTOR = [sys.executable, "-m", "dist_transformer", "doctor"]
 
 
 def can_name_hosts() -> bool:
@@ -74,7 +74,7 @@ def test_two_ranks_that_agree_are_fit(toy_data: DataFolder, tmp_path: Path) -> N
     run_dir = tmp_path / "runs" / "first"
     output = run_ranks(
         2,
-        ROOT / "tools" / "doctor.py",
+        *DOCTOR[1:],
         "--run-dir",
         run_dir,
         "--run-gib",

@@ -294,7 +294,7 @@ def test_the_best_weights_stay_and_validation_changes_nothing(toy_data: DataFold
 
 def test_the_plan_of_a_run_beside_what_it_measured(worlds: dict[int, Path]) -> None:
     """Two ranks at ZeRO-1 in fp32; on a CPU no speed is predicted."""
-    output = run_command(sys.executable, "tools/plan_run.py", "--against", worlds[2])
+    output = run_command(sys.executable, "-m", "dist_transformer", "plan", "--against", worlds[2])
     rows = {line.split(",")[0]: line.split()[-3:] for line in output.splitlines() if "MiB " in line or ", ms" in line}
     for name in ("states between steps", "checkpoint"):
         assert 0.9 < float(rows[name][2]) < 1.1, output

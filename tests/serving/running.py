@@ -1,4 +1,4 @@
-"""tools/serve.py as a user runs it."""
+"""`dist-transformer serve` as a user runs it."""
 
 import signal
 import subprocess
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.conftest import ROOT, allow_interrupts
+from tests.conftest import allow_interrupts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class RunningServer:
         return Ended(status=self.process.returncode, stdout=stdout, stderr=stderr)
 
 
-TOOL = (sys.executable, str(ROOT / "tools/serve.py"))
+TOOL = (sys.executable, "-m", "dist_transformer", "serve")
 
 
 @contextmanager

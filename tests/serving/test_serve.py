@@ -1,4 +1,4 @@
-"""tools/serve.py over HTTP, on a port of its own."""
+"""`dist-transformer serve` over HTTP, on a port of its own."""
 
 import http.client
 import json
@@ -221,7 +221,7 @@ def test_a_signal_ends_it_while_models_are_loaded(model_folder: Path, tmp_path: 
 
 
 def test_a_port_that_is_taken(model_folder: Path, server: RunningServer) -> None:
-    done = run_python("tools/serve.py", "--model", model_folder, "--port", server.port)
+    done = run_python("-m", "dist_transformer", "serve", "--model", model_folder, "--port", server.port)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     start = f"error: port {server.port} of 127.0.0.1 is not available (Address already in use): give another one"
@@ -244,7 +244,7 @@ def test_a_port_that_is_taken(model_folder: Path, server: RunningServer) -> None
     ],
 )
 def test_bad_options_are_one_sentence(model_folder: Path, options: tuple[str, ...], message: str) -> None:
-    done = run_python("tools/serve.py", "--model", model_folder, *options)
+    done = run_python("-m", "dist_transformer", "serve", "--model", model_folder, *options)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(message)

@@ -133,7 +133,7 @@ def test_text_cannot_drive_a_terminal(text: str, shown: str) -> None:
 
 @pytest.mark.system
 def test_the_tool_prints_and_draws(toy_data: DataFolder, tmp_path: Path) -> None:
-    command = [sys.executable, "tools/inspect_shards.py", toy_data.path]
+    command = [sys.executable, "-m", "dist_transformer", "inspect", toy_data.path]
     budgets = ["--max-target-tokens", 512, "--max-source-tokens", 500, "--max-sentences", 9]
     output = run_command(*command, *budgets, "--examples", 3, "--png", tmp_path / "a.png", "--verify")
     info = toy_data.train.info
@@ -150,7 +150,7 @@ def test_the_tool_prints_and_draws(toy_data: DataFolder, tmp_path: Path) -> None
 
 @pytest.mark.system
 def test_the_tools_errors_name_what_is_wrong(toy_data: DataFolder, tmp_path: Path) -> None:
-    command = [sys.executable, "tools/inspect_shards.py"]
+    command = [sys.executable, "-m", "dist_transformer", "inspect"]
     output = run_command(*command, toy_data.path, "--max-target-tokens", 0, status=1)
     assert output.startswith("error: max_target_tokens is 0: ")
     output = run_command(*command, toy_data.path, "--png", tmp_path / "no/a.png", status=1)

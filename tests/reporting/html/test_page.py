@@ -362,13 +362,13 @@ def test_it_is_written_whole_or_not_at_all(run_dir: Path, monkeypatch: pytest.Mo
 @pytest.mark.system
 def test_the_tool_prints_the_path(run_dir: Path) -> None:
     out = run_dir / "here.html"
-    assert run_command(sys.executable, "tools/report.py", run_dir, "--out", out) == f"{out}\n"
+    assert run_command(sys.executable, "-m", "dist_transformer", "report", run_dir, "--out", out) == f"{out}\n"
     assert out.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
 @pytest.mark.system
 def test_the_tool_refuses_what_is_no_run(tmp_path: Path) -> None:
-    told = run_command(sys.executable, "tools/report.py", tmp_path, status=1)
+    told = run_command(sys.executable, "-m", "dist_transformer", "report", tmp_path, status=1)
     assert told == (
         f"error: {tmp_path} is not a run folder (it has no config.json or metrics.jsonl): "
         "give the --run-dir of a training run\n"
