@@ -1,0 +1,1 @@
+"""Speed and memory, compared with peers; studies that trainings answer."""

@@ -1,4 +1,4 @@
-"""dist_transformer: train the Transformer of "Attention Is All You Need" for translation, on one CPU or many GPUs.
+"""Train the Transformer of "Attention Is All You Need" for translation, on one CPU or many GPUs.
 
 `dist_transformer.load(path).translate(lines)` translates with a trained model; `dist_transformer.api` has the rest.
 """

@@ -1,4 +1,4 @@
-"""README.md and docs/ are true: the tree is the checkout's, links lead somewhere, and commands run."""
+"""README.md and docs/ are true: links lead somewhere, the list of modules is whole, and commands run."""
 
 import ast
 import itertools
@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ INDEX = [
 ]
 # All pages of the site.
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")), ROOT / "ds_configs" / "README.md"]
-TREE = DOCS / "architecture.md"
 
 # A user waits days for these; a test takes the same commands to a few steps of a small model.
 SMALL = (
@@ -175,34 +174,14 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     assert broken_links(page) == [*wrong, "none.png"]
 
 
-def tree_paths() -> Iterator[str]:
-    """Read the paths of the tree; two spaces of indentation per level."""
-    (tree,) = fenced(TREE, "text")
-    folders: list[str] = []
-    for line in tree.splitlines():
-        name = line.split()[0]
-        depth = (len(line) - len(line.lstrip())) // 2
-        folders[depth:] = [name]
-        yield "".join(folders)
-
-
-def test_the_tree_names_every_file_once_and_no_other() -> None:
-    paths = list(tree_paths())
-    listed = set(paths)
-    assert len(paths) == len(listed)
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    rooms = ("tests/", "results/")
-    expected = {path for path in tracked if not path.startswith(rooms) and not path.endswith("__init__.py")}
-    expected -= {".gitignore"}
-    folders = {f"{parent}/" for path in tracked for parent in Path(path).parents if str(parent) not in (".", ".ci")}
-    folders = {folder for folder in folders if not folder.startswith("tests/") or folder == "tests/"}
-    assert listed == expected | folders
-
-
-def test_every_file_of_the_tree_has_a_comment() -> None:
-    (tree,) = fenced(TREE, "text")
-    silent = [line for line in tree.splitlines() if not line.rstrip().endswith("/") and len(line.split()) < 2]
-    assert silent == []
+def test_the_list_of_modules_has_each_with_a_sentence() -> None:
+    done = subprocess.run(
+        [sys.executable, "docs/site/modules.py"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    lines = [line.strip().replace("**", "") for line in done.stdout.splitlines()]
+    listed = Counter(re.match(r"- `([^`]+)`: [A-Z`*].{8,}", line)[1] for line in lines)  # type: ignore[index]
+    files = [path for room in ("dist_transformer", "benchmarks") for path in (ROOT / room).rglob("*.py")]
+    assert listed == Counter(f"{path.parent.name}/" if path.name == "__init__.py" else path.name for path in files)
 
 
 def commands() -> list[str]:

@@ -1,0 +1,1 @@
+"""Training compared with its peers."""

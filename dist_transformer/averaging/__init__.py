@@ -1,0 +1,1 @@
+"""Weights of a run → a model folder."""

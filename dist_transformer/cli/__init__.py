@@ -1,0 +1,1 @@
+"""The program `dist-transformer`: one module per command."""

@@ -1,0 +1,1 @@
+"""Memory, time and hardware of a run, as formulas."""

@@ -1,0 +1,1 @@
+"""Models for other libraries, written only if they agree with ours."""

@@ -1,0 +1,1 @@
+"""Translation and scoring with a model folder."""

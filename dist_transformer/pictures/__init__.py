@@ -1,0 +1,1 @@
+"""The pictures that readers of the paper expect."""

@@ -1,0 +1,1 @@
+"""The run folder: lock, ledger, weights, verification."""

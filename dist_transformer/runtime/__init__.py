@@ -1,0 +1,1 @@
+"""Processes: ranks, launchers, devices, outputs."""

@@ -1,0 +1,1 @@
+"""A local page to try models."""

@@ -1,0 +1,1 @@
+"""The format of a data folder, and its readers."""

@@ -1,0 +1,1 @@
+"""Data folder → packs → micro-batches."""

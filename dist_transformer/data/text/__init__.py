@@ -1,0 +1,1 @@
+"""Parallel text in files, and the embedded synthetic corpus."""

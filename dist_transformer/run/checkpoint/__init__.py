@@ -1,0 +1,1 @@
+"""Checkpoints: written in the background, verified, read in any world."""

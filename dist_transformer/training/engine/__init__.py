@@ -1,0 +1,1 @@
+"""DeepSpeed behind one class, the learning rates, Adam."""

@@ -1,0 +1,1 @@
+"""Hangs, failures and time limits: how all ranks end, with one message."""
