@@ -24,7 +24,7 @@ from dist_transformer.training.engine.memory import peak_memory_bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Computed:
-    """What a rank computed in a step, and how long it took."""
+    """Results of a step on one rank, and its times."""
 
     hashes: list[torch.Tensor]
     """One per micro-batch of this rank."""
