@@ -65,6 +65,8 @@ class ModelInfo:
     """Whether the training data was generated, so that scores say nothing about real text."""
     steps: tuple[int, ...]
     """Training steps whose weights were averaged."""
+    longest_source: int | None = field(default=None, metadata=OMIT_DEFAULT)
+    """Tokens of the longest source that the run trained on, tags included; None for models of older versions."""
     run: str | None = None
     """Identity of the run (`run.folder.run_identity`), so that weights of two runs are not averaged."""
 

@@ -198,7 +198,9 @@ def _model_info(described: dict[str, Any], path: Path) -> ModelInfo:
         values = {**{name: described[name] for name in names}, "steps": [described["step"]]}
     except KeyError as missing:
         raise UserError(f"{path} has no {missing}: it was not written by this program, leave it out") from None
-    newer = {"directions": described.get("directions", []), "run": described.get("run")}
+    newer: dict[str, Any] = {
+        name: described[name] for name in ("directions", "longest_source", "run") if name in described
+    }
     return from_plain(ModelInfo, {**values, **newer}, str(path))
 
 

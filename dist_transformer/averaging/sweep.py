@@ -131,7 +131,7 @@ class Sweep:
                     # JSON has no NaN.
                     "nll": candidate.nll if math.isfinite(candidate.nll) else None,
                     **candidate.evaluation.scores.report(),
-                    "split_sentences": len(candidate.evaluation.splits),
+                    "split_sentences": candidate.evaluation.split_sentences,
                     "seconds": candidate.evaluation.seconds,
                 }
                 for candidate in self.candidates

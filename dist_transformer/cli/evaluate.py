@@ -9,9 +9,10 @@ TER: edits per 100 words. The `bleu` of the JSON is sacreBLEU with case, or with
 model's tokenizer lowercases (its data was prepared with --lowercase). Several files after --ref are several references
 for each line; every score uses them as its authors define it.
 
-With --model: a line with more tokens than the model has positions is split at the ends of its sentences, or where the
-limit is reached. Its parts are translated one by one and joined. Standard error names it, and the JSON counts such
-lines (`split_sentences`). The command runs in one process or under a launcher (deepspeed, torchrun, srun, mpirun),
+With --model: lines are translated as they stand, except those with more tokens than the model has positions: they are
+split at the ends of their sentences, or where the limit is reached, and their parts are joined. --split-over splits
+more. A note and the JSON count such lines (`split_sentences`), and a note counts those with a sentence that is longer
+than any in the training. The command runs in one process or under a launcher (deepspeed, torchrun, srun, mpirun),
 which shares the work; the result is the same. With --json OUT.json the hypotheses are written to OUT.hypotheses.txt in
 the same folder.
 
@@ -21,7 +22,6 @@ of the difference. It takes 100 kB of memory per line.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from dist_transformer.base.errors import UserError, say
@@ -35,7 +35,9 @@ from dist_transformer.inference.options import (
     add_device_option,
     add_direction_options,
     add_model_option,
+    add_split_option,
     beam_settings,
+    choose_split_over,
     decoding_flags,
 )
 from dist_transformer.runtime.distributed import error_of_all
@@ -66,6 +68,7 @@ def evaluate_model_folder(arguments: argparse.Namespace, world: World) -> None:
             device=device,
             dtype=PRECISIONS[arguments.precision],
             max_batch_tokens=arguments.batch_tokens,
+            split_over=choose_split_over(arguments.split_over, None),
             lowercase=arguments.lowercase,
             direction=arguments.direction,
             tags=arguments.tag,
@@ -87,8 +90,6 @@ def score_files(arguments: argparse.Namespace) -> None:
 
 
 def print_scores(evaluation: Evaluation) -> None:
-    for split in evaluation.splits:
-        say(f"note: {split}", file=sys.stderr)
     info = evaluation.info
     synthetic = " (SYNTHETIC: the scores say nothing about real text)" if info.synthetic else ""
     say(f"trained on {info.corpus}{synthetic}")
@@ -131,6 +132,7 @@ def parse_arguments() -> argparse.Namespace:
     group = parser.add_argument_group("with --model")
     add_direction_options(group)
     add_decoding_options(group)
+    add_split_option(group, default="no")
     add_device_option(group, several_processes=True)
     # DeepSpeed's launcher adds this flag; the environment has the same value.
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)

@@ -4,9 +4,10 @@ dist-transformer translate --model MODEL < input.txt > output.txt
 
 dist-transformer translate --model MODEL --input mono.en.gz --output mono.de
 
-A blank line gives a blank line. A line with more tokens than the model has positions is split at the ends of its
-sentences, or where the limit is reached. Its parts are translated one by one and joined: with a space, or without one
-next to Chinese and Japanese characters. Standard error names the line and the number of parts.
+A blank line gives a blank line. A line of several sentences that has more tokens than any line in the training is split
+at the ends of its sentences (--split-over changes this), and a line with more tokens than the model has positions also
+where the limit is reached. The parts are translated one by one and joined: with a space, or without one next to Chinese
+and Japanese characters. Standard error tells how many lines were split.
 
 Files may be compressed (.gz, .xz, .bz2). They are read one after the other into one output, as by cat. The command runs
 in one process, with --processes N, or under a launcher (deepspeed, torchrun, srun, mpirun); the output is the same.
@@ -32,12 +33,13 @@ At a terminal, each line is translated as you type it; Ctrl-D ends.
 import argparse
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from dist_transformer.base.errors import UserError
+from dist_transformer.base.errors import UserError, say
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.files import bounded_lines, decode_lines, expand
 from dist_transformer.inference.corpus import CorpusJob, translate_corpus
@@ -48,13 +50,15 @@ from dist_transformer.inference.options import (
     add_device_option,
     add_direction_options,
     add_model_option,
+    add_split_option,
     beam_settings,
+    choose_split_over,
 )
 from dist_transformer.inference.sampling import SamplingSettings
-from dist_transformer.inference.translator import Translator
+from dist_transformer.inference.translator import Translation, Translator, count_notes, noted
 from dist_transformer.model_folder import ModelInfo, load_model
 from dist_transformer.runtime.device import find_device
-from dist_transformer.runtime.distributed import error_of_all, on_all_ranks
+from dist_transformer.runtime.distributed import error_of_all, gather_objects, on_all_ranks, rank
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
 
@@ -87,13 +91,18 @@ def translate_stream(arguments: argparse.Namespace, device: torch.device) -> Non
     prompt = f"{info.direction.name}> " if at_terminal and sys.stderr.isatty() else ""
     lines = decode_lines(typed_lines(prompt) if at_terminal else bounded_lines(sys.stdin.buffer), "standard input")
     first, lines_at_once = 0, 1 if at_terminal else chunk_lines(arguments, device)
+    notes = Counter[str]()
     while chunk := list(itertools.islice(lines, lines_at_once)):
-        for number, translation in enumerate(translator.translate(chunk, first=first), first):
-            if translation.split is not None:
-                print(f"note: {translation.split}", file=sys.stderr, flush=True)
+        translations = translator.translate(chunk, first=first)
+        for number, translation in enumerate(translations, first):
             sys.stdout.buffer.write(output.text_of(number, translation).encode("utf-8"))
         sys.stdout.buffer.flush()
+        notes += count_notes(translations)
+        if at_terminal:
+            say_notes(notes)
+            notes.clear()
         first += len(chunk)
+    say_notes(notes)
 
 
 def translate_files(arguments: argparse.Namespace, device: torch.device) -> None:
@@ -110,7 +119,22 @@ def translate_files(arguments: argparse.Namespace, device: torch.device) -> None
         chunk_lines=lines_at_once,
         settings={f"--{name.replace('_', '-')}": value for name, value in how.items()},
     )
-    translate_corpus(job, lambda lines, first: translator.translate(lines, first=first), output.text_of)
+    notes = Counter[str]()
+
+    def translate(lines: list[str], first: int) -> list[Translation]:
+        translations = translator.translate(lines, first=first)
+        notes.update(count_notes(translations))
+        return translations
+
+    translate_corpus(job, translate, output.text_of)
+    say_notes(sum(gather_objects(notes), Counter[str]()))
+
+
+def say_notes(notes: Counter[str]) -> None:
+    """Tell, on the first rank, how many lines were not translated as they stand."""
+    if rank() == 0:
+        for note in noted(notes):
+            say(f"note: {note}", file=sys.stderr)
 
 
 def load_translator(arguments: argparse.Namespace, device: torch.device) -> tuple[Translator, ModelInfo]:
@@ -129,6 +153,8 @@ def load_translator(arguments: argparse.Namespace, device: torch.device) -> tupl
         sampling=sampling,
         tags=info.direction.tags,
         max_batch_tokens=arguments.batch_tokens,
+        split_over=choose_split_over(arguments.split_over, info.longest_source),
+        longest_trained=info.longest_source,
     )
     return translator, info
 
@@ -190,6 +216,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, metavar="OUT", help="one file for all inputs (default: stdout)")
     add_direction_options(parser)
     add_decoding_options(parser)
+    add_split_option(parser, default="the longest source in the training")
     parser.add_argument("--nbest", type=int, metavar="K", help="write the K best (default: the best, as plain text)")
     parser.add_argument("--format", choices=FORMATS, help="format of --nbest (default moses)")
     parser.add_argument("--sample", action="store_true", help="draw each token from the model, without search")

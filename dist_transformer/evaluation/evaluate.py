@@ -17,7 +17,7 @@ from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.evaluation.bleu import Scores, score
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.scoring import longest_line, score_ids
-from dist_transformer.inference.translator import Split, Translator
+from dist_transformer.inference.translator import Translator, count_notes, noted
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, load_model
 from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks, rank, world_size
@@ -32,8 +32,10 @@ class Evaluation:
     notes: tuple[str, ...]
     """Notes that a reader of the scores needs, one sentence each."""
     hypotheses: list[str]
-    splits: list[Split]
-    """Source lines that were too long to translate whole."""
+    split_over: int | None
+    """Tokens above which lines of several sentences were split; None: only lines too long for the model were."""
+    split_sentences: int
+    """Number of source lines that were translated in parts."""
     seconds: float
     """Time of decoding, without loading and scoring."""
     world_size: int
@@ -44,7 +46,8 @@ class Evaluation:
             **self.scores.report(),
             "notes": list(self.notes),
             "sentences": len(self.hypotheses),
-            "split_sentences": len(self.splits),
+            "split_over": self.split_over,
+            "split_sentences": self.split_sentences,
             "hypotheses": str(hypotheses_file),
             "steps": list(self.info.steps),
             "corpus": self.info.corpus,
@@ -74,6 +77,7 @@ def evaluate(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     max_batch_tokens: int | None = None,
+    split_over: int | None = None,
     lowercase: bool = False,
     direction: str | None = None,
     tags: Sequence[str] | None = None,
@@ -83,6 +87,7 @@ def evaluate(
     Every rank must pass the same arguments, and gets the same evaluation.
 
     Args:
+        split_over: as for `Translator`; None, as published scores are made: lines are translated as they stand.
         lowercase: ignore case; case is also ignored if the model's tokenizer lowercases all text.
         direction: name of a direction of the model; needed if there are several.
         tags: tags in front of every source, instead of the direction's.
@@ -101,6 +106,7 @@ def evaluate(
         settings=settings,
         device=device,
         max_batch_tokens=max_batch_tokens,
+        split_over=split_over,
         lowercase=lowercase,
     )
 
@@ -127,12 +133,20 @@ def evaluate_model(
     settings: BeamSettings,
     device: torch.device,
     max_batch_tokens: int | None = None,
+    split_over: int | None = None,
     lowercase: bool = False,
 ) -> Evaluation:
     """Evaluate a loaded model, for the direction of `info`, on loaded text. Collective: every rank must call it."""
     translator = on_all_ranks(
         lambda: Translator(
-            model, tokenizer, device, settings, tags=info.direction.tags, max_batch_tokens=max_batch_tokens
+            model,
+            tokenizer,
+            device,
+            settings,
+            tags=info.direction.tags,
+            max_batch_tokens=max_batch_tokens,
+            split_over=split_over,
+            longest_trained=info.longest_source,
         )
     )
     start = time.perf_counter()
@@ -152,9 +166,10 @@ def evaluate_model(
     return Evaluation(
         scores=scores,
         info=info,
-        notes=_notes(tokenizer, test_set),
+        notes=(*noted(count_notes(translations)), *_notes(tokenizer, test_set)),
         hypotheses=hypotheses,
-        splits=[translation.split for translation in translations if translation.split is not None],
+        split_over=split_over,
+        split_sentences=sum(translation.split is not None for translation in translations),
         seconds=seconds,
         world_size=world_size(),
     )

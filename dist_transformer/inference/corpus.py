@@ -228,9 +228,6 @@ def _translate_share(
                     return
                 first = chunk * job.chunk_lines
                 translations = translate(lines, first)
-                for translation in translations:
-                    if translation.split is not None:
-                        print(f"note: {translation.split}", file=sys.stderr, flush=True)
                 text = "".join(text_of(number, one) for number, one in enumerate(translations, first))
                 write_file(job.part(chunk), text)
     except UserError:

@@ -50,15 +50,36 @@ def add_decoding_options(parser: argparse.ArgumentParser | argparse._ArgumentGro
     option("--batch-tokens", f"padded source tokens of a batch times beam ({defaults})", type=int, metavar="N")
 
 
+def add_split_option(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, default: str) -> None:
+    """Add `--split-over`; `choose_split_over` reads it."""
+    text = f"split longer lines of several sentences; no: only lines too long for the model (default: {default})"
+    parser.add_argument("--split-over", metavar="N|no", help=text)
+
+
+def choose_split_over(given: str | int | None, default: int | None) -> int | None:
+    """Read the value of `--split-over`, for a `Translator`; None: it was not given.
+
+    Raises:
+        UserError: it is neither a number above 0 nor `no`.
+    """
+    if given is None or given == "no":
+        return default if given is None else None
+    if not str(given).isdecimal() or int(given) < 1:
+        raise UserError(f"split_over is {given!r:.60}: give a number of tokens above 0, or no")
+    return int(given)
+
+
 def decoding_flags(arguments: argparse.Namespace) -> list[str]:
-    """List the flags of `add_direction_options`, `add_decoding_options` and `add_device_option` that have no default
-    value."""
+    """List the flags of this module for decoding that have no default value, the model aside."""
     parser = argparse.ArgumentParser(add_help=False)
     add_direction_options(parser)
     add_decoding_options(parser)
+    add_split_option(parser, default="")
     add_device_option(parser)
     defaults = vars(parser.parse_args([]))
-    return [f"--{name.replace('_', '-')}" for name in defaults if getattr(arguments, name) != defaults[name]]
+    return [
+        f"--{name.replace('_', '-')}" for name in defaults if getattr(arguments, name, defaults[name]) != defaults[name]
+    ]
 
 
 def beam_settings(arguments: argparse.Namespace, *, nbest: int = 1) -> BeamSettings:

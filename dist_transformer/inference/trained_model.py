@@ -1,10 +1,11 @@
 """A trained model in memory: translate, score and read attention from Python."""
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import overload
+from typing import Literal, overload
 
 import torch
 
@@ -12,9 +13,9 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.inference.attention_maps import BEGIN, attention_maps, readable_pieces
 from dist_transformer.inference.beam import BeamSettings
-from dist_transformer.inference.options import as_dtype
+from dist_transformer.inference.options import as_dtype, choose_split_over
 from dist_transformer.inference.scoring import PairScore, longest_line, score_pairs
-from dist_transformer.inference.translator import ScoredText, Translator
+from dist_transformer.inference.translator import ScoredText, Translator, count_notes, noted
 from dist_transformer.model.products import Products
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, load_model
@@ -89,6 +90,7 @@ class TrainedModel:
         length_penalty: float = ...,
         max_extra_tokens: int = ...,
         batch_tokens: int | None = ...,
+        split_over: int | Literal["no"] | None = ...,
     ) -> str: ...
 
     @overload
@@ -101,6 +103,7 @@ class TrainedModel:
         length_penalty: float = ...,
         max_extra_tokens: int = ...,
         batch_tokens: int | None = ...,
+        split_over: int | Literal["no"] | None = ...,
     ) -> list[str]: ...
 
     @overload
@@ -113,6 +116,7 @@ class TrainedModel:
         length_penalty: float = ...,
         max_extra_tokens: int = ...,
         batch_tokens: int | None = ...,
+        split_over: int | Literal["no"] | None = ...,
     ) -> list[list[ScoredText]]: ...
 
     def translate(
@@ -124,6 +128,7 @@ class TrainedModel:
         length_penalty: float = 0.6,
         max_extra_tokens: int = 50,
         batch_tokens: int | None = None,
+        split_over: int | Literal["no"] | None = None,
     ) -> str | list[str] | list[list[ScoredText]]:
         """Translate lines by beam search, as the command `translate` does.
 
@@ -135,6 +140,9 @@ class TrainedModel:
             length_penalty: exponent of the length penalty.
             max_extra_tokens: maximum number of tokens that an output has more than its source.
             batch_tokens: padded source tokens of a batch times beam; None: a default for the device.
+            split_over: lines of several sentences with more tokens are split at the ends of the sentences, and a
+                warning counts them. None: those with more than any source in the training; `no`: only lines that are
+                too long for the model.
 
         Raises:
             UserError: a setting out of range, or weights that are not finite.
@@ -153,9 +161,13 @@ class TrainedModel:
             settings,
             tags=tags,
             max_batch_tokens=batch_tokens,
+            split_over=choose_split_over(split_over, self.info.longest_source),
+            longest_trained=self.info.longest_source,
             products=self._products,
         )
         translations = translator.translate([lines] if isinstance(lines, str) else lines)
+        for note in noted(count_notes(translations)):
+            warnings.warn(note, stacklevel=2)
         if nbest is not None:
             return [list(translation.hypotheses) for translation in translations]
         texts = [translation.text for translation in translations]

@@ -1,6 +1,7 @@
 """Translation of lines of text: tokens, batches of similar length, beam search, text; on one or several ranks."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.inference.batches import Batch, make_batches
 from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
 from dist_transformer.inference.sampling import SamplingSettings, sample
-from dist_transformer.inference.splitting import LEAST_LIMIT, join_texts, split_text
+from dist_transformer.inference.splitting import LEAST_LIMIT, join_texts, split_sentences, split_text
 from dist_transformer.model.products import Products
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.distributed import gather_objects, on_all_ranks, rank, world_size
@@ -37,15 +38,10 @@ class ScoredText:
 class Split:
     """Note about a line that was too long to translate as a whole."""
 
-    line: int
-    """Number of the line, from 1."""
     limit: int
     """Maximum tokens of a source that is translated as a whole."""
     parts: int
     """Number of parts that were translated one by one and joined."""
-
-    def __str__(self) -> str:
-        return f"line {self.line} has more than {self.limit} tokens: its {self.parts} parts were translated one by one"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,10 +52,30 @@ class Translation:
     """At least one hypothesis, best first. For a split line, the k-th joins the k-th of each part; its score is their
     mean."""
     split: Split | None = None
+    beyond_training: bool = False
+    """Whether the line, or a part of it, is longer than anything that the model was trained on."""
 
     @property
     def text(self) -> str:
         return self.hypotheses[0].text
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """Facts that a reader of the translation needs: ends of sentences that begin with a number of lines."""
+        if self.split is not None:
+            yield f"of more than {self.split.limit:,} tokens: translated in parts, cut between sentences if possible"
+        if self.beyond_training:
+            yield "with a sentence that is longer than any in the training: check the translation"
+
+
+def count_notes(translations: Iterable[Translation]) -> Counter[str]:
+    """Count the lines of each note."""
+    return Counter(note for translation in translations for note in translation.notes)
+
+
+def noted(notes: Counter[str]) -> list[str]:
+    """Write one sentence for each note."""
+    return [f"{count:,} {'line' if count == 1 else 'lines'} {note}" for note, count in sorted(notes.items())]
 
 
 _EMPTY = (ScoredText(text="", score=0.0, tokens=()),)
@@ -77,9 +93,11 @@ class Translator:
         tags: tags of the vocabulary, in front of every source and of every part of a split line.
         max_batch_tokens: padded source tokens of the sentences that are decoded at a time, times beam size; None: a
             default for the device.
-        max_source_tokens: longer lines are split (`split_text`), and their parts are translated one by one and joined.
-            None: as many as leave positions for an output of `max_extra_tokens` more, but at least half of the
-            positions.
+        split_over: lines of several sentences with more tokens, tags included, are split at the ends of the sentences,
+            which are translated one by one and joined. None: only those above `max_source_tokens`.
+        longest_trained: tokens of the longest source that the model was trained on; None if this is not known.
+        max_source_tokens: all longer lines are split (`split_text`), also inside of sentences. None: as many as leave
+            positions for an output of `max_extra_tokens` more, but at least half of the positions.
         products: packed weights of the model, which must not change during use; None: new ones.
     """
 
@@ -93,6 +111,8 @@ class Translator:
         sampling: SamplingSettings | None = None,
         tags: Sequence[str] = (),
         max_batch_tokens: int | None = None,
+        split_over: int | None = None,
+        longest_trained: int | None = None,
         max_source_tokens: int | None = None,
         products: Products | None = None,
     ) -> None:
@@ -106,6 +126,9 @@ class Translator:
         self.max_batch_tokens = BATCH_TOKENS[device.type] if max_batch_tokens is None else max_batch_tokens
         default = max(positions - settings.max_extra_tokens, (positions + 1) // 2)
         self.max_source_tokens = default if max_source_tokens is None else max_source_tokens
+        self.split_over, self.longest_trained = split_over, longest_trained
+        if split_over is not None and split_over < 1:
+            raise UserError(f"split_over is {split_over}: give a number above 0")
         if self.max_batch_tokens < 1:
             raise UserError(f"max_batch_tokens is {self.max_batch_tokens}: give a number above 0")
         if not LEAST_LIMIT <= self.max_source_tokens <= positions:
@@ -121,7 +144,7 @@ class Translator:
             first: number of the first line, from 0, if the lines are a part of a longer text.
         """
         sources, places = self._sources(lines)
-        return self._assemble(places, self._decode(self._batches(sources), sources, places, first), first)
+        return self._assemble(sources, places, self._decode(self._batches(sources), sources, places, first))
 
     def translate_distributed(self, lines: Sequence[str]) -> list[Translation]:
         """Translate as `translate` does; each rank decodes its share of the batches, and all get all translations.
@@ -137,7 +160,7 @@ class Translator:
         everything: dict[int, tuple[ScoredText, ...]] = {}
         for part in gather_objects(decoded):
             everything.update(part)
-        return self._assemble(places, everything, 0)
+        return self._assemble(sources, places, everything)
 
     def source_ids(self, line: str) -> list[int]:
         """Return the ids that the model reads of a line that is translated as a whole, without the `</s>`."""
@@ -149,13 +172,21 @@ class Translator:
         places = []
         for line, ids in zip(lines, self.tokenizer.encode_batch(list(lines)), strict=True):
             first = len(sources)
-            if len(ids) > self.max_source_tokens and not _is_blank(line):
-                parts = self.tokenizer.encode_batch(split_text(line, self.tokenizer, self.max_source_tokens))
-                sources += [[*self.prefix, *part] for part in parts]
-            elif not _is_blank(line):
-                sources.append([*self.prefix, *ids])
+            if not _is_blank(line):
+                parts = self._parts(line, len(ids))
+                encoded = [ids] if parts == [line] else self.tokenizer.encode_batch(parts)
+                sources += [[*self.prefix, *part] for part in encoded]
             places.append(range(first, len(sources)))
         return sources, places
+
+    def _parts(self, line: str, tokens: int) -> list[str]:
+        """Return what is translated one by one: the line, its sentences if it is long, or smaller parts."""
+        if tokens > self.max_source_tokens:
+            return split_text(line, self.tokenizer, self.max_source_tokens)
+        if self.split_over is None or len(self.prefix) + tokens <= self.split_over:
+            return [line]
+        sentences = split_sentences(line)
+        return sentences if len(sentences) > 1 else [line]
 
     def _batches(self, sources: Sequence[Sequence[int]]) -> list[Batch]:
         return make_batches(
@@ -213,20 +244,23 @@ class Translator:
         return [[hypothesis] for hypothesis in drawn]
 
     def _assemble(
-        self, places: Sequence[range], decoded: dict[int, tuple[ScoredText, ...]], first: int
+        self, sources: Sequence[Sequence[int]], places: Sequence[range], decoded: dict[int, tuple[ScoredText, ...]]
     ) -> list[Translation]:
-        translations = []
-        for number, parts in enumerate(places, first + 1):
-            if len(parts) < 2:
-                translations.append(Translation(hypotheses=decoded[parts[0]] if parts else _EMPTY))
-                continue
-            split = Split(line=number, limit=self.max_source_tokens, parts=len(parts))
-            translations.append(Translation(hypotheses=_joined([decoded[i] for i in parts]), split=split))
-        return translations
+        limit = min(self.max_source_tokens, self.split_over or self.max_source_tokens)
+        return [
+            Translation(
+                hypotheses=_joined([decoded[i] for i in parts]) if parts else _EMPTY,
+                split=Split(limit=limit, parts=len(parts)) if len(parts) > 1 else None,
+                beyond_training=any(len(sources[i]) > (self.longest_trained or len(sources[i])) for i in parts),
+            )
+            for parts in places
+        ]
 
 
 def _joined(parts: Sequence[tuple[ScoredText, ...]]) -> tuple[ScoredText, ...]:
     """Join the best hypotheses of all parts, the second best, and so on, as many as every part has."""
+    if len(parts) == 1:
+        return parts[0]
     return tuple(
         ScoredText(
             text=join_texts([one.text for one in alike]),

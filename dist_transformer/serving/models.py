@@ -61,7 +61,10 @@ def load_models(
     for path, name in zip(paths, short_names(paths), strict=True):
         model, tokenizer, info = load_model(path, device, dtype)
         info = info.facing(direction, tags)
-        translator = Translator(model, tokenizer, device, settings, tags=info.direction.tags)
+        longest = info.longest_source
+        translator = Translator(
+            model, tokenizer, device, settings, tags=info.direction.tags, split_over=longest, longest_trained=longest
+        )
         models.append(ServedModel(name=name, info=info, translator=translator))
     return models
 
@@ -83,7 +86,8 @@ def translate(model: ServedModel, text: str) -> dict[str, Any]:
 
     Returns:
         `hypotheses`, best first, each with `text`, `score`, `tokens` (ids) and `pieces`, the last of which is `</s>`;
-        `source_pieces`; `split`, which is None unless the text was too long to translate whole; `has_maps`.
+        `source_pieces`; `split`, which is None unless the text was too long to translate whole; `beyond_training`, if a
+        sentence is longer than any in the training; `has_maps`.
 
     Raises:
         UserError: the model's weights are not finite, or the device has not enough memory.
@@ -99,6 +103,7 @@ def translate(model: ServedModel, text: str) -> dict[str, Any]:
         **model.describe(),
         "source_pieces": readable_pieces(tokenizer, source),
         "split": None if split is None else {"parts": split.parts, "limit": split.limit},
+        "beyond_training": translation.beyond_training,
         "has_maps": split is None and longest < LONGEST_MAP,
         "hypotheses": [
             {

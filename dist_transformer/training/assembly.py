@@ -123,6 +123,8 @@ def assemble(
         model=config.model,
         index=index,
         directions=data.directions,
+        # Without the special token.
+        longest_source=data.collator.sizes.max_lengths[0] - 1,
         run=identity,
         engine=engine,
         progress=progress,

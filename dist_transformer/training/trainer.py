@@ -51,6 +51,8 @@ class Saver:
     index: DataIndex
     """Index of the data folder whose vocabulary the run uses; its languages are those of the first direction."""
     directions: tuple[Direction, ...]
+    longest_source: int
+    """Tokens of the longest source of the training, tags included."""
     run: str
     """Identity of the run, for weight files."""
     engine: Engine
@@ -107,6 +109,7 @@ class Saver:
             **({"directions": stated} if stated else {}),
             "corpus": self.index.corpus,
             "synthetic": self.index.synthetic,
+            "longest_source": self.longest_source,
             "run": self.run,
             "train_seconds": self.progress.train_seconds,
         }

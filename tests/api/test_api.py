@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -45,6 +46,19 @@ def test_a_line_gives_a_text_and_lines_a_list(model: TrainedModel) -> None:
     assert texts[1] == ""
     assert model.translate(lines[0], max_extra_tokens=5) == texts[0]
     assert model.translate([], max_extra_tokens=5) == []
+
+
+def test_what_is_not_translated_as_it_stands_is_a_warning(model: TrainedModel) -> None:
+    lines = ["The man sees the dog. A woman sees a man."]
+    trained = replace(model, info=replace(model.info, longest_source=14))
+    with pytest.warns(UserWarning, match="1 line of more than 14 tokens: translated in parts"):
+        texts = trained.translate(lines, max_extra_tokens=5)
+    parts = model.translate(["The man sees the dog.", "A woman sees a man."], max_extra_tokens=5)
+    assert texts == [" ".join(parts)] != model.translate(lines, max_extra_tokens=5)
+    with pytest.warns(UserWarning, match="1 line with a sentence that is longer than any in the training"):
+        assert trained.translate(lines, max_extra_tokens=5, split_over="no") != texts
+    with pytest.warns(UserWarning, match="1 line of more than 9 tokens: translated in parts"):
+        assert model.translate(lines, max_extra_tokens=5, split_over=9) == texts
 
 
 def test_nbest_scores_are_those_of_score(model: TrainedModel) -> None:
@@ -87,6 +101,7 @@ def test_bad_arguments_are_one_sentence(model: TrainedModel, model_folder: Path,
         (lambda: model.score(["a"], []), "src has 1 lines and tgt 0: give equally many"),
         (lambda: model.attention("a", long), "the model has room for"),
         (lambda: model.translate(["a"], nbest=0), "nbest"),
+        (lambda: model.translate(["a"], split_over=0), "split_over is 0: give a number of tokens above 0, or no"),
         (lambda: dist_transformer.load(model_folder, precision="fp8"), "precision is 'fp8': give fp32 or bf16"),
         (lambda: dist_transformer.load(model_folder, device="tpu"), "--device tpu cannot be used"),
         (lambda: api.prepare(out=tmp_path / "d", src="a", tgt="b", vocabsize=9), "did you mean vocab_size?"),

@@ -1,7 +1,6 @@
 """tools/translate.py as a user runs it."""
 
 import os
-import re
 import select
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, run_python
+from tests.small_model import restate
 
 pytestmark = pytest.mark.system
 
@@ -35,9 +35,33 @@ def test_one_line_for_each_line(model_folder: Path, toy_lines: Lines) -> None:
     assert out[-1] == ""
     assert [bool(line) for line in out[:6]] == [True, False, True, True, False, True]
     (note,) = done.stderr.splitlines()
-    match = re.fullmatch(r"note: line 3 has more than 154 tokens: its (\d+) parts were translated one by one", note)
-    assert match
-    assert int(match[1]) >= 5000 / 154
+    assert note.startswith("note: 1 line of more than 154 tokens: translated in parts")
+
+
+def test_lines_of_several_sentences_are_split_as_the_flag_says(
+    model_folder: Path, toy_lines: Lines, tmp_path: Path
+) -> None:
+    sentences = [line for line in toy_lines[0][:40] if line.endswith(".")][:3]
+    trained = tmp_path / "trained"
+    shutil.copytree(model_folder, trained)
+    restate(trained, longest_source=30)
+    lines = "\n".join([" ".join(sentences), *sentences])
+    first, *alone = translate(trained, lines, "--split-over", "29").stdout.splitlines()
+    assert first == " ".join(line for line in alone if line)
+    for model, flags, note in (
+        (trained, (), "note: 1 line of more than 30 tokens: translated in parts"),
+        (trained, ("--split-over", "no"), "note: 1 line with a sentence that is longer than any in the training"),
+        (model_folder, ("--split-over", "12"), "note: 1 line of more than 12 tokens: translated in parts"),
+        (model_folder, (), ""),
+    ):
+        done = translate(model, lines, *flags)
+        assert done.returncode == 0, done.stderr
+        assert (done.stdout.splitlines()[0] == first) == ("in parts" in note)
+        assert [said.startswith(note) for said in done.stderr.splitlines()] == [True] * bool(note)
+    for value in ("0", "-1", "some", "1.5"):
+        assert translate(trained, lines, "--split-over", value).stderr.splitlines() == [
+            f"error: split_over is {value!r}: give a number of tokens above 0, or no"
+        ]
 
 
 def test_lines_are_answered_as_they_are_typed(model_folder: Path, toy_lines: Lines) -> None:
@@ -60,7 +84,7 @@ def test_lines_are_answered_as_they_are_typed(model_folder: Path, toy_lines: Lin
                 # It arrives although standard input stays open.
                 assert process.stdout.readline().decode() == f"{translation}\n"
                 screen = read_until(terminal, "en-de> ")
-                assert screen.startswith("note: line 3 has more than 154 tokens" if line == lines[2] else "en-de> ")
+                assert screen.startswith("note: 1 line of more than 154 tokens" if line == lines[2] else "en-de> ")
             os.write(terminal, b"\x04")
             assert process.wait(timeout=60) == 0
             assert process.stdout.read() == b""

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from dist_transformer.averaging.mean import average
 from dist_transformer.averaging.sources import weight_file_metadata
 from dist_transformer.base.files import sha256_of
+from dist_transformer.data.folder.format import read_shard
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.evaluation.samples import read_sheets
 from dist_transformer.run.checkpoint.reader import checkpoint_problem
@@ -82,12 +83,17 @@ def test_any_world_has_the_same_losses(worlds: dict[int, Path], ranks: int) -> N
     assert losses(worlds[ranks]) == pytest.approx(losses(worlds[1]), abs=1e-5)
 
 
-def test_weight_files_say_of_which_run_they_are_and_when_they_were_written(worlds: dict[int, Path]) -> None:
+def test_weight_files_say_of_which_run_they_are_and_when_they_were_written(
+    worlds: dict[int, Path], toy_data: DataFolder
+) -> None:
     seconds = {record["step"]: record["train_seconds"] for record in read_records(worlds[2], "train")}
     described = {step: weight_file_metadata(worlds[2] / f"weights/step-{step:08d}.safetensors") for step in (10, 20)}
     assert {step: values["train_seconds"] for step, values in described.items()} == {s: seconds[s] for s in (10, 20)}
     alone = weight_file_metadata(worlds[1] / "weights/step-00000020.safetensors")
     assert described[10]["run"] == described[20]["run"] == alone["run"]
+    sources = [read_shard(toy_data.path / shard.file)[0] for shard in toy_data.index.train.shards]
+    longest = max(source.lengths.max() for source in sources)
+    assert described[20]["longest_source"] == alone["longest_source"] == longest
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

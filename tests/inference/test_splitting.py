@@ -26,8 +26,20 @@ def without_space(text: str) -> str:
         ("It rains. We stay!  Do you?", ["It rains.", "We stay!", "Do you?"]),
         ('He said "Go." (Now!) Then he left…\tGood', ['He said "Go."', "(Now!)", "Then he left…", "Good"]),
         ("It is 3.5 m or v1.2.3 long.So", ["It is 3.5 m or v1.2.3 long.So"]),
-        ("Wait . . . what? ! Yes", ["Wait . . .", "what? !", "Yes"]),
-        (". . . . a", [". . . .", "a"]),
+        ("Wait . . . What? ! Yes", ["Wait . . .", "What? !", "Yes"]),
+        (". . . . A", [". . . .", "A"]),
+        ("Then he left… but came back. End", ["Then he left… but came back.", "End"]),
+        ("a dog runs. two men sit … they rest", ["a dog runs.", "two men sit …", "they rest"]),
+        ("a dog runs. two men sit … they rest", ["a dog runs.", "two men sit …", "they rest"]),
+        ("Mr. Smith met Dr. J. S. Bach. They left.", ["Mr. Smith met Dr. J. S. Bach.", "They left."]),
+        (
+            "Das ist z. B. am 3. Oktober so (vgl. Abb. 3). Gut.",
+            ["Das ist z. B. am 3. Oktober so (vgl. Abb. 3).", "Gut."],
+        ),
+        (
+            "See e.g. the U.S. Army. That was in 1990. Nr. 5 lives!",
+            ["See e.g. the U.S. Army.", "That was in 1990.", "Nr. 5 lives!"],
+        ),
         ("你好。“再见！”好!那么，走？走", ["你好。", "“再见！”", "好!", "那么，走？", "走"]),
         ("एक है। दो हैं॥तीन", ["एक है।", "दो हैं॥", "तीन"]),
         ("هل؟ نعم۔لا", ["هل؟", "نعم۔", "لا"]),
@@ -43,8 +55,8 @@ def test_a_long_sentence_is_cut_at_white_space(tokenizer: Tokenizer) -> None:
     # A part loses the space it begins with, and the word then has one more token.
     assert [len(tokenizer.encode(text)) for text in (" cat", "cat", "cat cat cat")] == [1, 2, 4]
     assert split_text("cat" + " cat" * 9, tokenizer, 4) == ["cat cat cat"] * 3 + ["cat"]
-    assert split_text("a b.  cat" + " cat" * 6 + " ! z", tokenizer, 6) == [
-        "a b.",
+    assert split_text("a b!  cat" + " cat" * 6 + " ! z", tokenizer, 6) == [
+        "a b!",
         "cat cat cat cat cat",
         "cat cat !",
         "z",

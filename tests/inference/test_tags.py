@@ -73,6 +73,18 @@ def test_every_part_of_a_long_line_has_the_tags_and_fits(
         Translator(model, tokenizer, CPU, BeamSettings(), tags=("<2en>", "<bt>"), max_source_tokens=158)
 
 
+def test_tags_count_as_tokens_of_a_long_line(
+    model: Transformer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "A cat. A dog."
+    longest = 2 + len(tokenizer.encode(text))
+    seen = read_by_the_model(monkeypatch)
+    for limit, parts in ((longest, 1), (longest - 1, 2)):
+        seen.clear()
+        Translator(model, tokenizer, CPU, BeamSettings(), tags=("<2en>", "<bt>"), split_over=limit).translate([text])
+        assert [source[:2] for source in seen] == [[6, 4]] * parts
+
+
 def test_no_output_has_a_tag_however_probable(model: Transformer, tokenizer: Tokenizer) -> None:
     """Not even where the model finds nothing else: the output projection of the tags is that of a loud piece."""
     with torch.no_grad():

@@ -8,7 +8,7 @@ from dist_transformer.data.text.files import decode_lines
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.inference import translator as module
 from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
-from dist_transformer.inference.translator import Split, Translator
+from dist_transformer.inference.translator import Split, Translator, count_notes, noted
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime import distributed
 
@@ -73,8 +73,10 @@ def test_an_overlong_line_is_translated_sentence_by_sentence(make, toy_lines: Li
     sentences = [line for line in toy_lines[0][:40] if line.endswith(".")][:12]
     assert len(translator.tokenizer.encode(" ".join(sentences))) > 109
     first, whole, last = translator.translate([sentences[0], " ".join(sentences), sentences[1]])
-    assert whole.split == Split(line=2, limit=109, parts=12)
-    assert str(whole.split) == "line 2 has more than 109 tokens: its 12 parts were translated one by one"
+    assert whole.split == Split(limit=109, parts=12)
+    assert noted(count_notes([first, whole, last, whole])) == [
+        "2 lines of more than 109 tokens: translated in parts, cut between sentences if possible"
+    ]
     alone = translator.translate(sentences)
     assert (first, last) == (alone[0], alone[1])
     for k in range(3):
@@ -92,8 +94,37 @@ def test_a_line_of_the_limit_is_translated_whole(make) -> None:
     whole, spaced, longer = translator.translate([longest, f"{longest}  ", f"{longest}x"])
     assert (whole.split, spaced.split) == (None, None)
     assert spaced.text == whole.text
-    assert longer.split == Split(line=3, limit=109, parts=2)
+    assert longer.split == Split(limit=109, parts=2)
     assert longer.text.startswith(whole.text[:10])
+
+
+def test_a_line_longer_than_any_in_the_training_is_split_at_its_sentences(make, toy_lines: Lines) -> None:
+    sentences = [line for line in toy_lines[0][:40] if line.endswith(".")][:3]
+    several = " ".join(sentences)
+    lengths = [len(make().tokenizer.encode(line)) for line in (*sentences, several)]
+    longest = max(lengths[:-1])
+    assert longest < lengths[-1] < make().max_source_tokens
+    alone = make().translate(sentences)
+    one_sentence = several.replace(".", ",")
+
+    split, whole, first = make(split_over=longest, longest_trained=longest).translate(
+        [several, one_sentence, sentences[0]]
+    )
+    assert (split.split, split.beyond_training) == (Split(limit=longest, parts=3), False)
+    assert split.text == " ".join(one.text for one in alone if one.text)
+    # A single sentence is never cut for this.
+    assert (whole.split, whole.beyond_training) == (None, True)
+    assert first.text == alone[0].text
+    assert noted(count_notes([split, whole, first])) == [
+        f"1 line of more than {longest} tokens: translated in parts, cut between sentences if possible",
+        "1 line with a sentence that is longer than any in the training: check the translation",
+    ]
+    # A line as long as the longest of the training, and all lines of a model that does not know it.
+    exact, old = make(split_over=lengths[-1], longest_trained=lengths[-1]), make()
+    assert [translator.translate([several])[0].split for translator in (exact, old)] == [None, None]
+    unsplit = make(longest_trained=longest).translate([several, one_sentence])
+    assert [(one.split, one.beyond_training) for one in unsplit] == [(None, True)] * 2
+    assert unsplit[1].text == whole.text
 
 
 def test_a_text_of_100_000_characters_without_a_space(make, monkeypatch: pytest.MonkeyPatch) -> None:

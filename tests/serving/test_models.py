@@ -1,5 +1,6 @@
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator
 from dist_transformer.serving.messages import KINDS, AttentionRequest
 from dist_transformer.serving.models import LONGEST_MAP, ServedModel, attention, load_models, short_names, translate
+from tests.small_model import restate
 
 Lines = tuple[list[str], list[str]]
 CPU = torch.device("cpu")
@@ -77,6 +79,19 @@ def test_a_split_text_has_no_maps(served: ServedModel) -> None:
     assert answer["split"]["limit"] == 154
     assert answer["split"]["parts"] > 1
     assert not answer["has_maps"]
+
+
+def test_a_served_model_splits_lines_longer_than_its_training(
+    model_folder: Path, toy_lines: Lines, tmp_path: Path
+) -> None:
+    first, second = [line for line in toy_lines[0] if line.endswith(".")][:2]
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    restate(folder, longest_source=max(len(first), len(second)))
+    (served,) = load_models([folder], CPU, torch.float32, BeamSettings())
+    both, long = (translate(served, text) for text in (f"{first} {second} {first}", "word " * 25))
+    assert (both["split"]["parts"], both["beyond_training"]) == (3, False)
+    assert (long["split"], long["beyond_training"]) == (None, True)
 
 
 def test_a_long_text_has_no_maps(served: ServedModel) -> None:

@@ -79,7 +79,7 @@ class Result {
   }
 
   explain(place) {
-    const { split, has_maps: hasMaps, synthetic } = this.answer;
+    const { split, has_maps: hasMaps, synthetic, beyond_training: beyondTraining } = this.answer;
     const notes = [];
     if (synthetic) notes.push("Trained on synthetic text: it knows the words of its grammar only.");
     if (split) {
@@ -88,6 +88,7 @@ class Result {
     } else if (!hasMaps) {
       notes.push(`Attention is shown for up to ${limits.longest_map} word pieces, and this sentence is longer.`);
     }
+    if (beyondTraining) notes.push("A sentence is longer than any in the training: check its translation.");
     show(place, notes.join(" "));
   }
 
