@@ -30,7 +30,6 @@ def without_space(text: str) -> str:
         (". . . . A", [". . . .", "A"]),
         ("Then he left… but came back. End", ["Then he left… but came back.", "End"]),
         ("a dog runs. two men sit … they rest", ["a dog runs.", "two men sit …", "they rest"]),
-        ("a dog runs. two men sit … they rest", ["a dog runs.", "two men sit …", "they rest"]),
         ("Mr. Smith met Dr. J. S. Bach. They left.", ["Mr. Smith met Dr. J. S. Bach.", "They left."]),
         (
             "Das ist z. B. am 3. Oktober so (vgl. Abb. 3). Gut.",
