@@ -19,6 +19,7 @@ from dist_transformer.averaging.mean import average as write_mean
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import write_file
 from dist_transformer.config.flags import over
+from dist_transformer.config.stated import refuse_without_effect, stated_by_values
 from dist_transformer.config.table3 import preset_with_variant
 from dist_transformer.data.folder.format import DataIndex
 from dist_transformer.data.prepare.pipeline import prepare as make_data_folder
@@ -130,7 +131,9 @@ def train(
         import_extension(str(name))
     folders = [str(Path(path)) for path in _as_list(data)]
     values = {**settings, "data": folders, "run_dir": str(run_dir)}
-    over(preset_with_variant(preset, variant), values, "train")
+    refuse_without_effect(
+        stated_by_values(values, "train"), over(preset_with_variant(preset, variant), values, "train")
+    )
     with tempfile.TemporaryDirectory(prefix="dist_transformer-") as folder:
         file = Path(folder) / "settings.json"
         write_file(file, json.dumps({**settings, "data": folders}))

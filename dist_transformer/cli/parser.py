@@ -30,9 +30,34 @@ def _fill(paragraph: str, width: int) -> str:
     return "\n".join(lines)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Parser that refuses a flag given twice; argparse would use the last value without a word."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.given: set[str] = set()
+        for kind in (None, "store"):
+            self.register("action", kind, _StoreOnce)
+
+    def parse_known_args(self, *arguments: Any, **settings: Any) -> Any:
+        self.given.clear()
+        return super().parse_known_args(*arguments, **settings)
+
+
+class _StoreOnce(argparse.Action):
+    """The action `store`, once per flag."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
+        if flag in parser.given:
+            parser.error(f"{flag} is given twice: give it once, with all its values")
+        if flag is not None:
+            parser.given.update(self.option_strings)
+        setattr(namespace, self.dest, values)
+
+
 def make_parser(description: str | None) -> argparse.ArgumentParser:
     """Make the parser of a command; `description` is the docstring of its module."""
-    return argparse.ArgumentParser(description=description, formatter_class=_Help, allow_abbrev=False)
+    return _Parser(description=description, formatter_class=_Help, allow_abbrev=False)
 
 
 def add_folder(parser: argparse.ArgumentParser, flag: str, metavar: str, text: str) -> None:

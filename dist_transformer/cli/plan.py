@@ -25,6 +25,7 @@ from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.files import write_file
 from dist_transformer.config.flags import print_above_help
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
+from dist_transformer.config.stated import refuse_foreign_and_repeated, refuse_without_effect, stated_by_flags
 from dist_transformer.config.table3 import preset_with_variant
 from dist_transformer.cost.hardware import GpuKind
 from dist_transformer.cost.speed import LINK_LATENCY, MFU, NETWORK_LATENCY
@@ -87,6 +88,7 @@ def main() -> None:
 
 
 def parse_arguments(arguments: list[str]) -> Arguments:
+    refuse_foreign_and_repeated(arguments)
     chooser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     chooser.add_argument("--preset", default="base")
     chooser.add_argument("--variant", default="base")
@@ -102,6 +104,7 @@ def parse_arguments(arguments: list[str]) -> Arguments:
     parsed = tyro.cli(Arguments, default=default, args=arguments, prog="dist-transformer plan", description="")
     if parsed.against is not None and dataclasses.replace(parsed, against=None, json=None) != default:
         raise UserError("--against takes settings and machine from the run: give no other flags than --json with it")
+    refuse_without_effect(stated_by_flags(arguments), parsed.train)
     return parsed
 
 

@@ -16,36 +16,16 @@ from dist_transformer.base.files import read_small
 from dist_transformer.config.plain import from_plain, read_json, to_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import EMBEDDED_CORPUS, RUN_IDENTITY, ModelConfig, TrainConfig
+from dist_transformer.config.stated import (
+    refuse_foreign_and_repeated,
+    refuse_without_effect,
+    stated_by_flags,
+    stated_by_values,
+)
 from dist_transformer.config.table3 import VARIANTS, preset_with_variant
 
 # Entries of a run's config.json that belong to that run alone; a new run gets its own.
 _OF_THE_RUN = ("run_dir", "resume", *RUN_IDENTITY)
-# Flags of other toolkits, and their counterparts here.
-_FOREIGN = {
-    "--batch-size": "--batch.max-target-tokens (target tokens of a pack) times --batch.packs-per-step",
-    "--max-tokens": "--batch.max-target-tokens",
-    "--update-freq": "--batch.packs-per-step; accumulation follows from it and the number of processes",
-    "--gradient-accumulation-steps": "--batch.packs-per-step; accumulation follows from it and the processes",
-    "--lr": "--optimizer.peak-lr, or --optimizer.lr-scale with the noam schedule",
-    "--learning-rate": "--optimizer.peak-lr, or --optimizer.lr-scale with the noam schedule",
-    "--lr-scheduler": "--optimizer.schedule",
-    "--warmup-updates": "--optimizer.warmup-steps",
-    "--warmup-steps": "--optimizer.warmup-steps",
-    "--epochs": "--max-steps; `plan` prints how many epochs that is",
-    "--max-epoch": "--max-steps; `plan` prints how many epochs that is",
-    "--max-update": "--max-steps",
-    "--fp16": "--precision bf16, which needs no loss scaling",
-    "--bf16": "--precision bf16",
-    "--fp32": "--precision fp32",
-    "--dropout": "--model.dropout",
-    "--d-model": "--model.width",
-    "--layers": "--model.encoder-layers and --model.decoder-layers",
-    "--label-smoothing": "--optimizer.label-smoothing",
-    "--save-dir": "--run-dir",
-    "--output-dir": "--run-dir",
-    "--arch": "--preset",
-    "--deepspeed": "--deepspeed_config, with the name of a shipped one (zero2) or a file",
-}
 
 
 def parse_training(arguments: Sequence[str], *, prog: str) -> tuple[TrainConfig, bool]:
@@ -55,12 +35,10 @@ def parse_training(arguments: Sequence[str], *, prog: str) -> tuple[TrainConfig,
         the settings, and whether `--test-mode` was given; data and run folder may then be missing.
 
     Raises:
-        UserError: an unknown preset or variant, a file that cannot be used, or a flag of another toolkit.
+        UserError: an unknown preset or variant, a file that cannot be used, a flag of another toolkit, a flag that is
+            given twice, or a setting without effect.
     """
-    for word in arguments:
-        flag = word.partition("=")[0].replace("_", "-")
-        if flag in _FOREIGN:
-            raise UserError(f"{word.partition('=')[0]} is not a flag here: use {_FOREIGN[flag]}")
+    refuse_foreign_and_repeated(arguments)
     chooser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     chooser.add_argument("--preset", default="base")
     chooser.add_argument("--variant", default="base")
@@ -71,9 +49,18 @@ def parse_training(arguments: Sequence[str], *, prog: str) -> tuple[TrainConfig,
     chosen, rest = chooser.parse_known_args(arguments)
     default = preset_with_variant(chosen.preset, chosen.variant)
     missing: dict[str, Any] = {"data": tyro.MISSING, "run_dir": tyro.MISSING}
+    stated = stated_by_flags(rest)
     if chosen.config is not None:
-        values = _read_settings(chosen.config)
+        values, of_a_run = _read_settings(chosen.config)
+        weights = values.get("data_weights")
+        if isinstance(weights, list) and "data" not in values:
+            if "data" not in stated:
+                raise UserError(f"{chosen.config} has data_weights and no data: give the folders with --data")
+            # Weights are checked with their folders. The flag replaces these.
+            values["data"] = [""] * len(weights)
         default = over(default, values, str(chosen.config))
+        # A run's config.json has all settings, meant or not.
+        stated = ({} if of_a_run else stated_by_values(values, str(chosen.config))) | stated
         missing = {name: value for name, value in missing.items() if name not in values}
     print_above_help(_description(chosen.preset, chosen.variant), rest)
     config = tyro.cli(
@@ -83,11 +70,12 @@ def parse_training(arguments: Sequence[str], *, prog: str) -> tuple[TrainConfig,
         prog=prog,
         description="",
     )
+    refuse_without_effect(stated, config)
     return config, chosen.dry_run
 
 
-def _read_settings(file: Path) -> dict[str, Any]:
-    """Read settings from JSON or TOML: a run's config.json or a part of it."""
+def _read_settings(file: Path) -> tuple[dict[str, Any], bool]:
+    """Read settings from JSON or TOML, and tell whether they are a run's config.json."""
     if file.suffix != ".toml":
         values = read_json(file)
     else:
@@ -97,7 +85,9 @@ def _read_settings(file: Path) -> dict[str, Any]:
             raise UserError(f"{file} does not exist: check the path") from None
         except (OSError, ValueError) as error:
             raise UserError(f"{file} cannot be read as TOML ({error}): correct it") from None
-    return {name: value for name, value in values.items() if name not in _OF_THE_RUN}
+    return {name: value for name, value in values.items() if name not in _OF_THE_RUN}, not values.keys().isdisjoint(
+        RUN_IDENTITY
+    )
 
 
 def over(default: TrainConfig, values: dict[str, Any], where: str) -> TrainConfig:

@@ -138,6 +138,9 @@ class BatchConfig:
     """Most sentence pairs per pack; default: an eighth of max_target_tokens."""
     packs_per_step: int = 64
     """Packs per optimizer step, on all ranks together."""
+    target_tokens_per_step: int | None = field(default=None, metadata=OMIT_DEFAULT)
+    """Most target tokens per optimizer step, on all ranks together: sets packs_per_step to the nearest number of packs,
+    and is None after that."""
     packs_per_micro_batch: int | None = None
     """Packs that a rank computes at once; this changes dropout masks and nothing else. Default on a CPU: an eighth of a
     step. Default on a GPU: the rank's share of a step, or an equal part of it that fits memory."""
@@ -149,6 +152,8 @@ class BatchConfig:
         for name in ("max_source_tokens", "max_sentences", "packs_per_micro_batch"):
             if getattr(self, name) is not None:
                 _require_positive(self, name)
+        if self.target_tokens_per_step is not None:
+            self._set_packs(self.target_tokens_per_step)
         remedy = f"it cannot be above packs_per_step ({self.packs_per_step})"
         _require(
             self.packs_at_once <= self.packs_per_step,
@@ -156,6 +161,13 @@ class BatchConfig:
             self.packs_per_micro_batch,
             remedy,
         )
+
+    def _set_packs(self, tokens: int) -> None:
+        """Put a step's tokens in packs. They are not kept, so a run has one setting for the size of a step."""
+        remedy = f"it cannot be below a pack ({self.max_target_tokens}): lower max_target_tokens too"
+        _require(self.max_target_tokens <= tokens < _TOO_LARGE, "target_tokens_per_step", tokens, remedy)
+        object.__setattr__(self, "packs_per_step", round(tokens / self.max_target_tokens))
+        object.__setattr__(self, "target_tokens_per_step", None)
 
     @property
     def packs_at_once(self) -> int:
@@ -191,9 +203,9 @@ class OptimizerConfig:
     inverse_sqrt falls with step^-0.5, cosine falls along half a cosine to min_lr at max_steps, constant stays."""
     warmup_steps: int = 4000
     lr_scale: float = 1.0
-    """Factor on the noam learning rate."""
+    """Factor on the noam learning rate; refused with the other schedules."""
     peak_lr: float = 1e-3
-    """Highest learning rate, reached at warmup_steps; noam has a peak of its own."""
+    """Highest learning rate, reached at warmup_steps; refused with noam, which has a peak of its own."""
     min_lr: float = field(default=0.0, metadata=OMIT_DEFAULT)
     """Lowest learning rate after the warm-up, for every schedule."""
     beta1: float = 0.9

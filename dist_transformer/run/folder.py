@@ -247,8 +247,8 @@ def require_own_checkpoint(run_dir: Path, reader: CheckpointReader, described: d
     """
     path, state = reader.path, reader.state
     remedy = "move it out of the folder, then the run resumes from its own checkpoint"
-    config = read_json(path / MANIFEST_FILE).get("config")
-    if isinstance(config, dict):
+    config = reader.settings()
+    if config is not None:
         unwritten = omitted_defaults(TrainConfig)
         theirs, own = (unwritten | _flatten(values) for values in (config, described))
         names = sorted(

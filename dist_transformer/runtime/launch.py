@@ -62,13 +62,15 @@ def take_number(words: Sequence[str], flag: str) -> tuple[int | None, list[str]]
     """Remove a flag and its number from a command line; None if the flag is not there.
 
     Raises:
-        UserError: the value is not a number.
+        UserError: the value is not a number, or the flag is given twice.
     """
     values, left = take_values(words, flag)
+    if len(values) > 1:
+        raise UserError(f"{flag} is given twice: give it once")
     for value in values:
         if not value.isdecimal():
             raise UserError(f"{flag} is {value!r}: give a number")
-    return (int(values[-1]) if values else None), left
+    return (int(values[0]) if values else None), left
 
 
 def installed_program(name: str) -> Path:

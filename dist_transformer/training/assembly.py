@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.run.checkpoint.reader import CheckpointReader
 from dist_transformer.run.checkpoint.writer import CheckpointWriter
 from dist_transformer.run.environment import describe_environment, record_environment
-from dist_transformer.run.folder import describe_run, open_run, run_identity
+from dist_transformer.run.folder import describe_run, open_run, run_identity, settings_of
 from dist_transformer.run.layout import LEDGER_FILE, METRICS_FILE
 from dist_transformer.run.ledger import Ledger
 from dist_transformer.run.progress import Progress
@@ -46,6 +46,8 @@ ABSURD_EPOCHS = 1000
 _LONG_EPOCHS = 100
 # More positions than this cannot be told apart in the picture.
 _PICTURED_POSITIONS = 128
+# Share of a learning rate by which a schedule that continues may differ: a cosine with a few more steps.
+_LARGEST_JUMP = 0.05
 
 
 def assemble(
@@ -132,6 +134,8 @@ def assemble(
         reporter=reporter,
         watchdog=watchdog,
     )
+    if isinstance(origin, CheckpointReader):
+        notes += rate_cautions(config, origin)
     _introduce(config, world, data, engine, reporter, notes)
     if world.is_main:
         _record_setting(config, world, engine, reporter, positions_PD)
@@ -229,7 +233,7 @@ def _introduce(
     reporter.say(
         f"{corpora} ({languages}): {pairs:,} pairs{skipped}\n"
         f"{engine.parameters:,} parameters; {config.batch.packs_per_step} packs per step, "
-        f"at most {batch:,} target tokens\n"
+        f"at most {batch:,} target tokens (--batch.target-tokens-per-step {batch})\n"
         f"{config.max_steps:,} steps, about {epochs:,.{1 if epochs < 100 else 0}f} epochs of {target_tokens:,} "
         "target tokens\n"
         f"{world.size} rank(s) on {engine.device.type}, ZeRO-{engine.stage}, {config.arithmetic}, "
@@ -239,6 +243,23 @@ def _introduce(
         reporter.say(note)
     for caution in cautions(config, epochs=epochs, target_tokens=target_tokens):
         reporter.say(f"warning: {caution}")
+
+
+def rate_cautions(config: TrainConfig, origin: CheckpointReader) -> Iterator[str]:
+    """Yield a warning if the next update has another learning rate than it had by the settings of the checkpoint."""
+    described = origin.settings()
+    if described is None:
+        return
+    update = origin.state["updates"] + 1
+    with suppress(UserError):
+        # A schedule of the user's own may be gone.
+        old, new = (learning_rate(update, each) for each in (settings_of(described, origin.path), config))
+        if abs(new - old) > _LARGEST_JUMP * old:
+            yield (
+                f"warning: the changed settings continue at a learning rate of {new:.3g}, the old ones at {old:.3g}: "
+                "if that is not meant, restore the settings, or give --optimizer.schedule constant with the rate as "
+                "--optimizer.peak-lr"
+            )
 
 
 def _record_setting(

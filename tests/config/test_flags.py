@@ -1,6 +1,7 @@
 """The command line of a training: what wins over what, and the flags of other toolkits."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,15 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, content:
         parsed("--config", tmp_path / name, *HERE)
 
 
+def test_weights_in_a_file_are_for_the_folders_of_the_flag(tmp_path: Path) -> None:
+    file = written(tmp_path / "mix.json", {"data_weights": [1, 3]})
+    config = parsed("--config", file, "--data", "a", "b", "--run-dir", "r")
+    assert (config.corpora.data, config.corpora.data_weights) == (("a", "b"), (1, 3))
+    for folders, said in (((), "has data_weights and no data"), (("--data", "a"), "give a number above 0 for each of")):
+        with pytest.raises(UserError, match=said):
+            parsed("--config", file, *folders, "--run-dir", "r")
+
+
 @pytest.mark.parametrize("name", ["none.json", "none.toml"])
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match=rf"{name} does not exist: check the path"):
@@ -85,6 +95,69 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, name: str) -> None:
 def test_flags_of_other_toolkits_lead_to_ours(flag: str, ours: str) -> None:
     with pytest.raises(UserError, match=rf"^{flag.partition('=')[0]} is not a flag here: use .*{ours}"):
         parsed(*HERE, flag, 3)
+
+
+def test_all_flags_of_other_toolkits_are_named_at_once() -> None:
+    with pytest.raises(UserError) as refused:
+        parsed(*HERE, "--arch", "transformer", "--max-tokens", 4096, "--update-freq=4", "--lr", 3)
+    said = str(refused.value)
+    assert said.startswith("--arch, --max-tokens, --update-freq, --lr are not flags here: use for --arch --preset; ")
+    # 4,096 x 4 tokens for each process; a pack of 4,096 would make a step of 64 times that.
+    assert "for --max-tokens and --update-freq --batch.target-tokens-per-step" in said
+    assert "multiply --max-tokens, --update-freq and the processes" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ("--max-steps 3 --max_steps 4", "--max-steps is given twice"),
+        ("--data other", "--data is given twice"),
+        ("--preset tiny --preset=base", "--preset is given twice"),
+        ("--model.tie-embeddings --model.no-tie-embeddings", "--model.tie-embeddings is given twice"),
+    ],
+)
+def test_a_flag_that_is_given_twice_is_refused(flags: str, named: str) -> None:
+    with pytest.raises(UserError, match=re.escape(named)):
+        parsed(*HERE, *flags.split())
+
+
+WITHOUT_EFFECT = [
+    ("--optimizer.peak-lr", "0.001", ""),
+    ("--optimizer.peak-lr", "1e-5", "--optimizer.schedule noam"),
+    *(("--optimizer.lr-scale", "2", f"--optimizer.schedule {name}") for name in ("inverse_sqrt", "cosine", "constant")),
+    ("--init-vocabulary", "shared_pieces", ""),
+    ("--data-temperature", "5", ""),
+    ("--data-weights", "1", ""),
+    ("--validate-sentences", "9", "--validate-every 0"),
+    ("--keep-best", "9", "--validate-every 0"),
+    ("--batch.packs-per-step", "8", "--batch.target-tokens-per-step 4096"),
+]
+
+
+@pytest.mark.parametrize(("flag", "value", "others"), WITHOUT_EFFECT)
+def test_a_setting_without_effect_is_refused(flag: str, value: str, others: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"^{re.escape(flag)} (has no effect here, because|and .* both set)"):
+        parsed(*HERE, flag, value, *others.split())
+    *groups, name = flag[2:].replace("-", "_").split(".")
+    number = json.loads(value) if value[0].isdigit() else value
+    setting = [number] if name == "data_weights" else number
+    # TOML has no null, and JSON the same names.
+    file = written(tmp_path / "mine.json", {group: {name: setting} for group in groups} or {name: setting})
+    with pytest.raises(UserError, match=rf"mine\.json: {'.'.join([*groups, name])} "):
+        parsed(*HERE, "--config", file, *others.split())
+
+
+def test_a_setting_with_effect_is_taken(tmp_path: Path) -> None:
+    config = parsed(*HERE, "--optimizer.schedule", "constant", "--optimizer.peak-lr", "1e-5")
+    assert config.optimizer.peak_lr == 1e-5
+    assert parsed(*HERE, "--optimizer.lr-scale", "2").optimizer.lr_scale == 2
+    assert parsed(*HERE, "--batch.target-tokens-per-step", "4096").batch.packs_per_step == 10
+    file = written(tmp_path / "mine.json", {"batch": {"target_tokens_per_step": 4096, "max_target_tokens": 1024}})
+    assert parsed(*HERE, "--config", file).batch.packs_per_step == 4
+    # A preset's own peak does not forbid noam, and neither do the settings of an earlier run.
+    assert parsed(*HERE, "--preset", "tiny", "--optimizer.schedule", "noam").optimizer.schedule == "noam"
+    plain = {**to_plain(PRESETS["base"]), "data_sha256": ["0"]}
+    assert parsed("--config", written(tmp_path / "config.json", plain), "--run-dir", "r").optimizer.schedule == "noam"
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -186,7 +186,7 @@ def test_multi30k_is_transformer_tiny() -> None:
     assert (config.max_steps, config.validation.patience) == (8000, 10)
 
 
-def test_ted_tutorial_is_the_tutorials_recipe() -> None:
+def test_ted_tutorial_is_the_tutorials_recipe_with_a_peak_that_trains() -> None:
     config = PRESETS["ted_tutorial"]
     model, optimizer = config.model, config.optimizer
     assert (model.width, model.ffn_width, model.heads) == (512, 2048, 8)
@@ -195,7 +195,10 @@ def test_ted_tutorial_is_the_tutorials_recipe() -> None:
     assert (optimizer.weight_decay, optimizer.label_smoothing) == (0.01, 0.1)
     assert (config.max_steps, config.validation.validate_every) == (10_000, 100)
     rates = {step: learning_rate(step, config) for step in (1, 1000, 10_000)}
-    assert rates == pytest.approx({1: 5e-6, 1000: 5e-3, 10_000: 1e-5})
+    assert rates == pytest.approx({1: 2e-7, 1000: 2e-4, 10_000: 1e-5})
+    runs = read_json(ROOT / "results" / "ted.json")["figures"]["runs"].values()
+    learned = {run["peak_lr"] for run in runs if run["width"] == 512 and run["dev_bleu"] > 1}
+    assert learned == {optimizer.peak_lr}
 
 
 def test_a_step_of_ted_tutorial_is_2048_captions() -> None:
@@ -218,6 +221,19 @@ def test_the_captions_have_the_length_that_ted_tutorial_is_made_for(corpora: Pat
     measured = read_json(ROOT / "results" / "ted.json")["figures"]["captions"]
     assert (index.train.pairs, index.train.target_tokens) == (measured["pairs"], measured["target_tokens"])
     assert index.vocab_size == measured["vocabulary"] == 10_000
+
+
+def test_a_step_of_so_many_tokens_is_the_nearest_number_of_packs() -> None:
+    for tokens, packs in ((25_000, 64), (392, 1), (587, 1), (589, 2), (4096 * 8 * 4, 334)):
+        batch = BatchConfig(target_tokens_per_step=tokens)
+        assert (batch.packs_per_step, batch.target_tokens_per_step) == (packs, None)
+    # It is one of two ways to state the size, so it is in no file, and another pack keeps the packs.
+    assert to_plain(batch) == to_plain(BatchConfig(packs_per_step=334))
+    assert dataclasses.replace(batch, max_target_tokens=100).packs_per_step == 334
+    with pytest.raises(
+        UserError, match=r"^target_tokens_per_step is 391: it cannot be below a pack \(392\): lower max"
+    ):
+        BatchConfig(target_tokens_per_step=391)
 
 
 def test_presets_leave_the_vocabulary_to_the_data() -> None:

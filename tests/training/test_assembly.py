@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from dist_transformer.config.plain import to_plain
 from dist_transformer.config.presets import PRESETS
-from dist_transformer.config.settings import TrainConfig
+from dist_transformer.config.settings import OptimizerConfig, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.runtime.world import World
 from dist_transformer.training import assembly
-from dist_transformer.training.assembly import _introduce, cautions, planned_epochs
+from dist_transformer.training.assembly import _introduce, cautions, planned_epochs, rate_cautions
 
 
 def corpus(pairs: int, source_tokens: int, target_tokens: int) -> Any:
@@ -144,3 +145,31 @@ def test_the_peak_is_that_of_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peak(1, World(rank=1, size=4)) == 4 * 989e12
     assert peak(0, World()) is None
     assert assembly._peak_flops(config, World(), torch.device("cpu")) is None
+
+
+def checkpoint(updates: int, config: TrainConfig | None) -> Any:
+    described = None if config is None else {**to_plain(config), "data_sha256": ["0"]}
+    return SimpleNamespace(path=Path("step"), state={"updates": updates}, settings=lambda: described)
+
+
+def test_a_finished_cosine_that_continues_is_named_with_both_rates() -> None:
+    cosine = OptimizerConfig(schedule="cosine", peak_lr=1e-3, min_lr=1e-5, warmup_steps=100)
+    before = dataclasses.replace(PRESETS["tiny"], optimizer=cosine, max_steps=1100)
+    twice = dataclasses.replace(before, max_steps=2100)
+    (said,) = rate_cautions(twice, checkpoint(1100, before))
+    # Half of the way down, after update 1,101: a little less than 1e-5 + 0.99e-3 / 2.
+    assert said.startswith(
+        "warning: the changed settings continue at a learning rate of 0.000504, the old ones at 1e-05"
+    )
+    slower = dataclasses.replace(cosine, peak_lr=5e-4)
+    (said,) = rate_cautions(dataclasses.replace(before, optimizer=slower), checkpoint(300, before))
+    assert "0.000453" in said
+    assert "0.000905" in said
+    for config, described, updates in (
+        (before, before, 900),
+        (dataclasses.replace(before, max_steps=1101), before, 900),
+        (PRESETS["base"], dataclasses.replace(PRESETS["base"], max_steps=9), 9),
+        # Old versions do not state the settings.
+        (twice, None, 1100),
+    ):
+        assert list(rate_cautions(config, checkpoint(updates, described))) == []

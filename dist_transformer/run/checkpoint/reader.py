@@ -193,6 +193,11 @@ class CheckpointReader:
                 raise UserError(f"{part} cannot be read ({error}): restore {path} from a backup") from None
             self._files.update(dict.fromkeys(opened.keys(), opened))
 
+    def settings(self) -> dict[str, Any] | None:
+        """Return the run's settings when it was written, as config.json holds them; None if an old version wrote it."""
+        settings = read_json(self.path / MANIFEST_FILE).get("config")
+        return settings if isinstance(settings, dict) else None
+
     def weight(self, name: str) -> torch.Tensor:
         return self.tensor("weight", name)
 

@@ -1,0 +1,32 @@
+"""The flags that every command refuses."""
+
+from pathlib import Path
+
+import pytest
+
+from dist_transformer.cli.parser import make_parser
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--model a --model b", "--model is given twice"),
+        ("--model=a --model=a", "--model is given twice"),
+        ("-m a --model b", "--model is given twice"),
+        ("--src a b --src c", "--src is given twice: give it once, with all its values"),
+        ("--folder a --folder b", "--folder is given twice"),
+    ],
+)
+def test_a_flag_that_is_given_twice_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = make_parser("Test.")
+    parser.add_argument("--model", "-m", type=Path)
+    parser.add_argument_group("text").add_argument("--src", nargs="+")
+    parser.add_mutually_exclusive_group().add_argument("--folder")
+    parser.add_argument("--tag", action="append")
+    # Parses share nothing, and a list of single values may grow.
+    for _ in range(2):
+        assert parser.parse_args(["--src", "a", "b", "--tag", "c", "--tag", "d"]).src == ["a", "b"]
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args(words.split())
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
