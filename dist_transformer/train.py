@@ -10,12 +10,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dist_transformer.base.errors import UserError, exit_on_user_error, say
 from dist_transformer.config.flags import parse_training
+from dist_transformer.config.plain import to_plain
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.runtime import distributed
+from dist_transformer.runtime.agreement import require_agreement
 from dist_transformer.runtime.device import choose_precision
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.streams import outlive_streams
@@ -77,6 +79,7 @@ def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
     )
     with group as device, _failing(watchdog, world):
         watchdog.enter(Phase.SET_UP)
+        require_agreement(_of_all_ranks(config))
         config = _with_precision(config, device)
         trainer = assemble(config, world, device, watchdog)
         left = seconds_left(config.timeouts.walltime_minutes, age=watchdog.age) if world.is_main else None
@@ -89,6 +92,14 @@ def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
     if finished and world.is_main:
         say(next_command(config.run_dir))
     return finished
+
+
+def _of_all_ranks(config: TrainConfig) -> dict[str, Any]:
+    """Return the settings that must be equal on all ranks: all but those of a node's own disk and memory."""
+    from dist_transformer.training.engine.ds_config import load_ds_config
+
+    settings = {**to_plain(config), "deepspeed": load_ds_config(config.deepspeed_config)}
+    return {name: value for name, value in settings.items() if name not in ("cache_dir", "cache_gib", "memory_gib")}
 
 
 def _with_precision(config: TrainConfig, device: "torch.device") -> TrainConfig:

@@ -40,6 +40,7 @@ from dist_transformer.inference.options import (
     decoding_flags,
 )
 from dist_transformer.model_folder import refuse_other_content
+from dist_transformer.runtime.agreement import require_agreement
 from dist_transformer.runtime.distributed import error_of_all, on_all_ranks, rank
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
@@ -79,6 +80,7 @@ def choose(arguments: argparse.Namespace, count: int) -> ChosenWeights:
 def run_sweep(arguments: argparse.Namespace, world: World) -> None:
     counts = parse_counts(arguments.sweep)
     with process_group(world, device_name=arguments.device) as device, error_of_all(world):
+        require_agreement(vars(arguments))
         on_all_ranks(lambda: refuse_other_content(arguments.out))
         source, reference = arguments.src, arguments.ref
         if source is None:

@@ -40,6 +40,7 @@ from dist_transformer.inference.options import (
     choose_split_over,
     decoding_flags,
 )
+from dist_transformer.runtime.agreement import require_agreement
 from dist_transformer.runtime.distributed import error_of_all
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
@@ -60,6 +61,7 @@ def main() -> None:
 
 def evaluate_model_folder(arguments: argparse.Namespace, world: World) -> None:
     with process_group(world, device_name=arguments.device) as device, error_of_all(world):
+        require_agreement(vars(arguments))
         evaluation = evaluate(
             arguments.model,
             source=arguments.src,

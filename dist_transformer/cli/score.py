@@ -32,6 +32,7 @@ from dist_transformer.inference.attention_maps import readable_pieces
 from dist_transformer.inference.options import PRECISIONS, add_device_option, add_direction_options, add_model_option
 from dist_transformer.inference.scoring import SCORED_TOKENS, PairScore, score_files
 from dist_transformer.model_folder import load_model
+from dist_transformer.runtime.agreement import require_agreement
 from dist_transformer.runtime.distributed import error_of_all, on_all_ranks
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
@@ -43,6 +44,7 @@ def main() -> None:
         require_writable(arguments.out)
     world = read_world()
     with process_group(world, device_name=arguments.device) as device, error_of_all(world):
+        require_agreement(vars(arguments))
         model, tokenizer, info = on_all_ranks(
             lambda: load_model(arguments.model, device, PRECISIONS[arguments.precision])
         )

@@ -57,6 +57,7 @@ from dist_transformer.inference.options import (
 from dist_transformer.inference.sampling import SamplingSettings
 from dist_transformer.inference.translator import Translation, Translator, count_notes, noted
 from dist_transformer.model_folder import ModelInfo, load_model
+from dist_transformer.runtime.agreement import require_agreement
 from dist_transformer.runtime.device import find_device
 from dist_transformer.runtime.distributed import error_of_all, gather_objects, on_all_ranks, rank
 from dist_transformer.runtime.process_group import process_group
@@ -79,6 +80,7 @@ def main() -> None:
         return
     group = process_group(world, device_name=arguments.device, timeout_minutes=_LONGEST_WAIT_MINUTES)
     with group as device, error_of_all(world):
+        require_agreement(vars(arguments))
         _require_fitting(arguments, world)
         translate_files(arguments, device)
 

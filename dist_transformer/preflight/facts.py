@@ -3,7 +3,6 @@
 Gathering does not judge; `checks` judges the facts of all ranks.
 """
 
-import hashlib
 import os
 import platform
 import re
@@ -19,6 +18,7 @@ import torch
 
 from dist_transformer.preflight.nccl import NcclFacts, look_at_nccl
 from dist_transformer.runtime.device import cpus_beside
+from dist_transformer.runtime.versions import hash_of_code
 from dist_transformer.runtime.world import World
 
 PACKAGES = ("torch", "deepspeed", "dist_transformer")
@@ -173,16 +173,6 @@ def _driver() -> str:
         return ""
     found = re.search(r"\b\d{3}(\.\d+)+\b", line)
     return found[0] if found else ""
-
-
-def hash_of_code() -> str:
-    """Hash the source files of this package as installed, committed or not."""
-    package = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(f"{path.relative_to(package)}\n".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 def _gpu(local_rank: int) -> Gpu | None:

@@ -8,15 +8,12 @@ import json
 import os
 import platform
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from dist_transformer.base.files import read_small, write_file
 from dist_transformer.run.layout import ENVIRONMENT_FILE
-from dist_transformer.version import __version__
-
-_PACKAGES = ("torch", "deepspeed")
+from dist_transformer.runtime.versions import versions
 
 
 def describe_environment(*, world_size: int = 1, local_size: int = 1) -> dict[str, Any]:
@@ -40,23 +37,6 @@ def describe_environment(*, world_size: int = 1, local_size: int = 1) -> dict[st
         "hosts": -(-world_size // local_size),
         "world_size": world_size,
     }
-
-
-def versions() -> dict[str, str | None]:
-    """Return the versions of this package, of the libraries that matter and of Python."""
-    # The own version does not come from package metadata, because a clone on PYTHONPATH has none.
-    return {
-        "dist_transformer": __version__,
-        **{name: _version(name) for name in _PACKAGES},
-        "python": platform.python_version(),
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _processor(cpuinfo: Path) -> str:

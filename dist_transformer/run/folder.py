@@ -35,6 +35,7 @@ from dist_transformer.run.ledger import GENESIS, follow_ledger, truncate_jsonl
 from dist_transformer.run.lock import Fence, sole_writer, unfenced
 from dist_transformer.run.warm_start import InitialWeights, read_initial_weights
 from dist_transformer.runtime import distributed
+from dist_transformer.runtime.agreement import require_agreement
 from dist_transformer.runtime.launch import as_typed, own_command
 
 # Another value of one of these makes it another run. Every other setting may change on resume, and is reported.
@@ -113,6 +114,7 @@ def open_run(
             initial = distributed.on_all_ranks(
                 lambda: read_initial_weights(source, config.model, data.tokenizer(), vocabulary=vocabulary)
             )
+            require_agreement({"init_from_sha256": initial.sha256})
             described["init_from_sha256"] = initial.sha256
             notes.append(f"starts with the weights of {source}" + (f": {initial.note}" if initial.note else ""))
         distributed.barrier()

@@ -4,8 +4,13 @@ import importlib
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import sha256_of
+
+IMPORTED: dict[str, str] = {}
+"""Extensions of this process and the SHA-256 of their file."""
 
 
 def import_extension(name: str) -> None:
@@ -20,7 +25,8 @@ def import_extension(name: str) -> None:
         if "" not in sys.path:
             sys.path.insert(0, "")
         try:
-            importlib.import_module(name)
+            module = importlib.import_module(name)
+            _note(name, module)
         except ModuleNotFoundError as error:
             if error.name != name.partition(".")[0] and error.name != name:
                 raise
@@ -36,4 +42,10 @@ def import_extension(name: str) -> None:
         raise UserError(f"--import {name}: there is no such file: check the path")
     module = importlib.util.module_from_spec(specification)
     sys.modules[module_name] = module
+    _note(file.name, module)
     specification.loader.exec_module(module)
+
+
+def _note(name: str, module: ModuleType) -> None:
+    file = getattr(module, "__file__", None)
+    IMPORTED[name] = sha256_of(Path(file)) if file else "no file"

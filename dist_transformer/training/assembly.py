@@ -27,6 +27,7 @@ from dist_transformer.run.ledger import Ledger
 from dist_transformer.run.progress import Progress
 from dist_transformer.run.warm_start import InitialWeights
 from dist_transformer.runtime import distributed
+from dist_transformer.runtime.agreement import require_agreement
 from dist_transformer.runtime.world import World
 from dist_transformer.training.engine.ds_config import load_ds_config
 from dist_transformer.training.engine.engine import Engine
@@ -78,6 +79,8 @@ def assemble(
     ds_config = load_ds_config(config.deepspeed_config)
     # Described before open settings are filled in: each start chooses those again.
     described = describe_run(config, [folder.path for folder in data.folders], ds_config)
+    # The settings are equal, but each node may have its own disk.
+    require_agreement({"data_sha256": described["data_sha256"]})
     identity = run_identity(described)
     if config.batch.packs_per_micro_batch is None:
         # The ranks agree on the smallest choice.

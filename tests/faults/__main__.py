@@ -37,6 +37,7 @@ from tests.faults import (
     not_finite,
     power_loss,
     power_loss_disks,
+    ranks_apart,
     slow_saves,
     tools,
 )
@@ -54,6 +55,7 @@ CAMPAIGNS: list[Campaign] = [
         disks,
         not_finite,
         lost_ranks,
+        ranks_apart,
         elastic,
         hostile,
         power_loss,

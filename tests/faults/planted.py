@@ -170,6 +170,10 @@ def flush_names_alone(original: Original, path: Path) -> None:
         original(path)
 
 
+def state_names(original: Original, stated: Any) -> dict[str, str]:
+    return dict.fromkeys(original(stated), "")
+
+
 def _bugs(campaign: str, kind: str, numbers: tuple[int, ...], *bugs: tuple[str, str, Original, str]) -> list[Bug]:
     """Bugs that the same cases meet: name, place, what it does, what must be reported."""
     return [
@@ -325,6 +329,29 @@ BUGS = [
             "dist_transformer.runtime.rendezvous:as_ranges",
             count_from_one,
             "did not join' is not in",
+        ),
+    ),
+    *_bugs(
+        "ranks_apart",
+        "other code",
+        (0,),
+        ("one hash of the code for all", "dist_transformer.runtime.agreement:hash_of_code", accept, "the run began"),
+    ),
+    *_bugs(
+        "ranks_apart",
+        "other data",
+        (0,),
+        ("ranks with other data agree", f"{_ASSEMBLY}:require_agreement", do_nothing, "the run began"),
+    ),
+    *_bugs(
+        "ranks_apart",
+        "another value",
+        (0,),
+        (
+            "only the names of settings are compared",
+            "dist_transformer.runtime.agreement:statement_of",
+            state_names,
+            "the run began",
         ),
     ),
     *_bugs(

@@ -15,6 +15,7 @@ KINDS = {
     "disks": "full",
     "not_finite": "zero3 bf16",
     "lost_ranks": "raises",
+    "ranks_apart": "other code",
     "elastic": "precision",
     "hostile": "names and pickles",
     "power_loss": "run",

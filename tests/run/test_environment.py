@@ -37,7 +37,7 @@ def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("dist_transformer.run.environment.version", missing)
+    monkeypatch.setattr("dist_transformer.runtime.versions.version", missing)
     described = describe_environment()
     assert described["deepspeed"] is None
     assert described["dist_transformer"] == version("dist_transformer")

@@ -26,7 +26,6 @@ from dist_transformer.base.files import make_folder, move, remove, remove_tree, 
 from dist_transformer.base.verified import with_own_hash
 from dist_transformer.run.checkpoint.reader import FORMAT_VERSION, weight_hashes
 from dist_transformer.run.checkpoint.state import EMA, ParameterState, Tensors, copy_tensors
-from dist_transformer.run.environment import versions
 from dist_transformer.run.layout import (
     CHECKPOINTS,
     MANIFEST_FILE,
@@ -40,6 +39,7 @@ from dist_transformer.run.layout import (
 )
 from dist_transformer.run.lock import Fence, unfenced
 from dist_transformer.runtime import distributed
+from dist_transformer.runtime.versions import versions
 
 # Fields of the state that the manifest repeats, so that a reader can identify a checkpoint from one file.
 _IDENTITY = ("step", "position", "tokenizer_sha256")

@@ -1,0 +1,69 @@
+"""Agreement of the ranks of a launch: one command, one code, one set of libraries."""
+
+import json
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+from dist_transformer.base.errors import UserError
+from dist_transformer.runtime.distributed import gather_objects, world_size
+from dist_transformer.runtime.extensions import IMPORTED
+from dist_transformer.runtime.versions import hash_of_code, versions
+
+# Launchers give each rank its own, and Python's patch releases compute the same.
+_OWN = ("local_rank", "python")
+
+
+def require_agreement(stated: Mapping[str, Any]) -> None:
+    """Refuse a launch whose ranks were started with different settings, code or libraries, which would go unnoticed.
+
+    Collective: every rank must call it.
+
+    Args:
+        stated: what must be equal on all ranks: JSON values, or values with a text, such as paths.
+
+    Raises:
+        UserError: on all ranks; the error names the first difference.
+    """
+    if world_size() == 1:
+        return
+    statement = statement_of(stated)
+    # Usually, one hash is enough.
+    if len(set(gather_objects(sha256(json.dumps(statement, sort_keys=True).encode()).digest()))) == 1:
+        return
+    difference = first_difference(gather_objects((socket.gethostname(), statement)))
+    raise UserError(
+        f"the ranks were started differently: {difference}: give all ranks the same command, code and libraries"
+    )
+
+
+def statement_of(stated: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is compared: `stated`, versions, code and extensions, as JSON by dotted name."""
+    extensions = {f"--import {name}": code for name, code in IMPORTED.items()}
+    values = {**versions(), "code": hash_of_code(), **extensions, **stated}
+    flat = {name: json.dumps(value, sort_keys=True, default=str) for name, value in _flat(values)}
+    return {name: text for name, text in flat.items() if name not in _OWN}
+
+
+def first_difference(statements: Sequence[tuple[str, Mapping[str, str]]]) -> str:
+    """Describe the first name whose values differ between rank 0 and the next rank with another value.
+
+    Args:
+        statements: host and statement of each rank, some of which differ.
+    """
+    host, first = statements[0]
+    for rank, (other_host, other) in enumerate(statements):
+        for name in (*first, *other):
+            if first.get(name) != other.get(name):
+                ours, theirs = (each.get(name, "not given") for each in (first, other))
+                return f"{name} is {ours:.100} on rank 0 ({host}) and {theirs:.100} on rank {rank} ({other_host})"
+    raise ValueError("the statements are equal")
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
