@@ -41,15 +41,30 @@ _OURS = {
     "timers": "the trainer, which reports the speed itself",
     "tensorboard": "the run folder's tensorboard/, which is always written",
 }
-_ALLOWED = {
-    "zero_optimization",
-    "comms_logger",
-    "wall_clock_breakdown",
-    "memory_breakdown",
-    "flops_profiler",
-    "aio",
-    "seq_parallel_communication_data_type",
+# Measurements of DeepSpeed's own. What would write a file is left out: a config may come from a stranger.
+_ALLOWED: dict[str, type | dict[str, type]] = {
+    "zero_optimization": dict,
+    "comms_logger": {"enabled": bool, "verbose": bool, "prof_all": bool, "prof_ops": list, "debug": bool},
+    "wall_clock_breakdown": bool,
+    "memory_breakdown": bool,
+    "flops_profiler": {
+        "enabled": bool,
+        "recompute_fwd_factor": float,
+        "profile_step": int,
+        "module_depth": int,
+        "top_modules": int,
+        "detailed": bool,
+    },
+    "aio": {
+        "block_size": int,
+        "queue_depth": int,
+        "intra_op_parallelism": int,
+        "single_submit": bool,
+        "overlap_events": bool,
+        "use_gds": bool,
+    },
 }
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", list: "a list of names"}
 
 
 def load_ds_config(path: Path | None) -> dict[str, Any]:
@@ -69,8 +84,10 @@ def load_ds_config(path: Path | None) -> dict[str, Any]:
         if key in _OURS:
             raise UserError(f"{path}: {key!r} is set by {_OURS[key]}: remove it from this file")
         if key not in _ALLOWED:
-            raise UserError(f"{path}: unknown key {key!r}: use one of {', '.join(sorted(_ALLOWED))}")
+            raise UserError(f"{path}: unknown key {key!r:.60}: use one of {', '.join(sorted(_ALLOWED))}")
     _refuse_auto(config, path, "")
+    for key, value in config.items():
+        _check_measurement(key, value, path)
     _check_zero(config.setdefault("zero_optimization", {"stage": 0}), path)
     return config
 
@@ -91,6 +108,30 @@ def _refuse_auto(value: Any, path: Path, where: str) -> None:
     if isinstance(value, list):
         for index, inner in enumerate(value):
             _refuse_auto(inner, path, f"{where}[{index}]")
+
+
+def _check_measurement(key: str, value: Any, path: Path) -> None:
+    """Check a value by the table of allowed keys; DeepSpeed checks those of `zero_optimization`."""
+    kind = _ALLOWED[key]
+    if kind is dict:
+        return
+    if isinstance(kind, dict) and not isinstance(value, dict):
+        raise UserError(f"{path}: {key} must be an object such as {{'enabled': true}}, not {value!r:.60}")
+    kinds, values = (kind, value) if isinstance(kind, dict) else ({"": kind}, {"": value})
+    for inner, given in values.items():
+        name = f"{key}.{inner}" if inner else key
+        if inner not in kinds:
+            raise UserError(f"{path}: unknown key {name!r:.80}: use one of {', '.join(kinds)}")
+        if not _is_of(kinds[inner], given):
+            raise UserError(f"{path}: {name} is {given!r:.60}: give {_KINDS[kinds[inner]]}")
+
+
+def _is_of(kind: type, value: Any) -> bool:
+    if kind is list:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    numbers = (int, float) if kind is float else (kind,)
+    # True is an int in Python.
+    return type(value) in numbers and (kind is bool or -1 <= value < 2**31)
 
 
 def _check_zero(zero: Any, path: Path) -> None:

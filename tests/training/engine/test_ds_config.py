@@ -107,6 +107,38 @@ def test_auto_is_refused_with_its_path(values: dict[str, Any], where: str, file:
 
 
 @pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        # It would replace that file.
+        ({"flops_profiler": {"enabled": True, "output_file": "/etc/passwd"}}, "'flops_profiler.output_file': use one"),
+        ({"flops_profiler": True}, "flops_profiler must be an object"),
+        ({"flops_profiler": {"profile_step": True}}, "flops_profiler.profile_step is True: give a whole number"),
+        ({"flops_profiler": {"profile_step": 10**18}}, "give a whole number"),
+        ({"flops_profiler": {"recompute_fwd_factor": float("nan")}}, "give a number"),
+        ({"comms_logger": {"prof_ops": [1]}}, "comms_logger.prof_ops is [1]: give a list of names"),
+        ({"comms_logger": {"log_file": "x"}}, "'comms_logger.log_file'"),
+        ({"aio": {"block_size": "big"}}, "aio.block_size is 'big': give a whole number"),
+        ({"memory_breakdown": {"to": "x"}}, "memory_breakdown is {'to': 'x'}: give true or false"),
+        ({"wall_clock_breakdown": 1}, "wall_clock_breakdown is 1: give true or false"),
+    ],
+)
+def test_only_known_measurements_are_taken(values: dict[str, Any], said: str, file: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        load(file, values)
+    assert str(refused.value).startswith(f"{file}: ")
+    assert said in str(refused.value)
+
+
+def test_measurements_are_passed_on(file: Path) -> None:
+    given = {
+        "comms_logger": {"enabled": True, "prof_ops": ["all_reduce"]},
+        "flops_profiler": {"enabled": True, "recompute_fwd_factor": 0, "module_depth": 2},
+        "wall_clock_breakdown": True,
+    }
+    assert load(file, given) == {**given, "zero_optimization": {"stage": 0}}
+
+
+@pytest.mark.parametrize(
     ("zero", "where"),
     [
         ({"stage": "two"}, "stage"),
