@@ -10,6 +10,9 @@ from typing import Any
 # Paragraphs with these beginnings are commands or tables; their lines are kept.
 _AS_IT_IS = re.compile(r"dist-transformer |srun |deepspeed | ")
 
+# Above every count of lines, tokens, bytes or steps that a command takes.
+_LARGEST = 2**40
+
 
 class _Help(argparse.RawDescriptionHelpFormatter):
     """Help formatter that wraps a description's paragraphs at the terminal's width, except commands and tables."""
@@ -31,17 +34,33 @@ def _fill(paragraph: str, width: int) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser that refuses a flag given twice; argparse would use the last value without a word."""
+    """Parser that refuses a flag given twice, of which argparse would use the last, and numbers beyond all use."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.given: set[str] = set()
         for kind in (None, "store"):
             self.register("action", kind, _StoreOnce)
+        self.register("type", int, _whole)
+        self.register("type", float, _finite)
 
     def parse_known_args(self, *arguments: Any, **settings: Any) -> Any:
         self.given.clear()
         return super().parse_known_args(*arguments, **settings)
+
+
+def _whole(text: str) -> int:
+    number = int(text)
+    if abs(number) >= _LARGEST:
+        raise argparse.ArgumentTypeError(f"{text:.40} is too large: give a number below {_LARGEST}")
+    return number
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not abs(number) < _LARGEST:
+        raise argparse.ArgumentTypeError(f"{text:.40} is no number below {_LARGEST}: give one")
+    return number
 
 
 class _StoreOnce(argparse.Action):

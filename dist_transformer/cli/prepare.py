@@ -20,6 +20,9 @@ from dist_transformer.data.text.files import JsonlFile, PairSource, TsvFile, exp
 from dist_transformer.data.text.tables import HubDataset, ParquetFile
 from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
 
+# They are held in memory.
+_MOST_TOY_PAIRS = 1_000_000
+
 
 def main() -> None:
     arguments = parse_arguments()
@@ -181,8 +184,8 @@ def settings_from(arguments: argparse.Namespace, scratch: Path, workers: int) ->
         if arguments.dataset_valid_split:
             validation.append(_dataset(arguments, arguments.dataset_valid_split))
     if arguments.toy is not None:
-        if arguments.toy < 1:
-            raise UserError(f"--toy {arguments.toy} gives no text: ask for at least 1 pair")
+        if not 1 <= arguments.toy <= _MOST_TOY_PAIRS:
+            raise UserError(f"--toy is {arguments.toy}: ask for 1 to {_MOST_TOY_PAIRS:,} pairs")
         held_out = max(1, min(1_000, arguments.toy // 10))
         write_toy_corpus(
             scratch,

@@ -20,6 +20,8 @@ EMBEDDED_CORPUS = ("embedded corpus",)
 
 
 _YEAR_MINUTES = 365 * 24 * 60
+# Sizes above every batch that was ever trained, so that products of them stay far below 64 bits.
+_LARGEST_PACK, _MOST_PACKS, _MOST_STEPS = 2**24, 2**24, 2**40
 # torch's generators and numpy's integers take 64 signed bits.
 _TOO_LARGE = 2**63
 # Target tokens per micro-batch whose activations fit the caches of a CPU.
@@ -152,6 +154,15 @@ class BatchConfig:
         for name in ("max_source_tokens", "max_sentences", "packs_per_micro_batch"):
             if getattr(self, name) is not None:
                 _require_positive(self, name)
+        for name, most in (
+            ("max_target_tokens", _LARGEST_PACK),
+            ("max_source_tokens", _LARGEST_PACK),
+            ("max_sentences", _LARGEST_PACK),
+            ("packs_per_step", _MOST_PACKS),
+            ("packs_per_micro_batch", _MOST_PACKS),
+            ("window_shards", _MOST_PACKS),
+        ):
+            _require((getattr(self, name) or 0) <= most, name, getattr(self, name), f"give at most {most:,}")
         if self.target_tokens_per_step is not None:
             self._set_packs(self.target_tokens_per_step)
         remedy = f"it cannot be above packs_per_step ({self.packs_per_step})"
@@ -165,7 +176,9 @@ class BatchConfig:
     def _set_packs(self, tokens: int) -> None:
         """Put a step's tokens in packs. They are not kept, so a run has one setting for the size of a step."""
         remedy = f"it cannot be below a pack ({self.max_target_tokens}): lower max_target_tokens too"
-        _require(self.max_target_tokens <= tokens < _TOO_LARGE, "target_tokens_per_step", tokens, remedy)
+        _require(self.max_target_tokens <= tokens, "target_tokens_per_step", tokens, remedy)
+        most = _MOST_PACKS * self.max_target_tokens
+        _require(tokens <= most, "target_tokens_per_step", tokens, f"give at most {most:,}")
         object.__setattr__(self, "packs_per_step", round(tokens / self.max_target_tokens))
         object.__setattr__(self, "target_tokens_per_step", None)
 
@@ -366,6 +379,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _require_positive(self, "max_steps", "log_every", "max_skipped_steps")
+        _require(self.max_steps <= _MOST_STEPS, "max_steps", self.max_steps, f"give at most {_MOST_STEPS:,}")
         _require_fraction(self, "ema_decay")
         _require_not_negative(self, "seed")
 

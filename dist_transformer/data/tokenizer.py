@@ -29,6 +29,7 @@ SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
 
 SMALLEST_VOCABULARY = len(SPECIALS) + 256
+LARGEST_VOCABULARY = 2**24
 
 Normalization = Literal["nfkc", "nfc"]
 """Unicode normalization: nfkc replaces variants of a character, such as a full-width comma by `,` and ½ by 1⁄2; nfc
@@ -250,6 +251,8 @@ def check_vocabulary(vocab_size: int, tags: Sequence[str] = ()) -> None:
             f"vocab_size {vocab_size} is too small: the {reserved} and the 256 bytes take {least}, "
             "and 8,000 to 40,000 is usual"
         )
+    if vocab_size > LARGEST_VOCABULARY:
+        raise UserError(f"vocab_size {vocab_size} is too large: give at most {LARGEST_VOCABULARY:,}")
 
 
 def _pipeline(

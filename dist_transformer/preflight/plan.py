@@ -30,6 +30,8 @@ _FILL = 0.99
 # Steps of the data's plan that are sampled.
 _SAMPLED_STEPS = 20
 _SMALLEST_PACK = 256
+# Nodes, GPUs, hours and Gbit/s above every cluster's.
+_LARGEST = 2**30
 # Bytes per parameter: a checkpoint holds fp32 weights and both moments, a weight file the weights only.
 _CHECKPOINT_BYTES, _WEIGHTS_BYTES = 12, 4
 
@@ -49,13 +51,12 @@ class Cluster:
     mfu: float = MFU
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "gpus", "job_hours"):
-            if getattr(self, name) <= 0:
-                raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}: give a number above 0")
+        for name in ("nodes", "gpus", "job_hours", "network_gbit"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= _LARGEST:
+                raise UserError(f"--{name.replace('_', '-')} is {value}: give a number above 0, at most {_LARGEST:,}")
         if not 0 < self.mfu <= 1:
             raise UserError(f"--mfu is {self.mfu}: give a share of the peak, above 0 and at most 1")
-        if self.network_gbit is not None and self.network_gbit <= 0:
-            raise UserError(f"--network-gbit is {self.network_gbit}: give a number above 0")
 
     @property
     def world_size(self) -> int:

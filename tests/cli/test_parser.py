@@ -30,3 +30,26 @@ def test_a_flag_that_is_given_twice_is_refused(words: str, said: str, capsys: py
         parser.parse_args(words.split())
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--lines 1000000000000000000", "1000000000000000000 is too large"),
+        ("--lines=-1000000000000000000", "too large"),
+        ("--lines 1" + "0" * 5000, "invalid"),
+        ("--lines 1.5", "invalid"),
+        ("--hours nan", "nan is no number"),
+        ("--hours inf", "inf is no number"),
+        ("--hours 1e18", "1e18 is no number"),
+    ],
+)
+def test_a_number_that_nothing_can_have_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = make_parser("Test.")
+    parser.add_argument("--lines", type=int)
+    parser.add_argument_group("time").add_argument("--hours", type=float)
+    taken = parser.parse_args(["--lines", "-3", "--hours", "2.5"])
+    assert (taken.lines, taken.hours) == (-3, 2.5)
+    with pytest.raises(SystemExit):
+        parser.parse_args(words.split())
+    assert said in capsys.readouterr().err.splitlines()[-1]

@@ -236,6 +236,19 @@ def test_a_step_of_so_many_tokens_is_the_nearest_number_of_packs() -> None:
         BatchConfig(target_tokens_per_step=391)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *((BatchConfig, name) for name in ("max_target_tokens", "max_source_tokens", "max_sentences")),
+        *((BatchConfig, name) for name in ("packs_per_step", "packs_per_micro_batch", "window_shards")),
+        (BatchConfig, "target_tokens_per_step"),
+    ],
+)
+def test_a_batch_beyond_all_use_is_refused(kind: type, name: str) -> None:
+    with pytest.raises(UserError, match=rf"^{name} is 10+: give at most [\d,]+$"):
+        kind(**{name: 10**18})
+
+
 def test_presets_leave_the_vocabulary_to_the_data() -> None:
     assert set(PRESETS) == {"tiny", "multi30k", "ted_en_zh", "ted_tutorial", "base", "big", "big_large_batch"}
     assert {config.model.vocab_size for config in PRESETS.values()} == {0}

@@ -346,7 +346,7 @@ BUGS = [
     *_bugs(
         "ranks_apart",
         "another value",
-        (0,),
+        (5,),
         (
             "only the names of settings are compared",
             "dist_transformer.runtime.agreement:statement_of",

@@ -1,5 +1,6 @@
 """Settings of a preparation, and the checks that need no text."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,18 +71,20 @@ class PrepareSettings:
                 f"--tag reserves {self.tags[0]} in a new vocabulary, but --tokenizer gives an existing one: leave out "
                 "--tag or --tokenizer"
             )
-        for field, least in (
-            ("max_tokens", 2),
-            ("pairs_per_shard", 1),
-            ("valid_pairs", 1),
-            ("vocab_sample_pairs", 1),
-            ("workers", 1),
-            ("seed", 0),
+        for field, least, most in (
+            ("max_tokens", 2, 2**20),
+            ("pairs_per_shard", 1, 2**30),
+            ("valid_pairs", 1, 2**30),
+            ("vocab_sample_pairs", 1, 2**40),
+            ("workers", 1, 1024),
+            ("seed", 0, 2**63 - 1),
         ):
             if (value := getattr(self, field)) < least:
                 raise UserError(f"{field} {value} is too small: give at least {least}")
-        if not self.max_length_ratio >= 1:
-            raise UserError(f"max_length_ratio {self.max_length_ratio} is too small: give at least 1")
+            if value > most:
+                raise UserError(f"{field} {value} is too large: give at most {most:,}")
+        if not 1 <= self.max_length_ratio < math.inf:
+            raise UserError(f"max_length_ratio is {self.max_length_ratio}: give a number of at least 1")
         if self.pairs_per_shard * self.max_tokens >= 2**31:
             raise UserError(
                 f"pairs_per_shard {self.pairs_per_shard} × max_tokens {self.max_tokens} exceeds what one Arrow batch "
