@@ -17,10 +17,12 @@ from dist_transformer.config.plain import read_json
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.run.layout import read_records
 from dist_transformer.runtime.launch import as_typed, installed_program, own_command, run_printed
+from dist_transformer.runtime.world import require_no_launch
 
 
 def main() -> None:
     arguments = parse_arguments()
+    require_no_launch("the demo")
     run, ranks = arguments.run_dir, arguments.ranks
     data, model = run / "data", run / "model"
     if not (data / "index.json").exists():

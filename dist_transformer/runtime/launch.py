@@ -18,11 +18,30 @@ from dist_transformer.runtime.interpreter import typed_path
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables in which a launcher describes a process's place in the job. A process of another job must not use them."""
 
+_OTHER_PLACE_VARIABLES = (
+    *("LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_TASK_PID"),
+)
+# Under torchrun, they also lead to the store of its agents, which no other launch may use.
+_PLACE_PREFIXES = ("TORCHELASTIC_", "SLURM_STEP", "OMPI_COMM_WORLD_", "PMI_", "PMIX_")
+
 NODE_LAUNCHER = "deepspeed.launcher.launch"
 """DeepSpeed's launcher of a node's ranks, as a module name: a word in the command line of its process."""
 
 CALLER_VARIABLE = "DIST_TRANSFORMER_CALLER"
 """Process id of the program that started a command as part of its own work. The command ends with that program."""
+
+
+def environment_of_no_task() -> dict[str, str]:
+    """Copy the environment without this process's place in a launch, for the processes of a new launch.
+
+    What describes the whole job stays, such as SLURM's job number and time limit.
+    """
+    place = {*RANK_VARIABLES, *_OTHER_PLACE_VARIABLES}
+    return {
+        name: value for name, value in os.environ.items() if name not in place and not name.startswith(_PLACE_PREFIXES)
+    }
 
 
 def deepspeed_command(ranks: int) -> list[object]:

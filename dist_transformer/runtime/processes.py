@@ -14,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.runtime.launch import RANK_VARIABLES, deepspeed_command
+from dist_transformer.runtime.launch import deepspeed_command, environment_of_no_task
+from dist_transformer.runtime.world import require_no_launch
 
 _VARIABLE = "DIST_TRANSFORMER_STREAMS"
 _STREAMS = {0: os.O_RDONLY, 1: os.O_WRONLY | os.O_APPEND, 2: os.O_WRONLY | os.O_APPEND}
@@ -24,21 +25,18 @@ def run_processes(count: int, words: Sequence[str]) -> int:
     """Run `dist-transformer` with these words as `count` ranks; return the launcher's exit status.
 
     Raises:
-        UserError: `count` is below 1, this process is a rank already, or the launcher fails before a rank has started.
+        UserError: `count` is below 1, this process is one of several ranks already, or the launcher fails before a rank
+            has started.
     """
     if count < 1:
         raise UserError(f"--processes is {count}: give 1 or more")
-    if present := [name for name in ("RANK", "WORLD_SIZE", "SLURM_STEP_ID", "PMI_SIZE") if name in os.environ]:
-        raise UserError(
-            f"--processes starts processes, but a launcher has started this one ({present[0]} is set): leave it out"
-        )
+    require_no_launch("--processes")
     import torch
 
     with tempfile.TemporaryDirectory(prefix="dist_transformer-ranks-") as folder:
         for number in _STREAMS:
             (Path(folder) / str(number)).symlink_to(f"/proc/{os.getpid()}/fd/{number}")
-        environment = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
-        environment[_VARIABLE] = folder
+        environment = {**environment_of_no_task(), _VARIABLE: folder}
         if not torch.cuda.is_available():
             # Otherwise the launcher looks for an accelerator, and warns.
             environment.setdefault("DS_ACCELERATOR", "cpu")

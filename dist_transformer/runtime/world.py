@@ -62,6 +62,29 @@ def find_world() -> World:
     return _world_from_mpi() if needs_mpi() else World()
 
 
+def require_no_launch(what: str) -> None:
+    """Check, without loading MPI, that no launcher has started several processes of which this is one.
+
+    Args:
+        what: name of the part that starts processes itself, for the error.
+
+    Raises:
+        UserError: it belongs to a launch of several, or as `find_world`.
+    """
+    if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
+        sizes = ["WORLD_SIZE"] if find_world().size > 1 else []
+    elif _is_task_of_slurm():
+        sizes = ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"]
+    else:
+        sizes = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"] if needs_mpi() else []
+    for name in sizes:
+        if name in os.environ:
+            raise UserError(
+                f"{what} starts processes, but a launcher has started several already ({name} is {os.environ[name]}): "
+                "use only one of the two, or unset the variables that an earlier launch left"
+            )
+
+
 def _is_task_of_slurm() -> bool:
     return slurm_tasks() > 1 and not _mpirun_differs()
 

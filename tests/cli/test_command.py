@@ -53,12 +53,6 @@ def test_the_flag_of_deepspeeds_launcher_is_passed_over(capsys: pytest.CaptureFi
         run(["--local_rank=1", "trian"])
 
 
-def test_processes_inside_a_launch_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_STEP_ID", "0")
-    with pytest.raises(UserError, match=r"a launcher has started this one \(SLURM_STEP_ID is set\)"):
-        run(["evaluate", "--processes=2"])
-
-
 def test_a_number_is_taken_out_of_a_command_line() -> None:
     assert take_number(["a", "--processes", "3", "b"], "--processes") == (3, ["a", "b"])
     assert take_number(["--processes=3"], "--processes") == (3, [])
@@ -83,9 +77,11 @@ def test_no_help_page_is_of_a_command_that_is_gone() -> None:
 def test_two_processes_of_one_command(toy_data: DataFolder, tmp_path: Path) -> None:
     """Lines of the ranks arrive and lines of the launcher do not, also in a file that others write to."""
     log = tmp_path / "log"
+    # A torchrun of one process in a shell of one task: both leave variables of their own launch.
+    place = "RANK=0 WORLD_SIZE=1 LOCAL_WORLD_SIZE=1 TORCHELASTIC_USE_AGENT_STORE=True SLURM_STEP_ID=0 SLURM_NTASKS=1"
     train = [*PROGRAM, "train", *SMALL, "--data", toy_data.path, "--run-dir", tmp_path / "run", "--max-steps", "4"]
     line = " ".join(map(str, [*train, "--processes", "2"]))
-    run_command("bash", "-c", f"{{ echo before; {line}; echo status $?; }} > {log} 2>&1")
+    run_command("bash", "-c", f"{{ echo before; {place} {line}; echo status $?; }} > {log} 2>&1")
     lines = log.read_text().splitlines()
     assert (lines[0], lines[-1]) == ("before", "status 0")
     assert "2 rank(s) on cpu" in log.read_text()
