@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_transformer.base.errors import UserError, exit_on_user_error, say
@@ -47,10 +48,24 @@ def main() -> None:
     if dry_run:
         from dist_transformer.preflight.dry_run import run_dry_run
 
-        with process_group(world, single=True) as device, _failing(Watchdog(world, {}), world):
+        group = process_group(world, single=True, ready=lambda: check_files(config, world))
+        with group as device, _failing(Watchdog(world, {}), world):
             run_dry_run(_with_precision(config, device), world, device)
     elif not train(config, world, launchers):
         raise SystemExit(INTERRUPTED)
+
+
+def check_files(config: TrainConfig, world: World) -> None:
+    """Check what one rank can check alone: DeepSpeed's settings, and that the data folders are some."""
+    from dist_transformer.data.folder.reader import read_index
+    from dist_transformer.data.folder.storage import is_url
+    from dist_transformer.training.engine.ds_config import load_ds_config
+
+    load_ds_config(config.deepspeed_config)
+    # The others of a node get the data from its first rank.
+    for place in config.corpora.data if world.local_rank == 0 else ():
+        if not is_url(str(place)):
+            read_index(Path(place))
 
 
 def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
@@ -76,6 +91,7 @@ def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
         join_minutes=config.timeouts.setup_timeout_minutes,
         timeout_minutes=config.timeouts.collective_timeout_minutes,
         single=True,
+        ready=lambda: check_files(config, world),
     )
     with group as device, _failing(watchdog, world):
         watchdog.enter(Phase.SET_UP)

@@ -31,6 +31,7 @@ from dist_transformer.averaging.mean import average
 from dist_transformer.averaging.sweep import Candidate, DevSet, Sweep, sweep, validation_text, write_sweep
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
+from dist_transformer.data.text.files import require_readable
 from dist_transformer.inference.options import (
     PRECISIONS,
     add_decoding_options,
@@ -79,9 +80,18 @@ def choose(arguments: argparse.Namespace, count: int) -> ChosenWeights:
 
 def run_sweep(arguments: argparse.Namespace, world: World) -> None:
     counts = parse_counts(arguments.sweep)
-    with process_group(world, device_name=arguments.device) as device, error_of_all(world):
+
+    def check_files() -> None:
+        refuse_other_content(arguments.out)
+        for count in counts:
+            choose(arguments, count)
+        # Only the first rank reads the texts.
+        for path in (arguments.src, arguments.ref) if world.is_main and arguments.src is not None else ():
+            require_readable(path)
+
+    group = process_group(world, device_name=arguments.device, ready=check_files)
+    with group as device, error_of_all(world):
         require_agreement(vars(arguments))
-        on_all_ranks(lambda: refuse_other_content(arguments.out))
         source, reference = arguments.src, arguments.ref
         if source is None:
             source, reference = on_all_ranks(lambda: validation_text(arguments.run_dir, arguments.direction))

@@ -27,6 +27,7 @@ from pathlib import Path
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.files import require_writable
 from dist_transformer.cli.parser import make_parser
+from dist_transformer.data.text.files import require_readable
 from dist_transformer.evaluation.compare import compare
 from dist_transformer.evaluation.evaluate import Evaluation, evaluate, write_evaluation, write_report
 from dist_transformer.inference.options import (
@@ -40,6 +41,7 @@ from dist_transformer.inference.options import (
     choose_split_over,
     decoding_flags,
 )
+from dist_transformer.model_folder import read_model_info
 from dist_transformer.runtime.agreement import require_agreement
 from dist_transformer.runtime.distributed import error_of_all
 from dist_transformer.runtime.process_group import process_group
@@ -60,7 +62,14 @@ def main() -> None:
 
 
 def evaluate_model_folder(arguments: argparse.Namespace, world: World) -> None:
-    with process_group(world, device_name=arguments.device) as device, error_of_all(world):
+    def check_files() -> None:
+        read_model_info(arguments.model).facing(arguments.direction, arguments.tag)
+        # Only the first rank reads the texts.
+        for path in (arguments.src, *arguments.ref) if world.is_main else ():
+            require_readable(path)
+
+    group = process_group(world, device_name=arguments.device, ready=check_files)
+    with group as device, error_of_all(world):
         require_agreement(vars(arguments))
         evaluation = evaluate(
             arguments.model,

@@ -26,12 +26,12 @@ from typing import IO
 
 from dist_transformer.base.files import make_folder, require_writable, whole_path
 from dist_transformer.cli.parser import make_parser
-from dist_transformer.data.text.files import LineFiles
+from dist_transformer.data.text.files import LineFiles, require_readable
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.inference.attention_maps import readable_pieces
 from dist_transformer.inference.options import PRECISIONS, add_device_option, add_direction_options, add_model_option
 from dist_transformer.inference.scoring import SCORED_TOKENS, PairScore, score_files
-from dist_transformer.model_folder import load_model
+from dist_transformer.model_folder import load_model, read_model_info
 from dist_transformer.runtime.agreement import require_agreement
 from dist_transformer.runtime.distributed import error_of_all, on_all_ranks
 from dist_transformer.runtime.process_group import process_group
@@ -43,7 +43,15 @@ def main() -> None:
     if arguments.out is not None:
         require_writable(arguments.out)
     world = read_world()
-    with process_group(world, device_name=arguments.device) as device, error_of_all(world):
+
+    def check_files() -> None:
+        read_model_info(arguments.model).facing(arguments.direction, arguments.tag)
+        # Only the first rank reads the texts.
+        for path in (arguments.src, arguments.tgt) if world.is_main else ():
+            require_readable(path)
+
+    group = process_group(world, device_name=arguments.device, ready=check_files)
+    with group as device, error_of_all(world):
         require_agreement(vars(arguments))
         model, tokenizer, info = on_all_ranks(
             lambda: load_model(arguments.model, device, PRECISIONS[arguments.precision])

@@ -41,7 +41,7 @@ import torch
 
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.cli.parser import make_parser
-from dist_transformer.data.text.files import bounded_lines, decode_lines, expand
+from dist_transformer.data.text.files import bounded_lines, decode_lines, expand, require_readable
 from dist_transformer.inference.corpus import CorpusJob, translate_corpus
 from dist_transformer.inference.formats import FORMATS, OutputFormat
 from dist_transformer.inference.options import (
@@ -56,7 +56,7 @@ from dist_transformer.inference.options import (
 )
 from dist_transformer.inference.sampling import SamplingSettings
 from dist_transformer.inference.translator import Translation, Translator, count_notes, noted
-from dist_transformer.model_folder import ModelInfo, load_model
+from dist_transformer.model_folder import ModelInfo, load_model, read_model_info
 from dist_transformer.runtime.agreement import require_agreement
 from dist_transformer.runtime.device import find_device
 from dist_transformer.runtime.distributed import error_of_all, gather_objects, on_all_ranks, rank
@@ -78,11 +78,23 @@ def main() -> None:
         _require_fitting(arguments, world)
         translate_stream(arguments, find_device(arguments.device))
         return
-    group = process_group(world, device_name=arguments.device, timeout_minutes=_LONGEST_WAIT_MINUTES)
+    group = process_group(
+        world,
+        device_name=arguments.device,
+        timeout_minutes=_LONGEST_WAIT_MINUTES,
+        ready=lambda: check_files(arguments, world),
+    )
     with group as device, error_of_all(world):
         require_agreement(vars(arguments))
-        _require_fitting(arguments, world)
         translate_files(arguments, device)
+
+
+def check_files(arguments: argparse.Namespace, world: World) -> None:
+    """Check what one rank can check alone: the flags, the model's description, and that the inputs can be read."""
+    _require_fitting(arguments, world)
+    read_model_info(arguments.model).facing(arguments.direction, arguments.tag)
+    for path in expand(arguments.input, "--input"):
+        require_readable(path)
 
 
 def translate_stream(arguments: argparse.Namespace, device: torch.device) -> None:

@@ -4,7 +4,7 @@ import ctypes
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from dist_transformer.base.errors import UserError
 from dist_transformer.runtime.device import beside, find_device, keep_freed_memory
 from dist_transformer.runtime.launch import RANK_VARIABLES
-from dist_transformer.runtime.rendezvous import LOOPBACK_IS_DOWN, loopback_is_down, meet
+from dist_transformer.runtime.rendezvous import LOOPBACK_IS_DOWN, end_launch, loopback_is_down, meet
 from dist_transformer.runtime.world import World
 
 _SETTLE_SECONDS = 0.3
@@ -35,6 +35,7 @@ def process_group(
     join_minutes: float = 30.0,
     timeout_minutes: float = 30.0,
     single: bool = False,
+    ready: Callable[[], object] = lambda: None,
 ) -> Iterator[torch.device]:
     """Join the process group, yield the device of this rank, and leave the group at the end.
 
@@ -43,12 +44,15 @@ def process_group(
         join_minutes: how long to wait for ranks that have not started.
         timeout_minutes: how long a collective waits for a rank.
         single: make a group for a world of one, too, which DeepSpeed requires.
+        ready: checks what this rank can check alone, such as files, before it waits for the others; a UserError of one
+            rank ends all of them.
 
     Raises:
-        UserError: some ranks do not join (the error names them), the port of the group is taken, nothing answers at
-            rank 0's address, or there is no such device.
+        SystemExit: a rank was not ready; its error has been printed.
+        UserError: this rank is not ready and is alone, or cannot reach rank 0; some ranks do not join (the error names
+            them), the port of the group is taken, nothing answers at rank 0's address, or there is no such device.
     """
-    device = _claim_device(world, device_name)
+    device = _prepare(world, device_name, ready)
     with _restored(RANK_VARIABLES), beside(device):
         if world.size > 1 or single:
             _join(world, device, timedelta(minutes=join_minutes), timedelta(minutes=timeout_minutes))
@@ -112,6 +116,17 @@ def _join(world: World, device: torch.device, patience: timedelta, timeout: time
             f"rank {world.rank} on {socket.gethostname()} finds no network interface for its process group: "
             f"{LOOPBACK_IS_DOWN}"
         ) from None
+
+
+def _prepare(world: World, device_name: str | None, ready: Callable[[], object]) -> torch.device:
+    try:
+        device = _claim_device(world, device_name)
+        ready()
+    except UserError as error:
+        if world.size == 1:
+            raise
+        end_launch(world, str(error))
+    return device
 
 
 def _claim_device(world: World, name: str | None) -> torch.device:

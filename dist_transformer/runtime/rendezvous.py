@@ -4,13 +4,17 @@ import ipaddress
 import json
 import os
 import socket
+import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import NoReturn
 
 import torch.distributed as dist
 
-from dist_transformer.base.errors import UserError
+from dist_transformer.base.errors import UserError, say
 from dist_transformer.runtime.launch import NODE_LAUNCHER, command_of, parent_of, port_remedy, slurm_tasks
 from dist_transformer.runtime.world import World
 
@@ -19,6 +23,11 @@ _RANK_0_FIRST_SECONDS = 10.0
 # Time that the result of rank 0 needs at most to reach the other ranks.
 _GRACE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
+# All ranks of a launch on one machine start within seconds. A longer wait is explained once.
+_NOTICE_SECONDS = 10.0
+# A rank that cannot take part tells those ranks that come within this time.
+_TELL_SECONDS = 3.0
+_FAILED = "failed"
 LOOPBACK_IS_DOWN = "the loopback interface of this machine is down: bring it up with `ip link set lo up`"
 # A machine that is up refuses connections to a port that no process serves: then rank 0 has not started yet, and is
 # waited for. If nothing answers for this long, the address is wrong or a firewall is in between.
@@ -28,32 +37,130 @@ _UNANSWERED_SECONDS = 30.0
 def meet(world: World, patience: timedelta) -> dist.Store:
     """Return the store of rank 0 once all ranks have connected to it.
 
-    Collective: every rank must call it.
+    If that takes long, it prints once which ranks are missing.
+
+    Collective: every rank must call it, or `end_launch`.
 
     Raises:
         UserError: the port is taken, nothing answers at rank 0's address, or some ranks do not join within `patience`;
             the error names them.
+        SystemExit: a rank called `end_launch`; rank 0 has printed its error.
     """
     if world.size == 1:
         # No other rank to meet: no port that could be taken, and no network that could be down.
         return dist.HashStore()
+    with _notice(world) as notice:
+        return _meet(world, patience, notice)
+
+
+def end_launch(world: World, failure: str) -> NoReturn:
+    """End this rank for an error that it found before it met the others, who end with it.
+
+    Rank 0 prints the error once. Another rank prints its error itself if it does not reach rank 0 within seconds.
+
+    Raises:
+        UserError: `failure`, which has not been printed.
+        SystemExit: it has been printed.
+    """
+    if world.is_main:
+        say(f"error: {failure}", file=sys.stderr)
+    try:
+        _meet(world, timedelta(seconds=_TELL_SECONDS), _Notice(), failure)
+    except UserError:
+        if not world.is_main:
+            raise UserError(failure) from None
+    raise SystemExit(1)
+
+
+def _meet(world: World, patience: timedelta, notice: "_Notice", failure: str | None = None) -> dist.Store:
     began = time.monotonic()
+    server = "the agent of torchrun" if _has_agents() else f"rank 0 of {world.size}"
+    notice.awaited = lambda: f"{server} at {':'.join(map(str, _address()))}" if notice.is_first_here() else None
     store = connect(world, patience)
+    notice.awaited = lambda: None
     if not _has_agents() and _is_of_another_launch(store, world):
-        time.sleep(_RANK_0_FIRST_SECONDS)
+        time.sleep(_RANK_0_FIRST_SECONDS if failure is None else 0.0)
         raise UserError(f"port {_address()[1]} of {_address()[0]} is taken by another training: {port_remedy()}")
+    if failure is not None:
+        store.set(_FAILED, failure)
     store.set(_joined(world.rank), socket.gethostname())
     if world.is_main:
+        notice.awaited = lambda: f"rank {as_ranges(_missing(store, world))} of {world.size}"
         # All ranks raise what rank 0 finds.
-        store.set("met", _find_missing(store, world, patience, began) or "all")
+        missing = _find_missing(store, world, patience, began)
+        if missing == _FAILED and failure is None:
+            say(f"error: {store.get(_FAILED).decode()}", file=sys.stderr)
+        store.set("met", missing or "all")
     try:
         store.wait(["met"], patience + timedelta(seconds=_GRACE_SECONDS))
         found = store.get("met").decode()
     except dist.DistError:
         found = f"rank 0 stopped responding to rank {world.rank} on {socket.gethostname()}: look at its output"
+    if found == _FAILED:
+        _leave_together(store, world)
     if found != "all":
         raise UserError(found)
     return store
+
+
+def _leave_together(store: dist.Store, world: World) -> NoReturn:
+    """End this rank. Rank 0, whose store the others read, stays until they have left, for a few seconds at most."""
+    deadline = time.monotonic() + _TELL_SECONDS
+    with suppress(dist.DistError):
+        left = store.add("left", 1)
+        while world.is_main and left < world.size and time.monotonic() < deadline:
+            time.sleep(_PAUSE_SECONDS)
+            left = store.add("left", 0)
+    raise SystemExit(1)
+
+
+class _Notice:
+    """The line that explains a long wait."""
+
+    def __init__(self) -> None:
+        self.awaited: Callable[[], str | None] = lambda: None
+        """Describes what this rank waits for; None: another rank explains the wait."""
+        self._claim: socket.socket | None = None
+
+    def is_first_here(self) -> bool:
+        """Decide whether this process is the first of those on this machine that wait for the same address."""
+        self._claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # A name in the kernel, not a file: it goes away with this process.
+            self._claim.bind("\0dist_transformer waits for {}:{}".format(*_address()))
+        except OSError:
+            return False
+        return True
+
+    def print(self, world: World) -> None:
+        try:
+            awaited = self.awaited()
+        except dist.DistError:
+            return
+        if awaited is None:
+            return
+        claims = " and ".join(f"{name}={os.environ.get(name)}" for name in world.variables)
+        why = f"; {claims} are set in the environment: unset them to run alone" if claims else ""
+        say(f"note: waiting for {awaited}{why}", file=sys.stderr)
+
+    def close(self) -> None:
+        if self._claim is not None:
+            self._claim.close()
+
+
+@contextmanager
+def _notice(world: World) -> Iterator[_Notice]:
+    """Print a line if the block takes long. A thread does so, because a connection to a foreign server may hang."""
+    notice = _Notice()
+    timer = threading.Timer(_NOTICE_SECONDS, notice.print, [world])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield notice
+    finally:
+        timer.cancel()
+        timer.join()
+        notice.close()
 
 
 def connect(world: World, patience: timedelta, *, serve: bool = True) -> dist.Store:
@@ -182,15 +289,17 @@ def loopback_is_down() -> bool:
 
 
 def _find_missing(store: dist.Store, world: World, patience: timedelta, began: float) -> str:
-    """Wait for all ranks; describe those that do not join, or return an empty string."""
+    """Wait for all ranks; describe those that do not join, or return an empty string. `_FAILED`: a rank has failed."""
     everyone, pause = [_joined(rank) for rank in range(world.size)], _PAUSE_SECONDS
     # Poll, because a `wait` that times out prints a page.
-    while not store.check(everyone):
+    while not store.check(everyone) and not store.check([_FAILED]):
         if time.monotonic() - began > patience.total_seconds():
             break
         time.sleep(pause)
         pause = min(1.0, 1.1 * pause)
-    missing = [rank for rank in range(world.size) if not store.check([_joined(rank)])]
+    if store.check([_FAILED]):
+        return _FAILED
+    missing = _missing(store, world)
     if not missing:
         return ""
     present: dict[str, list[int]] = {}
@@ -202,6 +311,10 @@ def _find_missing(store: dist.Store, world: World, patience: timedelta, began: f
         f"rank {as_ranges(missing)} of {world.size} did not join in {_duration(began)} (here: {here}): look in the "
         f"logs why they have not started, and check that their nodes reach {':'.join(map(str, _address()))}"
     )
+
+
+def _missing(store: dist.Store, world: World) -> list[int]:
+    return [rank for rank in range(world.size) if not store.check([_joined(rank)])]
 
 
 def _is_of_another_launch(store: dist.Store, world: World) -> bool:

@@ -6,7 +6,7 @@ Launchers: `deepspeed` and `torchrun` (RANK, WORLD_SIZE, …), `srun` (SLURM_PRO
 import os
 import socket
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.runtime.launch import free_port, load_mpi, mpi_tasks, needs_mpi, number_in, slurm_tasks
@@ -20,6 +20,8 @@ class World:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
+    variables: tuple[str, ...] = field(default=(), compare=False)
+    """Environment variables that claim that this process is one of several; without them it would run alone."""
 
     @property
     def is_main(self) -> bool:
@@ -54,11 +56,12 @@ def find_world() -> World:
         _check_outer_launchers()
         if world.size > 1:
             _need_all("MASTER_ADDR", "MASTER_PORT")
-        return world
+        return replace(world, variables=("RANK", "WORLD_SIZE"))
     if _is_task_of_slurm():
         per_node = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get("SLURM_TASKS_PER_NODE", "1")
         os.environ.update(SLURM_LOCAL_SIZE=str(_most_tasks(per_node)), SLURM_NTASKS=str(slurm_tasks()))
-        return _numbered("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_LOCAL_SIZE")
+        world = _numbered("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_LOCAL_SIZE")
+        return replace(world, variables=("SLURM_STEP_ID", "SLURM_NTASKS"))
     return _world_from_mpi() if needs_mpi() else World()
 
 

@@ -65,7 +65,7 @@ class DataFolder:
                 raise UserError(f"{place} is a URL, and only training reads those: copy the folder to this machine")
             return cls._open_url(str(place).rstrip("/"), cache)
         path = Path(place)
-        index = _read_index(path)
+        index = read_index(path)
         for shard in index.train.shards:
             if shards_may_be_bad and not _inside(path, shard.file).exists():
                 continue
@@ -82,7 +82,7 @@ class DataFolder:
         Args:
             lengths: content of the folder's file of lengths.
         """
-        index = _read_index(path)
+        index = read_index(path)
         _check_small_files(path, index)
         return cls(path, index, lengths=lengths)
 
@@ -94,7 +94,7 @@ class DataFolder:
             guard(cache.folder)
             with exclusive(cache.folder / "lock"):
                 fetch(f"{url}/{INDEX_FILE}", cache.folder / INDEX_FILE)
-                index = _read_index(cache.folder)
+                index = read_index(cache.folder)
                 path = cache.folder / sha256_of(cache.folder / INDEX_FILE)[:16]
                 make_folder(path / VALID_FOLDER)
                 for name, sha256 in _small_files(index):
@@ -216,7 +216,12 @@ def _check_inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _read_index(folder: Path) -> DataIndex:
+def read_index(folder: Path) -> DataIndex:
+    """Read index.json of a data folder on this machine.
+
+    Raises:
+        UserError: it is missing, damaged, or of another format.
+    """
     path = folder / INDEX_FILE
     try:
         content = parse_json(read_small(path))

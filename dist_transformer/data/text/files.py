@@ -11,6 +11,7 @@ import gzip
 import itertools
 import json
 import lzma
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -283,6 +284,16 @@ def read_short_lines(path: Path, span: Span | None = None) -> Iterator[str | Non
         raise UserError(f"{path} cannot be read ({error.strerror or error}): check the file and its rights") from None
     if span is not None and lines < span.count:
         raise UserError(f"{path} became shorter while it was read: wait until it is whole, and give the command again")
+
+
+def require_readable(path: Path) -> None:
+    """Check early that a text file can be read, as far as its first line. A pipe, which is read once, is not opened.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    if os.path.isfile(path) or os.path.isdir(path) or not os.path.exists(path):
+        next(read_short_lines(path), None)
 
 
 def is_compressed(path: Path) -> bool:

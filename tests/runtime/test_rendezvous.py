@@ -1,0 +1,177 @@
+"""Waits for other ranks: each is explained once, and not begun by a rank that cannot take part."""
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from dist_transformer.base.errors import UserError
+from dist_transformer.cli.command import run
+from dist_transformer.runtime import rendezvous
+from dist_transformer.runtime.launch import free_port
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.rendezvous import end_launch, meet
+from dist_transformer.runtime.world import World, read_world
+from tests.conftest import run_python
+from tests.runtime.test_distributed import SRUN, environment, port
+
+__all__ = ["environment", "port"]
+
+FOREVER = timedelta(minutes=30)
+LEFT_OVER = "are set in the environment: unset them to run alone\n"
+
+
+def stale(rank: int, size: int = 2) -> World:
+    """Read the world of a shell in which an earlier launch left its variables."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK="0")
+    return read_world()
+
+
+@pytest.fixture
+def quick_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_NOTICE_SECONDS", 0.2)
+    monkeypatch.setattr(rendezvous, "_TELL_SECONDS", 0.5)
+
+
+@pytest.mark.usefixtures("quick_notice")
+@pytest.mark.parametrize(
+    ("rank", "size", "awaited"), [(0, 2, "rank 1 of 2"), (0, 4, "rank 1-3 of 4"), (1, 2, "rank 0 of 2 at 127.0.0.1:{}")]
+)
+def test_a_long_wait_is_explained_once(
+    rank: int, size: int, awaited: str, port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError):
+        meet(stale(rank, size), timedelta(seconds=0.8))
+    claims = f"RANK={rank} and WORLD_SIZE={size}"
+    assert capsys.readouterr().err == f"note: waiting for {awaited.format(port)}; {claims} {LEFT_OVER}"
+
+
+@pytest.mark.usefixtures("quick_notice", "port")
+def test_the_variables_of_srun_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    os.environ.update({name: str(value) for name, value in {**SRUN, "SLURM_PROCID": 0, "SLURM_LOCALID": 0}.items()})
+    with pytest.raises(UserError):
+        meet(read_world(), timedelta(seconds=0.5))
+    claims = "SLURM_STEP_ID=2 and SLURM_NTASKS=4"
+    assert capsys.readouterr().err == f"note: waiting for rank 1-3 of 4; {claims} {LEFT_OVER}"
+
+
+@pytest.mark.usefixtures("quick_notice", "port")
+def test_ranks_of_one_machine_explain_a_wait_for_rank_0_once(capsys: pytest.CaptureFixture[str]) -> None:
+    def wait(rank: int) -> None:
+        with pytest.raises(UserError):
+            meet(World(rank=rank, size=4), timedelta(seconds=0.8))
+
+    with ThreadPoolExecutor() as ranks:
+        list(ranks.map(wait, range(1, 4)))
+    assert capsys.readouterr().err.count("note: waiting for rank 0 of 4") == 1
+
+
+@pytest.mark.usefixtures("port")
+def test_ranks_that_come_soon_explain_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rendezvous, "_NOTICE_SECONDS", 3.0)
+    with ThreadPoolExecutor() as ranks:
+        rank_0 = ranks.submit(meet, World(rank=0, size=2), FOREVER)
+        time.sleep(0.2)
+        meet(World(rank=1, size=2), FOREVER)
+        rank_0.result()
+    assert capsys.readouterr().err == ""
+
+
+def end_of(work: Callable[[World], object], rank: int) -> str:
+    """Play a rank; gives its status, or its error."""
+    try:
+        work(World(rank=rank, size=2))
+    except SystemExit as end:
+        return str(end)
+    except UserError as error:
+        return str(error)
+    return "0"
+
+
+@pytest.mark.usefixtures("port")
+@pytest.mark.parametrize("unfit", [0, 1])
+@pytest.mark.parametrize("pause", [0.0, 0.3])
+def test_a_rank_that_cannot_take_part_ends_those_that_can(
+    unfit: int, pause: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def join(world: World) -> None:
+        if world.rank == unfit:
+            end_launch(world, "the model is gone: give another")
+        time.sleep(pause)
+        meet(world, FOREVER)
+
+    with ThreadPoolExecutor() as ranks:
+        assert list(ranks.map(lambda rank: end_of(join, rank), range(2))) == ["1", "1"]
+    assert capsys.readouterr().err == "error: the model is gone: give another\n"
+
+
+@pytest.mark.usefixtures("quick_notice", "port")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_that_one_rank_finds_alone_does_not_wait(rank: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise UserError("the model is gone")
+
+    def join(world: World) -> None:
+        with process_group(world, ready=fail):
+            pass
+
+    end = end_of(join, rank)
+    # An error that is raised is printed by the command.
+    assert (capsys.readouterr().err, end) == (
+        ("error: the model is gone\n", "1") if rank == 0 else ("", "the model is gone")
+    )
+
+
+@pytest.fixture
+def stale_shell(environment: pytest.MonkeyPatch, quick_notice: None) -> None:
+    stale_variables = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    os.environ.update({name: str(value) for name, value in stale_variables.items()})
+
+
+GONE = "is not a model folder (it does not exist): check the path, or make a model with dist-transformer average"
+
+
+@pytest.mark.usefixtures("stale_shell")
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["translate", "--model", "{gone}", "--input", "{text}", "--output", "{out}"], f"{{gone}} {GONE}"),
+        (["translate", "--model", "{model}", "--input", "{gone}", "--output", "{out}"], "{gone} does not exist"),
+        (["translate", "--model", "{model}", "--input", "{text}"], "--input is given without --output"),
+        (["evaluate", "--model", "{gone}", "--src", "{text}", "--ref", "{text}"], f"{{gone}} {GONE}"),
+        (["evaluate", "--model", "{model}", "--src", "{text}", "--ref", "{gone}"], "{gone} does not exist"),
+        (["score", "--model", "{gone}", "--src", "{text}", "--tgt", "{text}"], f"{{gone}} {GONE}"),
+        (["score", "--model", "{model}", "--src", "{text}", "--tgt", "{folder}"], "{folder} cannot be read"),
+        (["average", "--run-dir", "{gone}", "--sweep", "1,2", "--out", "{out}"], "{gone}"),
+    ],
+)
+def test_what_needs_no_other_rank_is_said_before_the_wait(
+    words: list[str], error: str, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {name: tmp_path / name for name in ("gone", "text", "out", "folder")} | {"model": model_folder}
+    places["text"].write_text("a\n", encoding="utf-8")
+    places["folder"].mkdir()
+    with pytest.raises(SystemExit, match=r"^1$"):
+        run([word.format(**places) for word in words])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {error.format(**places)}")
+    assert not places["out"].exists()
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("flags", [[], ["--test-mode"]])
+def test_a_training_without_data_does_not_wait(flags: list[str], tmp_path: Path) -> None:
+    data, run_dir = tmp_path / "gone", tmp_path / "run"
+    words = ["-m", "dist_transformer", "train", "--preset", "tiny", "--data", data, "--run-dir", run_dir, *flags]
+    stale_variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    done = run_python(*words, **stale_variables)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {data} is not a data folder: ")
+    assert not run_dir.exists()
