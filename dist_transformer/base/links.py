@@ -44,6 +44,20 @@ def _refuse_links(place: Path) -> None:
             )
 
 
+def refuse_shared(path: Path) -> None:
+    """Refuse a path that is not a regular file, or that has a second name elsewhere. It may be absent.
+
+    Raises:
+        UserError: it is a link, a hard link, a folder, a pipe or a device.
+    """
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        raise UserError(f"{path} is a link, a hard link, a folder, a pipe or a device, so it is not used: remove it")
+
+
 def refuse_linked_parent(path: Path) -> None:
     place = path.absolute()
     if place not in _GUARDED:

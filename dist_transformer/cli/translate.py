@@ -132,6 +132,7 @@ def translate_files(arguments: argparse.Namespace, device: torch.device) -> None
         output=arguments.output,
         chunk_lines=lines_at_once,
         settings={f"--{name.replace('_', '-')}": value for name, value in how.items()},
+        one_line_each=output.one_line_each,
     )
     notes = Counter[str]()
 

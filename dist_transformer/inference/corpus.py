@@ -1,26 +1,28 @@
 """Translation of files of any size into one file, on any number of ranks; a killed translation resumes.
 
-    OUT.parts/manifest.json    inputs, model and settings of the translation
-    OUT.parts/000000 …         translations of each chunk, a fixed number of input lines
+    OUT.parts/manifest.json    SHA-256 of model and inputs, and settings of the translation
+    OUT.parts/000000 …         sealed translations of each chunk, a fixed number of input lines (see parts.py)
     OUT.parts/lock             held by rank 0 while it runs
     OUT.parts/failed           a rank has failed, so the others stop
     OUT.parts/whole            all chunks in one file, which is renamed to OUT
-    OUT.parts/complete         `whole` is complete, under this name or as OUT
+    OUT.parts/complete         `whole` is complete, under this name or as OUT; it states the SHA-256
 
 The chunks do not depend on the number of ranks, and batches are formed within a chunk, so the output does not depend on
 it either. Every rank reads the inputs and translates its own chunks. Ranks exchange no text, and each of them holds one
 chunk in memory.
+
+A part is used only with its seal, and inputs that change while they are translated end the translation without an
+output. The other ranks write no file but parts, so a rank of a translation that has lost the folder does no harm.
 """
 
 import contextlib
+import hashlib
 import itertools
-import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import (
     make_folder,
     move,
-    open_regular,
+    read_small,
     remove,
     remove_tree,
     remove_unfinished,
@@ -36,15 +38,19 @@ from dist_transformer.base.files import (
     whole_path,
     write_file,
 )
-from dist_transformer.base.locks import exclusive
-from dist_transformer.config.plain import read_json
+from dist_transformer.base.links import guard, refuse_shared
+from dist_transformer.base.sole_writer import LOCK_FILE, PATIENCE_SECONDS, Fence, Words, sole_writer, unfenced
+from dist_transformer.base.verified import has_own_hash, with_own_hash
+from dist_transformer.config.plain import parse_json
 from dist_transformer.data.text.files import read_lines
+from dist_transformer.inference.parts import Part, Source, in_chunks, is_source_of, read_source
 from dist_transformer.inference.translator import Translation
 from dist_transformer.model_folder import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE
 from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks, rank, world_size
 from dist_transformer.version import __version__
 
-_MANIFEST, _LOCK, _FAILED, _WHOLE, _COMPLETE = "manifest.json", "lock", "failed", "whole", "complete"
+_MANIFEST, _FAILED, _WHOLE, _COMPLETE = "manifest.json", "failed", "whole", "complete"
+_OWN_NAMES = {_MANIFEST, LOCK_FILE, _FAILED, _WHOLE, _COMPLETE}
 _COMPRESSED = (".gz", ".xz", ".bz2")
 _SECONDS_BETWEEN_REPORTS = 30.0
 
@@ -61,6 +67,8 @@ class CorpusJob:
     """Input lines that a rank translates and keeps at a time."""
     settings: dict[str, Any]
     """Settings that may change the output: JSON values by flag."""
+    one_line_each: bool = True
+    """Whether every input line has exactly one line in the output."""
 
     def __post_init__(self) -> None:
         if self.output.suffix in _COMPRESSED:
@@ -70,20 +78,33 @@ class CorpusJob:
     def parts(self) -> Path:
         return self.output.with_name(f"{self.output.name}.parts")
 
-    def part(self, chunk: int) -> Path:
-        return self.parts / f"{chunk:06d}"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Start:
     """State at the start, equal on all ranks."""
 
-    lines: int
-    """Lines of all inputs."""
-    sizes: tuple[int, ...]
-    """Lines of each chunk."""
-    finished: frozenset[int]
+    folder: Path
+    source: Source
+    translation: str
+    """SHA-256 of everything that determines the output."""
+    finished: frozenset[int] = frozenset()
     """Chunks that an earlier start translated."""
+
+    def part(self, chunk: int) -> Part:
+        return Part(
+            path=self.folder / f"{chunk:06d}",
+            translation=self.translation,
+            number=chunk,
+            chunk=self.source.chunks[chunk],
+        )
+
+    def lines_of(self, chunks: Iterable[int]) -> int:
+        return sum(self.source.chunks[chunk][0] for chunk in chunks)
+
+    def present(self) -> frozenset[int]:
+        """Find the chunks that have a part, sound or not."""
+        names = {path.name for path in self.folder.iterdir()}
+        return frozenset(chunk for chunk in range(len(self.source.chunks)) if self.part(chunk).path.name in names)
 
 
 def translate_corpus(
@@ -102,66 +123,127 @@ def translate_corpus(
 
     Raises:
         UserError: the output exists, was started with other inputs or settings, or is being written; an input is
-            unfit; a rank cannot translate or write. The error is the same on every rank.
+            unfit or has changed; a rank cannot translate or write. The error is the same on every rank.
     """
+    guard(job.parts)
     with contextlib.ExitStack() as held:
-        start = broadcast_object(on_all_ranks(lambda: _begin(job, held) if rank() == 0 else None))
+        begun, fence = on_all_ranks(lambda: _begin(job, held) if rank() == 0 else (None, unfenced))
+        start = broadcast_object(begun)
         if start is None:
             return
         began = time.monotonic()
-        on_all_ranks(lambda: _translate_share(job, start, translate, text_of))
-        on_all_ranks(lambda: _finish(job, start) if rank() == 0 else None)
+        on_all_ranks(lambda: _translate_share(job, start, translate, text_of, fence))
+        on_all_ranks(lambda: _finish(job, start, fence) if rank() == 0 else None)
         if rank() == 0:
-            left = start.lines - sum(start.sizes[chunk] for chunk in start.finished)
+            left = start.source.lines - start.lines_of(start.finished)
             speed = left / max(time.monotonic() - began, 1e-9)
-            _report(f"{job.output}: {start.lines:,} lines, {left:,} of them in this start, {speed:,.1f} lines/s")
+            _report(f"{job.output}: {start.source.lines:,} lines, {left:,} of them in this start, {speed:,.1f} lines/s")
 
 
-def _begin(job: CorpusJob, held: contextlib.ExitStack) -> _Start | None:
-    """Lock the folder of parts and find the finished chunks. Return None if the output is complete.
+def _begin(job: CorpusJob, held: contextlib.ExitStack) -> tuple[_Start | None, Fence]:
+    """Lock the folder of parts and find the finished chunks; None instead of a start if the output is complete.
 
     Args:
         held: receives the lock of the folder.
     """
     if not job.parts.exists():
         _refuse_existing(job)
+    for path in job.inputs:
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path} is not a regular file, and it is read several times: save its lines in one")
     # All lines are read before anything is written and before hours of work, because the last one may not be UTF-8.
-    lines = sum(1 for _ in _lines(job))
+    source = read_source(_lines(job), job.chunk_lines)
     with _explained(job):
-        _lock(job, held)
-        if (job.parts / _COMPLETE).exists() and job.output.exists() and not (job.parts / _WHOLE).exists():
+        fence = _lock(job, held)
+        manifest = with_own_hash(_identity(job, source))
+        _require_same(job, manifest)
+        start = _Start(folder=job.parts, source=source, translation=hashlib.sha256(manifest).hexdigest())
+        if _is_complete(job, start):
             # An earlier start was killed between its last two steps.
-            remove_tree(job.parts)
+            _remove_parts(job, fence)
             _report(f"{job.output} is complete")
-            return None
+            return None, fence
         # Another command may have written the output since the first check.
         _refuse_existing(job)
-        identity = _identity(job, lines)
-        if (job.parts / _MANIFEST).exists():
-            _require_same(job, read_json(job.parts / _MANIFEST), identity)
+        _check_names(job, start)
         remove_unfinished(job.parts)
         remove(job.parts / _FAILED)
-        write_file(job.parts / _MANIFEST, json.dumps(identity, indent=1, ensure_ascii=False) + "\n")
-        sizes = [min(job.chunk_lines, lines - first) for first in range(0, lines, job.chunk_lines)]
-        finished = _finished(job)
-    if finished:
-        _report(f"resumes {job.output}: {sum(sizes[chunk] for chunk in finished):,} of {lines:,} lines are done")
-    return _Start(lines=lines, sizes=tuple(sizes), finished=finished)
+        write_file(job.parts / _MANIFEST, manifest, fence=fence)
+        start = _with_finished(start)
+    if start.finished:
+        _report(f"resumes {job.output}: {start.lines_of(start.finished):,} of {source.lines:,} lines are done")
+    return start, fence
 
 
-def _lock(job: CorpusJob, held: contextlib.ExitStack) -> None:
+def _lock(job: CorpusJob, held: contextlib.ExitStack) -> Fence:
     if job.parts.is_symlink():
         raise UserError(f"{job.parts} is a link: choose another --output, or remove it")
     make_folder(job.parts)
-    names = {path.name for path in job.parts.iterdir()}
-    if _MANIFEST not in names and names - {_LOCK} and not all(name.startswith(".") for name in names - {_LOCK}):
+    names = {path.name for path in job.parts.iterdir()} - {LOCK_FILE}
+    if _MANIFEST not in names and not all(name.startswith(".") for name in names):
         raise UserError(f"{job.parts} holds files that are not of a translation: choose another --output, or remove it")
-    try:
-        held.enter_context(exclusive(job.parts / _LOCK, wait=False))
-    except BlockingIOError:
-        raise UserError(
-            f"{job.output} is being written by another command: wait for its end, or choose another --output"
-        ) from None
+    refuse_shared(job.parts / LOCK_FILE)
+    words = Words(
+        in_use=lambda holder: (
+            f"{job.output} is being written by {holder}: wait for its end, or choose another --output"
+        ),
+        lost=(
+            f"{job.parts} is no longer held by this translation: its lock file was removed or replaced, and another "
+            "one may have started there; nothing more is written: give this command again when no other one writes "
+            f"{job.output}"
+        ),
+        unlocked=f"make sure that no other command writes {job.output}",
+    )
+    return held.enter_context(sole_writer(job.parts, words, _report, patience=PATIENCE_SECONDS))
+
+
+def _check_names(job: CorpusJob, start: _Start) -> None:
+    """Refuse a folder of parts with anything in it that no translation of this job has made.
+
+    Raises:
+        UserError: there is such a thing; the message names it.
+    """
+    known = _OWN_NAMES | {start.part(chunk).path.name for chunk in range(len(start.source.chunks))}
+    for path in job.parts.iterdir():
+        # Temporary files of killed writers, and those of NFS.
+        if path.name.startswith("."):
+            continue
+        if path.name not in known:
+            raise UserError(f"{path} is not of this translation: remove it, or choose another --output")
+        refuse_shared(path)
+
+
+def _with_finished(start: _Start) -> _Start:
+    """Find the parts that are sound, and report those that are not."""
+    present = start.present()
+    finished = frozenset(chunk for chunk in present if start.part(chunk).copy() is not None)
+    if damaged := sorted(present - finished):
+        names = ", ".join(start.part(chunk).path.name for chunk in damaged[:3]) + (", …" if damaged[3:] else "")
+        _report(f"{len(damaged)} parts in {start.folder} are damaged and are translated again: {names}")
+    return replace(start, finished=finished)
+
+
+def _is_complete(job: CorpusJob, start: _Start) -> bool:
+    """Decide whether the output is what a start of this translation has written."""
+    file = job.parts / _COMPLETE
+    refuse_shared(file)
+    if not file.exists() or not job.output.is_file() or (job.parts / _WHOLE).exists():
+        return False
+    return read_small(file) == _completion(start, sha256_of(job.output))
+
+
+def _completion(start: _Start, sha256: str) -> bytes:
+    return with_own_hash({"translation": start.translation, "lines": start.source.lines, "output_sha256": sha256})
+
+
+def _remove_parts(job: CorpusJob, fence: Fence) -> None:
+    """Remove the folder of parts. While it has parts, it states that the output is complete."""
+    fence()
+    for path in job.parts.iterdir():
+        if path.name not in (_MANIFEST, LOCK_FILE, _COMPLETE):
+            remove_tree(path)
+    remove(job.parts / _COMPLETE)
+    remove_tree(job.parts)
 
 
 def _refuse_existing(job: CorpusJob) -> None:
@@ -169,30 +251,43 @@ def _refuse_existing(job: CorpusJob) -> None:
         raise UserError(f"{job.output} exists already: choose another --output, or remove it first")
 
 
-def _identity(job: CorpusJob, lines: int) -> dict[str, Any]:
+def _identity(job: CorpusJob, source: Source) -> dict[str, Any]:
     """Describe everything that determines the output, as JSON values."""
-    status = [(os.path.abspath(path), path.stat()) for path in job.inputs]
     return {
         "version": __version__,
         "model": {name: sha256_of(job.model / name) for name in (CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE)},
-        "inputs": [[path, found.st_size, found.st_mtime_ns] for path, found in status],
-        "lines": lines,
+        "inputs": {"lines": source.lines, "sha256": source.sha256},
         "settings": {**job.settings, "--chunk-lines": job.chunk_lines},
     }
 
 
-def _require_same(job: CorpusJob, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Compare the manifest with the job.
+def _require_same(job: CorpusJob, manifest: bytes) -> None:
+    """Compare the manifest in the folder of parts, if there is one, with that of the job.
 
     Raises:
-        UserError: they differ; the message names each difference.
+        UserError: they differ, and the message names each difference; or the one in the folder is damaged.
     """
+    file = job.parts / _MANIFEST
+    refuse_shared(file)
+    if not file.exists():
+        return
+    content = read_small(file)
+    if content == manifest:
+        return
+    now = parse_json(manifest)
+    try:
+        before = parse_json(content)
+        is_sound = has_own_hash(content, str(before["sha256"])) and before.keys() == now.keys()
+    except (ValueError, LookupError, TypeError):
+        is_sound = False
+    if not is_sound:
+        raise UserError(f"{file} is damaged, or of another version: remove {job.parts} to start again")
     other = []
     if before["version"] != now["version"]:
         other.append(f"by version {before['version']}, not {now['version']}")
     if before["model"] != now["model"]:
         other.append("with another model")
-    if before["inputs"] != now["inputs"] or before["lines"] != now["lines"]:
+    if before["inputs"] != now["inputs"]:
         other.append("with other inputs, or with these before they changed")
     flags = [*before["settings"], *(flag for flag in now["settings"] if flag not in before["settings"])]
     for flag in flags:
@@ -218,6 +313,7 @@ def _translate_share(
     start: _Start,
     translate: Callable[[list[str], int], Sequence[Translation]],
     text_of: Callable[[int, Translation], str],
+    fence: Fence,
 ) -> None:
     """Translate and write this rank's share of the missing chunks: every n-th of them on n ranks."""
     try:
@@ -227,54 +323,72 @@ def _translate_share(
                     # The failed rank reports the error.
                     return
                 first = chunk * job.chunk_lines
-                translations = translate(lines, first)
-                text = "".join(text_of(number, one) for number, one in enumerate(translations, first))
-                write_file(job.part(chunk), text)
+                numbered = zip(range(first, first + len(lines)), translate(lines, first), strict=True)
+                start.part(chunk).write((text_of(number, one) for number, one in numbered), fence)
     except UserError:
-        with contextlib.suppress(OSError):
-            write_file(job.parts / _FAILED, "")
+        with contextlib.suppress(OSError, UserError):
+            write_file(job.parts / _FAILED, "", fence=fence)
         raise
 
 
 def _share(job: CorpusJob, start: _Start) -> Iterator[tuple[int, list[str]]]:
     """Yield the number and lines of each chunk of this rank. Report the progress of all ranks in between."""
-    lines, left, began = _lines(job), itertools.count(), time.monotonic()
+    left, began = itertools.count(), time.monotonic()
     reported = began
-    for chunk, size in enumerate(start.sizes):
-        held = list(itertools.islice(lines, size))
-        if len(held) < size:
-            raise UserError(f"the inputs of {job.output} have changed meanwhile: remove {job.parts} and start again")
+    chunks = itertools.zip_longest(start.source.chunks, in_chunks(_lines(job), job.chunk_lines), fillvalue=None)
+    for chunk, (stated, lines) in enumerate(chunks):
+        if stated is None or lines is None:
+            raise _changed(job)
         if chunk in start.finished or next(left) % world_size() != rank():
             continue
-        yield chunk, held
+        if not is_source_of(stated, lines):
+            raise _changed(job)
+        yield chunk, lines
         if rank() == 0 and time.monotonic() - reported > _SECONDS_BETWEEN_REPORTS:
             reported = time.monotonic()
-            there = _finished(job)
-            new = sum(start.sizes[one] for one in there - start.finished)
+            there = start.present()
+            new = start.lines_of(there - start.finished)
             _report(
-                f"{sum(start.sizes[one] for one in there):,} of {start.lines:,} lines, "
-                f"{new / (reported - began):,.1f} lines/s"
+                f"{start.lines_of(there):,} of {start.source.lines:,} lines, {new / (reported - began):,.1f} lines/s"
             )
 
 
-def _finish(job: CorpusJob, start: _Start) -> None:
+def _changed(job: CorpusJob) -> UserError:
+    return UserError(
+        f"the inputs of {job.output} have changed while they were translated: restore them and give the same command, "
+        f"or remove {job.parts} to translate them as they are now"
+    )
+
+
+def _finish(job: CorpusJob, start: _Start, fence: Fence) -> None:
+    """Join the parts, if they and the inputs are what they must be, and give the whole its name."""
+    if read_source(_lines(job), job.chunk_lines) != start.source:
+        raise _changed(job)
     with _explained(job):
-        with whole_path(job.parts / _WHOLE) as beside, beside.open("wb") as whole:
-            for chunk in range(len(start.sizes)):
-                with open_regular(job.part(chunk)) as part:
-                    shutil.copyfileobj(part, whole)
-        write_file(job.parts / _COMPLETE, "")
+        with whole_path(job.parts / _WHOLE, fence=fence) as beside, beside.open("wb") as whole:
+            written = 0
+            for chunk in range(len(start.source.chunks)):
+                lines = start.part(chunk).copy(whole)
+                if lines is None:
+                    raise UserError(
+                        f"{start.part(chunk).path} was changed or removed by something else: give the same command to "
+                        "translate it again"
+                    )
+                written += lines
+        if job.one_line_each and written != start.source.lines:
+            raise UserError(
+                f"{job.output} would have {written:,} lines for {start.source.lines:,} input lines: remove {job.parts} "
+                "and start again"
+            )
+        write_file(job.parts / _COMPLETE, _completion(start, sha256_of(job.parts / _WHOLE)), fence=fence)
         _refuse_existing(job)
+        fence()
         move(job.parts / _WHOLE, job.output)
-        remove_tree(job.parts)
+        _remove_parts(job, fence)
 
 
 def _lines(job: CorpusJob) -> Iterable[str]:
     return itertools.chain.from_iterable(map(read_lines, job.inputs))
-
-
-def _finished(job: CorpusJob) -> frozenset[int]:
-    return frozenset(int(path.name) for path in job.parts.iterdir() if path.name.isdecimal())
 
 
 @contextlib.contextmanager

@@ -33,6 +33,11 @@ class OutputFormat:
         if self.nbest is not None and self.noise_seed is not None:
             raise UserError("noise is added to the best translation alone: leave out --nbest or --noise")
 
+    @property
+    def one_line_each(self) -> bool:
+        """Whether every input line has exactly one line."""
+        return self.nbest in (None, "jsonl")
+
     def text_of(self, number: int, translation: Translation) -> str:
         """Return the output of one input line.
 

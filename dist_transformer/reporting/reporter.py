@@ -13,6 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from dist_transformer.base.errors import printable, say
+from dist_transformer.base.sole_writer import Fence, unfenced
 from dist_transformer.config.plain import flat_settings
 from dist_transformer.config.settings import TimeoutConfig, TrainConfig
 from dist_transformer.data.loading.events import EpochSummary
@@ -21,7 +22,6 @@ from dist_transformer.reporting.board import RARE, Board
 from dist_transformer.reporting.figures import attention_picture, learning_rate_picture, position_picture
 from dist_transformer.reporting.sinks import SINKS, MetricsFile, MetricSink, OptionalSink
 from dist_transformer.run.layout import TENSORBOARD, scan_records
-from dist_transformer.run.lock import Fence, unfenced
 
 # Width of a terminal of unknown size.
 _COLUMNS = 80

@@ -10,6 +10,7 @@ from typing import Any
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, read_small, remove, remove_unfinished, sha256_of, write_file
 from dist_transformer.base.links import guard, refuse_link
+from dist_transformer.base.sole_writer import Fence, unfenced
 from dist_transformer.config.plain import from_plain, omitted_defaults, read_json, to_plain
 from dist_transformer.config.settings import RUN_IDENTITY, TrainConfig
 from dist_transformer.data.folder.format import INDEX_FILE, TOKENIZER_FILE
@@ -32,7 +33,7 @@ from dist_transformer.run.layout import (
     weight_files,
 )
 from dist_transformer.run.ledger import GENESIS, follow_ledger, truncate_jsonl
-from dist_transformer.run.lock import Fence, sole_writer, unfenced
+from dist_transformer.run.lock import sole_training
 from dist_transformer.run.warm_start import InitialWeights, read_initial_weights
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.agreement import require_agreement
@@ -84,7 +85,7 @@ def open_run(
         for name in WRITTEN_IN_PLACE:
             refuse_link(run_dir / name)
         if config.checkpoints.resume != "required" or run_dir.is_dir():
-            fence = acquired.enter_context(sole_writer(run_dir, notes.append))
+            fence = acquired.enter_context(sole_training(run_dir, notes.append))
 
     with ExitStack() as acquired:
         by_main(take)

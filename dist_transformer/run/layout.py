@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from dist_transformer.base.files import read_log
+from dist_transformer.base.sole_writer import LOCK_FILE
 
-SETTINGS_FILE, ENVIRONMENT_FILE, LOCK_FILE = "config.json", "environment.json", "lock"
+SETTINGS_FILE, ENVIRONMENT_FILE = "config.json", "environment.json"
 METRICS_FILE, LEDGER_FILE = "metrics.jsonl", "ledger.jsonl"
 CHECKPOINTS, WEIGHTS, SAMPLES, TENSORBOARD, HEARTBEATS, HANGS = (
     "checkpoints",

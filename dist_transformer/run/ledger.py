@@ -16,9 +16,9 @@ import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import append_to, read_log, write_file
+from dist_transformer.base.sole_writer import Fence, unfenced
 from dist_transformer.data.loading.events import LeftOut
 from dist_transformer.model.packed import PackedBatch, PackedTokens
-from dist_transformer.run.lock import Fence, unfenced
 
 # Odd 64-bit constants of splitmix64 (Steele et al. 2014), as signed numbers; torch's int64 products wrap around.
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64

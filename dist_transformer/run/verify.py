@@ -16,6 +16,7 @@ from dist_transformer.base.checks import Check
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import read_small, regular, sha256_of
 from dist_transformer.base.locks import is_locked
+from dist_transformer.base.sole_writer import LOCK_FILE
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.format import INDEX_FILE, TOKENIZER_FILE
@@ -43,7 +44,6 @@ from dist_transformer.run.folder import settings_of
 from dist_transformer.run.layout import (
     CHECKPOINTS,
     LEDGER_FILE,
-    LOCK_FILE,
     POINTER,
     SETTINGS_FILE,
     WEIGHT_HASHES,

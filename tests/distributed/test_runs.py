@@ -25,7 +25,7 @@ from dist_transformer.evaluation.samples import read_sheets
 from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from dist_transformer.run.layout import read_records
 from dist_transformer.run.ledger import read_ledger
-from dist_transformer.run.lock import sole_writer
+from dist_transformer.run.lock import sole_training
 from dist_transformer.runtime.launch import as_typed, own_command
 from tests.conftest import ROOT, deepspeed_command, run_command, run_ranks
 from tests.faults import ranks_apart
@@ -170,7 +170,7 @@ def test_a_second_run_in_the_same_folder_is_refused(toy_data: DataFolder, tmp_pa
         finally:
             first.kill()
     # Killed: its folder is free at once, with nothing to remove by hand.
-    with sole_writer(run_dir, pytest.fail, patience=1.0):
+    with sole_training(run_dir, pytest.fail, patience=1.0):
         pass
 
 

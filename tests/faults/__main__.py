@@ -40,6 +40,7 @@ from tests.faults import (
     ranks_apart,
     slow_saves,
     tools,
+    translation_parts,
 )
 from tests.faults.campaign import Campaign, Lab, UnavailableError
 from tests.faults.planted import BUGS
@@ -63,6 +64,7 @@ CAMPAIGNS: list[Campaign] = [
         histories,
         formats,
         tools,
+        translation_parts,
     )
 ]
 

@@ -15,8 +15,9 @@ from typing import Any
 from unittest import mock
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.base.sole_writer import Fence
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.run.lock import Fence, sole_writer
+from dist_transformer.run.lock import sole_training
 from dist_transformer.run.verify import verify_run
 from tests.faults.campaign import Campaign, Case, Found, Lab
 from tests.run.small_run import SmallRun, small_config, train_and_save
@@ -53,10 +54,10 @@ def file_system(locks: str) -> Iterator[None]:
 
     with ExitStack() as patched:
         enter = patched.enter_context
-        enter(mock.patch("dist_transformer.run.folder.sole_writer", partial(sole_writer, patience=0.0)))
+        enter(mock.patch("dist_transformer.run.folder.sole_training", partial(sole_training, patience=0.0)))
         enter(mock.patch("os.fsync"))
         if locks != "folder and file":
-            enter(mock.patch("dist_transformer.run.lock.exclusive_folder", no_folder_lock))
+            enter(mock.patch("dist_transformer.base.sole_writer.exclusive_folder", no_folder_lock))
         if locks == "none":
             enter(mock.patch("fcntl.flock", unknown))
         yield

@@ -22,6 +22,7 @@ IN_TESTS = {
     "histories": "tests/faults/test_histories.py::test_a_planted_bug_is_found",
     "formats": "tests/fuzz/test_fuzz.py::test_a_check_that_is_taken_away_is_missed",
     "tools": "tests/faults/test_tools.py::test_a_planted_bug_is_found",
+    "translation_parts": "tests/faults/test_translation_parts.py::test_a_planted_bug_is_found",
 }
 """Campaigns whose bugs the test suite plants."""
 

@@ -23,6 +23,7 @@ KINDS = {
     "histories": "file",
     "formats": "state.json",
     "tools": "translate",
+    "translation_parts": "parts",
 }
 
 

@@ -31,7 +31,7 @@ def is_another_token(path: Path, own: tuple[int, int], token: str) -> bool:
     "bug", [lambda *_: True, lambda path, *_: path.exists(), is_another_token], ids=["no fence", "any file", "no token"]
 )
 def test_a_planted_bug_is_found(bug: Callable[..., bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dist_transformer.run.lock._is_held", bug)
+    monkeypatch.setattr("dist_transformer.base.sole_writer._is_held", bug)
     config = small_config(tmp_path)
     with file_system("none"):
         assert any(examine(config, seed)[0] for seed in range(20))

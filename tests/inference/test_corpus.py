@@ -1,9 +1,11 @@
 """The corpus driver on one rank, with a translation that is made up: what it keeps, continues and refuses."""
 
 import gzip
+import hashlib
+import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ import pytest
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.locks import exclusive
+from dist_transformer.base.sole_writer import unfenced
 from dist_transformer.inference import corpus
 from dist_transformer.inference.corpus import CorpusJob, translate_corpus
+from dist_transformer.inference.parts import read_source
 from dist_transformer.inference.translator import ScoredText, Translation
 
 LINES = ["one", "two", "", "four", "five", "six", "seven"]
@@ -42,6 +46,12 @@ def as_text(number: int, translation: Translation) -> str:
 
 
 EXPECTED = "".join(f"{number} {line.upper()}\n" for number, line in enumerate(LINES))
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a process that is about to end."""
+    monkeypatch.setattr(corpus, "PATIENCE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -80,7 +90,12 @@ def test_what_is_finished_is_kept(job: CorpusJob, capsys: pytest.CaptureFixture[
     with pytest.raises(StoppedError):
         translate_corpus(job, Shouter(stop_at=4), as_text)
     assert not job.output.exists()
-    assert (job.parts / "000001").read_text() == EXPECTED[len("0 ONE\n1 TWO\n") :][: len("2 \n3 FOUR\n")]
+    seal, _, text = (job.parts / "000001").read_text().partition("\n")
+    assert text == "2 \n3 FOUR\n"
+    stated = json.loads(seal)
+    assert (stated["chunk"], stated["source_lines"], stated["lines"]) == (1, 2, 2)
+    assert stated["source_sha256"] == hashlib.sha256(b"\nfour\n").hexdigest()
+    assert stated["sha256"] == hashlib.sha256(text.encode()).hexdigest()
     # What a killed writer leaves.
     (job.parts / ".000002.abc.tmp").write_text("torn")
     begin(job)
@@ -100,9 +115,14 @@ def test_each_rank_takes_its_share_of_what_is_left(job: CorpusJob, monkeypatch: 
     shares = []
     for number in (0, 1):
         monkeypatch.setattr(corpus, "rank", lambda number=number: number)
-        start = corpus._Start(lines=7, sizes=(2, 2, 2, 1), finished=frozenset({0}))
-        shares.append([chunk for chunk, _ in corpus._share(job, start)])
+        shares.append([chunk for chunk, _ in corpus._share(job, start_of(job))])
     assert shares == [[1, 3], [2]]
+
+
+def start_of(job: CorpusJob) -> corpus._Start:
+    """Make the state after the first chunk."""
+    source = read_source(corpus._lines(job), job.chunk_lines)
+    return corpus._Start(folder=job.parts, source=source, translation="1", finished=frozenset({0}))
 
 
 def begin(job: CorpusJob) -> None:
@@ -165,11 +185,17 @@ def test_a_kill_between_the_last_two_steps(job: CorpusJob, monkeypatch: pytest.M
     def stop(*_: object, **__: object) -> None:
         raise StoppedError
 
-    monkeypatch.setattr(corpus.shutil, "rmtree", stop)
-    with pytest.raises(StoppedError):
-        translate_corpus(job, Shouter(), as_text)
-    monkeypatch.undo()
-    assert job.parts.exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(corpus, "remove_tree", stop)
+        with pytest.raises(StoppedError):
+            translate_corpus(job, Shouter(), as_text)
+    # Another command, or another output, is not called complete.
+    with pytest.raises(UserError, match="was started with --beam 4, not 5: "):
+        translate_corpus(replace(job, settings={**job.settings, "--beam": 5}), Shouter(), as_text)
+    job.output.write_text(EXPECTED.replace("ONE", "TWO"))
+    with pytest.raises(UserError, match="exists already"):
+        translate_corpus(job, Shouter(stop_at=0), as_text)
+    job.output.write_text(EXPECTED)
     translate_corpus(job, Shouter(stop_at=0), as_text)
     assert os.listdir(job.output.parent) == ["all.txt"]
     assert job.output.read_text() == EXPECTED
@@ -189,7 +215,7 @@ def test_an_input_that_shrinks_meanwhile_is_noticed(job: CorpusJob) -> None:
         job.inputs[1].write_text("")
         return Shouter()(lines, first)
 
-    with pytest.raises(UserError, match="have changed meanwhile"):
+    with pytest.raises(UserError, match="have changed while they were translated"):
         translate_corpus(job, shrink, as_text)
 
 
@@ -197,9 +223,8 @@ def test_a_rank_that_fails_stops_the_others(job: CorpusJob, monkeypatch: pytest.
     with pytest.raises(UserError, match="no memory"):
         translate_corpus(job, Shouter(stop_at=2, failure=UserError("no memory")), as_text)
     assert (job.parts / "failed").exists()
-    start = corpus._Start(lines=7, sizes=(2, 2, 2, 1), finished=frozenset({0}))
     other = Shouter()
-    corpus._translate_share(job, start, other, as_text)
+    corpus._translate_share(job, start_of(job), other, as_text, unfenced)
     assert other.firsts == []
     # A new start tries again.
     translate_corpus(job, Shouter(), as_text)
@@ -208,7 +233,10 @@ def test_a_rank_that_fails_stops_the_others(job: CorpusJob, monkeypatch: pytest.
 
 def test_two_commands_and_folders_of_others(job: CorpusJob) -> None:
     begin(job)
-    with exclusive(job.parts / "lock"), pytest.raises(UserError, match="is being written by another command"):
+    with (
+        exclusive(job.parts / "lock"),
+        pytest.raises(UserError, match=r"all\.txt is being written by .*: wait for its"),
+    ):
         translate_corpus(job, Shouter(), as_text)
     for path in job.parts.iterdir():
         path.unlink()
@@ -221,3 +249,182 @@ def test_a_place_that_cannot_be_written(job: CorpusJob, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot be written .*the same command then resumes"):
         translate_corpus(replace(job, output=tmp_path / "file" / "out.txt"), Shouter(), as_text)
+
+
+def truncate(parts: Path) -> None:
+    part = parts / "000001"
+    part.write_bytes(part.read_bytes()[:-3])
+
+
+def empty(parts: Path) -> None:
+    (parts / "000001").write_bytes(b"")
+
+
+def drop_seal(parts: Path) -> None:
+    part = parts / "000001"
+    part.write_bytes(part.read_bytes().partition(b"\n")[2])
+
+
+def change_word(parts: Path) -> None:
+    part = parts / "000001"
+    part.write_bytes(part.read_bytes().replace(b"FOUR", b"FIVE"))
+
+
+def swap(parts: Path) -> None:
+    first, second = (parts / name for name in ("000000", "000001"))
+    contents = first.read_bytes(), second.read_bytes()
+    first.write_bytes(contents[1])
+    second.write_bytes(contents[0])
+
+
+def take_that_of_another_job(parts: Path) -> None:
+    """Bring the part of a translation with other settings."""
+    part = parts / "000001"
+    seal, _, text = part.read_text().partition("\n")
+    other = text.replace("FOUR", "VIER")
+    stated = json.loads(seal) | {"translation": "0" * 64, "sha256": hashlib.sha256(other.encode()).hexdigest()}
+    part.write_text(f"{json.dumps(stated)}\n{other}")
+
+
+@pytest.mark.parametrize("damage", [truncate, empty, drop_seal, change_word, swap, take_that_of_another_job])
+def test_a_part_without_its_seal_is_translated_again(
+    damage: Callable[[Path], None], job: CorpusJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(job)
+    damage(job.parts)
+    rest = Shouter()
+    translate_corpus(job, rest, as_text)
+    assert job.output.read_text() == EXPECTED
+    assert rest.firsts == ([0, 2, 4, 6] if damage is swap else [2, 4, 6])
+    assert f"in {job.parts} are damaged and are translated again: 00000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+@pytest.mark.parametrize("name", ["000001", "000002", "manifest.json", "lock", "failed", "complete", "whole"])
+def test_links_among_the_parts_are_refused_and_lead_nowhere(
+    name: str, link: Callable[[Path, Path], None], job: CorpusJob, tmp_path: Path
+) -> None:
+    begin(job)
+    place, victim = job.parts / name, tmp_path / "victim"
+    if place.exists():
+        place.rename(victim)
+    else:
+        victim.write_text("mine")
+    link(victim, place)
+    before = victim.read_bytes()
+    with pytest.raises(UserError, match=rf"^{place} is a link, a hard link, .*: remove it$"):
+        translate_corpus(job, Shouter(), as_text)
+    assert victim.read_bytes() == before
+    assert not job.output.exists()
+    place.unlink()
+    if name == "manifest.json":
+        with pytest.raises(UserError, match="holds files that are not of a translation"):
+            translate_corpus(job, Shouter(), as_text)
+        victim.rename(place)
+    translate_corpus(job, Shouter(), as_text)
+    assert job.output.read_text() == EXPECTED
+
+
+@pytest.mark.parametrize("name", ["000004", "1", "0000001", "notes.txt", "٠٠٠٠٠١"])
+def test_files_of_others_among_the_parts_are_kept(name: str, job: CorpusJob) -> None:
+    begin(job)
+    (job.parts / name).write_text("mine")
+    with pytest.raises(UserError, match="is not of this translation: remove it, or choose another --output"):
+        translate_corpus(job, Shouter(), as_text)
+    assert (job.parts / name).read_text() == "mine"
+
+
+def test_a_damaged_manifest_is_refused(job: CorpusJob) -> None:
+    begin(job)
+    manifest = job.parts / "manifest.json"
+    content = manifest.read_bytes()
+    for damaged in (b"", content[:-20], b"[1]", b'{"sha256": 3}', content.replace(b'"--beam": 4', b'"--beam": 5')):
+        manifest.write_bytes(damaged)
+        with pytest.raises(
+            UserError, match=r"manifest\.json is damaged, or of another version: remove .*to start again"
+        ):
+            translate_corpus(job, Shouter(), as_text)
+    manifest.write_bytes(content)
+    translate_corpus(job, Shouter(), as_text)
+    assert job.output.read_text() == EXPECTED
+
+
+def test_an_input_that_was_only_touched_or_moved_is_the_same(job: CorpusJob, tmp_path: Path) -> None:
+    begin(job)
+    os.utime(job.inputs[0], (1, 1))
+    moved = job.inputs[1].rename(tmp_path / "moved")
+    translate_corpus(replace(job, inputs=[job.inputs[0], moved]), Shouter(), as_text)
+    assert job.output.read_text() == EXPECTED
+
+
+def edit_unseen(path: Path) -> None:
+    """Edit a file so that its size and its time stay."""
+    before = path.stat()
+    path.write_text(path.read_text().replace("six", "SEX"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_an_edit_that_leaves_size_and_time_is_noticed(job: CorpusJob) -> None:
+    begin(job)
+    edit_unseen(job.inputs[1])
+    with pytest.raises(UserError, match="was started with other inputs, or with these before they changed: "):
+        translate_corpus(job, Shouter(), as_text)
+    assert not job.output.exists()
+
+
+@pytest.mark.parametrize("at", [0, 2, 6])
+def test_an_edit_during_the_translation_gives_no_output(at: int, job: CorpusJob) -> None:
+    """Edit a chunk before, while and after it is translated."""
+    shouter = Shouter()
+
+    def edit(lines: list[str], first: int) -> Sequence[Translation]:
+        if first == at:
+            edit_unseen(job.inputs[1])
+        return shouter(lines, first)
+
+    original = job.inputs[1].read_text()
+    with pytest.raises(UserError, match=r"inputs of .*all\.txt have changed while they were translated: restore them"):
+        translate_corpus(job, edit, as_text)
+    assert not job.output.exists()
+    job.inputs[1].write_text(original)
+    translate_corpus(job, Shouter(), as_text)
+    assert job.output.read_text() == EXPECTED
+
+
+def test_a_part_that_is_damaged_meanwhile_is_no_part_of_the_output(job: CorpusJob) -> None:
+    def damage(lines: list[str], first: int) -> Sequence[Translation]:
+        if first == 6:
+            change_word(job.parts)
+        return Shouter()(lines, first)
+
+    with pytest.raises(UserError, match=r"000001 was changed or removed by something else: give the same command"):
+        translate_corpus(job, damage, as_text)
+    assert not job.output.exists()
+    translate_corpus(job, Shouter(), as_text)
+    assert job.output.read_text() == EXPECTED
+
+
+def test_a_translation_that_has_lost_its_folder_writes_nothing_more(job: CorpusJob) -> None:
+    def lose(lines: list[str], first: int) -> Sequence[Translation]:
+        if first == 2:
+            (job.parts / "lock").unlink()
+        return Shouter()(lines, first)
+
+    with pytest.raises(UserError, match="is no longer held by this translation"):
+        translate_corpus(job, lose, as_text)
+    assert sorted(path.name for path in job.parts.iterdir()) == ["000000", "manifest.json"]
+
+
+def test_lines_are_counted(job: CorpusJob) -> None:
+    with pytest.raises(UserError, match=r"all\.txt would have 14 lines for 7 input lines"):
+        translate_corpus(job, Shouter(), lambda number, one: 2 * as_text(number, one))
+    assert not job.output.exists()
+    several = replace(job, one_line_each=False, output=job.output.with_name("several"))
+    translate_corpus(several, Shouter(), lambda number, one: 2 * as_text(number, one))
+    assert several.output.read_text().count("\n") == 14
+
+
+def test_an_input_that_can_be_read_once_is_refused(job: CorpusJob, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="pipe is not a regular file, and it is read several times"):
+        translate_corpus(replace(job, inputs=[tmp_path / "pipe"]), Shouter(), as_text)

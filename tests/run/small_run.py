@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dist_transformer.base.sole_writer import Fence
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig, TrainConfig
@@ -21,7 +22,6 @@ from dist_transformer.run.environment import record_environment
 from dist_transformer.run.folder import describe_run, open_run, run_identity
 from dist_transformer.run.layout import LEDGER_FILE, METRICS_FILE
 from dist_transformer.run.ledger import Ledger
-from dist_transformer.run.lock import Fence
 from dist_transformer.run.progress import Progress
 
 MODEL = ModelConfig(

@@ -34,7 +34,7 @@ from dist_transformer.run.folder import (
     write_settings,
 )
 from dist_transformer.run.ledger import Ledger
-from dist_transformer.run.lock import sole_writer
+from dist_transformer.run.lock import sole_training
 from dist_transformer.run.progress import Progress
 from dist_transformer.runtime.launch import as_typed, own_command
 from tests.run.sound_run import save
@@ -250,8 +250,8 @@ def test_an_average_that_begins_or_ends_is_told(before: dict[str, Any], now: flo
 HOLDER = """
 import sys
 from pathlib import Path
-from dist_transformer.run.lock import sole_writer
-with sole_writer(Path(sys.argv[1]), print):
+from dist_transformer.run.lock import sole_training
+with sole_training(Path(sys.argv[1]), print):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -264,17 +264,17 @@ def test_a_folder_in_use_is_refused_and_is_free_when_its_process_is_killed(tmp_p
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-        with pytest.raises(UserError) as refused, sole_writer(run_dir, pytest.fail, patience=0.0):
+        with pytest.raises(UserError) as refused, sole_training(run_dir, pytest.fail, patience=0.0):
             pass
         who = f"{run_dir} is in use by process {process.pid} on {socket.gethostname()} since 20"
         assert str(refused.value).startswith(who)
         assert "wait until that run ends, or end it" in str(refused.value)
         # The next start comes while this one still ends: it waits.
         threading.Timer(0.3, process.kill).start()
-        with sole_writer(run_dir, pytest.fail, patience=60.0):
+        with sole_training(run_dir, pytest.fail, patience=60.0):
             assert str(process.pid) not in (run_dir / "lock").read_text()
     assert (run_dir / "lock").read_text() == ""
-    with sole_writer(run_dir, pytest.fail, patience=0.0):
+    with sole_training(run_dir, pytest.fail, patience=0.0):
         pass
 
 
@@ -284,7 +284,7 @@ def test_a_file_system_without_locks_is_used_and_said(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(fcntl, "flock", unknown)
     notes: list[str] = []
-    with sole_writer(tmp_path, notes.append):
+    with sole_training(tmp_path, notes.append):
         pass
     assert len(notes) == 1
     assert "lock cannot be locked" in notes[0]
@@ -302,7 +302,7 @@ def test_a_run_takes_its_folder_and_moves_the_pointer_off_a_damaged_checkpoint(c
     run_dir = config.run_dir
     with ExitStack() as held:
         assert opened(config, held) == (None, [])
-        with pytest.raises(UserError, match="is in use by"), sole_writer(run_dir, pytest.fail, patience=0.0):
+        with pytest.raises(UserError, match="is in use by"), sole_training(run_dir, pytest.fail, patience=0.0):
             pass
         ledger = Ledger(run_dir / "ledger.jsonl")
         for step in (1, 2):
@@ -320,7 +320,7 @@ def test_a_run_takes_its_folder_and_moves_the_pointer_off_a_damaged_checkpoint(c
     # A start that is refused lets go of the folder.
     with ExitStack() as held, pytest.raises(UserError, match=r"model\.dropout"):
         opened(dataclasses.replace(config, model=dataclasses.replace(config.model, dropout=0.4)), held)
-    with sole_writer(run_dir, pytest.fail, patience=0.0):
+    with sole_training(run_dir, pytest.fail, patience=0.0):
         pass
 
 

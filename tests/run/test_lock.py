@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from dist_transformer.base import sole_writer
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.run import folder, lock
-from dist_transformer.run.lock import sole_writer
+from dist_transformer.run import folder
+from dist_transformer.run.lock import sole_training
 from dist_transformer.run.verify import verify_run
 from tests.run.small_run import SmallRun, small_config, train_and_save
 
@@ -23,7 +24,7 @@ LOST = "is no longer held by this training: its lock file was removed or replace
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
     """Nobody waits for a process that is about to end."""
-    monkeypatch.setattr(folder, "sole_writer", partial(sole_writer, patience=0.0))
+    monkeypatch.setattr(folder, "sole_training", partial(sole_training, patience=0.0))
     return small_config(tmp_path)
 
 
@@ -35,7 +36,7 @@ def no_folder_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(_: Path, *, wait: bool) -> Iterator[None]:
         yield None
 
-    monkeypatch.setattr(lock, "exclusive_folder", unknown)
+    monkeypatch.setattr(sole_writer, "exclusive_folder", unknown)
 
 
 def contents(run_dir: Path) -> dict[Path, bytes]:

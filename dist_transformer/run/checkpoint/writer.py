@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, move, remove, remove_tree, sha256_of, sync, whole_path, write_file
+from dist_transformer.base.sole_writer import Fence, unfenced
 from dist_transformer.base.verified import with_own_hash
 from dist_transformer.run.checkpoint.reader import FORMAT_VERSION, weight_hashes
 from dist_transformer.run.checkpoint.state import EMA, ParameterState, Tensors, copy_tensors
@@ -37,7 +38,6 @@ from dist_transformer.run.layout import (
     step_name,
     step_of,
 )
-from dist_transformer.run.lock import Fence, unfenced
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.versions import versions
 
