@@ -63,6 +63,7 @@ def main() -> None:
 
 def evaluate_model_folder(arguments: argparse.Namespace, world: World) -> None:
     def check_files() -> None:
+        beam_settings(arguments)
         read_model_info(arguments.model).facing(arguments.direction, arguments.tag)
         # Only the first rank reads the texts.
         for path in (arguments.src, *arguments.ref) if world.is_main else ():

@@ -42,7 +42,8 @@ import torch
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.files import bounded_lines, decode_lines, expand, require_readable
-from dist_transformer.inference.corpus import CorpusJob, translate_corpus
+from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.corpus import CorpusJob, require_free, translate_corpus
 from dist_transformer.inference.formats import FORMATS, OutputFormat
 from dist_transformer.inference.options import (
     PRECISIONS,
@@ -90,8 +91,11 @@ def main() -> None:
 
 
 def check_files(arguments: argparse.Namespace, world: World) -> None:
-    """Check what one rank can check alone: the flags, the model's description, and that the inputs can be read."""
+    """Check what one rank can check alone: flags, places, the model's description, and that the inputs can be read."""
     _require_fitting(arguments, world)
+    search_settings(arguments)
+    chunk_lines(arguments, torch.device("cpu"))
+    require_free(arguments.output)
     read_model_info(arguments.model).facing(arguments.direction, arguments.tag)
     for path in expand(arguments.input, "--input"):
         require_readable(path)
@@ -153,7 +157,7 @@ def say_notes(notes: Counter[str]) -> None:
 
 
 def load_translator(arguments: argparse.Namespace, device: torch.device) -> tuple[Translator, ModelInfo]:
-    settings = beam_settings(arguments, nbest=1 if arguments.nbest is None else arguments.nbest)
+    settings = search_settings(arguments)
     sampling = None
     if arguments.sample:
         temperature = 1.0 if arguments.temperature is None else arguments.temperature
@@ -172,6 +176,10 @@ def load_translator(arguments: argparse.Namespace, device: torch.device) -> tupl
         longest_trained=info.longest_source,
     )
     return translator, info
+
+
+def search_settings(arguments: argparse.Namespace) -> BeamSettings:
+    return beam_settings(arguments, nbest=1 if arguments.nbest is None else arguments.nbest)
 
 
 def output_format(arguments: argparse.Namespace) -> OutputFormat:

@@ -71,12 +71,11 @@ class CorpusJob:
     """Whether every input line has exactly one line in the output."""
 
     def __post_init__(self) -> None:
-        if self.output.suffix in _COMPRESSED:
-            raise UserError(f"{self.output} would hold plain text: give a name without {self.output.suffix}")
+        _require_plain(self.output)
 
     @property
     def parts(self) -> Path:
-        return self.output.with_name(f"{self.output.name}.parts")
+        return _parts_of(self.output)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,8 +145,7 @@ def _begin(job: CorpusJob, held: contextlib.ExitStack) -> tuple[_Start | None, F
     Args:
         held: receives the lock of the folder.
     """
-    if not job.parts.exists():
-        _refuse_existing(job)
+    require_free(job.output)
     for path in job.inputs:
         if path.exists() and not path.is_file():
             raise UserError(f"{path} is not a regular file, and it is read several times: save its lines in one")
@@ -164,7 +162,7 @@ def _begin(job: CorpusJob, held: contextlib.ExitStack) -> tuple[_Start | None, F
             _report(f"{job.output} is complete")
             return None, fence
         # Another command may have written the output since the first check.
-        _refuse_existing(job)
+        _refuse_existing(job.output)
         _check_names(job, start)
         remove_unfinished(job.parts)
         remove(job.parts / _FAILED)
@@ -246,9 +244,29 @@ def _remove_parts(job: CorpusJob, fence: Fence) -> None:
     remove_tree(job.parts)
 
 
-def _refuse_existing(job: CorpusJob) -> None:
-    if os.path.lexists(job.output):
-        raise UserError(f"{job.output} exists already: choose another --output, or remove it first")
+def require_free(output: Path) -> None:
+    """Check early that a translation can begin or resume, as far as the name of its output tells.
+
+    Raises:
+        UserError: the name is of a compressed file, or there is such a file, and no parts of it.
+    """
+    _require_plain(output)
+    if not _parts_of(output).exists():
+        _refuse_existing(output)
+
+
+def _require_plain(output: Path) -> None:
+    if output.suffix in _COMPRESSED:
+        raise UserError(f"{output} would hold plain text: give a name without {output.suffix}")
+
+
+def _parts_of(output: Path) -> Path:
+    return output.with_name(f"{output.name}.parts")
+
+
+def _refuse_existing(output: Path) -> None:
+    if os.path.lexists(output):
+        raise UserError(f"{output} exists already: choose another --output, or remove it first")
 
 
 def _identity(job: CorpusJob, source: Source) -> dict[str, Any]:
@@ -381,7 +399,7 @@ def _finish(job: CorpusJob, start: _Start, fence: Fence) -> None:
                 "and start again"
             )
         write_file(job.parts / _COMPLETE, _completion(start, sha256_of(job.parts / _WHOLE)), fence=fence)
-        _refuse_existing(job)
+        _refuse_existing(job.output)
         fence()
         move(job.parts / _WHOLE, job.output)
         _remove_parts(job, fence)

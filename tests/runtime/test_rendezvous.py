@@ -144,6 +144,15 @@ GONE = "is not a model folder (it does not exist): check the path, or make a mod
         (["translate", "--model", "{gone}", "--input", "{text}", "--output", "{out}"], f"{{gone}} {GONE}"),
         (["translate", "--model", "{model}", "--input", "{gone}", "--output", "{out}"], "{gone} does not exist"),
         (["translate", "--model", "{model}", "--input", "{text}"], "--input is given without --output"),
+        (["translate", "--model", "{model}", "--input", "{text}", "--output", "{text}"], "{text} exists already: "),
+        (
+            ["translate", "--model", "{model}", "--input", "{text}", "--output", "{out}", "--beam", "0"],
+            "beam_size is 0",
+        ),
+        (
+            ["translate", "--model", "{model}", "--input", "{text}", "--output", "{out}", "--chunk-lines", "0"],
+            "--chunk-lines is 0: give 1 or more",
+        ),
         (["evaluate", "--model", "{gone}", "--src", "{text}", "--ref", "{text}"], f"{{gone}} {GONE}"),
         (["evaluate", "--model", "{model}", "--src", "{text}", "--ref", "{gone}"], "{gone} does not exist"),
         (["score", "--model", "{gone}", "--src", "{text}", "--tgt", "{text}"], f"{{gone}} {GONE}"),
