@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dist_transformer.base.errors import UserError, exit_on_user_error, say
 from dist_transformer.config.flags import parse_training
 from dist_transformer.config.plain import to_plain
-from dist_transformer.config.settings import TrainConfig
+from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.agreement import require_agreement
 from dist_transformer.runtime.device import choose_precision
@@ -46,9 +46,13 @@ def main() -> None:
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if dry_run:
-        from dist_transformer.preflight.dry_run import run_dry_run
+        from dist_transformer.preflight.dry_run import require_one_process, run_dry_run
 
-        group = process_group(world, single=True, ready=lambda: check_files(config, world))
+        def check() -> None:
+            require_one_process(world)
+            check_files(config, world)
+
+        group = process_group(world, single=True, ready=check)
         with group as device, _failing(Watchdog(world, {}), world):
             run_dry_run(_with_precision(config, device), world, device)
     elif not train(config, world, launchers):
@@ -63,9 +67,10 @@ def check_files(config: TrainConfig, world: World) -> None:
 
     load_ds_config(config.deepspeed_config)
     # The others of a node get the data from its first rank.
-    for place in config.corpora.data if world.local_rank == 0 else ():
-        if not is_url(str(place)):
-            read_index(Path(place))
+    if world.local_rank == 0 and config.corpora.data != EMBEDDED_CORPUS:
+        for place in config.corpora.data:
+            if not is_url(place):
+                read_index(Path(place))
 
 
 def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:

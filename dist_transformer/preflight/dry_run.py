@@ -53,14 +53,22 @@ _HEART_SHARE = 0.75
 _TOLERANCE = {"fp32": 1e-4, "bf16": 0.02}
 
 
+def require_one_process(world: World) -> None:
+    """Check that a dry run can begin.
+
+    Raises:
+        UserError: there is more than one process.
+    """
+    if world.size > 1:
+        raise UserError(f"--test-mode is for one process, but {world.size} were started: start it without a launcher")
+
+
 def run_dry_run(config: TrainConfig, world: World, device: torch.device) -> None:
     """Print measurements and a table of checks.
 
     Raises:
-        UserError: a check failed, or there is more than one process.
+        UserError: a check failed.
     """
-    if world.size > 1:
-        raise UserError(f"--test-mode is for one process, but {world.size} were started: start it without a launcher")
     with tempfile.TemporaryDirectory(prefix="dist_transformer-test-") as scratch:
         if config.corpora.data == EMBEDDED_CORPUS:
             config = config.changed(data=(str(_embedded_data(Path(scratch))),))

@@ -174,13 +174,18 @@ def test_what_needs_no_other_rank_is_said_before_the_wait(
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("flags", [[], ["--test-mode"]])
-def test_a_training_without_data_does_not_wait(flags: list[str], tmp_path: Path) -> None:
-    data, run_dir = tmp_path / "gone", tmp_path / "run"
-    words = ["-m", "dist_transformer", "train", "--preset", "tiny", "--data", data, "--run-dir", run_dir, *flags]
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--data", "gone"], "gone is not a data folder: "),
+        (["--test-mode"], "--test-mode is for one process, but 2 were started: "),
+    ],
+)
+def test_a_training_that_cannot_begin_does_not_wait(flags: list[str], error: str, tmp_path: Path) -> None:
+    words = ["-m", "dist_transformer", "train", "--preset", "tiny", "--run-dir", "run", *flags]
     stale_variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    done = run_python(*words, **stale_variables)
+    done = run_python(*words, cwd=tmp_path, **stale_variables)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"error: {data} is not a data folder: ")
-    assert not run_dir.exists()
+    assert line.startswith(f"error: {error}")
+    assert list(tmp_path.iterdir()) == []
