@@ -48,7 +48,7 @@ from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.format import DataIndex
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.text.files import read_lines
+from dist_transformer.data.text.lines import read_lines
 from dist_transformer.model_folder import ModelInfo, read_model_info
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world

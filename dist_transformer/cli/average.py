@@ -31,7 +31,7 @@ from dist_transformer.averaging.mean import average
 from dist_transformer.averaging.sweep import Candidate, DevSet, Sweep, sweep, validation_text, write_sweep
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
-from dist_transformer.data.text.files import require_readable
+from dist_transformer.data.text.lines import require_readable
 from dist_transformer.inference.options import (
     PRECISIONS,
     add_decoding_options,

@@ -27,7 +27,7 @@ from pathlib import Path
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.files import require_writable
 from dist_transformer.cli.parser import make_parser
-from dist_transformer.data.text.files import require_readable
+from dist_transformer.data.text.lines import require_readable
 from dist_transformer.evaluation.compare import compare
 from dist_transformer.evaluation.evaluate import Evaluation, evaluate, write_evaluation, write_report
 from dist_transformer.inference.options import (

@@ -71,20 +71,29 @@ def parse_arguments() -> argparse.Namespace:
 
     text = parser.add_argument_group(
         "text (give one or more kinds; all are used)",
-        'Text files may be plain, .gz, .xz or .bz2. A file F may be a pattern in quotes: "part-*.en" means all files '
-        "that match it, sorted by name.",
+        "Text files may be plain, .gz, .xz, .bz2 or .zst. A file F may be a pattern in quotes: "
+        '"part-*.en" means all files that match it, sorted by name.',
     )
     text.add_argument("--src", nargs="+", type=Path, default=[], metavar="F", help="source text, one sentence per line")
     text.add_argument("--tgt", nargs="+", type=Path, default=[], metavar="F", help="translations, line by line")
-    text.add_argument("--tsv", nargs="+", type=Path, default=[], metavar="F", help="tab-separated columns, no quoting")
+    text.add_argument(
+        "--tsv",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="F",
+        help="tab-separated columns, no quoting, the same number in each row",
+    )
     text.add_argument(
         "--tsv-columns", nargs=2, type=int, default=[0, 1], metavar="N", help="source and target column (default 0 1)"
     )
     text.add_argument("--jsonl", nargs="+", type=Path, default=[], metavar="F", help="one JSON object per line")
     text.add_argument(
-        "--parquet", nargs="+", type=Path, default=[], metavar="F", help="two columns, or two fields of `translation`"
+        "--parquet", nargs="+", type=Path, default=[], metavar="F", help="two columns, or two fields of a column"
     )
-    text.add_argument("--src-field", metavar="NAME", help="field of --jsonl and --parquet with the source text")
+    text.add_argument(
+        "--src-field", metavar="NAME", help="field of --jsonl and --parquet with the source text; a.b: field b of a"
+    )
     text.add_argument("--tgt-field", metavar="NAME", help="field of --jsonl and --parquet with the target text")
     text.add_argument("--dataset", metavar="NAME", help="hub dataset, or a local folder of Parquet or JSON files")
     text.add_argument("--dataset-config", metavar="C", help="its configuration, such as de-en (default: the dataset's)")

@@ -26,7 +26,8 @@ from typing import IO
 
 from dist_transformer.base.files import make_folder, require_writable, whole_path
 from dist_transformer.cli.parser import make_parser
-from dist_transformer.data.text.files import LineFiles, require_readable
+from dist_transformer.data.text.files import LineFiles
+from dist_transformer.data.text.lines import require_readable
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.inference.attention_maps import readable_pieces
 from dist_transformer.inference.options import PRECISIONS, add_device_option, add_direction_options, add_model_option

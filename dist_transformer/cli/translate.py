@@ -9,10 +9,10 @@ at the ends of its sentences (--split-over changes this), and a line with more t
 where the limit is reached. The parts are translated one by one and joined: with a space, or without one next to Chinese
 and Japanese characters. Standard error tells how many lines were split.
 
-Files may be compressed (.gz, .xz, .bz2). They are read one after the other into one output, as by cat. The command runs
-in one process, with --processes N, or under a launcher (deepspeed, torchrun, srun, mpirun); the output is the same.
-Finished parts are kept in OUT.parts. After an interruption, the same command resumes; other settings are refused. OUT
-appears when it is complete.
+Files may be compressed (.gz, .xz, .bz2, .zst). They are read one after the other into one output, as by cat. The
+command runs in one process, with --processes N, or under a launcher (deepspeed, torchrun, srun, mpirun); the output is
+the same. Finished parts are kept in OUT.parts. After an interruption, the same command resumes; other settings are
+refused. OUT appears when it is complete.
 
 With --nbest K every line gives its K best translations, best first. The score is log p / ((5 + length) / 6)^penalty;
 input lines are numbered from 0. For a split line, the k-th translation joins the k-th of each part, and its score is
@@ -41,7 +41,8 @@ import torch
 
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.cli.parser import make_parser
-from dist_transformer.data.text.files import bounded_lines, decode_lines, expand, require_readable
+from dist_transformer.data.text.files import expand
+from dist_transformer.data.text.lines import decode_lines, read_stream, require_readable
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.corpus import CorpusJob, require_free, translate_corpus
 from dist_transformer.inference.formats import FORMATS, OutputFormat
@@ -66,6 +67,7 @@ from dist_transformer.runtime.world import World, read_world
 
 # Lines that are in memory at a time; batches are formed from them.
 _CHUNK_LINES = {"cpu": 2_000, "cuda": 10_000}
+_INPUT = "standard input"
 # Finished ranks wait for the others this long. A rank that dies is noticed by the launcher.
 _LONGEST_WAIT_MINUTES = 7 * 24 * 60.0
 # Flags for what to translate and where to write it; all other flags affect the translations.
@@ -107,7 +109,7 @@ def translate_stream(arguments: argparse.Namespace, device: torch.device) -> Non
     translator, info = load_translator(arguments, device)
     at_terminal = sys.stdin.isatty()
     prompt = f"{info.direction.name}> " if at_terminal and sys.stderr.isatty() else ""
-    lines = decode_lines(typed_lines(prompt) if at_terminal else bounded_lines(sys.stdin.buffer), "standard input")
+    lines = decode_lines(typed_lines(prompt), _INPUT) if at_terminal else read_stream(sys.stdin.buffer, _INPUT)
     first, lines_at_once = 0, 1 if at_terminal else chunk_lines(arguments, device)
     notes = Counter[str]()
     while chunk := list(itertools.islice(lines, lines_at_once)):

@@ -42,7 +42,8 @@ from dist_transformer.base.links import guard, refuse_shared
 from dist_transformer.base.sole_writer import LOCK_FILE, PATIENCE_SECONDS, Fence, Words, sole_writer, unfenced
 from dist_transformer.base.verified import has_own_hash, with_own_hash
 from dist_transformer.config.plain import parse_json
-from dist_transformer.data.text.files import read_lines
+from dist_transformer.data.text.compressed import is_compressed
+from dist_transformer.data.text.lines import read_lines
 from dist_transformer.inference.parts import Part, Source, in_chunks, is_source_of, read_source
 from dist_transformer.inference.translator import Translation
 from dist_transformer.model_folder import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE
@@ -51,7 +52,6 @@ from dist_transformer.version import __version__
 
 _MANIFEST, _FAILED, _WHOLE, _COMPLETE = "manifest.json", "failed", "whole", "complete"
 _OWN_NAMES = {_MANIFEST, LOCK_FILE, _FAILED, _WHOLE, _COMPLETE}
-_COMPRESSED = (".gz", ".xz", ".bz2")
 _SECONDS_BETWEEN_REPORTS = 30.0
 
 
@@ -256,7 +256,7 @@ def require_free(output: Path) -> None:
 
 
 def _require_plain(output: Path) -> None:
-    if output.suffix in _COMPRESSED:
+    if is_compressed(output):
         raise UserError(f"{output} would hold plain text: give a name without {output.suffix}")
 
 

@@ -37,7 +37,7 @@ from tests.run.sound_run import NEWEST, PART, edit_manifest, make_run, seal
 from tests.small_model import restate
 
 MANIFEST = f"{NEWEST}/manifest.json"
-_SUFFIXES = (".gz", ".xz", ".bz2")
+_SUFFIXES = (".gz", ".xz", ".bz2", ".zst")
 _LINES = "".join(f"line {number} of the text\n" for number in range(40)).encode()
 
 
@@ -187,7 +187,7 @@ def read_tokenizer(lab: Lab, content: bytes) -> None:
 
 def read_packed(lab: Lab, content: bytes) -> None:
     """The first byte says how it is packed."""
-    file = lab.folder / f"packed{_SUFFIXES[content[0] % 3]}"
+    file = lab.folder / f"packed{_SUFFIXES[content[0] % len(_SUFFIXES)]}"
     file.write_bytes(content[1:])
     exhaust(line_files([file], [lab.folder / "lines"])[0])
     read_aligned(file)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.data.text.files import decode_lines
+from dist_transformer.data.text.lines import decode_lines
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.inference import translator as module
 from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search

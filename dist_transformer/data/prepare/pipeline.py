@@ -49,7 +49,8 @@ from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.words import words_of
 from dist_transformer.data.prepare.work_dir import Work, fingerprint, refuse_existing, work_folder
 from dist_transformer.data.prepare.worker_pool import WorkerPool
-from dist_transformer.data.text.files import LONGEST_LINE, Pair
+from dist_transformer.data.text.files import Pair
+from dist_transformer.data.text.lines import LONGEST_LINE
 from dist_transformer.data.tokenizer import DEFAULT_NORMALIZATION, Tokenizer
 from dist_transformer.runtime.launch import as_typed
 

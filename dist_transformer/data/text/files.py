@@ -1,55 +1,28 @@
-"""Read parallel text from files, as (source, target) pairs of strings.
+"""Read parallel text from files, as (source, target) pairs of strings."""
 
-Only "\\n" and "\\r\\n" end a line. `str.splitlines` also breaks at \\x0b, \\x85 and \\u2028, which occur in web text on
-only one side of a pair and would shift every later line of that side.
-"""
-
-import bz2
-import functools
 import glob
-import gzip
 import itertools
 import json
-import lzma
-import os
 import re
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.data.text.lines import LONGEST_LINE, Span, read_lines, read_short_lines, too_long
 
 Pair = tuple[str, str]
 
-LONGEST_LINE = 2**20
-"""Bytes of the longest line that is read. A compressed file of 458 KB can contain a line of 3 GB."""
+NESTED = "translation"
+"""Name of the field within which Hugging Face's translation datasets hold their texts."""
 
-_OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-_DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# Bytes after which a line is too long in any case, with a byte order mark before it and a line end behind it.
-_BOUND = LONGEST_LINE + 8
 _ENDED = object()
 
 _LANGUAGE = re.compile(r"[a-z]{2,3}([-_][A-Za-z]{2,4})?")
 # Suffixes of two or three letters that are not a language.
 _NOT_A_LANGUAGE = re.compile("txt|tsv|csv|xml|sgm|raw|src|tgt|trg|ref|hyp|tok|low|lc|bpe|spm|in|out|dev|gz|xz|zst|zip")
 _LINE_BREAK = re.compile(r"\r\n|\r|\n")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
-    """Consecutive lines of a file that is not compressed."""
-
-    first: int
-    """Number of lines before them."""
-    count: int
-    place: int
-    """Byte at which reading begins."""
-    skipped: int
-    """Line ends from `place` up to the first of the lines."""
 
 
 class PairSource(Protocol):
@@ -109,13 +82,16 @@ class LineFiles:
         """
         for number, pair in enumerate(self.pairs(), 1):
             if pair is None:
-                raise _too_long(f"{self.source} or {self.target},", number)
+                raise too_long(f"{self.source} or {self.target},", number)
             yield pair
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TsvFile:
-    """A file of tab-separated columns without quoting."""
+    """A file of tab-separated columns without quoting, as many in each row as in the first one.
+
+    A blank line is a pair of empty texts.
+    """
 
     path: Path
     source_column: int = 0
@@ -143,23 +119,44 @@ class TsvFile:
         return [self.path]
 
     def pairs(self) -> Iterator[Pair | None]:
-        needed = max(self.source_column, self.target_column) + 1
+        width = self._width() if self.spans else None
         for number, line in _numbered(self.path, self.spans):
-            if line is None:
-                yield None
+            if line is None or not line.strip():
+                yield None if line is None else ("", "")
                 continue
             columns = line.split("\t")
-            if len(columns) < needed:
+            if width is None:
+                width = self._checked_width(columns, number)
+            if len(columns) != width:
                 raise UserError(
-                    f"{self.path} line {number} has {len(columns)} tab-separated columns, but {needed} are needed: "
-                    "fix the line, or choose the columns with --tsv-columns"
+                    f"{self.path} line {number} has {len(columns)} tab-separated columns, but the first row has "
+                    f"{width}: fix the line, which may have a tab in its text"
                 )
             yield columns[self.source_column], columns[self.target_column]
+
+    def _width(self) -> int | None:
+        """Return the number of columns of the first row; a part of the file may begin after it."""
+        rows = ((number, line) for number, line in _numbered(self.path, ()) if line is not None and line.strip())
+        number, line = next(rows, (0, None))
+        return None if line is None else self._checked_width(line.split("\t"), number)
+
+    def _checked_width(self, columns: list[str], number: int) -> int:
+        needed = max(self.source_column, self.target_column) + 1
+        if len(columns) < needed:
+            raise UserError(
+                f"{self.path} line {number} has {len(columns)} tab-separated columns, but {needed} are needed: "
+                "fix the line, or choose the columns with --tsv-columns"
+            )
+        return len(columns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldFile:
-    """A file of rows whose two texts have field names."""
+    """A file of rows whose two texts have field names.
+
+    Names that are joined by dots lead to a field within another (`translation.en`). The fields of a field `translation`
+    may also be given by their own names.
+    """
 
     path: Path
     source_field: str
@@ -171,7 +168,8 @@ class FieldFile:
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
-        return as_language(self.source_field), as_language(self.target_field)
+        source, target = (as_language(field.rpartition(".")[2]) for field in (self.source_field, self.target_field))
+        return source, target
 
     def files(self) -> list[Path]:
         return [self.path]
@@ -179,17 +177,18 @@ class FieldFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JsonlFile(FieldFile):
-    """A file of one JSON object per line; the two texts are string fields of it. Blank lines are skipped."""
+    """A file of one JSON object per line; the two texts are string fields of it.
+
+    A blank line is a pair of empty texts.
+    """
 
     spans: tuple[Span, ...] = ()
     """The lines to read; empty: all."""
 
     def pairs(self) -> Iterator[Pair | None]:
         for number, line in _numbered(self.path, self.spans):
-            if line is None:
-                yield None
-                continue
-            if not line or line.isspace():
+            if line is None or not line.strip():
+                yield None if line is None else ("", "")
                 continue
             try:
                 row = json.loads(line)
@@ -203,14 +202,45 @@ class JsonlFile(FieldFile):
 
     def _text(self, row: dict[str, Any], field: str, number: int) -> str:
         where = f"{self.path} line {number}"
-        if field not in row:
+        path = find_field(row, field)
+        if path is None:
             raise UserError(
-                f'{where} has no field "{field}" (it has {listed(row)}): '
+                f'{where} has no field "{field}" (it has {listed(field_names(row))}): '
                 "name the fields with --src-field and --tgt-field"
             )
-        if not isinstance(row[field], str):
-            raise UserError(f'{where}: field "{field}" must be a string, not {type(row[field]).__name__}: fix the line')
-        return one_line(row[field], where)
+        text: Any = row
+        for name in path:
+            text = text[name]
+        if not isinstance(text, str):
+            raise UserError(f'{where}: field "{field}" must be a string, not {type(text).__name__}: fix the line')
+        return one_line(text, where)
+
+
+def find_field(row: Mapping[str, Any], field: str) -> list[str] | None:
+    """Find the names that lead to a field; None if there is no such field.
+
+    Args:
+        row: values by name, which are mappings where a field has fields.
+    """
+    if field in row:
+        return [field]
+    if field in _inner(row, NESTED):
+        return [NESTED, field]
+    # A name may have dots of its own.
+    for name in row:
+        if field.startswith(f"{name}.") and (rest := find_field(_inner(row, name), field[len(name) + 1 :])) is not None:
+            return [name, *rest]
+    return None
+
+
+def field_names(row: Mapping[str, Any]) -> list[str]:
+    """List the fields of a row, and those within a field by names with dots."""
+    return [*row, *(f"{name}.{field}" for name in row for field in _inner(row, name))]
+
+
+def _inner(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = row.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 def expand(paths: Iterable[Path], flag: str) -> list[Path]:
@@ -244,62 +274,6 @@ def line_files(sources: Iterable[Path], targets: Iterable[Path]) -> list[LineFil
     return [LineFiles(source=source, target=target) for source, target in zip(sources, targets, strict=True)]
 
 
-def read_lines(path: Path) -> Iterator[str]:
-    """Read the lines of a UTF-8 text file, plain or compressed, without line ends and byte order mark.
-
-    Raises:
-        UserError: the file cannot be read, or a line is above `LONGEST_LINE` or not UTF-8; the error has its number.
-    """
-    for number, line in enumerate(read_short_lines(path), 1):
-        if line is None:
-            raise _too_long(str(path), number)
-        yield line
-
-
-def read_short_lines(path: Path, span: Span | None = None) -> Iterator[str | None]:
-    """Read lines like `read_lines`, with None for each line above `LONGEST_LINE`.
-
-    Args:
-        span: the lines to read; None: all.
-    """
-    opener = _OPENERS.get(path.suffix, open)
-    lines = 0
-    try:
-        with opener(path, "rb") as file:
-            stream: Iterator[bytes] = bounded_lines(file)
-            if span is not None:
-                file.seek(span.place)
-                stream = itertools.islice(stream, span.skipped, span.skipped + span.count)
-            for line in _decoded(stream, str(path), before=span.first if span else 0):
-                yield line
-                lines += 1
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist: check the name") from None
-    except _DAMAGED as error:
-        raise UserError(
-            f"{path} is not a complete {path.suffix} file (after line {lines}: {error}): download it again, or rename "
-            "it"
-        ) from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror or error}): check the file and its rights") from None
-    if span is not None and lines < span.count:
-        raise UserError(f"{path} became shorter while it was read: wait until it is whole, and give the command again")
-
-
-def require_readable(path: Path) -> None:
-    """Check early that a text file can be read, as far as its first line. A pipe, which is read once, is not opened.
-
-    Raises:
-        UserError: it cannot be read.
-    """
-    if os.path.isfile(path) or os.path.isdir(path) or not os.path.exists(path):
-        next(read_short_lines(path), None)
-
-
-def is_compressed(path: Path) -> bool:
-    return path.suffix in _OPENERS
-
-
 def _numbered(path: Path, spans: tuple[Span, ...]) -> Iterator[tuple[int, str | None]]:
     """Read lines with their numbers, counted from 1."""
     span = spans[0] if spans else None
@@ -327,50 +301,6 @@ def unequal_lines(one: Path, one_lines: int, other: Path, other_lines: int) -> U
         f"{one} has {one_lines:,} lines and {other} has {other_lines:,}: "
         "line i of one must be the translation of line i of the other, so give files of equal length"
     )
-
-
-def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
-    """Decode the lines of a UTF-8 byte stream, without line ends and byte order mark.
-
-    Args:
-        stream: lines; `bounded_lines` limits the memory that those of a file need.
-
-    Raises:
-        UserError: a line is not UTF-8, or above `LONGEST_LINE`; the error has `name` and the line number.
-    """
-    for number, line in enumerate(_decoded(stream, name), 1):
-        if line is None:
-            raise _too_long(name, number)
-        yield line
-
-
-def bounded_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Read the lines of an open file; of a line above `LONGEST_LINE`, only the first bytes are kept and returned."""
-    for line in iter(functools.partial(file.readline, _BOUND), b""):
-        yield line
-        rest = line
-        while len(rest) == _BOUND and not rest.endswith(b"\n"):
-            rest = file.readline(_BOUND)
-
-
-def _too_long(name: str, number: int) -> UserError:
-    return UserError(f"{name} line {number} has more than {LONGEST_LINE:,} bytes: split it, or check that it is text")
-
-
-def _decoded(stream: Iterable[bytes], name: str, *, before: int = 0) -> Iterator[str | None]:
-    for number, raw in enumerate(stream, 1 + before):
-        line = raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw
-        line = line.removesuffix(b"\n").removesuffix(b"\r")
-        if len(line) > LONGEST_LINE:
-            yield None
-            continue
-        try:
-            yield line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{name} line {number} is not UTF-8 (byte 0x{error.object[error.start]:02x} at position "
-                f"{error.start}): convert it, for instance with iconv -f LATIN1 -t UTF-8"
-            ) from None
 
 
 def language_of(path: Path) -> str | None:

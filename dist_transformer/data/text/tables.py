@@ -13,12 +13,20 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dist_transformer.base.errors import TransientError, UserError
-from dist_transformer.data.text.files import FieldFile, Pair, listed, one_line, short_pair
+from dist_transformer.data.text.files import (
+    NESTED,
+    FieldFile,
+    Pair,
+    field_names,
+    find_field,
+    listed,
+    one_line,
+    short_pair,
+)
 
 _BATCH_ROWS = 1_000
 # A row group of a web-scale file holds a million rows, so it is read through a buffer instead of whole.
 _PARQUET_BUFFER = 1 << 20
-_NESTED = "translation"
 # The branch of a dataset on the hub where the hub's converter puts Parquet files: a folder per configuration, and no
 # names of configurations.
 _CONVERTED_BRANCH = "refs/convert/parquet"
@@ -55,18 +63,16 @@ class ParquetFile(FieldFile):
 
     def _column(self, schema: pa.Schema, field: str) -> list[str]:
         """Return the path of names that leads to a field's column."""
-        nested = schema.field(_NESTED).type if _NESTED in schema.names else pa.struct([])
-        inner = [nested.field(i).name for i in range(nested.num_fields)] if pa.types.is_struct(nested) else []
-        if field in schema.names:
-            path, kind = [field], schema.field(field).type
-        elif field in inner:
-            path, kind = [_NESTED, field], nested.field(field).type
-        else:
-            known = [*schema.names, *(f"{_NESTED}.{name}" for name in inner)]
+        fields = _fields(schema)
+        path = find_field(fields, field)
+        if path is None:
             raise UserError(
-                f'{self.path} has no column "{field}" (it has {listed(known)}): '
+                f'{self.path} has no column "{field}" (it has {listed(field_names(fields))}): '
                 "name the columns with --src-field and --tgt-field"
             )
+        kind = schema.field(path[0]).type
+        for name in path[1:]:
+            kind = kind.field(name).type
         stored = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (pa.types.is_string(stored) or pa.types.is_large_string(stored)):
             raise UserError(
@@ -126,9 +132,10 @@ class HubDataset:
         part = {"data_dir" if self.revision == _CONVERTED_BRANCH else "name": self.config}
         rows = 0
         try:
-            dataset = datasets.load_dataset(
-                self.dataset, split=self.split, streaming=self.streaming, revision=self.revision, **part
-            )
+            place = {"path": self.dataset, "revision": self.revision, **part}
+            table = datasets.load_dataset_builder(**place).config
+            options = self._text_only() if hasattr(table, "keep_default_na") else {}
+            dataset = datasets.load_dataset(**place, **options, split=self.split, streaming=self.streaming)
             for batch in dataset.iter(batch_size=_BATCH_ROWS):
                 yield batch
                 rows += len(next(iter(batch.values())))
@@ -150,12 +157,20 @@ class HubDataset:
                 "be reached"
             ) from error
 
+    def _text_only(self) -> dict[str, Any]:
+        """Return the options by which the library takes each text of a CSV file as it stands.
+
+        Otherwise the words NA, null and nan would count as missing, and a column of numbers would not be text.
+        """
+        columns = (self.source_language, self.target_language)
+        return {"keep_default_na": False, "converters": dict.fromkeys(columns, str)}
+
     def _column(self, batch: Mapping[str, list[Any]], language: str) -> list[str | None]:
         if language in batch:
             texts = batch[language]
-        elif _NESTED in batch and all(isinstance(row, dict) for row in batch[_NESTED]):
-            texts = [row.get(language) for row in batch[_NESTED]]
-            known = sorted({name for row in batch[_NESTED] for name in row})
+        elif NESTED in batch and all(isinstance(row, dict) for row in batch[NESTED]):
+            texts = [row.get(language) for row in batch[NESTED]]
+            known = sorted({name for row in batch[NESTED] for name in row})
             if language not in known:
                 raise UserError(
                     f'dataset "{self.dataset}" has no language "{language}" (it has {", ".join(known)}): '
@@ -163,7 +178,7 @@ class HubDataset:
                 )
         else:
             raise UserError(
-                f'dataset "{self.dataset}" has neither a column "{language}" nor a column "{_NESTED}" '
+                f'dataset "{self.dataset}" has neither a column "{language}" nor a column "{NESTED}" '
                 f"(it has {listed(batch)}): choose the columns with --src-lang and --tgt-lang"
             )
         for text in texts:
@@ -173,6 +188,11 @@ class HubDataset:
                     "choose the columns with --src-lang and --tgt-lang"
                 )
         return texts
+
+
+def _fields(columns: pa.Schema | pa.StructType) -> dict[str, Any]:
+    """Return the types of columns by name; a struct is the mapping of its fields."""
+    return {column.name: _fields(column.type) if pa.types.is_struct(column.type) else column.type for column in columns}
 
 
 def _values(batch: pa.RecordBatch, path: list[str]) -> list[str | None]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,8 @@ from dist_transformer.data.prepare.split_files import split_sources
 from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import WorkerPool
-from dist_transformer.data.text.files import JsonlFile, LineFiles, PairSource, Span, TsvFile, read_short_lines
+from dist_transformer.data.text.files import JsonlFile, LineFiles, PairSource, TsvFile
+from dist_transformer.data.text.lines import Span, read_short_lines
 from tests.data.prepare.preparing import corpus, files_of, run, write_pairs
 
 
@@ -35,7 +37,9 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_files, "BLOCK_BYTES", 16)
 
 
-LINES = st.lists(st.text(st.characters(exclude_characters="\n\r", codec="utf-8"), max_size=30), min_size=1, max_size=30)
+LINES = st.lists(
+    st.text(st.characters(exclude_characters="\n\r\0", codec="utf-8"), max_size=30), min_size=1, max_size=30
+)
 
 
 @settings(deadline=None)
@@ -62,14 +66,25 @@ def test_only_large_plain_files_are_cut(tmp_path: Path) -> None:
     (tmp_path / "large.tsv").write_text(rows)
     (tmp_path / "small.tsv").write_text("1\tone\n")
     (tmp_path / "large.tsv.gz").write_bytes(gzip.compress(rows.encode() * 20))
+    (tmp_path / "large.tsv.zst").write_bytes(zstandard.compress(rows.encode() * 20))
     (tmp_path / "large.jsonl").write_text("".join(f'{{"en": "{number}", "de": "eins"}}\n\n' for number in range(9)))
-    sources = [TsvFile(path=tmp_path / name) for name in ("small.tsv", "large.tsv", "large.tsv.gz")]
+    sources = [TsvFile(path=tmp_path / name) for name in ("small.tsv", "large.tsv", "large.tsv.gz", "large.tsv.zst")]
     rest = JsonlFile(path=tmp_path / "large.jsonl", source_field="en", target_field="de")
     parts = split(tmp_path, *sources, rest)
     # By hand: 190 bytes of TSV are five parts of at most 40, and 259 bytes of JSON are seven.
-    assert [number for number, _ in parts] == [0, *[1] * 5, 2, *[3] * 7]
+    assert [number for number, _ in parts] == [0, *[1] * 5, 2, 3, *[4] * 7]
     for number, source in enumerate((*sources, rest)):
         assert [pair for owner, part in parts if owner == number for pair in part.pairs()] == list(source.pairs())
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_part_knows_the_columns_of_the_first_row(tmp_path: Path) -> None:
+    rows = ["\n", *(f"{number}\tnumber\n" for number in range(12)), "a\ttab\tmore\n"]
+    (tmp_path / "t.tsv").write_text("".join(rows))
+    parts = [part for _, part in split(tmp_path, TsvFile(path=tmp_path / "t.tsv"))]
+    assert len(parts) > 1
+    with pytest.raises(UserError, match=r"t\.tsv line 14 has 3 tab-separated columns, but the first row has 2: fix"):
+        list(parts[-1].pairs())
 
 
 @pytest.mark.usefixtures("small_parts")

@@ -1,5 +1,6 @@
 import bz2
 import gzip
+import io
 import json
 import lzma
 import tracemalloc
@@ -7,19 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.data.text.files import (
-    LONGEST_LINE,
-    JsonlFile,
-    LineFiles,
-    PairSource,
-    TsvFile,
-    expand,
-    language_of,
-    line_files,
-    read_lines,
-)
+from dist_transformer.data.text.files import JsonlFile, LineFiles, PairSource, TsvFile, expand, language_of, line_files
+from dist_transformer.data.text.lines import LONGEST_LINE, read_lines, read_stream
 
 
 def write(path: Path, content: bytes) -> Path:
@@ -45,11 +38,14 @@ def test_byte_order_mark_is_removed_at_the_start_of_the_file_only(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("suffix", "compress"), [(".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)]
+    ("suffix", "compress"),
+    [(".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress), (".zst", zstandard.compress)],
 )
 def test_compressed_files_read_as_plain_ones(tmp_path: Path, suffix: str, compress: Callable[[bytes], bytes]) -> None:
     path = write(tmp_path / f"t.en{suffix}", compress("ein\nzwei ü\n".encode()))
     assert list(read_lines(path)) == ["ein", "zwei ü"]
+    twice = write(tmp_path / f"twice{suffix}", path.read_bytes() + compress(b"drei"))
+    assert list(read_lines(twice)) == ["ein", "zwei ü", "drei"]
     truncated = write(tmp_path / f"cut{suffix}", path.read_bytes()[:-6])
     with pytest.raises(UserError, match=f"cut{suffix} is not a complete {suffix} file"):
         list(read_lines(truncated))
@@ -86,7 +82,7 @@ def test_unpaired_files_are_refused() -> None:
 
 def test_invalid_utf8_is_refused_with_file_and_line(tmp_path: Path) -> None:
     path = write(tmp_path / "latin.de", "gut\nGrün\n".encode("latin-1"))
-    with pytest.raises(UserError, match=r"latin\.de line 2 is not UTF-8 \(byte 0xfc at position 2\): convert"):
+    with pytest.raises(UserError, match=r"latin\.de line 2 is not UTF-8 \(byte 0xfc at position 2\): convert .*CP1252"):
         list(read_lines(path))
 
 
@@ -102,6 +98,13 @@ def test_tsv_columns(tmp_path: Path) -> None:
     assert list(TsvFile(path=path).pairs()) == [('"a', 'b"'), ("c", "d")]
     assert list(TsvFile(path=path, source_column=2, target_column=0).pairs()) == [("7", '"a'), ("8", "c")]
     assert "t.tsv line 1 has 3 tab-separated columns, but 4 are needed" in refusal(TsvFile(path=path, target_column=3))
+    blank = write(tmp_path / "blank.tsv", b"\na\tb\n \r\n\t\nc\td\n\n")
+    assert list(TsvFile(path=blank).pairs()) == [("", ""), ("a", "b"), ("", ""), ("", ""), ("c", "d"), ("", "")]
+    for row, columns in ((b"c\td\te\n", 3), (b"c\n", 1)):
+        uneven = write(tmp_path / "uneven.tsv", b"a\tb\n" + row)
+        assert f"uneven.tsv line 2 has {columns} tab-separated columns, but the first row has 2" in refusal(
+            TsvFile(path=uneven)
+        )
     with pytest.raises(UserError, match="TSV columns 0 and -1"):
         TsvFile(path=path, target_column=-1)
 
@@ -110,8 +113,24 @@ def test_jsonl_fields_and_line_breaks(tmp_path: Path) -> None:
     rows = [{"en": "a\nb\r\nc", "de": "ä\u2028", "id": 1}, {"en": "", "de": "d"}]
     content = "\n\n".join(json.dumps(row) for row in rows) + "\n"
     source = JsonlFile(path=write(tmp_path / "t.jsonl", content.encode()), source_field="en", target_field="de")
-    assert list(source.pairs()) == [("a b c", "ä\u2028"), ("", "d")]
+    # The blank line between them is counted as empty.
+    assert list(source.pairs()) == [("a b c", "ä\u2028"), ("", ""), ("", "d")]
     assert source.languages == ("en", "de")
+
+
+@pytest.mark.parametrize("field", ["{}", "translation.{}"])
+def test_jsonl_fields_within_others(tmp_path: Path, field: str) -> None:
+    path = write(tmp_path / "t.jsonl", b'{"id": 1, "translation": {"en": "a", "de": "b"}}\n')
+    source = JsonlFile(path=path, source_field=field.format("en"), target_field=field.format("de"))
+    assert list(source.pairs()) == [("a", "b")]
+    assert source.languages == ("en", "de")
+    wrong = JsonlFile(path=path, source_field=field.format("en"), target_field=field.format("fr"))
+    assert f'no field "{field.format("fr")}" (it has id, translation, translation.en, translation.de)' in refusal(wrong)
+
+
+def test_a_field_name_may_have_dots(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", b'{"a.b": "x", "c.d": {"e": {"f": "y"}}}\n')
+    assert list(JsonlFile(path=path, source_field="a.b", target_field="c.d.e.f").pairs()) == [("x", "y")]
 
 
 @pytest.mark.parametrize(
@@ -191,9 +210,9 @@ def test_pairs_with_a_long_line_are_none(tmp_path: Path) -> None:
     assert list(jsonl.pairs()) == [("a", "t"), None, ("c", "t")]
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2"])
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2", ".zst"])
 def test_a_bomb_takes_little_memory(tmp_path: Path, suffix: str) -> None:
-    pack = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}[suffix]
+    pack = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress, ".zst": zstandard.compress}[suffix]
     bomb = write(tmp_path / f"t{suffix}", pack(b"a" * 2**27))
     tracemalloc.start()
     pairs = list(LineFiles(source=bomb, target=write(tmp_path / "t", b"x\n")).pairs())
@@ -201,3 +220,62 @@ def test_a_bomb_takes_little_memory(tmp_path: Path, suffix: str) -> None:
     tracemalloc.stop()
     assert pairs == [None]
     assert peak < 2**24
+
+
+TEXT = "Ein Satz.\nNoch ein Satz.\n"
+# Content under a name, and what the error says of it.
+FOREIGN = [
+    ("t.de", TEXT.encode("utf-16"), "is text in UTF-16, not text in UTF-8: convert it with iconv -f UTF-16 -t UTF-8"),
+    ("t.de", b"\xfe\xff" + TEXT.encode("utf-16-be"), "iconv -f UTF-16 -t UTF-8"),
+    ("t.de", TEXT.encode("utf-16-le"), "iconv -f UTF-16LE -t UTF-8"),
+    ("t.de", TEXT.encode("utf-16-be"), "iconv -f UTF-16BE -t UTF-8"),
+    ("t.de", TEXT.encode("utf-32"), "iconv -f UTF-32 -t UTF-8"),
+    ("t.de", gzip.compress(b"x"), "is a gzip file, not text in UTF-8: rename it so that its name ends in .gz"),
+    ("t.de", bz2.compress(b"x"), "rename it so that its name ends in .bz2"),
+    ("t.de", lzma.compress(b"x"), "rename it so that its name ends in .xz"),
+    ("t.de", zstandard.compress(b"x"), "rename it so that its name ends in .zst"),
+    (
+        "t.de.gz",
+        zstandard.compress(b"x"),
+        "is a Zstandard file, not a .gz file: rename it so that",
+    ),
+    ("t.de.bz2", gzip.compress(b"x"), "is a gzip file, not a .bz2 file: rename it so that its name ends in .gz"),
+    ("t.de.zst", b"plain\n", "is not a complete .zst file"),
+    ("t.de.gz", gzip.compress(gzip.compress(b"x")), "contains a gzip file, not text in UTF-8: unpack it"),
+    (
+        "t.zip",
+        b"PK\x03\x04\x14\0",
+        "is a zip archive or a document in one, such as .docx, not text",
+    ),
+    ("t.7z", b"7z\xbc\xaf\x27\x1c\0\4", "is a 7z archive"),
+    ("t.tar.gz", gzip.compress(b"t.de".ljust(257, b"\0") + b"ustar\0" + b"00"), "contains a tar archive"),
+    ("t.de", b"%PDF-1.7\n%\xe2\xe3\n", "is a PDF document, not text in UTF-8: extract its text"),
+    ("t.de", b"PAR1\x15\x04", "is a Parquet file, not text in UTF-8: give it to prepare with --parquet"),
+    ("t.de", b"eins\rzwei\rdrei", "has lines that end in CR alone, as on the old Mac, and no LF: convert it"),
+    ("t.de", b"eins\r" * LONGEST_LINE, "has lines that end in CR alone"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), FOREIGN)
+def test_what_is_not_text_is_named_with_its_remedy(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    path = write(tmp_path / name, content)
+    with pytest.raises(UserError) as caught:
+        list(read_lines(path))
+    assert str(caught.value).startswith(f"{path} ")
+    assert message in str(caught.value)
+    if not name.endswith((".gz", ".bz2", ".zst")):
+        with pytest.raises(UserError, match=r"standard input (is|has) "):
+            list(read_stream(io.BufferedReader(io.BytesIO(content)), "standard input"))
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"a\r", b"a\r\n", b"a\rb\n", b"\0\n", b"\0\0 x", b"PAR1 is a word\n"])
+def test_odd_text_is_text(tmp_path: Path, content: bytes) -> None:
+    lines = [line.removesuffix("\r") for line in content.decode().removesuffix("\n").split("\n")] if content else []
+    assert list(read_lines(write(tmp_path / "t", content))) == lines
+
+
+def test_a_zstandard_window_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=28)
+    packed = zstandard.ZstdCompressor(compression_params=parameters).compressobj().compress(b"a" * 2**20)
+    with pytest.raises(UserError, match=r"t\.zst is not a complete \.zst file .*too much memory"):
+        list(read_lines(write(tmp_path / "t.zst", packed)))

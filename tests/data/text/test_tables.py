@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -8,7 +9,8 @@ import pytest
 
 from dist_transformer.base.errors import TransientError, UserError
 from dist_transformer.data.text import tables
-from dist_transformer.data.text.files import LONGEST_LINE, PairSource
+from dist_transformer.data.text.files import PairSource
+from dist_transformer.data.text.lines import LONGEST_LINE
 from dist_transformer.data.text.tables import HubDataset, ParquetFile
 
 
@@ -45,6 +47,9 @@ def test_parquet_with_a_translation_column(tmp_path: Path) -> None:
     rows = [{"de": "eins", "en": "one", "fr": "un"}, None, {"de": None, "en": "three", "fr": ""}]
     source = table(tmp_path / "t.parquet", {"translation": rows, "id": [1, 2, 3]})
     assert list(source.pairs()) == [("one", "eins"), ("", ""), ("three", "")]
+    dotted = ParquetFile(path=source.path, source_field="translation.en", target_field="translation.de")
+    assert list(dotted.pairs()) == list(source.pairs())
+    assert dotted.languages == ("en", "de")
 
 
 def test_a_parquet_file_is_read_a_piece_at_a_time(tmp_path: Path) -> None:
@@ -126,6 +131,16 @@ def test_hub_dataset_with_a_column_a_language(hub: Path, streaming: bool) -> Non
     )
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_every_word_of_a_csv_file_is_text(hub: Path, streaming: bool) -> None:
+    words = ["NA", "null", "nan", "N/A", "None", "1.50", "True", "", "1e3"]
+    write(
+        hub / "train.csv",
+        "".join(f"{line}\n" for line in ("en,de,n", *(f"{word},{word},1" for word in words))).encode(),
+    )
+    assert list(hub_source(hub, streaming=streaming).pairs()) == [(word, word) for word in words]
+
+
 def test_a_revision_is_asked_for_and_recorded(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
@@ -134,6 +149,7 @@ def test_a_revision_is_asked_for_and_recorded(hub: Path, monkeypatch: pytest.Mon
         return datasets.Dataset.from_list([{"en": "a", "de": "b"}])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_, **__: SimpleNamespace(config=None))
     source = hub_source(hub, dataset="owner/set", config="de-en", revision="1f2e3d")
     assert list(source.pairs()) == [("a", "b")]
     assert source.name == "owner/set@1f2e3d/train"
