@@ -17,6 +17,7 @@ from dist_transformer.base.errors import UserError, exit_on_user_error, say
 from dist_transformer.config.flags import parse_training
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
+from dist_transformer.run.outputs import claim_folder
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.agreement import require_agreement
 from dist_transformer.runtime.device import choose_precision
@@ -38,6 +39,10 @@ def main() -> None:
     # The name as it was started; `dist-transformer train` sets its own name in argv.
     prog = "python -m dist_transformer.train" if sys.argv[0].endswith(".py") else sys.argv[0]
     config, dry_run = parse_training(sys.argv[1:], prog=prog)
+    if not dry_run:
+        inputs = (*config.corpora.data, config.deepspeed_config, config.checkpoints.init_from)
+        claim_folder(config.run_dir, "--run-dir", inputs)
+        claim_folder(config.corpora.cache_dir, "--cache-dir", (*inputs, config.run_dir))
     outlive_streams(remedy="training continues without these lines; metrics.jsonl in the run folder has the figures")
     world = read_world()
     # DeepSpeed looks for an accelerator at import; without a GPU, tell it not to.
@@ -151,4 +156,4 @@ def _failing(watchdog: Watchdog, world: World) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    exit_on_user_error(main)
+    exit_on_user_error(main, prints=False)

@@ -199,10 +199,16 @@ def write_sweep(result: Sweep, out: Path) -> None:
     report = json.dumps(result.report(), indent=2, ensure_ascii=False)
     try:
         make_folder(out.parent)
-        for suffix, text in (("json", report), ("md", f"# Means of weight files for {out.name}\n\n{result.table()}")):
-            write_file(out.with_name(f"{out.name}.sweep.{suffix}"), f"{text}\n")
+        texts = (report, f"# Means of weight files for {out.name}\n\n{result.table()}")
+        for file, text in zip(sweep_files(out), texts, strict=True):
+            write_file(file, f"{text}\n")
     except OSError as error:
         raise UserError(f"{out}.sweep.json cannot be written ({error.strerror}): choose another --out") from None
+
+
+def sweep_files(out: Path) -> tuple[Path, Path]:
+    """Return the files of a sweep's table, as JSON and as text, beside the model folder `out`."""
+    return out.with_name(f"{out.name}.sweep.json"), out.with_name(f"{out.name}.sweep.md")
 
 
 def validation_text(run_dir: Path, direction: str | None = None) -> tuple[Path, Path]:

@@ -1,11 +1,13 @@
 """Errors that a user can act on: one sentence that names the file or field and the remedy."""
 
 import re
-import select
 import sys
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TextIO
+
+from dist_transformer.base.streams import guard_streams, is_closed, reader_is_gone
 
 # Characters that control a terminal or hide text: control characters except line ends and tabs, line separators,
 # direction marks, and halves of surrogate pairs, which stand for bytes that are not UTF-8.
@@ -52,13 +54,20 @@ def say(text: object = "", *, file: TextIO | None = None) -> None:
     print(line.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 
 
-def exit_on_user_error(main: Callable[[], None]) -> None:
+def exit_on_user_error(main: Callable[[], None], *, prints: bool = True) -> None:
     """Run a command's `main`. A `UserError` becomes one line on stderr and exit status 1; Ctrl-C becomes status 130.
 
-    If the reader of stdout closes the pipe, the command ends with status 0.
+    A result that stdout does not accept is an error, too, unless the reader of the pipe has read enough.
+
+    Args:
+        prints: refuse a closed stdout at once, because the command prints its result.
     """
     try:
-        main()
+        guard_streams(_refuse_loss)
+        _require_utf8(sys.argv[1:])
+        if prints and is_closed(sys.stdout):
+            _refuse_loss(None)
+        _run_and_flush(main)
     except UserError as error:
         say(f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
@@ -66,20 +75,38 @@ def exit_on_user_error(main: Callable[[], None]) -> None:
         print("interrupted", file=sys.stderr, flush=True)
         raise SystemExit(130) from None
     except BrokenPipeError:
-        if not _reader_is_gone():
+        if not reader_is_gone():
             # Another connection broke, so the work is not finished.
             raise
         # The reader of stdout has enough, such as `| head`.
-        sys.stderr.close()
         raise SystemExit(0) from None
+    finally:
+        # What stdout does not accept now would be a second message at the interpreter's end.
+        with suppress(UserError, OSError):
+            sys.stdout.flush()
 
 
-def _reader_is_gone() -> bool:
-    """Find out whether stdout is a pipe without a reader."""
-    # In training it never is, because its stdout was replaced (runtime/streams.py).
-    stdout = sys.__stdout__
-    if stdout is None or sys.stdout is not stdout:
-        return False
-    poll = select.poll()
-    poll.register(stdout.fileno(), 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
+def _run_and_flush(main: Callable[[], None]) -> None:
+    try:
+        main()
+    except SystemExit as end:
+        if end.code in (None, 0):
+            sys.stdout.flush()
+        raise
+    sys.stdout.flush()
+
+
+def _require_utf8(words: Sequence[str]) -> None:
+    for word in words:
+        try:
+            word.encode("utf-8")
+        except UnicodeEncodeError:
+            raise UserError(f"the argument {word:.200} is not UTF-8: write it in UTF-8, or rename the file") from None
+
+
+def _refuse_loss(error: OSError | None) -> None:
+    if isinstance(error, BrokenPipeError):
+        raise error
+    if error is None:
+        raise TransientError("standard output is closed: open it, for instance with > FILE or > /dev/null")
+    raise TransientError(f"standard output cannot be written ({error.strerror or error}): give another file")

@@ -28,8 +28,9 @@ from pathlib import Path
 
 from dist_transformer.averaging.choice import ChosenWeights, choose_weights
 from dist_transformer.averaging.mean import average
-from dist_transformer.averaging.sweep import Candidate, DevSet, Sweep, sweep, validation_text, write_sweep
+from dist_transformer.averaging.sweep import Candidate, DevSet, Sweep, sweep, sweep_files, validation_text, write_sweep
 from dist_transformer.base.errors import UserError, say
+from dist_transformer.base.paths import usable_path
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
 from dist_transformer.data.text.lines import require_readable
 from dist_transformer.inference.options import (
@@ -41,6 +42,7 @@ from dist_transformer.inference.options import (
     decoding_flags,
 )
 from dist_transformer.model_folder import refuse_other_content
+from dist_transformer.run.outputs import claim_folder
 from dist_transformer.runtime.agreement import require_agreement
 from dist_transformer.runtime.distributed import error_of_all, on_all_ranks, rank
 from dist_transformer.runtime.process_group import process_group
@@ -53,6 +55,9 @@ _NO_NUMBER = "N"
 def main() -> None:
     arguments = parse_arguments()
     check_arguments(arguments)
+    inputs = (arguments.run_dir, *(arguments.checkpoints or ()), arguments.src, arguments.ref)
+    tables = sweep_files(arguments.out) if arguments.sweep is not None else ()
+    claim_folder(arguments.out, "--out", inputs, beside=tables)
     world = read_world()
     if arguments.sweep is not None:
         run_sweep(arguments, world)
@@ -119,10 +124,13 @@ def print_candidate(candidate: Candidate) -> None:
 def write_best(result: Sweep, out: Path) -> None:
     """Write the table and the best mean."""
     # The table is printed first, so that a full disk does not lose the results.
-    say(result.table())
-    write_sweep(result, out)
     best = result.best
-    average(best.chosen.paths, out, notes=[f"Chosen: {best.chosen.how}", result.note()])
+    try:
+        say(result.table())
+    finally:
+        # A standard output that is full does not lose them either.
+        write_sweep(result, out)
+        average(best.chosen.paths, out, notes=[f"Chosen: {best.chosen.how}", result.note()])
     say(f"averaged {best.count} set(s) of weights: {out}")
 
 
@@ -148,14 +156,14 @@ def parse_arguments() -> argparse.Namespace:
         "100) of the translated validation sentences (default: the run's best_by)",
     )
     parser.add_argument(
-        "--checkpoints", type=Path, nargs="+", metavar="A", help="weight files, checkpoints or model folders"
+        "--checkpoints", type=usable_path, nargs="+", metavar="A", help="weight files, checkpoints or model folders"
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="model folder to write")
+    parser.add_argument("--out", type=usable_path, required=True, metavar="MODEL", help="model folder to write")
     group = parser.add_argument_group("with --sweep")
     group.add_argument("--sweep", metavar="N,N,…", help="numbers of weight files to average and compare")
-    group.add_argument("--src", type=Path, metavar="F", help="dev set: source text, one sentence per line")
+    group.add_argument("--src", type=usable_path, metavar="F", help="dev set: source text, one sentence per line")
     text = "dev set: raw reference text, line by line (default: the validation text of the run's data folder)"
-    group.add_argument("--ref", type=Path, metavar="F", help=text)
+    group.add_argument("--ref", type=usable_path, metavar="F", help=text)
     add_direction_options(group)
     add_decoding_options(group)
     add_device_option(group, several_processes=True)

@@ -35,7 +35,14 @@ SHARED = ("train", "average", "translate", "evaluate", "score")
 def main() -> None:
     """Run the command that the command line names and exit with its status."""
     adopt_streams()
-    exit_on_user_error(lambda: run(sys.argv[1:]))
+    words = without_launcher_flag(sys.argv[1:])
+    # Training continues without its streams.
+    exit_on_user_error(lambda: run(words), prints=words[:1] != ["train"])
+
+
+def without_launcher_flag(words: Sequence[str]) -> list[str]:
+    """Remove the flag that DeepSpeed's launcher puts first; the environment has the same value."""
+    return list(words[1:] if words and words[0].startswith("--local_rank=") else words)
 
 
 def run(words: Sequence[str]) -> None:
@@ -47,10 +54,7 @@ def run(words: Sequence[str]) -> None:
     Raises:
         UserError: there is no such command, or the command raised it.
     """
-    # DeepSpeed's launcher puts its own flag first; the environment has the same value.
-    if words and words[0].startswith("--local_rank="):
-        words = words[1:]
-    name, *arguments = words or ["--help"]
+    name, *arguments = without_launcher_flag(words) or ["--help"]
     if name in ("-h", "--help", "help"):
         print(overview())
         return

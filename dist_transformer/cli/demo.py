@@ -12,10 +12,12 @@ from pathlib import Path
 
 from dist_transformer.base.errors import say
 from dist_transformer.base.files import write_file
+from dist_transformer.base.paths import usable_path
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.run.layout import read_records
+from dist_transformer.run.outputs import claim_folder
 from dist_transformer.runtime.launch import as_typed, installed_program, own_command, run_printed
 from dist_transformer.runtime.world import require_no_launch
 
@@ -24,6 +26,7 @@ def main() -> None:
     arguments = parse_arguments()
     require_no_launch("the demo")
     run, ranks = arguments.run_dir, arguments.ranks
+    claim_folder(run, "--run-dir", ())
     data, model = run / "data", run / "model"
     if not (data / "index.json").exists():
         flags = ["--toy", arguments.train_pairs, "--vocab-size", 1000, "--out", data]
@@ -83,7 +86,9 @@ def print_summary(run: Path, result: dict[str, object]) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
-    parser.add_argument("--run-dir", type=Path, default=Path("runs/demo"), help="run folder (default: %(default)s)")
+    parser.add_argument(
+        "--run-dir", type=usable_path, default=Path("runs/demo"), help="run folder (default: %(default)s)"
+    )
     parser.add_argument("--processes", type=int, default=2, dest="ranks", help="processes (default: %(default)s)")
     parser.add_argument("--train-pairs", type=int, default=25_000, help="synthetic pairs (default: %(default)s)")
     steps = PRESETS["tiny"].max_steps

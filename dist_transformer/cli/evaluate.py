@@ -22,14 +22,13 @@ of the difference. It takes 100 kB of memory per line.
 """
 
 import argparse
-from pathlib import Path
 
 from dist_transformer.base.errors import UserError, say
-from dist_transformer.base.files import require_writable
+from dist_transformer.base.paths import usable_path
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.lines import require_readable
 from dist_transformer.evaluation.compare import compare
-from dist_transformer.evaluation.evaluate import Evaluation, evaluate, write_evaluation, write_report
+from dist_transformer.evaluation.evaluate import Evaluation, evaluate, hypotheses_file, write_evaluation, write_report
 from dist_transformer.inference.options import (
     PRECISIONS,
     add_decoding_options,
@@ -42,6 +41,7 @@ from dist_transformer.inference.options import (
     decoding_flags,
 )
 from dist_transformer.model_folder import read_model_info
+from dist_transformer.run.outputs import claim_file
 from dist_transformer.runtime.agreement import require_agreement
 from dist_transformer.runtime.distributed import error_of_all
 from dist_transformer.runtime.process_group import process_group
@@ -51,8 +51,9 @@ from dist_transformer.runtime.world import World, read_world
 def main() -> None:
     arguments = parse_arguments()
     check_arguments(arguments)
-    if arguments.json is not None:
-        require_writable(arguments.json)
+    inputs = (arguments.model, arguments.src, *(arguments.hypotheses or ()), *arguments.ref)
+    beside = [hypotheses_file(arguments.json)] if arguments.json is not None and arguments.model is not None else []
+    claim_file(arguments.json, "--json", inputs, beside=beside)
     world = read_world()
     if arguments.hypotheses is None:
         evaluate_model_folder(arguments, world)
@@ -86,19 +87,24 @@ def evaluate_model_folder(arguments: argparse.Namespace, world: World) -> None:
             tags=arguments.tag,
         )
     if world.is_main:
-        print_scores(evaluation)
-        if arguments.json is not None:
-            write_evaluation(evaluation, arguments.json)
+        try:
+            print_scores(evaluation)
+        finally:
+            # A standard output that is full does not lose the scores.
+            if arguments.json is not None:
+                write_evaluation(evaluation, arguments.json)
 
 
 def score_files(arguments: argparse.Namespace) -> None:
     comparison = compare(
         arguments.hypotheses, arguments.ref, target_language=arguments.tgt_lang, lowercase=arguments.lowercase
     )
-    say(f"{comparison.sentences:,} sentences, to {arguments.tgt_lang}")
-    say(comparison)
-    if arguments.json is not None:
-        write_report(comparison.report(), arguments.json)
+    try:
+        say(f"{comparison.sentences:,} sentences, to {arguments.tgt_lang}")
+        say(comparison)
+    finally:
+        if arguments.json is not None:
+            write_report(comparison.report(), arguments.json)
 
 
 def print_scores(evaluation: Evaluation) -> None:
@@ -132,13 +138,18 @@ def check_arguments(arguments: argparse.Namespace) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_model_option(parser, required=False)
-    parser.add_argument("--src", type=Path, metavar="F", help="source text for --model, one sentence per line")
-    parser.add_argument("--hypotheses", type=Path, nargs="+", metavar="F", help="files of translations, line by line")
+    parser.add_argument("--src", type=usable_path, metavar="F", help="source text for --model, one sentence per line")
+    parser.add_argument(
+        "--hypotheses", type=usable_path, nargs="+", metavar="F", help="files of translations, line by line"
+    )
     parser.add_argument("--tgt-lang", metavar="L", help="language of --hypotheses, such as de, for the tokenisation")
     text = "raw reference text, line by line; several files if each line has several references"
-    parser.add_argument("--ref", type=Path, nargs="+", required=True, metavar="F", help=text)
+    parser.add_argument("--ref", type=usable_path, nargs="+", required=True, metavar="F", help=text)
     parser.add_argument(
-        "--json", type=Path, metavar="OUT", help="write scores to OUT, and a model's hypotheses to the same folder"
+        "--json",
+        type=usable_path,
+        metavar="OUT",
+        help="write scores to OUT, and a model's hypotheses to the same folder",
     )
     parser.add_argument("--lowercase", action="store_true", help="ignore case (default: only if the model does)")
     group = parser.add_argument_group("with --model")

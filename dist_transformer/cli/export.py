@@ -23,11 +23,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 from dist_transformer.base.checks import check_table
-from dist_transformer.base.files import require_writable, write_file
+from dist_transformer.base.files import write_file
+from dist_transformer.base.paths import usable_path
 from dist_transformer.cli.parser import make_parser
+from dist_transformer.evaluation.evaluate import hypotheses_file
 from dist_transformer.export.ctranslate2 import QUANTIZATIONS
 from dist_transformer.export.export import LIBRARIES, Export, ExportSettings, export
 from dist_transformer.inference.options import add_device_option, add_direction_options, add_model_option
+from dist_transformer.run.outputs import claim_file, claim_folder
 from dist_transformer.runtime.device import find_device
 
 
@@ -45,8 +48,10 @@ def main() -> None:
         name=arguments.name,
         license=arguments.license,
     )
+    inputs = (arguments.model, arguments.src, arguments.ref)
+    claim_folder(arguments.out, "--out", inputs)
     if arguments.json is not None:
-        require_writable(arguments.json)
+        claim_file(arguments.json, "--json", (*inputs, arguments.out), beside=[hypotheses_file(arguments.json)])
     device = find_device(arguments.device)
     if device.type == "cpu":
         # transformers imports DeepSpeed if it is installed. DeepSpeed would look for an accelerator, and warn.
@@ -67,7 +72,7 @@ def main() -> None:
 
 def write_json(made: Export, file: Path) -> None:
     """Write the results to `file`, and the exported model's outputs, one per line, to a file in the same folder."""
-    outputs = file.with_name(f"{file.stem}.hypotheses.txt")
+    outputs = hypotheses_file(file)
     write_file(outputs, "".join(f"{' '.join(line.splitlines())}\n" for line in made.outputs))
     report = {**made.report(), "hypotheses": str(outputs)}
     write_file(file, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
@@ -83,16 +88,18 @@ def parse_arguments() -> argparse.Namespace:
         metavar="Q",
         help=f"with --to ctranslate2: {', '.join(QUANTIZATIONS)} (default: fp32)",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write; it must not exist")
+    parser.add_argument(
+        "--out", type=usable_path, required=True, metavar="DIR", help="folder to write; it must not exist"
+    )
     text = (
         "dev text, one sentence per line, at least 1,000 lines; not the test set, because it chooses the length penalty"
     )
-    parser.add_argument("--src", type=Path, required=True, metavar="F", help=text)
-    parser.add_argument("--ref", type=Path, required=True, metavar="F", help="raw reference text, line by line")
+    parser.add_argument("--src", type=usable_path, required=True, metavar="F", help=text)
+    parser.add_argument("--ref", type=usable_path, required=True, metavar="F", help="raw reference text, line by line")
     parser.add_argument("--name", help="name of the model in its card (default: the name of DIR)")
     parser.add_argument("--license", metavar="L", help="license in the card, in the hub's notation (default: none)")
     text = "write the results to OUT, and the outputs of the dev text to the same folder"
-    parser.add_argument("--json", type=Path, metavar="OUT", help=text)
+    parser.add_argument("--json", type=usable_path, metavar="OUT", help=text)
     add_direction_options(parser)
     add_device_option(parser)
     return parser.parse_args()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.files import write_file
+from dist_transformer.base.paths import usable_path
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.format import SplitInfo
@@ -21,10 +22,12 @@ from dist_transformer.data.loading.events import EpochSummary
 from dist_transformer.data.loading.plan import resolve_budgets
 from dist_transformer.data.loading.statistics import count_lengths, first_epoch, length_histograms, random_examples
 from dist_transformer.reporting.figures import as_png, length_picture
+from dist_transformer.run.outputs import claim_file
 
 
 def main() -> None:
     arguments = parse_arguments()
+    claim_file(arguments.png, "--png", [arguments.data])
     for name in ("examples", "seed"):
         if (value := getattr(arguments, name)) < 0:
             raise UserError(f"--{name} is {value}: give 0 or a number above 0")
@@ -118,7 +121,9 @@ def parse_arguments() -> argparse.Namespace:
         "--examples", type=int, default=5, metavar="K", help="random training pairs to print (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=1, help="seed of the examples and the epoch (default: %(default)s)")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the sentence lengths (default: no picture)")
+    parser.add_argument(
+        "--png", type=usable_path, metavar="FILE", help="also draw the sentence lengths (default: no picture)"
+    )
     parser.add_argument("--verify", action="store_true", help="first check the SHA-256 of every file (default: no)")
     arguments = parser.parse_args()
     arguments.data = folder_of(parser, arguments, "--data")

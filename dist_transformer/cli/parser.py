@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dist_transformer.base.paths import usable_path
+
 # Paragraphs with these beginnings are commands or tables; their lines are kept.
 _AS_IT_IS = re.compile(r"dist-transformer |srun |deepspeed | ")
 
@@ -82,8 +84,8 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
 def add_folder(parser: argparse.ArgumentParser, flag: str, metavar: str, text: str) -> None:
     """Add a folder that is given by position or by `flag`."""
     name = flag.removeprefix("--").replace("-", "_")
-    parser.add_argument("folder", nargs="?", type=Path, metavar=metavar, help=f"{text}; the same as {flag}")
-    parser.add_argument(flag, type=Path, metavar=metavar, dest=name, help=argparse.SUPPRESS)
+    parser.add_argument("folder", nargs="?", type=usable_path, metavar=metavar, help=f"{text}; the same as {flag}")
+    parser.add_argument(flag, type=usable_path, metavar=metavar, dest=name, help=argparse.SUPPRESS)
 
 
 def folder_of(parser: argparse.ArgumentParser, arguments: Any, flag: str) -> Path:

@@ -23,7 +23,8 @@ import tyro
 
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.files import write_file
-from dist_transformer.config.flags import print_above_help
+from dist_transformer.base.paths import require_usable
+from dist_transformer.config.flags import print_above_help, require_usable_places
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.config.stated import refuse_foreign_and_repeated, refuse_without_effect, stated_by_flags
 from dist_transformer.config.table3 import preset_with_variant
@@ -31,6 +32,7 @@ from dist_transformer.cost.hardware import GpuKind
 from dist_transformer.cost.speed import LINK_LATENCY, MFU, NETWORK_LATENCY
 from dist_transformer.preflight.measured import Comparison, compare, read_run
 from dist_transformer.preflight.plan import Cluster, RunPlan, plan_run, what_would_fit
+from dist_transformer.run.outputs import claim_file
 from dist_transformer.training.assembly import cautions
 from dist_transformer.training.engine.ds_config import load_ds_config
 
@@ -64,6 +66,9 @@ class Arguments:
 
 def main() -> None:
     arguments = parse_arguments(sys.argv[1:])
+    config = arguments.train
+    inputs = (*config.corpora.data, config.deepspeed_config, config.checkpoints.init_from, arguments.against)
+    claim_file(arguments.json, "--json", inputs)
     cluster = Cluster(
         nodes=arguments.nodes,
         gpus=arguments.gpus,
@@ -105,6 +110,10 @@ def parse_arguments(arguments: list[str]) -> Arguments:
     if parsed.against is not None and dataclasses.replace(parsed, against=None, json=None) != default:
         raise UserError("--against takes settings and machine from the run: give no other flags than --json with it")
     refuse_without_effect(stated_by_flags(arguments), parsed.train)
+    require_usable_places(parsed.train)
+    for path in (parsed.against, parsed.json):
+        if path is not None:
+            require_usable(path)
     return parsed
 
 

@@ -12,6 +12,7 @@ import traceback
 from pathlib import Path
 
 from dist_transformer.base.errors import UserError, say
+from dist_transformer.base.paths import usable_path, usable_place
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.prepare.mpi_ranks import MpiRanks
 from dist_transformer.data.prepare.pipeline import prepare
@@ -19,6 +20,7 @@ from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import JsonlFile, PairSource, TsvFile, expand, line_files
 from dist_transformer.data.text.tables import HubDataset, ParquetFile
 from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
+from dist_transformer.run.outputs import claim_folder
 
 # They are held in memory.
 _MOST_TOY_PAIRS = 1_000_000
@@ -74,12 +76,14 @@ def parse_arguments() -> argparse.Namespace:
         "Text files may be plain, .gz, .xz, .bz2 or .zst. A file F may be a pattern in quotes: "
         '"part-*.en" means all files that match it, sorted by name.',
     )
-    text.add_argument("--src", nargs="+", type=Path, default=[], metavar="F", help="source text, one sentence per line")
-    text.add_argument("--tgt", nargs="+", type=Path, default=[], metavar="F", help="translations, line by line")
+    text.add_argument(
+        "--src", nargs="+", type=usable_path, default=[], metavar="F", help="source text, one sentence per line"
+    )
+    text.add_argument("--tgt", nargs="+", type=usable_path, default=[], metavar="F", help="translations, line by line")
     text.add_argument(
         "--tsv",
         nargs="+",
-        type=Path,
+        type=usable_path,
         default=[],
         metavar="F",
         help="tab-separated columns, no quoting, the same number in each row",
@@ -87,15 +91,17 @@ def parse_arguments() -> argparse.Namespace:
     text.add_argument(
         "--tsv-columns", nargs=2, type=int, default=[0, 1], metavar="N", help="source and target column (default 0 1)"
     )
-    text.add_argument("--jsonl", nargs="+", type=Path, default=[], metavar="F", help="one JSON object per line")
+    text.add_argument("--jsonl", nargs="+", type=usable_path, default=[], metavar="F", help="one JSON object per line")
     text.add_argument(
-        "--parquet", nargs="+", type=Path, default=[], metavar="F", help="two columns, or two fields of a column"
+        "--parquet", nargs="+", type=usable_path, default=[], metavar="F", help="two columns, or two fields of a column"
     )
     text.add_argument(
         "--src-field", metavar="NAME", help="field of --jsonl and --parquet with the source text; a.b: field b of a"
     )
     text.add_argument("--tgt-field", metavar="NAME", help="field of --jsonl and --parquet with the target text")
-    text.add_argument("--dataset", metavar="NAME", help="hub dataset, or a local folder of Parquet or JSON files")
+    text.add_argument(
+        "--dataset", type=usable_place, metavar="NAME", help="hub dataset, or a local folder of Parquet or JSON files"
+    )
     text.add_argument("--dataset-config", metavar="C", help="its configuration, such as de-en (default: the dataset's)")
     text.add_argument("--dataset-revision", metavar="REV", help="its commit, tag or branch; recorded in the index")
     text.add_argument("--dataset-split", default="train", metavar="S", help="its training split (default train)")
@@ -106,8 +112,8 @@ def parse_arguments() -> argparse.Namespace:
     )
 
     valid = parser.add_argument_group("validation")
-    valid.add_argument("--valid-src", nargs="+", type=Path, default=[], metavar="F", help="source text")
-    valid.add_argument("--valid-tgt", nargs="+", type=Path, default=[], metavar="F", help="translations")
+    valid.add_argument("--valid-src", nargs="+", type=usable_path, default=[], metavar="F", help="source text")
+    valid.add_argument("--valid-tgt", nargs="+", type=usable_path, default=[], metavar="F", help="translations")
     valid.add_argument(
         "--valid-pairs",
         type=int,
@@ -117,7 +123,7 @@ def parse_arguments() -> argparse.Namespace:
     )
 
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="DATA", help="folder to make; it must be new or empty"
+        "--out", type=usable_path, required=True, metavar="DATA", help="folder to make; it must be new or empty"
     )
     parser.add_argument(
         "--vocab-size", type=int, metavar="N", help="entries, both languages together (required without --tokenizer)"
@@ -129,7 +135,9 @@ def parse_arguments() -> argparse.Namespace:
         metavar="N",
         help="learn the vocabulary from about N pairs, drawn by --seed if there are more (default %(default)s)",
     )
-    parser.add_argument("--tokenizer", type=Path, metavar="T", help="use this tokenizer.json (default: learn one)")
+    parser.add_argument(
+        "--tokenizer", type=usable_path, metavar="T", help="use this tokenizer.json (default: learn one)"
+    )
     parser.add_argument(
         "--tag",
         nargs="+",
@@ -202,6 +210,8 @@ def settings_from(arguments: argparse.Namespace, scratch: Path, workers: int) ->
         )
         sources += line_files([scratch / "train.en"], [scratch / "train.de"])
         validation += line_files([scratch / "valid.en"], [scratch / "valid.de"])
+    read = [file for source in (*sources, *validation) for file in source.files()]
+    claim_folder(arguments.out, "--out", (*read, arguments.dataset, arguments.tokenizer))
     return PrepareSettings(
         out=arguments.out,
         sources=tuple(sources),

@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from dist_transformer.base.files import make_folder, require_writable, whole_path
+from dist_transformer.base.files import make_folder, whole_path
+from dist_transformer.base.paths import usable_path
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.text.lines import require_readable
@@ -33,6 +34,7 @@ from dist_transformer.inference.attention_maps import readable_pieces
 from dist_transformer.inference.options import PRECISIONS, add_device_option, add_direction_options, add_model_option
 from dist_transformer.inference.scoring import SCORED_TOKENS, PairScore, score_files
 from dist_transformer.model_folder import load_model, read_model_info
+from dist_transformer.run.outputs import claim_file
 from dist_transformer.runtime.agreement import require_agreement
 from dist_transformer.runtime.distributed import error_of_all, on_all_ranks
 from dist_transformer.runtime.process_group import process_group
@@ -41,8 +43,7 @@ from dist_transformer.runtime.world import World, read_world
 
 def main() -> None:
     arguments = parse_arguments()
-    if arguments.out is not None:
-        require_writable(arguments.out)
+    claim_file(arguments.out, "--out", (arguments.model, arguments.src, arguments.tgt))
     world = read_world()
 
     def check_files() -> None:
@@ -131,9 +132,11 @@ def _write(file: IO[bytes], content: bytes) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_model_option(parser)
-    parser.add_argument("--src", type=Path, required=True, metavar="F", help="source text, one sentence per line")
-    parser.add_argument("--tgt", type=Path, required=True, metavar="F", help="translations, line by line")
-    parser.add_argument("--out", type=Path, metavar="F", help="file for the scores (default: standard output)")
+    parser.add_argument(
+        "--src", type=usable_path, required=True, metavar="F", help="source text, one sentence per line"
+    )
+    parser.add_argument("--tgt", type=usable_path, required=True, metavar="F", help="translations, line by line")
+    parser.add_argument("--out", type=usable_path, metavar="F", help="file for the scores (default: standard output)")
     parser.add_argument("--per-token", action="store_true", help="write a line of JSON per pair, with token scores")
     add_direction_options(parser)
     add_device_option(parser, several_processes=True)

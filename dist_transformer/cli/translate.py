@@ -35,16 +35,16 @@ import itertools
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
 from dist_transformer.base.errors import UserError, say
+from dist_transformer.base.paths import usable_path
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.files import expand
 from dist_transformer.data.text.lines import decode_lines, read_stream, require_readable
 from dist_transformer.inference.beam import BeamSettings
-from dist_transformer.inference.corpus import CorpusJob, require_free, translate_corpus
+from dist_transformer.inference.corpus import CorpusJob, parts_of, require_free, translate_corpus
 from dist_transformer.inference.formats import FORMATS, OutputFormat
 from dist_transformer.inference.options import (
     PRECISIONS,
@@ -59,6 +59,7 @@ from dist_transformer.inference.options import (
 from dist_transformer.inference.sampling import SamplingSettings
 from dist_transformer.inference.translator import Translation, Translator, count_notes, noted
 from dist_transformer.model_folder import ModelInfo, load_model, read_model_info
+from dist_transformer.run.outputs import claim_file
 from dist_transformer.runtime.agreement import require_agreement
 from dist_transformer.runtime.device import find_device
 from dist_transformer.runtime.distributed import error_of_all, gather_objects, on_all_ranks, rank
@@ -105,6 +106,8 @@ def check_files(arguments: argparse.Namespace, world: World) -> None:
 
 def translate_stream(arguments: argparse.Namespace, device: torch.device) -> None:
     """Translate standard input to standard output."""
+    if sys.stdin is None:
+        raise UserError("standard input is closed: give it a text, such as < FILE, or give --input and --output")
     output = output_format(arguments)
     translator, info = load_translator(arguments, device)
     at_terminal = sys.stdin.isatty()
@@ -207,6 +210,9 @@ def _require_fitting(arguments: argparse.Namespace, world: World) -> None:
     if (arguments.input is None) != (arguments.output is None):
         given, missing = ("--input", "--output") if arguments.output is None else ("--output", "--input")
         raise UserError(f"{given} is given without {missing}: give both, or neither for standard input and output")
+    if arguments.output is not None:
+        parts = parts_of(arguments.output)
+        claim_file(arguments.output, "--output", (arguments.model, *expand(arguments.input, "--input")), beside=[parts])
     if arguments.input is None and world.size > 1:
         raise UserError(f"{world.size} processes cannot share standard input: give --input and --output, or start one")
     if arguments.format is not None and arguments.nbest is None:
@@ -237,8 +243,10 @@ def typed_lines(prompt: str) -> Iterator[bytes]:
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_model_option(parser)
-    parser.add_argument("--input", type=Path, nargs="+", metavar="F", help="text files, or patterns (default: stdin)")
-    parser.add_argument("--output", type=Path, metavar="OUT", help="one file for all inputs (default: stdout)")
+    parser.add_argument(
+        "--input", type=usable_path, nargs="+", metavar="F", help="text files, or patterns (default: stdin)"
+    )
+    parser.add_argument("--output", type=usable_path, metavar="OUT", help="one file for all inputs (default: stdout)")
     add_direction_options(parser)
     add_decoding_options(parser)
     add_split_option(parser, default="the longest source in the training")

@@ -11,18 +11,20 @@ written except the cache of shards behind URLs.
 """
 
 import argparse
-from pathlib import Path
 
 from tqdm import tqdm
 
 from dist_transformer.base.checks import check_table, failed
 from dist_transformer.base.errors import UserError, say
+from dist_transformer.base.paths import usable_path, usable_place
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
+from dist_transformer.run.outputs import claim_folder
 from dist_transformer.run.verify import verify_run
 
 
 def main() -> None:
     arguments = parse_arguments()
+    claim_folder(arguments.cache_dir, "--cache-dir", (arguments.run_dir, *arguments.data))
     # disable=None: a bar in a terminal, nothing in a file.
     with tqdm(unit=" steps", disable=None, leave=False) as bar:
         checks = verify_run(arguments.run_dir, arguments.data, cache_dir=arguments.cache_dir, on_step=bar.update)
@@ -38,12 +40,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--data",
         nargs="+",
+        type=usable_place,
         default=[],
         metavar="DATA",
         help="data folders of the run in its order, or their URLs: also compare every step with them (default: no)",
     )
     parser.add_argument(
-        "--cache-dir", type=Path, metavar="DIR", help="cache of shards behind URLs, on local disk (default: the run's)"
+        "--cache-dir",
+        type=usable_path,
+        metavar="DIR",
+        help="cache of shards behind URLs, on local disk (default: the run's)",
     )
     arguments = parser.parse_args()
     arguments.run_dir = folder_of(parser, arguments, "--run-dir")

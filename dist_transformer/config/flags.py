@@ -13,6 +13,7 @@ import tyro
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import read_small
+from dist_transformer.base.paths import require_usable, usable_path
 from dist_transformer.config.plain import from_plain, read_json, to_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import EMBEDDED_CORPUS, RUN_IDENTITY, ModelConfig, TrainConfig
@@ -42,7 +43,7 @@ def parse_training(arguments: Sequence[str], *, prog: str) -> tuple[TrainConfig,
     chooser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     chooser.add_argument("--preset", default="base")
     chooser.add_argument("--variant", default="base")
-    chooser.add_argument("--config", type=Path)
+    chooser.add_argument("--config", type=usable_path)
     chooser.add_argument("--test-mode", action="store_true", dest="dry_run")
     # DeepSpeed's launcher adds this flag; the environment has the same value.
     chooser.add_argument("--local_rank", "--local-rank", type=int)
@@ -71,7 +72,25 @@ def parse_training(arguments: Sequence[str], *, prog: str) -> tuple[TrainConfig,
         description="",
     )
     refuse_without_effect(stated, config)
+    require_usable_places(config)
     return config, chosen.dry_run
+
+
+def require_usable_places(config: TrainConfig) -> None:
+    """Check the names of files and folders in the settings.
+
+    Raises:
+        UserError: no file can have such a name.
+    """
+    for place in (
+        *config.corpora.data,
+        config.run_dir,
+        config.deepspeed_config,
+        config.corpora.cache_dir,
+        config.checkpoints.init_from,
+    ):
+        if place is not None:
+            require_usable(place)
 
 
 def _read_settings(file: Path) -> tuple[dict[str, Any], bool]:

@@ -183,9 +183,14 @@ def _notes(tokenizer: Tokenizer, test_set: ReferencedText) -> tuple[str, ...]:
 
 def write_evaluation(evaluation: Evaluation, file: Path) -> None:
     """Write the JSON `file`, such as result.json, and the hypotheses, one per line, to result.hypotheses.txt."""
-    hypotheses_file = file.with_name(f"{file.stem}.hypotheses.txt")
+    hypotheses = hypotheses_file(file)
     text = "".join(f"{line}\n" for line in evaluation.hypotheses)
-    write_report(evaluation.report(hypotheses_file), file, beside={hypotheses_file: text})
+    write_report(evaluation.report(hypotheses), file, beside={hypotheses: text})
+
+
+def hypotheses_file(report: Path) -> Path:
+    """Return the file of the hypotheses beside a report."""
+    return report.with_name(f"{report.stem}.hypotheses.txt")
 
 
 def write_report(report: dict[str, Any], file: Path, *, beside: dict[Path, str] | None = None) -> None:

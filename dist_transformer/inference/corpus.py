@@ -75,7 +75,12 @@ class CorpusJob:
 
     @property
     def parts(self) -> Path:
-        return _parts_of(self.output)
+        return parts_of(self.output)
+
+
+def parts_of(output: Path) -> Path:
+    """Return the folder of the parts of an output."""
+    return output.with_name(f"{output.name}.parts")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,17 +256,13 @@ def require_free(output: Path) -> None:
         UserError: the name is of a compressed file, or there is such a file, and no parts of it.
     """
     _require_plain(output)
-    if not _parts_of(output).exists():
+    if not parts_of(output).exists():
         _refuse_existing(output)
 
 
 def _require_plain(output: Path) -> None:
     if is_compressed(output):
         raise UserError(f"{output} would hold plain text: give a name without {output.suffix}")
-
-
-def _parts_of(output: Path) -> Path:
-    return output.with_name(f"{output.name}.parts")
 
 
 def _refuse_existing(output: Path) -> None:

@@ -115,3 +115,61 @@ def test_a_tool_ends_well_only_if_it_is_stdout_that_was_closed() -> None:
         )
         assert done.returncode == status, done.stderr
         assert ("BrokenPipeError" in done.stderr) == (status == 1)
+
+
+# A command that prints, as every command does it.
+COMMAND = """
+import sys
+from dist_transformer.base.errors import exit_on_user_error, say
+
+def main():
+    if sys.argv[1] == "say":
+        say("a line")
+    elif sys.argv[1] == "bytes":
+        sys.stdout.buffer.write(b"a line" * 10_000)
+    elif sys.argv[1] == "exit":
+        print("help")
+        raise SystemExit(0)
+    else:
+        print("a line")
+    say("a note", file=sys.stderr)
+
+exit_on_user_error(main)
+"""
+FULL = "error: standard output cannot be written (No space left on device): give another file"
+CLOSED = "error: standard output is closed: open it, for instance with > FILE or > /dev/null"
+
+
+def run_command_line(what: str, redirected: str, command: str = COMMAND) -> tuple[int, list[str]]:
+    """Status of a command, and the lines that the shell's own stdout and stderr got."""
+    words = shlex.join([sys.executable, "-c", command])
+    done = subprocess.run(
+        ["bash", "-c", f"{words} {what} {redirected}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    return done.returncode, done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("what", ["say", "bytes", "exit", "print"])
+def test_a_result_that_cannot_be_written_is_one_error(what: str) -> None:
+    """No traceback, and no second message at the interpreter's end."""
+    status, lines = run_command_line(what, "> /dev/full")
+    assert (status, lines[-1]) == (1, FULL)
+    # What is printed without a flush fails at the end.
+    assert lines[:-1] == (["a note"] if what in ("bytes", "print") and lines[:-1] else [])
+    assert run_command_line(what, ">&-") == (1, [CLOSED])
+
+
+@pytest.mark.parametrize("redirected", ["2> /dev/full", "2>&-", "2>&- <&-"])
+def test_a_lost_note_changes_nothing_and_is_not_in_the_result(redirected: str) -> None:
+    assert run_command_line("print", redirected) == (0, ["a line"])
+
+
+def test_an_argument_that_is_not_utf8_is_one_error() -> None:
+    status, lines = run_command_line(r"$'caf\xe9.txt'", "")
+    assert status == 1
+    assert lines == [r"error: the argument caf\udce9.txt is not UTF-8: write it in UTF-8, or rename the file"]

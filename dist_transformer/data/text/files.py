@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.base.paths import require_usable
 from dist_transformer.data.text.lines import LONGEST_LINE, Span, read_lines, read_short_lines, too_long
 
 Pair = tuple[str, str]
@@ -247,7 +248,8 @@ def expand(paths: Iterable[Path], flag: str) -> list[Path]:
     """Replace paths that are patterns (`*`, `?`, `[…]`, `**`) by the files that they match, sorted by name.
 
     Raises:
-        UserError: a pattern matches nothing; the error names `flag` and the pattern.
+        UserError: a pattern matches nothing, or a file whose name is not UTF-8; the error names the pattern and `flag`,
+            or the file.
     """
     files: list[Path] = []
     for path in paths:
@@ -257,6 +259,8 @@ def expand(paths: Iterable[Path], flag: str) -> list[Path]:
             files += map(Path, found)
         else:
             raise UserError(f'{flag} "{path}" matches no file: check the pattern and the folder')
+    for path in files:
+        require_usable(path)
     return files
 
 

@@ -1,0 +1,163 @@
+"""No output of any command replaces an input, or a file of a data, model or run folder."""
+
+import argparse
+import importlib
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.paths import usable_path, usable_place
+from dist_transformer.cli.command import COMMANDS, run
+from dist_transformer.cli.plan import Arguments
+from dist_transformer.config.settings import FLAT_GROUPS, TrainConfig
+from dist_transformer.run.outputs import claim_file, claim_folder
+
+# Of each command, what else it needs before it writes, and the input that its output could replace.
+OUTPUTS = {
+    ("average", "--out"): ("--checkpoints {model}", "{model}"),
+    ("demo", "--run-dir"): ("", None),
+    ("doctor", "--cache-dir"): ("--data {data}", "{data}"),
+    ("evaluate", "--json"): ("--model {model} --src {src} --ref {src} {ref}", "{ref}"),
+    ("export", "--out"): ("--model {model} --to hf --src {src} --ref {ref}", "{ref}"),
+    ("export", "--json"): ("--model {model} --to hf --src {src} --ref {ref} --out new", "{src}"),
+    ("inspect", "--png"): ("{data}", "{data}/index.json"),
+    ("pictures", "--out"): ("--model {model} --src-text a", "{model}"),
+    ("plan", "--json"): ("--against {run}", "{run}/ledger.jsonl"),
+    ("prepare", "--out"): ("--src {src} --tgt {ref} --vocab-size 300 --src-lang en --tgt-lang de", "{src}"),
+    ("report", "--out"): ("{run}", "{run}/ledger.jsonl"),
+    ("score", "--out"): ("--model {model} --src {src} --tgt {ref}", "{src}"),
+    ("train", "--cache-dir"): ("--preset tiny --data {data} --run-dir new", "{data}"),
+    ("train", "--run-dir"): ("--preset tiny --data {data}", "{data}"),
+    ("translate", "--output"): ("--model {model} --input {src}", "{src}"),
+    ("verify", "--cache-dir"): ("{run} --data {data}", "{data}"),
+}
+# Paths that are read. The run folder of `doctor` is tried, and left as it was.
+INPUTS = {
+    "average": {"--run-dir", "--checkpoints", "--src", "--ref"},
+    "doctor": {"--run-dir", "--data"},
+    "evaluate": {"--model", "--src", "--hypotheses", "--ref"},
+    "export": {"--model", "--src", "--ref"},
+    "inspect": {"--data"},
+    "pictures": {"--model", "--learned-model"},
+    "plan": {"--against"},
+    "prepare": {
+        *("--src", "--tgt", "--tsv", "--jsonl", "--parquet", "--dataset", "--valid-src", "--valid-tgt", "--tokenizer"),
+    },
+    "report": {"--run-dir"},
+    "score": {"--model", "--src", "--tgt"},
+    "serve": {"--model"},
+    "train": {"--deepspeed-config", "--init-from"},
+    "translate": {"--model", "--input"},
+    "verify": {"--run-dir", "--data"},
+}
+
+
+class ParsedError(Exception):
+    """Holds the parser of a command, in place of what it parses."""
+
+
+def flags_of(command: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The flags of a command that take a path."""
+    if command in ("train", "plan"):
+        kinds = [Arguments] if command == "plan" else [TrainConfig, *FLAT_GROUPS.values()]
+        found = [field for kind in kinds for field in fields(kind) if "Path" in str(field.type)]
+        return {f"--{field.name.replace('_', '-')}" for field in found}
+
+    def parse_args(parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        raise ParsedError(parser)
+
+    module = importlib.import_module(f"dist_transformer.cli.{command}")
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+    with pytest.raises(ParsedError) as caught:
+        module.main()
+    (parser,) = caught.value.args
+    actions = [action for action in parser._actions if action.option_strings]
+    assert [action for action in actions if action.type is Path] == [], "use usable_path"
+    return {action.option_strings[0] for action in actions if action.type in (usable_path, usable_place)}
+
+
+@pytest.fixture(autouse=True)
+def same_signals() -> Iterator[None]:
+    """`prepare` handles SIGTERM."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_with_a_path_is_an_input_or_a_tested_output(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = {flag for name, flag in OUTPUTS if name == command}
+    inputs = INPUTS.get(command, set())
+    assert flags_of(command, monkeypatch) == outputs | inputs
+    assert not outputs & inputs
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """Text, and folders that are recognised; no command comes to read them."""
+    files = {
+        "src": ["src.en"],
+        "ref": ["ref.hypotheses.txt"],
+        "data": ["data/index.json", "data/tokenizer.json", "data/valid/source.txt"],
+        "model": ["model/config.json", "model/tokenizer.json", "model/model.safetensors"],
+        "run": ["run/config.json", "run/ledger.jsonl", "run/checkpoints/latest", "run/result.json"],
+    }
+    for name in (name for names in files.values() for name in names):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.chdir(tmp_path)
+    return {name: tmp_path / names[0].partition("/")[0] for name, names in files.items()}
+
+
+def content(folder: Path) -> dict[str, bytes | None]:
+    return {str(path): path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))}
+
+
+@pytest.mark.parametrize(("command", "flag"), OUTPUTS)
+def test_an_output_that_would_replace_something_is_refused(
+    command: str, flag: str, places: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, replaced = OUTPUTS[command, flag]
+    targets = [places["data"] / "new", places["model"] / "new", places["run"] / "ledger.jsonl"]
+    targets += [places["data"] / "valid/source.txt", places["run"] / "checkpoints/new"]
+    if replaced is not None:
+        taken = Path(replaced.format(**places))
+        link = Path("link")
+        link.symlink_to(taken)
+        targets += [taken, link, taken.parent / "." / ".." / taken.parent.name / taken.name]
+        if taken.is_file():
+            os.link(taken, "hard")
+            targets.append(Path("hard"))
+    before = content(Path())
+    for target in targets:
+        with pytest.raises((UserError, SystemExit)) as caught:
+            run([command, *(word.format(**places) for word in words.split()), flag, str(target)])
+        # A command of several ranks prints its error itself.
+        message = capsys.readouterr().err.removeprefix("error: ") or str(caught.value)
+        assert message.startswith(f"{flag}: {target}")
+    assert content(Path()) == before
+
+
+def test_files_beside_an_output_replace_nothing_either(places: dict[str, Path]) -> None:
+    words = f"--model {places['model']} --src {places['src']} --ref {places['ref']} --json ref.json"
+    with pytest.raises(UserError, match=r"--json: ref\.hypotheses\.txt is also an input of this command"):
+        run(["evaluate", *words.split()])
+
+
+def test_what_is_new_or_of_nobody_may_be_written(places: dict[str, Path]) -> None:
+    for name in ("new.json", "run/result.json", "run/model/scores.txt", "src.en.json", "/dev/null", "/dev/stdout"):
+        claim_file(Path(name), "--out", [*places.values(), "/dev/null", "s3://bucket/data", None])
+    for name in ("new", "run/model", "model", "run"):
+        claim_folder(Path(name), "--out", [places["src"]])
+
+
+def test_a_name_without_room_for_files_beside_it_is_refused() -> None:
+    claim_folder(Path("a" * 205), "--out", [])
+    with pytest.raises(UserError, match=r"--out: the name a{40}… has more than 205 bytes"):
+        claim_folder(Path("a" * 206), "--out", [])
