@@ -109,4 +109,4 @@ def _refuse_loss(error: OSError | None) -> None:
         raise error
     if error is None:
         raise TransientError("standard output is closed: open it, for instance with > FILE or > /dev/null")
-    raise TransientError(f"standard output cannot be written ({error.strerror or error}): give another file")
+    raise TransientError(f"standard output cannot be written ({error.strerror or error}): choose another place")

@@ -9,9 +9,10 @@ import signal
 import sys
 import tempfile
 import traceback
+from functools import partial
 from pathlib import Path
 
-from dist_transformer.base.errors import UserError, say
+from dist_transformer.base.errors import TransientError, UserError, say
 from dist_transformer.base.paths import usable_path, usable_place
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.prepare.mpi_ranks import MpiRanks
@@ -56,15 +57,25 @@ def run(arguments: argparse.Namespace, ranks: MpiRanks) -> None:
     os.environ.setdefault("RAYON_NUM_THREADS", str(workers))
     with tempfile.TemporaryDirectory() as scratch:
         settings = ranks.together(lambda: settings_from(arguments, Path(scratch), workers))
-        prepare(settings, print_line, ranks=ranks, show_progress=sys.stderr.isatty())
+        lost: list[TransientError] = []
+        prepare(settings, partial(print_line, lost=lost), ranks=ranks, show_progress=sys.stderr.isatty())
+    if lost:
+        raise UserError(f"{arguments.out} is complete, but {lost[0]}")
 
 
-def print_line(line: str) -> None:
+def print_line(line: str, lost: list[TransientError]) -> None:
+    """Print a line; if standard output does not accept it, continue, because ranks work together here.
+
+    Args:
+        lost: receives the error.
+    """
     try:
         say(line)
     except BrokenPipeError:
-        # The reader has closed the pipe, such as `| head`; the preparation continues.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader has read enough, such as `| head`.
+        pass
+    except TransientError as error:
+        lost.append(error)
 
 
 def parse_arguments() -> argparse.Namespace:

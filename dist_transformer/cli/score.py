@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, whole_path
 from dist_transformer.base.paths import usable_path
 from dist_transformer.cli.parser import make_parser
@@ -93,7 +94,7 @@ def output_of(world: World, out: Path | None) -> Iterator[Callable[[str], None]]
         UserError: rank 0 cannot write; every rank raises it.
     """
     # In one process, a closed pipe such as `| head` ends the command without an error message.
-    errors = () if out is None and world.size == 1 else (OSError,)
+    errors = () if out is None and world.size == 1 else (OSError, UserError)
 
     def on_rank_0(work: Callable[[], object]) -> None:
         place = "standard output" if out is None else out
@@ -101,7 +102,9 @@ def output_of(world: World, out: Path | None) -> Iterator[Callable[[str], None]]
             lambda: work() if world.is_main else None,
             errors=errors,
             describe=lambda error: (
-                f"{place} cannot be written ({getattr(error, 'strerror', error)}): choose another place"
+                str(error)
+                if isinstance(error, UserError)
+                else f"{place} cannot be written ({getattr(error, 'strerror', error)}): choose another place"
             ),
         )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.base.errors import UserError
+from dist_transformer.base.errors import TransientError, UserError
 from dist_transformer.cli.command import COMMANDS, overview, run
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.run.checkpoint.reader import checkpoint_problem
@@ -118,3 +118,32 @@ def test_ctrl_c_saves_and_shows_no_traceback(toy_data: DataFolder, tmp_path: Pat
     assert "Traceback" not in text
     assert "launch.py" not in text
     assert checkpoint_problem(checkpoints_of(tmp_path / "run")[0]) is None
+
+
+def test_a_closed_input_is_named_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UserError, match="standard input is closed: give it a text"):
+        run(["translate", "--model", str(tmp_path / "none")])
+
+
+def refuse_all(*_: object, **__: object) -> None:
+    raise TransientError("standard output cannot be written")
+
+
+def test_scores_are_kept_although_stdout_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text.de").write_text("ein Satz\n")
+    (tmp_path / "ref.de").write_text("ein Satz\n")
+    monkeypatch.setattr("dist_transformer.cli.evaluate.say", refuse_all)
+    words = ["--hypotheses", tmp_path / "text.de", "--ref", tmp_path / "ref.de", "--tgt-lang", "de"]
+    with pytest.raises(TransientError):
+        run(["evaluate", *map(str, words), "--json", str(tmp_path / "bleu.json")])
+    assert (tmp_path / "bleu.json").exists()
+
+
+def test_a_preparation_ends_although_stdout_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dist_transformer.cli.prepare.say", refuse_all)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    flags = ["--toy", "50", "--vocab-size", "300", "--workers", "1", "--out", str(tmp_path / "data")]
+    with pytest.raises(UserError, match="data is complete, but standard output cannot be written"):
+        run(["prepare", *flags])
+    assert (tmp_path / "data" / "index.json").exists()

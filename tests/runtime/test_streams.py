@@ -136,7 +136,7 @@ def main():
 
 exit_on_user_error(main)
 """
-FULL = "error: standard output cannot be written (No space left on device): give another file"
+FULL = "error: standard output cannot be written (No space left on device): choose another place"
 CLOSED = "error: standard output is closed: open it, for instance with > FILE or > /dev/null"
 
 
