@@ -11,8 +11,8 @@ from typing import IO, Any
 
 import zstandard
 
-# Bytes of a .zst file that are unpacked at a time. They unpack to at most 32 MiB: four bytes can stand for 128 KiB.
-_ZSTD_INPUT = 2**10
+# Bytes of a .zst file that are unpacked at a time. They unpack to at most 4 MiB: four bytes can stand for 128 KiB.
+_ZSTD_INPUT = 2**7
 
 
 class _ZstdContent(io.RawIOBase):
