@@ -3,6 +3,12 @@
 `dist_transformer.load(path).translate(lines)` translates with a trained model; `dist_transformer.api` has the rest.
 """
 
+import sys
+
+if sys.argv[:1] == ["-m"] and not sys.flags.safe_path:
+    # `python -m dist_transformer`, in a folder that may be a stranger's: import no modules that lie there.
+    del sys.path[0]
+
 from typing import TYPE_CHECKING, Any
 
 from dist_transformer.version import __version__ as __version__

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import IO, TextIO
 
-from dist_transformer.runtime.launch import CALLER_VARIABLE
+from dist_transformer.runtime.launch import CALLER_VARIABLE, environment_of_child
 
 _ERROR = "error: "
 
@@ -28,7 +28,7 @@ def run_child(command: Sequence[object]) -> tuple[int, str | None]:
         stderr=subprocess.PIPE,
         encoding="utf-8",
         errors="replace",
-        env={**os.environ, CALLER_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"},
+        env={**environment_of_child(), CALLER_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"},
         # Otherwise the command would get a terminal's Ctrl-C a second time.
         start_new_session=True,
     )

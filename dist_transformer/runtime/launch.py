@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import signal
+import site
 import socket
 import subprocess
 import sys
@@ -33,14 +34,29 @@ CALLER_VARIABLE = "DIST_TRANSFORMER_CALLER"
 """Process id of the program that started a command as part of its own work. The command ends with that program."""
 
 
+def environment_of_child() -> dict[str, str]:
+    """Copy the environment for a Python program that finds this package and imports nothing from the current folder.
+
+    With `-m`, Python would import from there first, and the folder may be a stranger's.
+    """
+    root = str(Path(__file__).parents[2])
+    installed = root in (*site.getsitepackages(), site.getusersitepackages())
+    # An empty entry is the current folder.
+    entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", root)]
+    path = os.pathsep.join([*([] if installed else [root]), *entries])
+    return {**os.environ, "PYTHONSAFEPATH": "1", **({"PYTHONPATH": path} if path else {})}
+
+
 def environment_of_no_task() -> dict[str, str]:
-    """Copy the environment without this process's place in a launch, for the processes of a new launch.
+    """Give the environment of a child without this process's place in a launch, for the processes of a new launch.
 
     What describes the whole job stays, such as SLURM's job number and time limit.
     """
     place = {*RANK_VARIABLES, *_OTHER_PLACE_VARIABLES}
     return {
-        name: value for name, value in os.environ.items() if name not in place and not name.startswith(_PLACE_PREFIXES)
+        name: value
+        for name, value in environment_of_child().items()
+        if name not in place and not name.startswith(_PLACE_PREFIXES)
     }
 
 
@@ -208,7 +224,7 @@ def run_printed(command: Sequence[object], *, output: TextIO = sys.stdout, secon
     say(f"$ {as_typed(words)}", file=output)
     # Without a GPU, DeepSpeed's launcher would warn that it found none.
     accelerator = {} if torch.cuda.is_available() else {"DS_ACCELERATOR": "cpu"}
-    environment = {**os.environ, **accelerator, CALLER_VARIABLE: str(os.getpid())}
+    environment = {**environment_of_child(), **accelerator, CALLER_VARIABLE: str(os.getpid())}
     try:
         status = subprocess.run(words, check=False, env=environment, stdout=output, timeout=seconds).returncode
     except subprocess.TimeoutExpired:

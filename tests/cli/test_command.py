@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import subprocess
 import sys
 import time
 from importlib import import_module
@@ -15,7 +16,7 @@ from dist_transformer.cli.command import COMMANDS, overview, run
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from dist_transformer.run.layout import checkpoints_of
-from dist_transformer.runtime.launch import take_number
+from dist_transformer.runtime.launch import installed_program, take_number
 from tests.cli.help_pages import ALL, FOLDER, help_of
 from tests.conftest import ROOT, allow_interrupts, run_command
 from tests.jobs import SMALL
@@ -71,6 +72,34 @@ def test_help_at_80_columns(name: str) -> None:
 
 def test_no_help_page_is_of_a_command_that_is_gone() -> None:
     assert {path.stem for path in FOLDER.iterdir()} == set(ALL)
+
+
+@pytest.mark.slow
+def test_modules_of_the_current_folder_do_not_run(tmp_path: Path) -> None:
+    # Python itself imports these before it runs any code of the package.
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "import runpy, sys; print(*sys.modules)"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    own = {name.partition(".")[0] for name in done.stdout.split()}
+    libraries = {"torch", "deepspeed", "numpy", "tokenizers", "datasets", "sacrebleu", "tyro", "safetensors", "pyarrow"}
+    for name in {*sys.stdlib_module_names, *libraries} - own:
+        (tmp_path / f"{name}.py").write_text(f"open('ran', 'a').write('{name} ')\n")
+    module, program = [sys.executable, "-m", "dist_transformer"], installed_program("dist-transformer")
+    for command in (
+        [*module, "verify", "."],
+        [sys.executable, "-m", "dist_transformer.train", "--data", ".", "--run-dir", "run", "--preset", "tiny"],
+        [program, "translate", "--model", "."],
+        [program, "translate", "--model", ".", "--input", "a", "--output", "b", "--processes", "2"],
+    ):
+        done = subprocess.run(
+            [str(word) for word in command], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1, done.stderr
+        assert done.stderr.startswith("error: . is not a "), done.stderr
+        assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 
 
 @pytest.mark.slow
