@@ -14,10 +14,12 @@ import torch.distributed as dist
 from dist_transformer.base.errors import UserError
 from dist_transformer.runtime.device import beside, find_device, keep_freed_memory
 from dist_transformer.runtime.launch import RANK_VARIABLES
-from dist_transformer.runtime.rendezvous import LOOPBACK_IS_DOWN, end_launch, loopback_is_down, meet
+from dist_transformer.runtime.rendezvous import LOOPBACK_IS_DOWN, address_is_here, end_launch, loopback_is_down, meet
 from dist_transformer.runtime.world import World
 
 _SETTLE_SECONDS = 0.3
+# Linux's name of the interface.
+_LOOPBACK = "lo"
 COLLECTIVE_ADVICE = (
     "A collective fails on all ranks when one of them dies or the network breaks: look in the log for the rank that "
     "failed first, and run dist-transformer doctor on the same nodes. If no rank failed, start again with "
@@ -53,7 +55,7 @@ def process_group(
             them), the port of the group is taken, nothing answers at rank 0's address, or there is no such device.
     """
     device = _prepare(world, device_name, ready)
-    with _restored(RANK_VARIABLES), beside(device):
+    with _restored((*RANK_VARIABLES, "GLOO_SOCKET_IFNAME")), beside(device):
         if world.size > 1 or single:
             _join(world, device, timedelta(minutes=join_minutes), timedelta(minutes=timeout_minutes))
         try:
@@ -99,6 +101,9 @@ def _join(world: World, device: torch.device, patience: timedelta, timeout: time
         LOCAL_RANK=str(world.local_rank),
         LOCAL_WORLD_SIZE=str(world.local_size),
     )
+    if address_is_here() and _LOOPBACK in (name for _, name in socket.if_nameindex()):
+        # Otherwise gloo opens a port on the network, for ranks that are all on this machine.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
     store = meet(world, patience)
     try:
         dist.init_process_group(

@@ -1,5 +1,6 @@
 """Rendezvous: all ranks of a launch meet at the store of rank 0, and ranks of other launches are kept out."""
 
+import errno
 import ipaddress
 import json
 import os
@@ -177,13 +178,16 @@ def connect(world: World, patience: timedelta, *, serve: bool = True) -> dist.St
     began, where = time.monotonic(), f"rank {world.rank} on {socket.gethostname()}"
     try:
         _reach(host, port, patience, awaits_server=not serves)
-        store = dist.TCPStore(host, port, world.size, serves, timeout=patience, wait_for_workers=False)
+        listener = _listen_here(host, port) if serves and is_loopback(host) else None
+        store = dist.TCPStore(
+            host, port, world.size, serves, timeout=patience, wait_for_workers=False, master_listen_fd=listener
+        )
     except _UnreachableError as error:
         does = "serve" if serves else "reach rank 0"
         raise UserError(f"{where} cannot {does} at {host}:{port}: {error}") from None
     except (OSError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0]
-        if serves and "EADDRINUSE" in reason:
+        if serves and ("EADDRINUSE" in reason or getattr(error, "errno", None) == errno.EADDRINUSE):
             raise UserError(
                 f"port {port} of this machine is taken, perhaps by another training: {port_remedy()}"
             ) from None
@@ -197,6 +201,23 @@ def connect(world: World, patience: timedelta, *, serve: bool = True) -> dist.St
         ) from None
     # An elastic launcher keeps its store when it restarts all ranks.
     return dist.PrefixStore(f"dist_transformer {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def address_is_here() -> bool:
+    """Decide whether `MASTER_ADDR` leads only to this machine, so that no rank can be on another."""
+    with suppress(UserError, OSError):
+        return is_loopback(_address()[0])
+    return False
+
+
+def _listen_here(host: str, port: int) -> int:
+    """Open the server's port on loopback alone, where torch would open it to every network; return its descriptor."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(socket.SOMAXCONN)
+        return listener.detach()
 
 
 def as_ranges(ranks: Sequence[int]) -> str:
@@ -260,7 +281,7 @@ def _reach(host: str, port: int, patience: timedelta, *, awaits_server: bool) ->
                 raise
         except OSError as error:
             now = time.monotonic()
-            if not isinstance(error, socket.gaierror) and _is_loopback(host) and loopback_is_down():
+            if not isinstance(error, socket.gaierror) and is_loopback(host) and loopback_is_down():
                 raise _UnreachableError(
                     f"{LOOPBACK_IS_DOWN}, or set MASTER_ADDR to another address of rank 0"
                 ) from None
@@ -272,7 +293,7 @@ def _reach(host: str, port: int, patience: timedelta, *, awaits_server: bool) ->
         time.sleep(_PAUSE_SECONDS)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Decide whether a name or an address leads only to this machine."""
     return all(ipaddress.ip_address(entry[4][0]).is_loopback for entry in socket.getaddrinfo(host, None))
 

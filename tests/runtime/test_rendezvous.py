@@ -16,7 +16,7 @@ from dist_transformer.runtime.launch import free_port
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.rendezvous import end_launch, meet
 from dist_transformer.runtime.world import World, read_world
-from tests.conftest import run_python
+from tests.conftest import run_python, run_ranks
 from tests.runtime.test_distributed import SRUN, environment, port
 
 __all__ = ["environment", "port"]
@@ -144,7 +144,7 @@ GONE = "is not a model folder (it does not exist): check the path, or make a mod
         (["translate", "--model", "{gone}", "--input", "{text}", "--output", "{out}"], f"{{gone}} {GONE}"),
         (["translate", "--model", "{model}", "--input", "{gone}", "--output", "{out}"], "{gone} does not exist"),
         (["translate", "--model", "{model}", "--input", "{text}"], "--input is given without --output"),
-        (["translate", "--model", "{model}", "--input", "{text}", "--output", "{text}"], "{text} exists already: "),
+        (["translate", "--model", "{model}", "--input", "{text}", "--output", "{text}"], "--output: {text} is also"),
         (
             ["translate", "--model", "{model}", "--input", "{text}", "--output", "{out}", "--beam", "0"],
             "beam_size is 0",
@@ -189,3 +189,23 @@ def test_a_training_that_cannot_begin_does_not_wait(flags: list[str], error: str
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {error}")
     assert list(tmp_path.iterdir()) == []
+
+
+PORTS = """
+import os, psutil
+from dist_transformer.runtime.distributed import gather_objects
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.world import read_world
+
+with process_group(read_world()):
+    opened = {each.laddr.ip for each in psutil.Process().net_connections("inet") if each.status == "LISTEN"}
+    if gathered := set().union(*gather_objects(opened)):
+        print("ports on", *gathered, flush=True)
+"""
+
+
+@pytest.mark.system
+def test_a_launch_on_one_machine_opens_no_port_to_the_network(tmp_path: Path) -> None:
+    (tmp_path / "ports.py").write_text(PORTS)
+    said = run_ranks(2, tmp_path / "ports.py").splitlines()
+    assert said == ["ports on 127.0.0.1"] * 2

@@ -256,7 +256,7 @@ FOREIGN = [
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "message"), FOREIGN)
+@pytest.mark.parametrize(("name", "content", "message"), FOREIGN, ids=range(len(FOREIGN)))
 def test_what_is_not_text_is_named_with_its_remedy(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     path = write(tmp_path / name, content)
     with pytest.raises(UserError) as caught:
