@@ -283,6 +283,17 @@ choose_run() {
     [[ $1 != big ]] || AVERAGE=${AVERAGE:-20}
 }
 
+# unless_given NAME VALUE … -- FLAGS: prints a script's own flags, a word on each line, without those that FLAGS has.
+unless_given() {
+    local own=() word at
+    while [[ $1 != -- ]]; do own+=("$1") && shift; done
+    shift
+    for ((at = 0; at < ${#own[@]}; at += 2)); do
+        for word in "$@"; do [[ ${word%%=*} != "${own[at]}" ]] || continue 2; done
+        printf '%s\n' "${own[at]}" "${own[at + 1]}"
+    done
+}
+
 # train_and_evaluate MODEL FLAGS: the whole job of a training script, from text to score. STAGES limits it to some
 # stages.
 train_and_evaluate() {

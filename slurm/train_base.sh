@@ -22,4 +22,5 @@
 #SBATCH --output=%x-%j.out
 [[ -f slurm/lib.sh ]] || { echo "error: $PWD is not the checkout: sbatch in its root, or with --chdir" >&2 && exit 1; }
 source slurm/lib.sh
-train_and_evaluate base --preset base "$@"
+mapfile -t flags < <(unless_given --preset base -- "$@")
+train_and_evaluate base "${flags[@]}" "$@"

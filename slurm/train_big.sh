@@ -30,4 +30,5 @@ source slurm/lib.sh
 flags=(--preset big_large_batch)
 # The paper uses less dropout on the larger corpus.
 [[ $PAIR != en-fr ]] || flags+=(--model.dropout 0.1)
+mapfile -t flags < <(unless_given "${flags[@]}" -- "$@")
 train_and_evaluate big "${flags[@]}" "$@"

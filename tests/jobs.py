@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.runtime.launch import overridden
 from tests.conftest import ROOT, allow_interrupts, deepspeed_command
 
 WORKER = ROOT / "tests" / "distributed" / "worker_faults.py"
@@ -37,7 +38,7 @@ class Job:
     ) -> None:
         self.run_dir, self.log = run_dir, folder / f"log-{len(list(folder.glob('log-*')))}"
         self.log.touch()
-        self.arguments = [str(word) for word in (*SMALL, "--data", data.path, "--run-dir", run_dir, *flags)]
+        self.arguments = overridden([*SMALL, "--data", data.path, "--run-dir", run_dir, *flags])
         changed = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads), "FAULT": fault or "0:0:none"}
         self.environment = {**os.environ, **changed}
         self.processes: list[subprocess.Popen[bytes]] = []

@@ -37,7 +37,7 @@ from dist_transformer.config.plain import from_plain, read_json
 from dist_transformer.data.folder.format import INDEX_FILE
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.run.layout import read_records
-from dist_transformer.runtime.launch import deepspeed_command, own_command, run_printed
+from dist_transformer.runtime.launch import deepspeed_command, overridden, own_command, run_printed
 
 _ROOT = Path(__file__).resolve().parents[2]
 BAND_FILE = _ROOT / "results" / "reproduce.json"
@@ -205,7 +205,7 @@ def measure(name: str, seed: int, flags: Sequence[str], arguments: argparse.Name
     started, before = time.monotonic(), _cpu_seconds()
     run = arguments.out / name
     places = ["--data", arguments.out / "data", "--run-dir", run, "--seed", seed]
-    training = ["--module", "dist_transformer.train", *RECIPE["train"].split(), *places, *flags]
+    training = ["--module", "dist_transformer.train", *overridden([*RECIPE["train"].split(), *places, *flags])]
     run_printed([*deepspeed_command(_RANKS), *training], output=sys.stderr)
     averaging = ["--run-dir", run, "--out", run / "model", *RECIPE["average"].split()]
     run_printed(own_command("average", *averaging), output=sys.stderr)

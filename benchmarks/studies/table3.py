@@ -38,7 +38,7 @@ from dist_transformer.model.transformer import Transformer
 from dist_transformer.reporting.reporter import perplexity
 from dist_transformer.run.environment import describe_environment
 from dist_transformer.run.layout import METRICS_FILE, read_records, weight_files
-from dist_transformer.runtime.launch import deepspeed_command, own_command, run_printed
+from dist_transformer.runtime.launch import deepspeed_command, overridden, own_command, run_printed
 
 _MACHINE = "{cores} cores of {processor}, {memory_gib} GiB, GPUs: {gpus}; torch {torch}, DeepSpeed {deepspeed}"
 
@@ -170,7 +170,12 @@ def check_steps(run: Path, max_steps: int) -> None:
 
 
 def train_command(row: str, arguments: argparse.Namespace) -> list[object]:
-    return [*deepspeed_command(arguments.ranks), "--module", "dist_transformer.train", *train_flags(row, arguments)]
+    return [
+        *deepspeed_command(arguments.ranks),
+        "--module",
+        "dist_transformer.train",
+        *overridden(train_flags(row, arguments)),
+    ]
 
 
 def evaluate_command(run: Path, index: DataIndex, arguments: argparse.Namespace) -> list[object]:

@@ -108,6 +108,22 @@ def take_number(words: Sequence[str], flag: str) -> tuple[int | None, list[str]]
     return (int(values[0]) if values else None), left
 
 
+def overridden(words: Sequence[object]) -> list[str]:
+    """Leave out every flag that comes again later, with its values: for commands that add flags to common ones.
+
+    A command itself refuses a flag that is given twice, because one of the two would be lost without a word.
+    """
+    groups = list[list[str]]()
+    for word in map(str, words):
+        if word.startswith("--") or not groups:
+            groups.append([word])
+        else:
+            groups[-1].append(word)
+    names = [group[0].partition("=")[0].replace("_", "-") if group[0].startswith("--") else "" for group in groups]
+    kept = [group for at, group in enumerate(groups) if not names[at] or names[at] not in names[at + 1 :]]
+    return [word for group in kept for word in group]
+
+
 def installed_program(name: str) -> Path:
     """Return the path of a program that a package installed into this interpreter's environment."""
     return Path(sys.executable).with_name(name)

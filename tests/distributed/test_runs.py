@@ -26,7 +26,7 @@ from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from dist_transformer.run.layout import read_records
 from dist_transformer.run.ledger import read_ledger
 from dist_transformer.run.lock import sole_training
-from dist_transformer.runtime.launch import as_typed, own_command
+from dist_transformer.runtime.launch import as_typed, overridden, own_command
 from tests.conftest import ROOT, deepspeed_command, run_command, run_ranks
 from tests.faults import ranks_apart
 from tests.faults.campaign import Case, Lab
@@ -48,7 +48,7 @@ FP32 = ("--precision", "fp32", "--ema-decay", 0.9, "--seed", 4)
 
 def train(ranks: int, data: Path, run_dir: Path, *flags: object, status: int = 0) -> str:
     places = ["--data", data, "--run-dir", run_dir]
-    return run_ranks(ranks, "-m", "dist_transformer.train", *SMALL, *places, *flags, status=status)
+    return run_ranks(ranks, "-m", "dist_transformer.train", *overridden([*SMALL, *places, *flags]), status=status)
 
 
 def losses(run_dir: Path) -> list[float]:
@@ -200,7 +200,10 @@ def test_killed_at_a_random_moment_a_run_ends_as_if_it_was_not(toy_data: DataFol
     generator = random.Random(seed)
     for kill in range(2):
         launch = [*deepspeed_command(2), "--module", "dist_transformer.train"]
-        command = [str(word) for word in (*launch, *SMALL, "--data", toy_data.path, "--run-dir", run_dir, *flags)]
+        command = [
+            str(word)
+            for word in (*launch, *overridden([*SMALL, "--data", toy_data.path, "--run-dir", run_dir, *flags]))
+        ]
         environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
         with (tmp_path / f"log{kill}").open("wb") as log:
             process = subprocess.Popen(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.runtime.launch import as_typed, deepspeed_command, own_command, run_printed
+from dist_transformer.runtime.launch import as_typed, deepspeed_command, overridden, own_command, run_printed
 
 
 def test_the_port_is_free() -> None:
@@ -80,3 +80,8 @@ def test_a_command_that_is_killed_names_the_signal(tmp_path: Path) -> None:
 def test_a_command_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w", encoding="utf-8") as log, pytest.raises(UserError, match="took more than 1 s"):
         run_printed([sys.executable, "-c", "import time; time.sleep(60)"], output=log, seconds=1)
+
+
+def test_the_last_of_each_flag_is_kept_with_its_values() -> None:
+    words = ["train", "--data", "a", "b", "--seed", 1, "--max_steps=3", "--x", "--data", "c", "--max-steps", -4]
+    assert overridden(words) == ["train", "--seed", "1", "--x", "--data", "c", "--max-steps", "-4"]

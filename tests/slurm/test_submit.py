@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.run.ledger import read_ledger
+from dist_transformer.runtime.launch import overridden
 from tests.conftest import ROOT
 from tests.slurm.conftest import SMALL, TWO_NODES, FinishedJob, Site
 
@@ -114,7 +115,7 @@ def test_a_corpus_is_translated_on_two_nodes(site: Site, finished: FinishedJob) 
 
 def test_rows_of_table_3_are_a_job_array_and_its_table(site: Site, finished: FinishedJob) -> None:
     # Without preset and steps, which are table3's own, and with the validation that its figures come from.
-    flags = [*SMALL[2:-2], "--validate-every", "10", "--validate-sentences", "0"]
+    flags = overridden([*SMALL[2:-2], "--validate-every", "10", "--validate-sentences", "0"])
     asked = ["--preset", "tiny", "--max-steps", "10", "--average", "1", "--", *flags]
     said = site.cluster.run(
         "slurm/ablations.sh",
