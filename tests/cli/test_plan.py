@@ -89,9 +89,10 @@ def test_an_absurd_plan_is_named(
     monkeypatch.setattr(sys, "argv", ["plan_run.py", "--preset", "big", "--gpu", "cpu", "--data", str(toy_data.path)])
     main()
     screen, warnings = capsys.readouterr()
-    assert "75,000.0 epochs of 78,612 target tokens" in screen
+    tokens = f"{toy_data.index.train.target_tokens:,}"
+    assert f"75,000.0 epochs of {tokens} target tokens" in screen
     assert warnings == (
-        "warning: --max-steps 300000 means about 75,000 epochs of 78,612 target tokens, which the model would "
+        f"warning: --max-steps 300000 means about 75,000 epochs of {tokens} target tokens, which the model would "
         "memorize: lower --max-steps (400 is about 100 epochs), or use a smaller preset\n"
     )
     monkeypatch.setattr(sys, "argv", ["plan_run.py", "--preset", "tiny", "--gpu", "cpu", "--data", str(toy_data.path)])

@@ -145,7 +145,7 @@ def test_what_is_wrong_is_one_sentence_and_leaves_no_file(
     )
     with source.open("a") as file:
         file.write("§" * 80 + "\n")
-    assert error().startswith("error: line 33 has 160 source and 7 target tokens, and the model has room for 159 of")
+    assert error().startswith("error: line 33 has 160 source and 8 target tokens, and the model has room for 159 of")
     # A disk that fills up in the second chunk.
     source.write_text("a\n" * 33)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

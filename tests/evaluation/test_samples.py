@@ -35,7 +35,7 @@ def translator(random_model: Transformer, toy_tokenizer: Tokenizer) -> Translato
 
 def make(translator: Translator, toy_lines: tuple[list[str], list[str]], **settings: int) -> tuple[Sample, ...]:
     sources, references = (lines[:10] for lines in toy_lines)
-    return make_samples(translator, sources, references, [f"{line} {line}" for line in references], **settings)
+    return make_samples(translator, sources, references, [f"{line} Ende" for line in references], **settings)
 
 
 def test_samples_are_spread_evenly(translator: Translator, toy_lines: tuple[list[str], list[str]]) -> None:
@@ -43,7 +43,7 @@ def test_samples_are_spread_evenly(translator: Translator, toy_lines: tuple[list
     chosen = (0, 2, 5, 7)
     assert [sample.source for sample in samples] == [toy_lines[0][i] for i in chosen]
     assert [sample.reference for sample in samples] == [toy_lines[1][i] for i in chosen]
-    assert [sample.hypothesis for sample in samples] == [f"{toy_lines[1][i]} {toy_lines[1][i]}" for i in chosen]
+    assert [sample.hypothesis for sample in samples] == [f"{toy_lines[1][i]} Ende" for i in chosen]
     assert make(translator, toy_lines, count=4, with_attention=2) == samples
 
 

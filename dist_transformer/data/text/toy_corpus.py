@@ -1,12 +1,12 @@
 """A synthetic English–German corpus: any number of distinct sentence pairs, for demos and tests without a download.
 
 Every English sentence has exactly one German translation and vice versa. What a model must learn is real: gender,
-number and case agreement, weak, mixed and strong adjective endings, verb-second and verb-final order, separable
-prefixes, the perfect with haben or sein, negation, and number words. Words are in `toy_lexicon.py`, rules in
-`toy_grammar.py`; this module draws sentences.
+number and case of articles and adjectives, questions, verb-second and verb-final order, separable prefixes, and the
+German perfect with haben or sein for the English past. The words are in `toy_lexicon.py`.
 """
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,207 +14,194 @@ from typing import Literal
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, write_file
 from dist_transformer.data.text import toy_lexicon as lexicon
-from dist_transformer.data.text.toy_grammar import (
-    AND,
-    BECAUSE,
-    BUT,
-    IF,
-    THAT,
-    Clause,
-    NounPhrase,
-    Sentence,
-    SentencePair,
-    Tense,
-    render,
-)
-from dist_transformer.data.text.toy_lexicon import Determiner, Kind, Phrase, Preposition, Pronoun, Verb
+from dist_transformer.data.text.toy_lexicon import MODALS, NOTHING, Adjective, Determiner, Noun, Pair, Verb
 
-MAX_DRAWS = 10_000_000
-MIN_WORDS, MAX_WORDS = 4, 20
+MAX_PAIRS = 5_000_000
+TENSES = ("present", "present", "past", "past", *MODALS)
+NOT_PAST = ("present", *MODALS)
 
-ALL_TENSES: tuple[Tense, ...] = ("present", "present", "perfect", "perfect", "future", "can", "must", "should", "want")
-IF_TENSES: tuple[Tense, ...] = ("present",)
-AFTER_IF_TENSES: tuple[Tense, ...] = ("present", "future", "can", "must", "should")
-# The modals are left out: "must not" is not "muss nicht".
-DENIABLE_TENSES = ("present", "perfect", "future")
+Case = Literal["nominative", "accusative", "dative"]
+# Endings of dieser, and of an adjective that shows the gender because no article does.
+STRONG_ENDINGS = {
+    "nominative": {"der": "er", "die": "e", "das": "es", "plural": "e"},
+    "accusative": {"der": "en", "die": "e", "das": "es", "plural": "e"},
+    "dative": {"der": "em", "die": "er", "das": "em", "plural": "en"},
+}
+DEFINITE_ENDINGS = {"er": "er", "e": "ie", "es": "as", "en": "en", "em": "em"}
+# Where ein, mein and unser have no ending.
+ENDINGLESS = {("nominative", "der"), ("nominative", "das"), ("accusative", "das")}
+# Where an adjective after an article with an ending has -e; it has -en in all other cases.
+WEAK_E = {*ENDINGLESS, ("nominative", "die"), ("accusative", "die")}
 
-DEFINITE_DETERMINERS = (lexicon.THE, lexicon.THE, lexicon.THIS, lexicon.MY, lexicon.OUR)
-DETERMINERS = (*DEFINITE_DETERMINERS, lexicon.INDEFINITE, lexicon.INDEFINITE, lexicon.EVERY)
+Order = Literal["second", "first", "question", "final"]
+"""Position of the German finite verb. A question has it first, and the auxiliary first in English."""
 
-VERBS = (
-    *lexicon.INTRANSITIVE_VERBS,
-    *lexicon.MOTION_VERBS,
-    *lexicon.TRANSITIVE_VERBS,
-    *lexicon.DITRANSITIVE_VERBS,
-    lexicon.BE,
-    lexicon.BE,
-    lexicon.COST,
-)
+# English and German template of a main and a second clause, and the order of each clause.
+FORMS: dict[str, tuple[str, str, tuple[Order, ...]]] = {
+    "statement": ("{}.", "{}.", ("second",)),
+    "question": ("{}?", "{}?", ("question",)),
+    "why": ("why {}?", "warum {}?", ("question",)),
+    "and": ("{} and {}.", "{} und {}.", ("second", "second")),
+    "but": ("{}, but {}.", "{}, aber {}.", ("second", "second")),
+    "because": ("{} because {}.", "{}, weil {}.", ("second", "final")),
+    "that": ("{} that {}.", "{}, dass {}.", ("second", "final")),
+    "if": ("if {1}, {0}.", "wenn {1}, {0}.", ("first", "final")),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToyCorpus:
     """(English, German) pairs; no English and no German sentence occurs in two splits."""
 
-    train: list[SentencePair]
-    valid: list[SentencePair]
-    test: list[SentencePair]
+    train: list[Pair]
+    valid: list[Pair]
+    test: list[Pair]
 
 
-def draw_sentence(rng: random.Random) -> Sentence:
-    """Draw a random sentence: half are single clauses, the others join two."""
-    connective = rng.choice((None, None, None, None, None, AND, BUT, BECAUSE, THAT, IF))
-    if connective is None:
-        return Sentence(_draw_clause(rng))
-    if connective is IF:
-        main = _draw_clause(rng, tenses=AFTER_IF_TENSES, may_front=False)
-        return Sentence(main, IF, _draw_clause(rng, tenses=IF_TENSES, may_front=False))
-    if connective is THAT:
-        subject, verb = _draw_subject(rng, lexicon.PERSON, DETERMINERS), rng.choice(lexicon.REPORTING_VERBS)
-        main = Clause(subject=subject, verb=verb, tense=rng.choice(("present", "perfect")))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clause:
+    """A verb and its phrases in both languages."""
+
+    subject: Pair
+    form: int
+    """Form of the finite verb: 0 for I …, 1 for he …, 2 for we … and they …."""
+    verb: Verb
+    tense: str = "present"
+    """present, past, or an English modal verb."""
+    phrases: tuple[Pair, ...] = ()
+    """Objects and complement, in the order of both languages."""
+    time: Pair = NOTHING
+    opening: Pair = NOTHING
+    """A time before a main clause, so that the German subject comes after the verb."""
+
+
+def noun_phrase(
+    determiner: Determiner, adjective: Adjective | None, noun: Noun, *, plural: bool = False, case: Case = "nominative"
+) -> Pair:
+    """Return the phrase in both languages, the German one declined."""
+    words = _join([adjective.english if adjective else "", noun.english_plural if plural else noun.english])
+    article = determiner.english_plural if plural else determiner.english
+    english = _join(["an" if article == "a" and words[0] in "aeiou" else article, words])
+    stem, gender = determiner.german_stem, "plural" if plural else noun.article
+    strong, weak = STRONG_ENDINGS[case][gender], "e" if (case, gender) in WEAK_E else "en"
+    if stem == "ein" and plural:
+        article, ending = "", strong
+    elif stem in ("ein", "mein", "unser") and (case, gender) in ENDINGLESS:
+        article, ending = stem, strong
     else:
-        main = _draw_clause(rng)
-    return Sentence(main, connective, _draw_clause(rng, may_front=connective.order == "verb_second"))
+        article, ending = stem + (DEFINITE_ENDINGS[strong] if stem == "d" else strong), weak
+    word = noun.german_plural if plural else noun.german
+    if plural and case == "dative" and not word.endswith("n"):
+        word += "n"
+    return english, _join([article, adjective.german_stem + ending if adjective else "", word])
 
 
-def _draw_clause(rng: random.Random, *, tenses: tuple[Tense, ...] = ALL_TENSES, may_front: bool = True) -> Clause:
-    verb = rng.choice(VERBS)
-    # Things, such as lamps, cannot want anything.
-    tense = rng.choice([tense for tense in tenses if tense != "want" or "thing" not in verb.subject_kinds])
-    denied = tense in DENIABLE_TENSES and verb is not lexicon.COST and rng.random() < 0.2
-    with_kein = denied and bool(verb.object_kinds) and rng.random() < 0.5
-    negated = denied and not with_kein
-    # "ein Hund" or "jeder Hund" with a negation would leave its scope open.
-    determiners = DEFINITE_DETERMINERS if denied else DETERMINERS
-    subject = _draw_subject(rng, verb.subject_kinds, determiners)
-    # "sieht den Hund nicht im Garten" would deny only the place.
-    takes_place = verb.complement == "none" and not (negated and verb.object_kinds)
-    place = rng.choice(lexicon.PLACES) if takes_place and rng.random() < 0.4 else None
-    time = rng.choice(_times(tense)) if rng.random() < 0.4 else None
+def _join(words: Iterable[str]) -> str:
+    return " ".join(filter(None, words))
+
+
+def _english_clause(clause: Clause, order: Order) -> str:
+    auxiliary, verb = _english_verb(clause, asked=order == "question")
+    subject = clause.subject[0]
+    beginning = [auxiliary, subject] if order == "question" else [clause.opening[0], subject, auxiliary]
+    return _join([*beginning, verb, *(english for english, _ in clause.phrases), clause.time[0]])
+
+
+def _english_verb(clause: Clause, *, asked: bool) -> Pair:
+    """Return the auxiliary, which may be none, and the full verb."""
+    verb, tense, form = clause.verb, clause.tense, clause.form
+    if tense in MODALS:
+        return tense, verb.english
+    if verb.english == "be":
+        return lexicon.ENGLISH_BE[tense][form], ""
+    if asked:
+        return lexicon.ENGLISH_DO[tense][form], verb.english
+    if tense == "past":
+        return "", verb.english_past
+    return "", verb.english_third if form == 1 else verb.english
+
+
+def _german_clause(clause: Clause, order: Order) -> str:
+    finite, closing = _german_verb(clause)
+    subject, opening = clause.subject[1], clause.opening[1]
+    middle = [clause.time[1], *(german for _, german in clause.phrases)]
+    if order == "final":
+        # A separable prefix rejoins its verb: …, weil er den Gast einlädt.
+        return _join([subject, *middle, closing + finite if clause.tense == "present" else _join([closing, finite])])
+    first, third = (opening or subject, subject if opening else "") if order == "second" else ("", subject)
+    return _join([first, finite, third, *middle, closing])
+
+
+def _german_verb(clause: Clause) -> Pair:
+    """Return the finite verb, and the prefix, participle or infinitive that closes the clause."""
+    verb, tense, form = clause.verb, clause.tense, clause.form
+    prefix, _, infinitive = verb.german.rpartition("|")
+    if tense in MODALS:
+        return MODALS[tense][form], prefix + infinitive
+    if verb.english == "be":
+        return lexicon.GERMAN_SEIN[tense][form], ""
+    if tense == "past":
+        auxiliary = lexicon.GERMAN_HABEN if verb.german_auxiliary == "haben" else lexicon.GERMAN_SEIN["present"]
+        return auxiliary[form], verb.german_participle
+    return (infinitive.removesuffix("n"), verb.german_third, infinitive)[form], prefix
+
+
+def render(form: str, *clauses: Clause) -> Pair:
+    """Return the sentence of one of `FORMS` in both languages."""
+    english, german, orders = FORMS[form]
+    english = english.format(*map(_english_clause, clauses, orders))
+    german = german.format(*map(_german_clause, clauses, orders))
+    return english[0].upper() + english[1:], german[0].upper() + german[1:]
+
+
+def draw_pair(rng: random.Random) -> Pair:
+    """Draw a random sentence: half have two clauses."""
+    form = rng.choice(("statement", "statement", *FORMS))
+    orders = FORMS[form][2]
+    main = _draw_clause(rng, NOT_PAST if form == "if" else TENSES, orders[0], reports=form == "that")
+    others = [_draw_clause(rng, ("present",) if form == "if" else TENSES, order) for order in orders[1:]]
+    return render(form, main, *others)
+
+
+def _draw_clause(rng: random.Random, tenses: tuple[str, ...], order: Order, *, reports: bool = False) -> Clause:
+    verb = rng.choice([verb for verb in lexicon.VERBS if (verb.complement == "that") == reports])
+    tense = rng.choice(tenses)
+    subject, form = _draw_noun_phrase(rng, verb.subject_kinds, "nominative")
+    if verb.subject_kinds[0] == "p" and rng.random() < 0.25:
+        subject, form = rng.choice(lexicon.PRONOUNS)
+    objects: list[tuple[str, Case]] = [(verb.dative_kinds, "dative"), (verb.accusative_kinds, "accusative")]
+    phrases = [_draw_noun_phrase(rng, kinds, case)[0] for kinds, case in objects if kinds]
+    time = rng.choice(lexicon.TIMES[tense]) if rng.random() < 0.4 else NOTHING
+    opening, time = (time, NOTHING) if order == "second" and rng.random() < 0.5 else (NOTHING, time)
+    phrases.append(rng.choice(lexicon.COMPLEMENTS[verb.complement]))
     return Clause(
-        subject=subject,
-        verb=verb,
-        tense=tense,
-        negated=negated,
-        recipient=_draw_noun_phrase(rng, lexicon.PERSON, determiners) if verb.takes_recipient else None,
-        object=_draw_object(rng, verb, (lexicon.NO,) if with_kein else determiners),
-        company=_draw_company(rng, verb, determiners),
-        place=place,
-        complement=_draw_complement(rng, verb, subject),
-        time=time,
-        fronted=_draw_fronted(rng, place, time) if may_front else "subject",
+        subject=subject, form=form, verb=verb, tense=tense, phrases=tuple(phrases), time=time, opening=opening
     )
 
 
-def _times(tense: Tense) -> tuple[Phrase, ...]:
-    match tense:
-        case "present":
-            return lexicon.PRESENT_TIMES
-        case "perfect":
-            return lexicon.PERFECT_TIMES
-    return lexicon.FUTURE_TIMES
-
-
-def _draw_fronted(rng: random.Random, place: Phrase | None, time: Phrase | None) -> Literal["subject", "time", "place"]:
-    chosen: Literal["subject", "time", "place"] = rng.choice(("subject", "time", "place"))
-    is_there = {"subject": True, "time": time is not None, "place": place is not None}
-    return chosen if is_there[chosen] else "subject"
-
-
-def _draw_subject(
-    rng: random.Random, kinds: tuple[Kind, ...], determiners: tuple[Determiner, ...]
-) -> NounPhrase | Pronoun:
-    if "person" in kinds and rng.random() < 0.2:
-        return rng.choice(lexicon.PRONOUNS)
-    return _draw_noun_phrase(rng, kinds, determiners)
-
-
-def _draw_object(rng: random.Random, verb: Verb, determiners: tuple[Determiner, ...]) -> NounPhrase | None:
-    return _draw_noun_phrase(rng, verb.object_kinds, determiners) if verb.object_kinds else None
-
-
-def _draw_company(
-    rng: random.Random, verb: Verb, determiners: tuple[Determiner, ...]
-) -> tuple[Preposition, NounPhrase] | None:
-    if not verb.prepositions or rng.random() < 0.7:
-        return None
-    preposition = rng.choice(verb.prepositions)
-    kinds = lexicon.PERSON if preposition is lexicon.FOR else lexicon.ANIMATE
-    return preposition, _draw_noun_phrase(rng, kinds, determiners)
-
-
-def _draw_complement(rng: random.Random, verb: Verb, subject: NounPhrase | Pronoun) -> Phrase | None:
-    match verb.complement:
-        case "destination":
-            return rng.choice(lexicon.DESTINATIONS)
-        case "price":
-            euros = 5 * rng.randrange(1, 20)
-            return Phrase(f"{euros} euros", f"{euros} Euro")
-        case "predicate":
-            kind = subject.noun.kind if isinstance(subject, NounPhrase) else "person"
-            said = subject.adjectives if isinstance(subject, NounPhrase) else ()
-            adjective = rng.choice([word for word in lexicon.ADJECTIVES_BY_KIND[kind] if word not in said])
-            return Phrase(adjective.english, adjective.german)
-    return None
-
-
-def _draw_noun_phrase(rng: random.Random, kinds: tuple[Kind, ...], determiners: tuple[Determiner, ...]) -> NounPhrase:
-    kind = rng.choice(kinds)
-    determiner = rng.choice(determiners)
-    plural = determiner is not lexicon.EVERY and rng.random() < 0.4
-    has_numeral = plural and determiner is not lexicon.NO and rng.random() < 0.25
-    adjectives = [rng.choice(lexicon.ADJECTIVES_BY_KIND[kind])] if rng.random() < 0.5 else []
-    colours = lexicon.COLOURS_BY_KIND[kind]
-    if colours and rng.random() < 0.2:
-        adjectives.append(rng.choice(colours))
-    return NounPhrase(
-        determiner=determiner,
-        noun=rng.choice(lexicon.NOUNS[kind]),
-        plural=plural,
-        numeral=rng.randrange(2, 100) if has_numeral else None,
-        adjectives=tuple(adjectives),
-    )
-
-
-def draw_pair(rng: random.Random) -> SentencePair:
-    """Draw a random sentence of `MIN_WORDS` to `MAX_WORDS` words in both languages."""
-    while True:
-        pair = render(draw_sentence(rng))
-        if all(MIN_WORDS <= len(sentence.split()) <= MAX_WORDS for sentence in pair):
-            return pair
-
-
-def generate_pairs(count: int, seed: int) -> list[SentencePair]:
-    """Generate `count` distinct pairs from the seed alone; a smaller count gives a prefix of the same list.
-
-    Raises:
-        UserError: `count` is negative, or more than `MAX_DRAWS` draws can give.
-    """
-    if count < 0:
-        raise UserError(f"the number of toy sentence pairs is {count}: ask for 0 or more")
-    rng = random.Random(seed)
-    english_of: dict[str, str] = {}
-    for _ in range(MAX_DRAWS):
-        if len(english_of) == count:
-            break
-        english, german = draw_pair(rng)
-        english_of[german] = english
-    if len(english_of) < count:
-        raise UserError(f"the toy grammar gave only {len(english_of)} of {count} distinct pairs: ask for fewer")
-    return [(english, german) for german, english in english_of.items()]
+def _draw_noun_phrase(rng: random.Random, kinds: str, case: Case) -> tuple[Pair, int]:
+    """Return a phrase about one of the kinds, and the verb form that it requires as a subject."""
+    kind, plural = rng.choice(kinds), rng.random() < 0.4
+    determiner, noun = rng.choice(lexicon.DETERMINERS), rng.choice(lexicon.NOUNS[kind])
+    adjective = rng.choice(lexicon.ADJECTIVES[kind]) if rng.random() < 0.6 else None
+    return noun_phrase(determiner, adjective, noun, plural=plural, case=case), 2 if plural else 1
 
 
 def make_toy_corpus(*, train_pairs: int, valid_pairs: int = 500, test_pairs: int = 500, seed: int = 1) -> ToyCorpus:
-    """Make three splits that share no sentence; test and validation do not change when `train_pairs` grows.
+    """Make three splits from the seed alone; test and validation do not change when `train_pairs` grows.
 
     Raises:
-        UserError: as `generate_pairs`, for any of the three numbers.
+        UserError: `train_pairs` is more than `MAX_PAIRS`.
     """
-    for name, count in (("train_pairs", train_pairs), ("valid_pairs", valid_pairs), ("test_pairs", test_pairs)):
-        if count < 0:
-            raise UserError(f"{name} is {count}: ask for 0 or more")
-    pairs = generate_pairs(test_pairs + valid_pairs + train_pairs, seed)
+    if train_pairs > MAX_PAIRS:
+        raise UserError(f"{train_pairs:,} synthetic sentence pairs are too many: ask for at most {MAX_PAIRS:,}")
     held_out = test_pairs + valid_pairs
+    rng = random.Random(seed)
+    english_of: dict[str, str] = {}
+    while len(english_of) < held_out + train_pairs:
+        english, german = draw_pair(rng)
+        english_of[german] = english
+    pairs = [(english, german) for german, english in english_of.items()]
     return ToyCorpus(train=pairs[held_out:], valid=pairs[test_pairs:held_out], test=pairs[:test_pairs])
 
 

@@ -1,431 +1,148 @@
 """Words of the toy English–German grammar in `toy_corpus.py`.
 
 Every English word has one German word and vice versa, so that a translation is either right or wrong. Not included are
-nouns of the n-declension (der Junge, den Jungen), uncountable nouns, and words with several senses.
+nouns of the n-declension (der Junge, den Jungen), uncountable nouns, words with several senses, and words whose first
+letter and sound differ (honest, useful).
+
+In the tables, `-` is an empty field, and kinds are letters: p person, a animal, f food, w writing, t thing.
 """
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-Case = Literal["nominative", "accusative", "dative"]
-Gender = Literal["masculine", "feminine", "neuter"]
-Kind = Literal["person", "animal", "food", "text", "thing"]
-Agreement = Literal["first", "third", "plural"]
-Complement = Literal["none", "destination", "price", "predicate"]
-
-PERSON: tuple[Kind, ...] = ("person",)
-ANIMATE: tuple[Kind, ...] = ("person", "animal")
-OBJECT: tuple[Kind, ...] = ("food", "text", "thing")
-ANYTHING: tuple[Kind, ...] = ANIMATE + OBJECT
+Pair = tuple[str, str]
+"""English and German."""
+KINDS = "pafwt"
 
 
-@dataclass(frozen=True, slots=True)
-class Phrase:
-    """A word or words that never change form."""
-
-    english: str
-    german: str
-
-
-@dataclass(frozen=True, slots=True)
-class Noun:
-    """A countable noun with its plurals."""
-
+class Determiner(NamedTuple):
     english: str
     english_plural: str
+    german_stem: str
+
+
+class Noun(NamedTuple):
+    kind: str
+    english: str
+    english_plural: str
+    article: str
     german: str
     german_plural: str
-    gender: Gender
-    kind: Kind
 
 
-@dataclass(frozen=True, slots=True)
-class Adjective:
-    """An adjective, and the kinds of noun that it may describe."""
-
+class Adjective(NamedTuple):
+    kinds: str
     english: str
     german: str
     german_stem: str
-    """Stem to which endings are added: müde → müd-, teuer → teur-."""
-    kinds: tuple[Kind, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Preposition:
-    """A preposition and the case that it governs in German."""
+class Verb(NamedTuple):
+    """Infinitive, third person, and past or participle in each language; `|` ends a separable prefix."""
 
     english: str
+    english_third: str
+    english_past: str
     german: str
-    case: Case
-
-
-class Finite(NamedTuple):
-    """Present-tense forms of a verb: I …, he …, we/they …."""
-
-    first: str
-    third: str
-    plural: str
-
-
-@dataclass(frozen=True, slots=True)
-class Modal:
-    """An auxiliary verb that takes an infinitive."""
-
-    english: Finite
-    german: Finite
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verb:
-    """A full verb: its forms in both languages and the phrases that it requires."""
-
-    english: Finite
-    english_infinitive: str
-    english_participle: str
-    german: Finite
-    """Forms without the separable prefix: (sie) laden."""
-    german_infinitive: str
+    german_third: str
     german_participle: str
-    german_prefix: str = ""
-    german_auxiliary: Finite
-    """Auxiliary of the perfect tense: haben or sein."""
-    subject_kinds: tuple[Kind, ...] = PERSON
-    object_kinds: tuple[Kind, ...] = ()
-    object_case: Case = "accusative"
-    takes_recipient: bool = False
-    prepositions: tuple[Preposition, ...] = ()
-    complement: Complement = "none"
+    german_auxiliary: str
+    subject_kinds: str
+    dative_kinds: str
+    accusative_kinds: str
+    complement: str
 
 
-@dataclass(frozen=True, slots=True)
-class Determiner:
-    """A determiner. `german_stem` takes endings; `declension` decides them and those of the adjective that follows."""
-
-    english: str
-    english_plural: str
-    german_stem: str
-    declension: Literal["definite", "weak", "mixed", "strong"]
+def _rows(table: str) -> list[list[str]]:
+    lines = table.strip().replace(",", "\n").splitlines()
+    return [[field.strip("-").replace("_", " ") for field in line.split()] for line in lines]
 
 
-@dataclass(frozen=True, slots=True)
-class Pronoun:
-    """A pronoun in subject position."""
-
-    english: str
-    german: str
-    agreement: Agreement
+def _pairs(text: str) -> list[Pair]:
+    return [(english, german) for english, german in (words.split(" = ") for words in text.split(", "))]
 
 
-HAVE = Finite("have", "has", "have")
-DO = Finite("do", "does", "do")
-HABEN = Finite("habe", "hat", "haben")
-SEIN = Finite("bin", "ist", "sind")
+_NOUNS = """
+p man men der Mann Männer, p woman women die Frau Frauen, p child children das Kind Kinder
+p girl girls das Mädchen Mädchen, p teacher teachers der Lehrer Lehrer, p doctor doctors der Arzt Ärzte
+p king kings der König Könige, p queen queens die Königin Königinnen, p guest guests der Gast Gäste
+p brother brothers der Bruder Brüder, p sister sisters die Schwester Schwestern
+p daughter daughters die Tochter Töchter, p friend friends der Freund Freunde
+a dog dogs der Hund Hunde, a cat cats die Katze Katzen, a horse horses das Pferd Pferde
+a bird birds der Vogel Vögel, a mouse mice die Maus Mäuse, a goose geese die Gans Gänse
+f apple apples der Apfel Äpfel, f onion onions die Zwiebel Zwiebeln, f egg eggs das Ei Eier
+w letter letters der Brief Briefe, w newspaper newspapers die Zeitung Zeitungen, w book books das Buch Bücher
+t table tables der Tisch Tische, t chair chairs der Stuhl Stühle, t lamp lamps die Lampe Lampen
+t clock clocks die Uhr Uhren, t knife knives das Messer Messer, t picture pictures das Bild Bilder
+t key keys der Schlüssel Schlüssel, t bicycle bicycles das Fahrrad Fahrräder
+"""
+# The last word takes the endings.
+_ADJECTIVES = """
+pafwt old alt alt, pafwt small klein klein, pafwt big groß groß, pafwt beautiful schön schön
+pa young jung jung, pa strong stark stark, pa tired müde müd, pa hungry hungrig hungrig
+p rich reich reich, p friendly freundlich freundlich, awt ugly hässlich hässlich, fwt expensive teuer teur
+fwt cheap billig billig, wt new neu neu, f fresh frisch frisch, w boring langweilig langweilig
+ft red rot rot, at black schwarz schwarz, at white weiß weiß
+"""
+_VERBS = """
+be is was sein ist gewesen sein pa - - state
+sleep sleeps slept schlafen schläft geschlafen haben pa - - place
+work works worked arbeiten arbeitet gearbeitet haben p - - place
+dance dances danced tanzen tanzt getanzt haben p - - place
+stay stays stayed bleiben bleibt geblieben sein pa - - place
+travel travels travelled reisen reist gereist sein p - - goal
+fly flies flew fliegen fliegt geflogen sein p - - goal
+see sees saw sehen sieht gesehen haben pa - pafwt place
+find finds found finden findet gefunden haben pa - pafwt place
+look_for looks_for looked_for suchen sucht gesucht haben p - pafwt place
+visit visits visited besuchen besucht besucht haben p - p place
+invite invites invited ein|laden lädt eingeladen haben p - p -
+call calls called an|rufen ruft angerufen haben p - p -
+buy buys bought kaufen kauft gekauft haben p - afwt place
+write writes wrote schreiben schreibt geschrieben haben p - w place
+eat eats ate essen isst gegessen haben pa - f place
+forget forgets forgot vergessen vergisst vergessen haben p - fwt place
+help helps helped helfen hilft geholfen haben pa pa - place
+thank thanks thanked danken dankt gedankt haben p p - -
+follow follows followed folgen folgt gefolgt sein pa pa - -
+give gives gave geben gibt gegeben haben p p fwt -
+show shows showed zeigen zeigt gezeigt haben p p afwt -
+send sends sent schicken schickt geschickt haben p p fwt -
+say says said sagen sagt gesagt haben p - - that
+believe believes believed glauben glaubt geglaubt haben p - - that
+hope hopes hoped hoffen hofft gehofft haben p - - that
+"""
+DETERMINERS = [Determiner(*row) for row in _rows("the the d, this these dies, a - ein, my my mein, our our unser")]
+NOUNS = {kind: [Noun(*row) for row in _rows(_NOUNS) if kind == row[0]] for kind in KINDS}
+ADJECTIVES = {kind: [Adjective(*row) for row in _rows(_ADJECTIVES) if kind in row[0]] for kind in KINDS}
+VERBS = [Verb(*row) for row in _rows(_VERBS)]
 
-WITH = Preposition("with", "mit", "dative")
-WITHOUT = Preposition("without", "ohne", "accusative")
-FOR = Preposition("for", "für", "accusative")
-
-PRONOUNS = (
-    Pronoun("I", "ich", "first"),
-    Pronoun("he", "er", "third"),
-    Pronoun("she", "sie", "third"),
-    Pronoun("we", "wir", "plural"),
-    Pronoun("they", "sie", "plural"),
-)
-
-THE = Determiner("the", "the", "d", "definite")
-THIS = Determiner("this", "these", "dies", "weak")
-EVERY = Determiner("every", "", "jed", "weak")
-INDEFINITE = Determiner("a", "", "ein", "mixed")
-NO = Determiner("no", "no", "kein", "mixed")
-MY = Determiner("my", "my", "mein", "mixed")
-OUR = Determiner("our", "our", "unser", "mixed")
-BARE = Determiner("", "", "", "strong")
-
+# In these forms a verb goes with I, he, and we or they.
+ENGLISH_BE = {"present": ("am", "is", "are"), "past": ("was", "was", "were")}
+ENGLISH_DO = {"present": ("do", "does", "do"), "past": ("did", "did", "did")}
+GERMAN_SEIN = {"present": ("bin", "ist", "sind"), "past": ("war", "war", "waren")}
+GERMAN_HABEN = ("habe", "hat", "haben")
 MODALS = {
-    "future": Modal(Finite("will", "will", "will"), Finite("werde", "wird", "werden")),
-    "can": Modal(Finite("can", "can", "can"), Finite("kann", "kann", "können")),
-    "must": Modal(Finite("must", "must", "must"), Finite("muss", "muss", "müssen")),
-    "should": Modal(Finite("should", "should", "should"), Finite("sollte", "sollte", "sollten")),
-    "want": Modal(Finite("want to", "wants to", "want to"), Finite("will", "will", "wollen")),
+    "will": ("werde", "wird", "werden"),
+    "can": ("kann", "kann", "können"),
+    "must": ("muss", "muss", "müssen"),
+    "should": ("sollte", "sollte", "sollten"),
 }
-
-
-def _nouns(kind: Kind, table: str) -> tuple[Noun, ...]:
-    """Read lines of `english plural article German plural`."""
-    genders: dict[str, Gender] = {"der": "masculine", "die": "feminine", "das": "neuter"}
-    rows = [line.split() for line in table.strip().splitlines()]
-    return tuple(Noun(en, en_plural, de, de_plural, genders[der], kind) for en, en_plural, der, de, de_plural in rows)
-
-
-PEOPLE = _nouns(
-    "person",
-    """
-    man men der Mann Männer
-    woman women die Frau Frauen
-    child children das Kind Kinder
-    girl girls das Mädchen Mädchen
-    teacher teachers der Lehrer Lehrer
-    doctor doctors der Arzt Ärzte
-    king kings der König Könige
-    queen queens die Königin Königinnen
-    baker bakers der Bäcker Bäcker
-    brother brothers der Bruder Brüder
-    sister sisters die Schwester Schwestern
-    friend friends der Freund Freunde
-    guest guests der Gast Gäste
-    daughter daughters die Tochter Töchter
-    """,
+PRONOUNS = list(zip(_pairs("I = ich, he = er, she = sie, we = wir, they = sie"), (0, 1, 1, 2, 2), strict=True))
+"""Pronouns, and the index of their verb form."""
+NOTHING: Pair = ("", "")
+PLACES = _pairs(
+    "in the garden = im Garten, in the kitchen = in der Küche, in the forest = im Wald, at the station = am Bahnhof, "
+    "in front of the school = vor der Schule, between the houses = zwischen den Häusern"
 )
-ANIMALS = _nouns(
-    "animal",
-    """
-    dog dogs der Hund Hunde
-    cat cats die Katze Katzen
-    horse horses das Pferd Pferde
-    bird birds der Vogel Vögel
-    mouse mice die Maus Mäuse
-    goose geese die Gans Gänse
-    wolf wolves der Wolf Wölfe
-    """,
-)
-FOODS = _nouns(
-    "food",
-    """
-    apple apples der Apfel Äpfel
-    egg eggs das Ei Eier
-    cake cakes der Kuchen Kuchen
-    onion onions die Zwiebel Zwiebeln
-    cherry cherries die Kirsche Kirschen
-    """,
-)
-TEXTS = _nouns(
-    "text",
-    """
-    book books das Buch Bücher
-    letter letters der Brief Briefe
-    newspaper newspapers die Zeitung Zeitungen
-    """,
-)
-THINGS = _nouns(
-    "thing",
-    """
-    table tables der Tisch Tische
-    chair chairs der Stuhl Stühle
-    lamp lamps die Lampe Lampen
-    clock clocks die Uhr Uhren
-    box boxes die Kiste Kisten
-    knife knives das Messer Messer
-    key keys der Schlüssel Schlüssel
-    picture pictures das Bild Bilder
-    umbrella umbrellas der Regenschirm Regenschirme
-    flower flowers die Blume Blumen
-    bicycle bicycles das Fahrrad Fahrräder
-    """,
-)
-NOUNS: dict[Kind, tuple[Noun, ...]] = {
-    "person": PEOPLE,
-    "animal": ANIMALS,
-    "food": FOODS,
-    "text": TEXTS,
-    "thing": THINGS,
+COMPLEMENTS = {
+    "": [NOTHING],
+    "that": [NOTHING],
+    "place": PLACES + [NOTHING] * len(PLACES),
+    "state": PLACES + _pairs("tired = müde, hungry = hungrig, old = alt, young = jung, strong = stark, sad = traurig"),
+    "goal": _pairs("to Berlin = nach Berlin, to Munich = nach München, to Switzerland = in die Schweiz"),
 }
-
-ADJECTIVES = (
-    Adjective("old", "alt", "alt", ANYTHING),
-    Adjective("small", "klein", "klein", ANYTHING),
-    Adjective("big", "groß", "groß", ANYTHING),
-    Adjective("beautiful", "schön", "schön", ANYTHING),
-    Adjective("young", "jung", "jung", ANIMATE),
-    Adjective("strong", "stark", "stark", ANIMATE),
-    Adjective("sad", "traurig", "traurig", ANIMATE),
-    Adjective("tired", "müde", "müd", ANIMATE),
-    Adjective("hungry", "hungrig", "hungrig", ANIMATE),
-    Adjective("rich", "reich", "reich", PERSON),
-    Adjective("friendly", "freundlich", "freundlich", PERSON),
-    Adjective("honest", "ehrlich", "ehrlich", PERSON),
-    Adjective("new", "neu", "neu", ("text", "thing")),
-    Adjective("expensive", "teuer", "teur", OBJECT),
-    Adjective("cheap", "billig", "billig", OBJECT),
-    Adjective("ugly", "hässlich", "hässlich", ("animal", "thing")),
-    Adjective("useful", "nützlich", "nützlich", ("text", "thing")),
-    Adjective("fresh", "frisch", "frisch", ("food",)),
-    Adjective("boring", "langweilig", "langweilig", ("text",)),
-)
-COLOURS = (
-    Adjective("red", "rot", "rot", ("thing", "food")),
-    Adjective("black", "schwarz", "schwarz", ("animal", "thing")),
-    Adjective("white", "weiß", "weiß", ("animal", "thing")),
-    Adjective("brown", "braun", "braun", ("animal", "thing")),
-)
-ADJECTIVES_BY_KIND: dict[Kind, tuple[Adjective, ...]] = {
-    kind: tuple(adjective for adjective in ADJECTIVES if kind in adjective.kinds) for kind in ANYTHING
+TIMES = {
+    "present": _pairs("today = heute, every day = jeden Tag, in the morning = am Morgen, in winter = im Winter"),
+    "past": _pairs("yesterday = gestern, on Sunday = am Sonntag, last week = letzte Woche"),
+    **dict.fromkeys(MODALS, _pairs("tomorrow = morgen, soon = bald, this evening = heute Abend")),
 }
-COLOURS_BY_KIND: dict[Kind, tuple[Adjective, ...]] = {
-    kind: tuple(colour for colour in COLOURS if kind in colour.kinds) for kind in ANYTHING
-}
-
-PLACES = (
-    Phrase("in the garden", "im Garten"),
-    Phrase("in the kitchen", "in der Küche"),
-    Phrase("in the forest", "im Wald"),
-    Phrase("in the village", "im Dorf"),
-    Phrase("at the station", "am Bahnhof"),
-    Phrase("in front of the school", "vor der Schule"),
-    Phrase("behind the church", "hinter der Kirche"),
-    Phrase("next to the river", "neben dem Fluss"),
-    Phrase("under the bridge", "unter der Brücke"),
-    Phrase("between the houses", "zwischen den Häusern"),
-)
-DESTINATIONS = (
-    Phrase("to Berlin", "nach Berlin"),
-    Phrase("to Munich", "nach München"),
-    Phrase("to Vienna", "nach Wien"),
-    Phrase("to Cologne", "nach Köln"),
-    Phrase("to Switzerland", "in die Schweiz"),
-    Phrase("to the city", "in die Stadt"),
-)
-
-TODAY = Phrase("today", "heute")
-THIS_EVENING = Phrase("this evening", "heute Abend")
-ON_SUNDAY = Phrase("on Sunday", "am Sonntag")
-PRESENT_TIMES = (
-    TODAY,
-    ON_SUNDAY,
-    Phrase("every day", "jeden Tag"),
-    Phrase("in the morning", "am Morgen"),
-    Phrase("at night", "in der Nacht"),
-    Phrase("in summer", "im Sommer"),
-    Phrase("in winter", "im Winter"),
-)
-PERFECT_TIMES = (TODAY, THIS_EVENING, Phrase("this week", "diese Woche"), Phrase("this year", "dieses Jahr"))
-FUTURE_TIMES = (
-    TODAY,
-    THIS_EVENING,
-    ON_SUNDAY,
-    Phrase("tomorrow", "morgen"),
-    Phrase("soon", "bald"),
-    Phrase("next week", "nächste Woche"),
-)
-
-
-def _verb(
-    english: str,
-    german: str,
-    *,
-    prefix: str = "",
-    auxiliary: Finite = HABEN,
-    subjects: tuple[Kind, ...] = PERSON,
-    objects: tuple[Kind, ...] = (),
-    case: Case = "accusative",
-    recipient: bool = False,
-    prepositions: tuple[Preposition, ...] = (),
-    complement: Complement = "none",
-) -> Verb:
-    """Build a verb with regular forms from `infinitive, third person, participle` in each language."""
-    infinitive, third, participle = english.split(", ")
-    german_infinitive, german_third, german_participle = german.split(", ")
-    german_plural = german_infinitive.removeprefix(prefix)
-    return Verb(
-        english=Finite(infinitive, third, infinitive),
-        english_infinitive=infinitive,
-        english_participle=participle,
-        german=Finite(german_plural.removesuffix("n"), german_third, german_plural),
-        german_infinitive=german_infinitive,
-        german_participle=german_participle,
-        german_prefix=prefix,
-        german_auxiliary=auxiliary,
-        subject_kinds=subjects,
-        object_kinds=objects,
-        object_case=case,
-        takes_recipient=recipient,
-        prepositions=prepositions,
-        complement=complement,
-    )
-
-
-BE = Verb(
-    english=Finite("am", "is", "are"),
-    english_infinitive="be",
-    english_participle="been",
-    german=SEIN,
-    german_infinitive="sein",
-    german_participle="gewesen",
-    german_auxiliary=SEIN,
-    subject_kinds=ANYTHING,
-    complement="predicate",
-)
-KNOW = Verb(
-    english=Finite("know", "knows", "know"),
-    english_infinitive="know",
-    english_participle="known",
-    german=Finite("weiß", "weiß", "wissen"),
-    german_infinitive="wissen",
-    german_participle="gewusst",
-    german_auxiliary=HABEN,
-)
-COST = _verb(
-    "cost, costs, cost", "kosten, kostet, gekostet", subjects=("animal", "food", "text", "thing"), complement="price"
-)
-REPORTING_VERBS = (
-    KNOW,
-    _verb("say, says, said", "sagen, sagt, gesagt"),
-    _verb("believe, believes, believed", "glauben, glaubt, geglaubt"),
-    _verb("hope, hopes, hoped", "hoffen, hofft, gehofft"),
-)
-COMPANY = (WITH, WITHOUT)
-INTRANSITIVE_VERBS = (
-    _verb("sleep, sleeps, slept", "schlafen, schläft, geschlafen", subjects=ANIMATE),
-    _verb("play, plays, played", "spielen, spielt, gespielt", subjects=ANIMATE, prepositions=COMPANY),
-    _verb("stay, stays, stayed", "bleiben, bleibt, geblieben", auxiliary=SEIN, subjects=ANIMATE, prepositions=COMPANY),
-    _verb("work, works, worked", "arbeiten, arbeitet, gearbeitet", prepositions=COMPANY),
-    _verb("dance, dances, danced", "tanzen, tanzt, getanzt", prepositions=COMPANY),
-    _verb("sing, sings, sung", "singen, singt, gesungen", prepositions=COMPANY),
-)
-MOTION_VERBS = (
-    _verb(
-        "travel, travels, travelled",
-        "reisen, reist, gereist",
-        auxiliary=SEIN,
-        prepositions=COMPANY,
-        complement="destination",
-    ),
-    _verb(
-        "fly, flies, flown",
-        "fliegen, fliegt, geflogen",
-        auxiliary=SEIN,
-        prepositions=COMPANY,
-        complement="destination",
-    ),
-)
-TRANSITIVE_VERBS = (
-    _verb("see, sees, seen", "sehen, sieht, gesehen", subjects=ANIMATE, objects=ANYTHING),
-    _verb("find, finds, found", "finden, findet, gefunden", subjects=ANIMATE, objects=ANYTHING),
-    _verb("hear, hears, heard", "hören, hört, gehört", subjects=ANIMATE, objects=ANIMATE),
-    _verb("look for, looks for, looked for", "suchen, sucht, gesucht", objects=ANYTHING),
-    _verb("visit, visits, visited", "besuchen, besucht, besucht", objects=PERSON),
-    _verb("invite, invites, invited", "einladen, lädt, eingeladen", prefix="ein", objects=PERSON),
-    _verb("call, calls, called", "anrufen, ruft, angerufen", prefix="an", objects=PERSON),
-    _verb("buy, buys, bought", "kaufen, kauft, gekauft", objects=("animal", *OBJECT), prepositions=(FOR,)),
-    _verb("draw, draws, drawn", "zeichnen, zeichnet, gezeichnet", objects=ANYTHING, prepositions=(FOR,)),
-    _verb("write, writes, written", "schreiben, schreibt, geschrieben", objects=("text",), prepositions=(FOR,)),
-    _verb("read, reads, read", "lesen, liest, gelesen", objects=("text",)),
-    _verb("eat, eats, eaten", "essen, isst, gegessen", subjects=ANIMATE, objects=("food",)),
-    _verb("carry, carries, carried", "tragen, trägt, getragen", objects=OBJECT, prepositions=(FOR,)),
-    _verb("forget, forgets, forgotten", "vergessen, vergisst, vergessen", objects=OBJECT),
-    _verb("help, helps, helped", "helfen, hilft, geholfen", subjects=ANIMATE, objects=ANIMATE, case="dative"),
-    _verb("thank, thanks, thanked", "danken, dankt, gedankt", objects=PERSON, case="dative"),
-    _verb(
-        "follow, follows, followed",
-        "folgen, folgt, gefolgt",
-        auxiliary=SEIN,
-        subjects=ANIMATE,
-        objects=ANIMATE,
-        case="dative",
-    ),
-)
-DITRANSITIVE_VERBS = (
-    _verb("give, gives, given", "geben, gibt, gegeben", objects=OBJECT, recipient=True),
-    _verb("show, shows, shown", "zeigen, zeigt, gezeigt", objects=("animal", *OBJECT), recipient=True),
-    _verb("send, sends, sent", "schicken, schickt, geschickt", objects=OBJECT, recipient=True),
-)
