@@ -1,4 +1,4 @@
-"""Tasks for test_workers.py, apart from it so that a process that does them imports little."""
+"""Tasks for test_worker_pool.py, apart from it so that a process that does them imports little."""
 
 import os
 import signal
