@@ -3,16 +3,10 @@
 `dist_transformer.load(path).translate(lines)` translates with a trained model; `dist_transformer.api` has the rest.
 """
 
-import sys
-
-if sys.argv[:1] == ["-m"] and not sys.flags.safe_path:
-    # `python -m dist_transformer`, in a folder that may be a stranger's: import no modules that lie there.
-    del sys.path[0]
-
-from typing import TYPE_CHECKING, Any
-
 from dist_transformer.version import __version__ as __version__
 
+# As in `typing`, which `python -m` would import from a folder that may be a stranger's.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dist_transformer.base.errors import UserError as UserError
     from dist_transformer.inference.trained_model import TrainedModel
@@ -20,7 +14,7 @@ if TYPE_CHECKING:
     load = TrainedModel.load
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import on first use, so that `dist-transformer --help` does not import torch."""
     if name == "load":
         from dist_transformer.inference.trained_model import TrainedModel

@@ -1,6 +1,12 @@
 """`python -m dist_transformer COMMAND …`: the program `dist-transformer` when it is not on the PATH."""
 
 if __name__ == "__main__":
+    import sys
+
+    if not sys.flags.safe_path:
+        # Under -m it is the current folder, which may be a stranger's: import no modules that lie there.
+        del sys.path[0]
+
     from dist_transformer.runtime.interpreter import check_interpreter
 
     check_interpreter()

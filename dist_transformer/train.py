@@ -1,6 +1,12 @@
 """The entry point of every launcher: `python -m dist_transformer.train --preset P --data DATA --run-dir RUN`."""
 
 if __name__ == "__main__":
+    import sys
+
+    if not sys.flags.safe_path:
+        # Under -m it is the current folder, which may be a stranger's: import no modules that lie there.
+        del sys.path[0]
+
     from dist_transformer.runtime.interpreter import check_interpreter
 
     check_interpreter()

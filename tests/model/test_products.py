@@ -39,7 +39,9 @@ def test_training_computes_the_equation(
     layer = FusedLinear(40, 36).to(dtype)
     x, up = torch.randn(150, 40).to(dtype).requires_grad_(), torch.randn(150, 36).to(dtype)
     y = layer(x, relu=relu)
-    assert ("LinearInOneDNN" in str(y.grad_fn)) == (fused and dtype == torch.bfloat16)
+    # Not every processor has products in bf16.
+    in_one = fused and dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert ("LinearInOneDNN" in str(y.grad_fn)) == in_one
     gradients = torch.autograd.grad([y, layer(x, relu=relu)], [x, layer.weight, layer.bias], [up, up])
     exact = [tensor.detach().double().requires_grad_() for tensor in (x, layer.weight, layer.bias)]
     wanted = exact[0] @ exact[1].t() + exact[2]

@@ -244,7 +244,8 @@ def test_a_port_that_is_taken(model_folder: Path, server: RunningServer) -> None
     ],
 )
 def test_bad_options_are_one_sentence(model_folder: Path, options: tuple[str, ...], message: str) -> None:
-    done = run_python("-m", "dist_transformer", "serve", "--model", model_folder, *options)
+    model = () if "--model" in options else ("--model", model_folder)
+    done = run_python("-m", "dist_transformer", "serve", *model, *options)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(message)
