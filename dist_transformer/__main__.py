@@ -3,7 +3,8 @@
 if __name__ == "__main__":
     import sys
 
-    if not sys.flags.safe_path:
+    # An old Python, which `check_interpreter` refuses, has no such flag.
+    if not getattr(sys.flags, "safe_path", False):
         # Under -m it is the current folder, which may be a stranger's: import no modules that lie there.
         del sys.path[0]
 

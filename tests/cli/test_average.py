@@ -239,7 +239,6 @@ def test_a_sweep_of_more_files_than_there_are_decodes_nothing(
         ("--run-dir r --sweep 1,x", "--sweep is x: give a number above 0; separate several by commas"),
         ("--run-dir r --sweep 1,0", "--sweep is 0: give a number above 0; separate several by commas"),
         ("--run-dir r --last 2 --every 0", "--every is 0.0: give minutes above 0"),
-        ("--run-dir r --last 2 --every nan", "--every is nan: give minutes above 0"),
         (
             "--run-dir r --best 2 --every 10",
             "--every spaces the last weight files: give it with --last or --sweep alone",

@@ -91,7 +91,9 @@ def test_an_old_python_can_read_it(path: Path) -> None:
 @pytest.mark.parametrize("path", [TRAIN, *TOOLS], ids=lambda path: path.name)
 def test_the_interpreter_is_checked_first(path: Path) -> None:
     first = ast.unparse(ast.parse(path.read_text(encoding="utf-8")).body[1])
-    check = "from dist_transformer.runtime.interpreter import check_interpreter\n    check_interpreter()"
+    # Before that, only the folder that a stranger may have filled leaves the path.
+    path_first = "import sys\n    if not getattr(sys.flags, 'safe_path', False):\n        del sys.path[0]\n    "
+    check = f"{path_first}from dist_transformer.runtime.interpreter import check_interpreter\n    check_interpreter()"
     assert first == f"if __name__ == '__main__':\n    {check if path == TRAIN else 'import _start'}"
 
 

@@ -108,7 +108,7 @@ def test_no_preset_is_absurd_on_its_corpus(name: str) -> None:
 def test_training_begins_with_its_epochs_and_the_warnings(
     toy_data: DataFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str], quiet: bool
 ) -> None:
-    """2,000 pairs of 78,612 target tokens: 38 steps of 2,048 and one that is not full."""
+    """2,000 pairs of 75,600 target tokens: 36 steps of 2,048 and one that is not full."""
     config = PRESETS["tiny"].changed(data=(str(toy_data.path),), max_steps=100)
     data = open_training_data(config.corpora, config.batch, seed=1)
     engine: Any = SimpleNamespace(parameters=1234, stage=1, device=torch.device("cpu"))
@@ -122,14 +122,14 @@ def test_training_begins_with_its_epochs_and_the_warnings(
         assert output == ""
         return
     lines = output.splitlines()
-    assert lines[2] == "100 steps, about 2.6 epochs of 78,612 target tokens"
+    assert lines[2] == "100 steps, about 2.7 epochs of 75,600 target tokens"
     assert lines[4:6] == [
         "a note",
         "warning: --optimizer.warmup-steps 200 is not below --max-steps 100, so the learning rate would rise until the "
         "end: lower --optimizer.warmup-steps, or raise --max-steps",
     ]
-    assert lines[8] == "100,000 steps, about 2,564 epochs of 78,612 target tokens"
-    assert lines[-1].startswith("warning: --max-steps 100000 means about 2,564 epochs of 78,612 target tokens, which")
+    assert lines[8] == "100,000 steps, about 2,703 epochs of 75,600 target tokens"
+    assert lines[-1].startswith("warning: --max-steps 100000 means about 2,703 epochs of 75,600 target tokens, which")
     assert output.count("warning") == 2
 
 

@@ -118,7 +118,7 @@ def test_an_error_in_a_process_is_said_once_and_leaves_nothing(text: Path, tmp_p
     with (tmp_path / "p2.de").open("ab") as file:
         file.write(b"Gr\xfcn\n")
     (tmp_path / "out").mkdir()
-    expected = f"error: {tmp_path}/p2.de line 301 is not UTF-8 (byte 0xfc at position 2): convert it, for instance with"
+    expected = f"error: {tmp_path}/p2.de line 301 is not UTF-8 (byte 0xfc at position 2): convert it from its "
     for launcher, workers in (([], 1), ([], 2), ([str(MPIRUN), "-n", "2"], 1)):
         command = [*launcher, *words(tmp_path, tmp_path / "out/data", "--workers", workers)]
         status, _, errors = finish(start(command))
