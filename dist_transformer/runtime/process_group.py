@@ -1,11 +1,13 @@
 """Join the process group of a launch, and claim the device of this rank."""
 
+import atexit
 import ctypes
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch
@@ -78,6 +80,16 @@ def _keep_groups() -> None:
     """Keep the groups of a failed launch until the process ends: to free one waits for collectives with lost ranks."""
     for group in dist.distributed_c10d._world.pg_map:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        atexit.register(_leave)
+
+
+def _leave() -> None:
+    """End this process before C++ frees the kept groups, whose threads may still run and would then abort it."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(1)
 
 
 @contextmanager
