@@ -35,7 +35,7 @@ def require_usable(path: str | Path) -> None:
 
 
 def usable_path(text: str) -> Path:
-    """Read a path of the command line; the `type` of every flag that takes one.
+    """Read a path of the command line: what `type=Path` means in the parsers of commands.
 
     Raises:
         UserError: no file can have that name.

@@ -30,7 +30,6 @@ from dist_transformer.averaging.choice import ChosenWeights, choose_weights
 from dist_transformer.averaging.mean import average
 from dist_transformer.averaging.sweep import Candidate, DevSet, Sweep, sweep, sweep_files, validation_text, write_sweep
 from dist_transformer.base.errors import UserError, say
-from dist_transformer.base.paths import usable_path
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
 from dist_transformer.data.text.lines import require_readable
 from dist_transformer.inference.options import (
@@ -156,14 +155,14 @@ def parse_arguments() -> argparse.Namespace:
         "100) of the translated validation sentences (default: the run's best_by)",
     )
     parser.add_argument(
-        "--checkpoints", type=usable_path, nargs="+", metavar="A", help="weight files, checkpoints or model folders"
+        "--checkpoints", type=Path, nargs="+", metavar="A", help="weight files, checkpoints or model folders"
     )
-    parser.add_argument("--out", type=usable_path, required=True, metavar="MODEL", help="model folder to write")
+    parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="model folder to write")
     group = parser.add_argument_group("with --sweep")
     group.add_argument("--sweep", metavar="N,N,…", help="numbers of weight files to average and compare")
-    group.add_argument("--src", type=usable_path, metavar="F", help="dev set: source text, one sentence per line")
+    group.add_argument("--src", type=Path, metavar="F", help="dev set: source text, one sentence per line")
     text = "dev set: raw reference text, line by line (default: the validation text of the run's data folder)"
-    group.add_argument("--ref", type=usable_path, metavar="F", help=text)
+    group.add_argument("--ref", type=Path, metavar="F", help=text)
     add_direction_options(group)
     add_decoding_options(group)
     add_device_option(group, several_processes=True)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from dist_transformer.base.errors import say
 from dist_transformer.base.files import write_file
-from dist_transformer.base.paths import usable_path
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.presets import PRESETS
@@ -86,9 +85,7 @@ def print_summary(run: Path, result: dict[str, object]) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
-    parser.add_argument(
-        "--run-dir", type=usable_path, default=Path("runs/demo"), help="run folder (default: %(default)s)"
-    )
+    parser.add_argument("--run-dir", type=Path, default=Path("runs/demo"), help="run folder (default: %(default)s)")
     parser.add_argument("--processes", type=int, default=2, dest="ranks", help="processes (default: %(default)s)")
     parser.add_argument("--train-pairs", type=int, default=25_000, help="synthetic pairs (default: %(default)s)")
     steps = PRESETS["tiny"].max_steps

@@ -12,12 +12,13 @@ leaves nothing on disk. No check waits longer than --timeout; ranks that are mis
 
 import argparse
 import time
+from pathlib import Path
 
 from tqdm import tqdm
 
 from dist_transformer.base.checks import check_table, failed
 from dist_transformer.base.errors import UserError, say
-from dist_transformer.base.paths import usable_path, usable_place
+from dist_transformer.base.paths import usable_place
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.preflight.preflight import PreflightSettings, preflight
 from dist_transformer.run.outputs import claim_folder
@@ -45,9 +46,7 @@ def main() -> None:
 
 def parse_arguments() -> PreflightSettings:
     parser = make_parser(__doc__)
-    parser.add_argument(
-        "--run-dir", type=usable_path, metavar="RUN", help="run folder of the training (default: not checked)"
-    )
+    parser.add_argument("--run-dir", type=Path, metavar="RUN", help="run folder of the training (default: not checked)")
     parser.add_argument(
         "--data",
         nargs="+",
@@ -59,9 +58,7 @@ def parse_arguments() -> PreflightSettings:
     parser.add_argument(
         "--verify-data", action="store_true", help="also check the SHA-256 of every file, shared among the processes"
     )
-    parser.add_argument(
-        "--cache-dir", type=usable_path, metavar="DIR", help="cache of shards behind URLs (default: ~/.cache)"
-    )
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="cache of shards behind URLs (default: ~/.cache)")
     text = "free space in GiB that the run folder must have (default: 20)"
     parser.add_argument("--run-gib", type=float, default=20.0, metavar="G", help=text)
     parser.add_argument(

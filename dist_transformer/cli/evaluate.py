@@ -22,9 +22,9 @@ of the difference. It takes 100 kB of memory per line.
 """
 
 import argparse
+from pathlib import Path
 
 from dist_transformer.base.errors import UserError, say
-from dist_transformer.base.paths import usable_path
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.lines import require_readable
 from dist_transformer.evaluation.compare import compare
@@ -138,16 +138,14 @@ def check_arguments(arguments: argparse.Namespace) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_model_option(parser, required=False)
-    parser.add_argument("--src", type=usable_path, metavar="F", help="source text for --model, one sentence per line")
-    parser.add_argument(
-        "--hypotheses", type=usable_path, nargs="+", metavar="F", help="files of translations, line by line"
-    )
+    parser.add_argument("--src", type=Path, metavar="F", help="source text for --model, one sentence per line")
+    parser.add_argument("--hypotheses", type=Path, nargs="+", metavar="F", help="files of translations, line by line")
     parser.add_argument("--tgt-lang", metavar="L", help="language of --hypotheses, such as de, for the tokenisation")
     text = "raw reference text, line by line; several files if each line has several references"
-    parser.add_argument("--ref", type=usable_path, nargs="+", required=True, metavar="F", help=text)
+    parser.add_argument("--ref", type=Path, nargs="+", required=True, metavar="F", help=text)
     parser.add_argument(
         "--json",
-        type=usable_path,
+        type=Path,
         metavar="OUT",
         help="write scores to OUT, and a model's hypotheses to the same folder",
     )

@@ -24,7 +24,6 @@ from tqdm import tqdm
 
 from dist_transformer.base.checks import check_table
 from dist_transformer.base.files import write_file
-from dist_transformer.base.paths import usable_path
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.evaluation.evaluate import hypotheses_file
 from dist_transformer.export.ctranslate2 import QUANTIZATIONS
@@ -88,18 +87,16 @@ def parse_arguments() -> argparse.Namespace:
         metavar="Q",
         help=f"with --to ctranslate2: {', '.join(QUANTIZATIONS)} (default: fp32)",
     )
-    parser.add_argument(
-        "--out", type=usable_path, required=True, metavar="DIR", help="folder to write; it must not exist"
-    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write; it must not exist")
     text = (
         "dev text, one sentence per line, at least 1,000 lines; not the test set, because it chooses the length penalty"
     )
-    parser.add_argument("--src", type=usable_path, required=True, metavar="F", help=text)
-    parser.add_argument("--ref", type=usable_path, required=True, metavar="F", help="raw reference text, line by line")
+    parser.add_argument("--src", type=Path, required=True, metavar="F", help=text)
+    parser.add_argument("--ref", type=Path, required=True, metavar="F", help="raw reference text, line by line")
     parser.add_argument("--name", help="name of the model in its card (default: the name of DIR)")
     parser.add_argument("--license", metavar="L", help="license in the card, in the hub's notation (default: none)")
     text = "write the results to OUT, and the outputs of the dev text to the same folder"
-    parser.add_argument("--json", type=usable_path, metavar="OUT", help=text)
+    parser.add_argument("--json", type=Path, metavar="OUT", help=text)
     add_direction_options(parser)
     add_device_option(parser)
     return parser.parse_args()

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.files import write_file
-from dist_transformer.base.paths import usable_path
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.format import SplitInfo
@@ -121,9 +120,7 @@ def parse_arguments() -> argparse.Namespace:
         "--examples", type=int, default=5, metavar="K", help="random training pairs to print (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=1, help="seed of the examples and the epoch (default: %(default)s)")
-    parser.add_argument(
-        "--png", type=usable_path, metavar="FILE", help="also draw the sentence lengths (default: no picture)"
-    )
+    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the sentence lengths (default: no picture)")
     parser.add_argument("--verify", action="store_true", help="first check the SHA-256 of every file (default: no)")
     arguments = parser.parse_args()
     arguments.data = folder_of(parser, arguments, "--data")

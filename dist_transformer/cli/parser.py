@@ -36,13 +36,14 @@ def _fill(paragraph: str, width: int) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser that refuses a flag given twice, of which argparse would use the last, and numbers beyond all use."""
+    """Parser that refuses a flag given twice, and paths and numbers that nothing can have."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.given: set[str] = set()
         for kind in (None, "store"):
             self.register("action", kind, _StoreOnce)
+        self.register("type", Path, usable_path)
         self.register("type", int, _whole)
         self.register("type", float, _finite)
 
@@ -84,8 +85,8 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
 def add_folder(parser: argparse.ArgumentParser, flag: str, metavar: str, text: str) -> None:
     """Add a folder that is given by position or by `flag`."""
     name = flag.removeprefix("--").replace("-", "_")
-    parser.add_argument("folder", nargs="?", type=usable_path, metavar=metavar, help=f"{text}; the same as {flag}")
-    parser.add_argument(flag, type=usable_path, metavar=metavar, dest=name, help=argparse.SUPPRESS)
+    parser.add_argument("folder", nargs="?", type=Path, metavar=metavar, help=f"{text}; the same as {flag}")
+    parser.add_argument(flag, type=Path, metavar=metavar, dest=name, help=argparse.SUPPRESS)
 
 
 def folder_of(parser: argparse.ArgumentParser, arguments: Any, flag: str) -> Path:

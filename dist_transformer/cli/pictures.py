@@ -8,10 +8,10 @@ attention. Each picture is also a PNG file in OUT. Without --model, the pictures
 """
 
 import argparse
+from pathlib import Path
 
 from dist_transformer.base.errors import say
 from dist_transformer.base.files import refuse_content
-from dist_transformer.base.paths import usable_path
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.inference.options import add_direction_options, add_model_option
 from dist_transformer.pictures.collection import PictureSettings, make_pictures
@@ -37,15 +37,13 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
-    parser.add_argument(
-        "--out", type=usable_path, required=True, metavar="OUT", help="folder to write; it is new or empty"
-    )
+    parser.add_argument("--out", type=Path, required=True, metavar="OUT", help="folder to write; it is new or empty")
     add_model_option(parser, required=False)
     parser.add_argument("--src-text", metavar="TEXT", help="sentence that the model reads (required with --model)")
     parser.add_argument("--tgt-text", metavar="TEXT", help="its translation (default: the model's own)")
     parser.add_argument(
         "--learned-model",
-        type=usable_path,
+        type=Path,
         metavar="MODEL",
         help="model with learned positions (default: the model of --model, if it has them)",
     )

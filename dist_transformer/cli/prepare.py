@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from dist_transformer.base.errors import TransientError, UserError, say
-from dist_transformer.base.paths import usable_path, usable_place
+from dist_transformer.base.paths import usable_place
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.prepare.mpi_ranks import MpiRanks
 from dist_transformer.data.prepare.pipeline import prepare
@@ -87,14 +87,12 @@ def parse_arguments() -> argparse.Namespace:
         "Text files may be plain, .gz, .xz, .bz2 or .zst. A file F may be a pattern in quotes: "
         '"part-*.en" means all files that match it, sorted by name.',
     )
-    text.add_argument(
-        "--src", nargs="+", type=usable_path, default=[], metavar="F", help="source text, one sentence per line"
-    )
-    text.add_argument("--tgt", nargs="+", type=usable_path, default=[], metavar="F", help="translations, line by line")
+    text.add_argument("--src", nargs="+", type=Path, default=[], metavar="F", help="source text, one sentence per line")
+    text.add_argument("--tgt", nargs="+", type=Path, default=[], metavar="F", help="translations, line by line")
     text.add_argument(
         "--tsv",
         nargs="+",
-        type=usable_path,
+        type=Path,
         default=[],
         metavar="F",
         help="tab-separated columns, no quoting, the same number in each row",
@@ -102,9 +100,9 @@ def parse_arguments() -> argparse.Namespace:
     text.add_argument(
         "--tsv-columns", nargs=2, type=int, default=[0, 1], metavar="N", help="source and target column (default 0 1)"
     )
-    text.add_argument("--jsonl", nargs="+", type=usable_path, default=[], metavar="F", help="one JSON object per line")
+    text.add_argument("--jsonl", nargs="+", type=Path, default=[], metavar="F", help="one JSON object per line")
     text.add_argument(
-        "--parquet", nargs="+", type=usable_path, default=[], metavar="F", help="two columns, or two fields of a column"
+        "--parquet", nargs="+", type=Path, default=[], metavar="F", help="two columns, or two fields of a column"
     )
     text.add_argument(
         "--src-field", metavar="NAME", help="field of --jsonl and --parquet with the source text; a.b: field b of a"
@@ -123,8 +121,8 @@ def parse_arguments() -> argparse.Namespace:
     )
 
     valid = parser.add_argument_group("validation")
-    valid.add_argument("--valid-src", nargs="+", type=usable_path, default=[], metavar="F", help="source text")
-    valid.add_argument("--valid-tgt", nargs="+", type=usable_path, default=[], metavar="F", help="translations")
+    valid.add_argument("--valid-src", nargs="+", type=Path, default=[], metavar="F", help="source text")
+    valid.add_argument("--valid-tgt", nargs="+", type=Path, default=[], metavar="F", help="translations")
     valid.add_argument(
         "--valid-pairs",
         type=int,
@@ -134,7 +132,7 @@ def parse_arguments() -> argparse.Namespace:
     )
 
     parser.add_argument(
-        "--out", type=usable_path, required=True, metavar="DATA", help="folder to make; it must be new or empty"
+        "--out", type=Path, required=True, metavar="DATA", help="folder to make; it must be new or empty"
     )
     parser.add_argument(
         "--vocab-size", type=int, metavar="N", help="entries, both languages together (required without --tokenizer)"
@@ -146,9 +144,7 @@ def parse_arguments() -> argparse.Namespace:
         metavar="N",
         help="learn the vocabulary from about N pairs, drawn by --seed if there are more (default %(default)s)",
     )
-    parser.add_argument(
-        "--tokenizer", type=usable_path, metavar="T", help="use this tokenizer.json (default: learn one)"
-    )
+    parser.add_argument("--tokenizer", type=Path, metavar="T", help="use this tokenizer.json (default: learn one)")
     parser.add_argument(
         "--tag",
         nargs="+",

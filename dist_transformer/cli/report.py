@@ -5,8 +5,9 @@ dist-transformer report runs/mine
 The page needs no network and no other file. It can also be written during training.
 """
 
+from pathlib import Path
+
 from dist_transformer.base.errors import say
-from dist_transformer.base.paths import usable_path
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
 from dist_transformer.reporting.html.page import write_report
 from dist_transformer.run.outputs import claim_file
@@ -15,7 +16,7 @@ from dist_transformer.run.outputs import claim_file
 def main() -> None:
     parser = make_parser(__doc__)
     add_folder(parser, "--run-dir", "RUN", "run folder of a training")
-    parser.add_argument("--out", type=usable_path, metavar="FILE", help="page to write (default: RUN/report.html)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="page to write (default: RUN/report.html)")
     arguments = parser.parse_args()
     run_dir = folder_of(parser, arguments, "--run-dir")
     claim_file(arguments.out, "--out", [run_dir])

@@ -26,7 +26,6 @@ from typing import IO
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, whole_path
-from dist_transformer.base.paths import usable_path
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.text.lines import require_readable
@@ -135,11 +134,9 @@ def _write(file: IO[bytes], content: bytes) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_model_option(parser)
-    parser.add_argument(
-        "--src", type=usable_path, required=True, metavar="F", help="source text, one sentence per line"
-    )
-    parser.add_argument("--tgt", type=usable_path, required=True, metavar="F", help="translations, line by line")
-    parser.add_argument("--out", type=usable_path, metavar="F", help="file for the scores (default: standard output)")
+    parser.add_argument("--src", type=Path, required=True, metavar="F", help="source text, one sentence per line")
+    parser.add_argument("--tgt", type=Path, required=True, metavar="F", help="translations, line by line")
+    parser.add_argument("--out", type=Path, metavar="F", help="file for the scores (default: standard output)")
     parser.add_argument("--per-token", action="store_true", help="write a line of JSON per pair, with token scores")
     add_direction_options(parser)
     add_device_option(parser, several_processes=True)

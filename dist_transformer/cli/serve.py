@@ -13,9 +13,9 @@ import asyncio
 import os
 import signal
 import sys
+from pathlib import Path
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.paths import usable_path
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.options import PRECISIONS, add_device_option, add_direction_options
@@ -67,7 +67,7 @@ def decoding_settings(arguments: argparse.Namespace) -> BeamSettings:
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     option = parser.add_argument
-    option("--model", type=usable_path, nargs="+", required=True, metavar="MODEL", help="one or two model folders")
+    option("--model", type=Path, nargs="+", required=True, metavar="MODEL", help="one or two model folders")
     add_direction_options(parser)
     option("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     option("--port", type=int, default=8000, metavar="N", help="port to listen on; 0: any free port (default 8000)")

@@ -35,11 +35,11 @@ import itertools
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
 from dist_transformer.base.errors import UserError, say
-from dist_transformer.base.paths import usable_path
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.files import expand
 from dist_transformer.data.text.lines import decode_lines, read_stream, require_readable
@@ -243,10 +243,8 @@ def typed_lines(prompt: str) -> Iterator[bytes]:
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_model_option(parser)
-    parser.add_argument(
-        "--input", type=usable_path, nargs="+", metavar="F", help="text files, or patterns (default: stdin)"
-    )
-    parser.add_argument("--output", type=usable_path, metavar="OUT", help="one file for all inputs (default: stdout)")
+    parser.add_argument("--input", type=Path, nargs="+", metavar="F", help="text files, or patterns (default: stdin)")
+    parser.add_argument("--output", type=Path, metavar="OUT", help="one file for all inputs (default: stdout)")
     add_direction_options(parser)
     add_decoding_options(parser)
     add_split_option(parser, default="the longest source in the training")

@@ -11,12 +11,13 @@ written except the cache of shards behind URLs.
 """
 
 import argparse
+from pathlib import Path
 
 from tqdm import tqdm
 
 from dist_transformer.base.checks import check_table, failed
 from dist_transformer.base.errors import UserError, say
-from dist_transformer.base.paths import usable_path, usable_place
+from dist_transformer.base.paths import usable_place
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
 from dist_transformer.run.outputs import claim_folder
 from dist_transformer.run.verify import verify_run
@@ -47,7 +48,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--cache-dir",
-        type=usable_path,
+        type=Path,
         metavar="DIR",
         help="cache of shards behind URLs, on local disk (default: the run's)",
     )

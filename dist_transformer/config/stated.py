@@ -1,7 +1,7 @@
 """Checks of what a user states: flags of other toolkits, repetitions, settings without effect."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dist_transformer.base.errors import UserError
@@ -141,10 +141,9 @@ def refuse_without_effect(stated: Mapping[str, str], config: TrainConfig) -> Non
     for name, (is_unused, why) in _WITHOUT_EFFECT.items():
         if name in stated and is_unused(config):
             raise UserError(f"{stated[name]} has no effect here, because {why}")
-    both: Collection[str] = ("batch.packs_per_step", "batch.target_tokens_per_step")
-    if stated.keys() >= set(both):
-        first, second = (stated[name] for name in both)
-        raise UserError(f"{first} and {second} both set the size of a step: give one of them")
+    packs, tokens = (stated.get(f"batch.{name}_per_step") for name in ("packs", "target_tokens"))
+    if packs and tokens:
+        raise UserError(f"{packs} and {tokens} both set the size of a step: give one of them")
 
 
 def _name_of(flag: str) -> str:

@@ -1,12 +1,12 @@
 """Command-line options that every decoding command shares."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.paths import usable_path
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import BATCH_TOKENS
 
@@ -14,7 +14,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def add_model_option(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    parser.add_argument("--model", type=usable_path, required=required, metavar="MODEL", help="model folder")
+    parser.add_argument("--model", type=Path, required=required, metavar="MODEL", help="model folder")
 
 
 def add_device_option(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.cli.parser import make_parser
 
 
@@ -30,6 +31,15 @@ def test_a_flag_that_is_given_twice_is_refused(words: str, said: str, capsys: py
         parser.parse_args(words.split())
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_path_that_no_file_can_have_is_refused() -> None:
+    parser = make_parser("Test.")
+    parser.add_argument_group("files").add_argument("--src", nargs="+", type=Path)
+    assert parser.parse_args(["--src", "a b", "ü"]).src == [Path("a b"), Path("ü")]
+    for path, said in (("", "is empty"), ("a\0b", "NUL"), ("x" * 256, "256 bytes"), ("\udcff", "not UTF-8")):
+        with pytest.raises(UserError, match=said):
+            parser.parse_args(["--src", "a", path])
 
 
 @pytest.mark.parametrize(
