@@ -40,18 +40,16 @@ from dist_transformer.base.files import (
 )
 from dist_transformer.base.links import guard, refuse_shared
 from dist_transformer.base.sole_writer import LOCK_FILE, PATIENCE_SECONDS, Fence, Words, sole_writer, unfenced
-from dist_transformer.base.verified import has_own_hash, with_own_hash
-from dist_transformer.config.plain import parse_json
+from dist_transformer.base.verified import with_own_hash
 from dist_transformer.data.text.compressed import is_compressed
 from dist_transformer.data.text.lines import read_lines
+from dist_transformer.inference.manifest import MANIFEST_FILE, manifest_of, require_same
 from dist_transformer.inference.parts import Part, Source, in_chunks, is_source_of, read_source
 from dist_transformer.inference.translator import Translation
-from dist_transformer.model_folder import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE
 from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks, rank, world_size
-from dist_transformer.version import __version__
 
-_MANIFEST, _FAILED, _WHOLE, _COMPLETE = "manifest.json", "failed", "whole", "complete"
-_OWN_NAMES = {_MANIFEST, LOCK_FILE, _FAILED, _WHOLE, _COMPLETE}
+_FAILED, _WHOLE, _COMPLETE = "failed", "whole", "complete"
+_OWN_NAMES = {MANIFEST_FILE, LOCK_FILE, _FAILED, _WHOLE, _COMPLETE}
 _SECONDS_BETWEEN_REPORTS = 30.0
 
 
@@ -158,8 +156,8 @@ def _begin(job: CorpusJob, held: contextlib.ExitStack) -> tuple[_Start | None, F
     source = read_source(_lines(job), job.chunk_lines)
     with _explained(job):
         fence = _lock(job, held)
-        manifest = with_own_hash(_identity(job, source))
-        _require_same(job, manifest)
+        manifest = manifest_of(job.model, source, {**job.settings, "--chunk-lines": job.chunk_lines})
+        require_same(job.parts, manifest)
         start = _Start(folder=job.parts, source=source, translation=hashlib.sha256(manifest).hexdigest())
         if _is_complete(job, start):
             # An earlier start was killed between its last two steps.
@@ -171,7 +169,7 @@ def _begin(job: CorpusJob, held: contextlib.ExitStack) -> tuple[_Start | None, F
         _check_names(job, start)
         remove_unfinished(job.parts)
         remove(job.parts / _FAILED)
-        write_file(job.parts / _MANIFEST, manifest, fence=fence)
+        write_file(job.parts / MANIFEST_FILE, manifest, fence=fence)
         start = _with_finished(start)
     if start.finished:
         _report(f"resumes {job.output}: {start.lines_of(start.finished):,} of {source.lines:,} lines are done")
@@ -183,7 +181,7 @@ def _lock(job: CorpusJob, held: contextlib.ExitStack) -> Fence:
         raise UserError(f"{job.parts} is a link: choose another --output, or remove it")
     make_folder(job.parts)
     names = {path.name for path in job.parts.iterdir()} - {LOCK_FILE}
-    if _MANIFEST not in names and not all(name.startswith(".") for name in names):
+    if MANIFEST_FILE not in names and not all(name.startswith(".") for name in names):
         raise UserError(f"{job.parts} holds files that are not of a translation: choose another --output, or remove it")
     refuse_shared(job.parts / LOCK_FILE)
     words = Words(
@@ -243,7 +241,7 @@ def _remove_parts(job: CorpusJob, fence: Fence) -> None:
     """Remove the folder of parts. While it has parts, it states that the output is complete."""
     fence()
     for path in job.parts.iterdir():
-        if path.name not in (_MANIFEST, LOCK_FILE, _COMPLETE):
+        if path.name not in (MANIFEST_FILE, LOCK_FILE, _COMPLETE):
             remove_tree(path)
     remove(job.parts / _COMPLETE)
     remove_tree(job.parts)
@@ -268,63 +266,6 @@ def _require_plain(output: Path) -> None:
 def _refuse_existing(output: Path) -> None:
     if os.path.lexists(output):
         raise UserError(f"{output} exists already: choose another --output, or remove it first")
-
-
-def _identity(job: CorpusJob, source: Source) -> dict[str, Any]:
-    """Describe everything that determines the output, as JSON values."""
-    return {
-        "version": __version__,
-        "model": {name: sha256_of(job.model / name) for name in (CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE)},
-        "inputs": {"lines": source.lines, "sha256": source.sha256},
-        "settings": {**job.settings, "--chunk-lines": job.chunk_lines},
-    }
-
-
-def _require_same(job: CorpusJob, manifest: bytes) -> None:
-    """Compare the manifest in the folder of parts, if there is one, with that of the job.
-
-    Raises:
-        UserError: they differ, and the message names each difference; or the one in the folder is damaged.
-    """
-    file = job.parts / _MANIFEST
-    refuse_shared(file)
-    if not file.exists():
-        return
-    content = read_small(file)
-    if content == manifest:
-        return
-    now = parse_json(manifest)
-    try:
-        before = parse_json(content)
-        is_sound = has_own_hash(content, str(before["sha256"])) and before.keys() == now.keys()
-    except (ValueError, LookupError, TypeError):
-        is_sound = False
-    if not is_sound:
-        raise UserError(f"{file} is damaged, or of another version: remove {job.parts} to start again")
-    other = []
-    if before["version"] != now["version"]:
-        other.append(f"by version {before['version']}, not {now['version']}")
-    if before["model"] != now["model"]:
-        other.append("with another model")
-    if before["inputs"] != now["inputs"]:
-        other.append("with other inputs, or with these before they changed")
-    flags = [*before["settings"], *(flag for flag in now["settings"] if flag not in before["settings"])]
-    for flag in flags:
-        was, is_now = before["settings"].get(flag), now["settings"].get(flag)
-        if was != is_now:
-            other.append(_difference(flag, was, is_now))
-    if other:
-        raise UserError(
-            f"{job.parts} was started {' and '.join(other)}: give what it was started with to resume it, or remove "
-            "that folder to start again"
-        )
-
-
-def _difference(flag: str, was: Any, is_now: Any) -> str:
-    if was is None or was is False:
-        return f"without {flag}"
-    value = "" if was is True else f" {was}"
-    return f"with {flag}{value}" + ("" if is_now is None or is_now is False else f", not {is_now}")
 
 
 def _translate_share(

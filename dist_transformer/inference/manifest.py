@@ -1,0 +1,78 @@
+"""The manifest of a translation: everything that determines its output, and the comparison with an earlier start."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import read_small, sha256_of
+from dist_transformer.base.links import refuse_shared
+from dist_transformer.base.verified import has_own_hash, with_own_hash
+from dist_transformer.config.plain import parse_json
+from dist_transformer.inference.parts import Source
+from dist_transformer.model_folder import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE
+from dist_transformer.version import __version__
+
+MANIFEST_FILE = "manifest.json"
+
+
+def manifest_of(model: Path, source: Source, settings: Mapping[str, Any]) -> bytes:
+    """Return the content of a manifest: version, SHA-256 of the model's files and of the text, settings, own hash."""
+    return with_own_hash(
+        {
+            "version": __version__,
+            "model": {name: sha256_of(model / name) for name in (CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE)},
+            "inputs": {"lines": source.lines, "sha256": source.sha256},
+            "settings": settings,
+        }
+    )
+
+
+def require_same(parts: Path, manifest: bytes) -> None:
+    """Compare the manifest in a folder of parts, if there is one, with that of the command.
+
+    Raises:
+        UserError: they differ, and the message names each difference; or the one in the folder is damaged.
+    """
+    file = parts / MANIFEST_FILE
+    refuse_shared(file)
+    if not file.exists():
+        return
+    content = read_small(file)
+    if content == manifest:
+        return
+    now = parse_json(manifest)
+    try:
+        before = parse_json(content)
+        is_sound = has_own_hash(content, str(before["sha256"])) and before.keys() == now.keys()
+    except (ValueError, LookupError, TypeError):
+        is_sound = False
+    if not is_sound:
+        raise UserError(f"{file} is damaged, or of another version: remove {parts} to start again")
+    if other := _differences(before, now):
+        raise UserError(
+            f"{parts} was started {' and '.join(other)}: give what it was started with to resume it, or remove that "
+            "folder to start again"
+        )
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    other = []
+    if before["version"] != now["version"]:
+        other.append(f"by version {before['version']}, not {now['version']}")
+    if before["model"] != now["model"]:
+        other.append("with another model")
+    if before["inputs"] != now["inputs"]:
+        other.append("with other inputs, or with these before they changed")
+    for flag in {**before["settings"], **now["settings"]}:
+        was, is_now = before["settings"].get(flag), now["settings"].get(flag)
+        if was != is_now:
+            other.append(_difference(flag, was, is_now))
+    return other
+
+
+def _difference(flag: str, was: Any, is_now: Any) -> str:
+    if was is None or was is False:
+        return f"without {flag}"
+    value = "" if was is True else f" {was}"
+    return f"with {flag}{value}" + ("" if is_now is None or is_now is False else f", not {is_now}")
