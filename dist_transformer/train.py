@@ -1,12 +1,9 @@
 """The entry point of every launcher: `python -m dist_transformer.train --preset P --data DATA --run-dir RUN`."""
 
 if __name__ == "__main__":
-    import sys
+    from dist_transformer.runtime.search_path import leave_current_folder
 
-    # An old Python, which `check_interpreter` refuses, has no such flag.
-    if not getattr(sys.flags, "safe_path", False):
-        # Under -m it is the current folder, which may be a stranger's: import no modules that lie there.
-        del sys.path[0]
+    leave_current_folder()
 
     from dist_transformer.runtime.interpreter import check_interpreter
 

@@ -17,6 +17,7 @@ FIRST = [
     ROOT / name
     for name in (
         "tools/_start.py",
+        "dist_transformer/runtime/search_path.py",
         "dist_transformer/__init__.py",
         "dist_transformer/version.py",
         "dist_transformer/runtime/interpreter.py",
@@ -92,8 +93,10 @@ def test_an_old_python_can_read_it(path: Path) -> None:
 def test_the_interpreter_is_checked_first(path: Path) -> None:
     first = ast.unparse(ast.parse(path.read_text(encoding="utf-8")).body[1])
     # Before that, only the folder that a stranger may have filled leaves the path.
-    path_first = "import sys\n    if not getattr(sys.flags, 'safe_path', False):\n        del sys.path[0]\n    "
-    check = f"{path_first}from dist_transformer.runtime.interpreter import check_interpreter\n    check_interpreter()"
+    calls = (("search_path", "leave_current_folder"), ("interpreter", "check_interpreter"))
+    check = "\n    ".join(
+        f"from dist_transformer.runtime.{module} import {name}\n    {name}()" for module, name in calls
+    )
     assert first == f"if __name__ == '__main__':\n    {check if path == TRAIN else 'import _start'}"
 
 
