@@ -251,6 +251,13 @@ def test_other_settings_are_refused_on_resume_by_name(worlds: dict[int, Path], t
     assert "--resume never" in output
 
 
+def test_a_rate_that_jumps_on_resume_is_said(worlds: dict[int, Path], toy_data: DataFolder, tmp_path: Path) -> None:
+    shutil.copytree(worlds[1], tmp_path / "run")
+    output = train(1, toy_data.path, tmp_path / "run", "--max-steps", 20, *FP32, "--optimizer.peak-lr", 1e-6)
+    # The preset's 3e-3 · sqrt(10 / 21), and the same part of 1e-6.
+    assert "warning: the changed settings continue at a learning rate of 6.9e-07, the old ones at 0.00207" in output
+
+
 @pytest.fixture(scope="module")
 def copy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of 2 ranks that learned to repeat its input, with its test set and BLEU."""
