@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_transformer.base.errors import UserError, exit_on_user_error, say
+from dist_transformer.base.streams import outlive_streams
 from dist_transformer.config.flags import parse_training
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
@@ -26,7 +27,6 @@ from dist_transformer.runtime import distributed
 from dist_transformer.runtime.agreement import require_agreement
 from dist_transformer.runtime.device import choose_precision
 from dist_transformer.runtime.process_group import process_group
-from dist_transformer.runtime.streams import outlive_streams
 from dist_transformer.runtime.world import World, read_world
 from dist_transformer.training.fault_tolerance.launcher_watch import LauncherWatch
 from dist_transformer.training.fault_tolerance.signals import INTERRUPTED

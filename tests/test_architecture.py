@@ -255,7 +255,6 @@ WRITERS = {
     "base.streams",
     "preflight.probes",
     "runtime.processes",
-    "runtime.streams",
 }
 # Methods and functions that write, and the place of the argument that is the file; -1 is what stands before the dot.
 WRITES = {
@@ -370,7 +369,6 @@ READERS = {
     "runtime.device",
     "runtime.launch",
     "runtime.processes",
-    "runtime.streams",
     "serving.server",
     "preflight.dry_run",
 }

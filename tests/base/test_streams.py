@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import sys, time
-from dist_transformer.runtime.streams import outlive_streams
+from dist_transformer.base.streams import outlive_streams
 
 outlive_streams(remedy="the run continues")
 # A file that is opened next must not become a standard stream.
@@ -69,7 +69,7 @@ def test_a_disk_that_has_room_again_gets_the_next_lines(tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk."""
     program = """
 import resource, sys
-from dist_transformer.runtime.streams import outlive_streams
+from dist_transformer.base.streams import outlive_streams
 outlive_streams(remedy="the run continues")
 print("first")
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
