@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import is_pickle, regular
-from dist_transformer.base.tensor_file import TensorFile
+from dist_transformer.base.files import is_pickle
+from dist_transformer.base.tensor_file import TensorFile, open_tensors
 from dist_transformer.base.verified import Stated, read_verified
 from dist_transformer.config.plain import from_plain
 from dist_transformer.config.settings import ModelConfig
@@ -82,7 +82,7 @@ def weight_file_metadata(file: Path) -> dict[str, Any]:
         UserError: it is not a weight file of a run, or cannot be read.
     """
     try:
-        return _described(safe_open(regular(file), framework="pt").metadata(), file)
+        return _described(open_tensors(file).metadata(), file)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file} cannot be read ({error}): {_REMEDY}") from None
 

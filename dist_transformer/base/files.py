@@ -23,10 +23,14 @@ from dist_transformer.base.links import open_no_link, refuse_link, refuse_linked
 from dist_transformer.base.locks import exclusive_folder, is_locked
 
 _UNFINISHED = ".tmp"
-# Bytes of the largest file that `read_small` reads; a tokenizer of 256,000 entries has about 20 MB.
-_SMALL = 2**28
-# Bytes of the largest log, enough for ten million steps.
-_LOG = 2**32
+# Bytes of the largest file of a kind. Values of JSON may take 26 times the memory of their text.
+SETTINGS_BYTES = 2**20
+LISTING_BYTES = 2**24
+"""Limit of files with an entry per shard, part, sentence or start of a run."""
+TOKENIZER_BYTES = 2**25
+"""Limit of tokenizer.json; one of 256,000 entries has about 20 MB."""
+LINE_BYTES = 2**20
+"""Limit of a line of a log."""
 _PICKLE_SUFFIXES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 # First bytes of pickles of protocol 2 to 5.
 _PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in (2, 3, 4, 5))
@@ -231,26 +235,49 @@ def regular(path: Path) -> Path:
     return path
 
 
-def read_small(path: Path, *, most: int = _SMALL) -> bytes:
+def require_size(size: int, most: int) -> None:
+    """Check the size of a file before memory is allocated for it.
+
+    Raises:
+        OSError: it has more than `most` bytes.
+    """
+    if size > most:
+        raise OSError(errno.EFBIG, f"it has {size:,} bytes, but at most {most:,} are expected")
+
+
+def read_small(path: Path, *, most: int = SETTINGS_BYTES) -> bytes:
     """Read a file that should be small.
 
     Raises:
         OSError: it cannot be read, is not a regular file, or has more than `most` bytes.
     """
     with open_regular(path) as file:
+        require_size(os.fstat(file.fileno()).st_size, most)
+        # Files of the system state no size, and others may grow meanwhile.
         content = file.read(most + 1)
-    if len(content) > most:
-        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes")
+    require_size(len(content), most)
     return content
 
 
-def read_log(path: Path) -> str:
-    """Read a text file to which a run appends lines; bytes that are not UTF-8 are replaced.
+def log_lines(path: Path, *, in_progress: bool = False) -> Iterator[str]:
+    """Read a text file to which a run appends lines, one at a time, without their ends.
+
+    Bytes that are not UTF-8 are replaced. A line of more than `LINE_BYTES`, which no run writes, is cut there and is
+    the last.
+
+    Args:
+        in_progress: leave out a last line without an end, which is still being written.
 
     Raises:
-        OSError: it cannot be read, is not a regular file, or is too large.
+        OSError: it cannot be read, or is not a regular file.
     """
-    return read_small(path, most=_LOG).decode("utf-8", errors="replace")
+    with open_regular(path) as file:
+        while line := file.readline(LINE_BYTES + 1):
+            is_whole = line.endswith(b"\n")
+            if is_whole or not in_progress:
+                yield line.removesuffix(b"\n").decode("utf-8", errors="replace")
+            if not is_whole:
+                return
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ A file is never checked and then opened again: `read_verified` and `hold_verifie
 `VerifiedFile` hashes again what it reads again.
 """
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import open_regular
+from dist_transformer.base.files import LISTING_BYTES, open_regular, require_size
 
 Content = bytearray | mmap.mmap
 
@@ -65,7 +64,7 @@ class Stated:
     """Name of the file that records it, for messages."""
     remedy: str
     """Remedy for a damaged file."""
-    most_bytes: int = 2**28
+    most_bytes: int = LISTING_BYTES
     """Bytes of the largest file that is read into memory, or copied."""
 
     def require(self, path: Path, found: str) -> None:
@@ -214,8 +213,7 @@ def _replace_last(content: bytes, old: str, new: str) -> bytes:
 
 def _size_of(file: BinaryIO, stated: Stated) -> int:
     size = os.fstat(file.fileno()).st_size
-    if size > stated.most_bytes:
-        raise OSError(errno.EFBIG, f"it has {size:,} bytes, but at most {stated.most_bytes:,} are expected")
+    require_size(size, stated.most_bytes)
     return size
 
 

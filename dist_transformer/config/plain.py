@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from tyro.conf import OmitArgPrefixes
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import read_small
+from dist_transformer.base.files import SETTINGS_BYTES, read_small
 
 T = TypeVar("T")
 # OmitArgPrefixes[Group] is Annotated[Group, this].
@@ -172,18 +172,28 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
+def read_json(path: Path, *, most: int = SETTINGS_BYTES) -> dict[str, Any]:
+    """Read a JSON object from a file of at most `most` bytes.
+
+    Raises:
+        UserError: as `read_json_with_bytes`.
+    """
+    return read_json_with_bytes(path, most=most)[0]
+
+
+def read_json_with_bytes(path: Path, *, most: int = SETTINGS_BYTES) -> tuple[dict[str, Any], bytes]:
+    """Read a JSON object from a file of at most `most` bytes; also return its bytes.
 
     Raises:
         UserError: the file is missing or is not a JSON object.
     """
     try:
-        values = parse_json(read_small(path))
+        content = read_small(path, most=most)
+        values = parse_json(content)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: check the path") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as JSON ({error}): restore or rewrite it") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold a JSON object, not {type(values).__name__}")
-    return values
+    return values, content

@@ -21,7 +21,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from tokenizers import Tokenizer as Backend
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import read_small, write_file
+from dist_transformer.base.files import TOKENIZER_BYTES, read_small, write_file
 from dist_transformer.config.directions import check_tags
 from dist_transformer.data.tokenizer_file import check_tokenizer_file
 
@@ -107,7 +107,7 @@ class Tokenizer:
             UserError: the file is missing, or holds a tokenizer of another kind than this module describes.
         """
         try:
-            file = read_small(path)
+            file = read_small(path, most=TOKENIZER_BYTES)
         except OSError as error:
             raise UserError(f"tokenizer {path} cannot be read ({error.strerror}): check the name") from None
         try:

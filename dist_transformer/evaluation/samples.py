@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import make_folder, write_file
+from dist_transformer.base.files import LISTING_BYTES, make_folder, write_file
 from dist_transformer.config.plain import read_json
 from dist_transformer.inference.attention_maps import cross_attention_maps, readable_pieces
 from dist_transformer.inference.translator import Translator
@@ -156,7 +156,7 @@ def _without_none(sheet: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_sheets(path: Path) -> list[SampleSheet]:
-    content: dict[str, Any] = read_json(path)
+    content: dict[str, Any] = read_json(path, most=LISTING_BYTES)
     try:
         return [
             SampleSheet(**{**values, "samples": tuple(Sample(**sample) for sample in values["samples"])})

@@ -9,7 +9,16 @@ import torch
 
 from dist_transformer.base.checks import Check, failed
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import folder_beside, make_folder, move, read_small, refuse_content, sync, write_file
+from dist_transformer.base.files import (
+    TOKENIZER_BYTES,
+    folder_beside,
+    make_folder,
+    move,
+    read_small,
+    refuse_content,
+    sync,
+    write_file,
+)
 from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.export.card import Card
@@ -122,7 +131,7 @@ def export(
     info = info.facing(settings.direction, settings.tags)
     progress("our beam search")
     dev = dev_text(pairs, model, tokenizer, info, device)
-    tokenizer_json = read_small(settings.model / TOKENIZER_FILE)
+    tokenizer_json = read_small(settings.model / TOKENIZER_FILE, most=TOKENIZER_BYTES)
     try:
         make_folder(settings.out.absolute().parent)
         with folder_beside(settings.out) as folder, folder_beside(settings.out) as quantised_folder:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.base.tensor_file import is_finite
 from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, Tokenizer
 from dist_transformer.model.loss import logit_rows
@@ -175,6 +176,14 @@ def _encode(tokenizer: Tokenizer, sources: Sequence[str], targets: Sequence[str]
     return [([*prefix, *source], target) for source, target in zip(source_ids, target_ids, strict=True)]
 
 
+def not_finite(what: str) -> UserError:
+    """Build the error about numbers of a model that are not finite, although its weights are."""
+    return UserError(
+        f"the model computes numbers that are not finite for {what}: its weights are too large, as after a training "
+        "that diverged: use an earlier checkpoint, or --precision fp32 if it computes in bf16"
+    )
+
+
 def longest_line(model: Transformer) -> int:
     """Return the maximum tokens of a source or a target; `</s>` and `<s>` take one position each."""
     return model.config.max_positions - 1
@@ -223,7 +232,9 @@ def _read_batch(
         found = [read(model.logits(hidden_RD), labels_R) for hidden_RD, labels_R in blocks]
     except torch.OutOfMemoryError:
         raise UserError("the device has not enough memory for a batch: give fewer tokens by --batch-tokens") from None
-    values: list[float] = torch.cat(found).tolist()
+    if not is_finite(values_T := torch.cat(found)):
+        raise not_finite("a probability")
+    values: list[float] = values_T.tolist()
     return values
 
 

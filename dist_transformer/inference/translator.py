@@ -1,5 +1,6 @@
 """Translation of lines of text: tokens, batches of similar length, beam search, text; on one or several ranks."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.inference.batches import Batch, make_batches
 from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
 from dist_transformer.inference.sampling import SamplingSettings, sample
+from dist_transformer.inference.scoring import not_finite
 from dist_transformer.inference.splitting import LEAST_LIMIT, join_texts, split_sentences, split_text
 from dist_transformer.model.products import Products
 from dist_transformer.model.transformer import Transformer
@@ -211,6 +213,9 @@ class Translator:
                     f"the device has not enough memory for max_batch_tokens {self.max_batch_tokens}: give a lower one"
                 ) from None
             for i, hypotheses in zip(batch.places, found, strict=True):
+                # Where nothing is finite, a search has no hypothesis.
+                if not hypotheses or not all(math.isfinite(hypothesis.score) for hypothesis in hypotheses):
+                    raise not_finite("a translation")
                 texts = (_one_line(self.tokenizer.decode(hypothesis.tokens)) for hypothesis in hypotheses)
                 decoded[i] = tuple(
                     ScoredText(text=text, score=hypothesis.score, tokens=tuple(hypothesis.tokens))

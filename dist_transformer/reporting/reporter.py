@@ -76,7 +76,7 @@ class Reporter:
             self.bar = tqdm(total=max_steps, initial=first_step, bar_format=form, ncols=room, smoothing=0.05)
         self.figures: list[str] = []
         self.metrics = MetricsFile(run_dir)
-        validations = scan_records(self.metrics.path)[0].get("valid", [])
+        validations = scan_records(self.metrics.path, only="valid")[0].get("valid", [])
         self.board = Board(
             run_dir / TENSORBOARD,
             first_step=first_step,

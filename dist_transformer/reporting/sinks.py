@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from dist_transformer.base.files import append_to, open_regular
+from dist_transformer.base.files import append_to, log_lines
 from dist_transformer.config.registry import Registry
 from dist_transformer.run.layout import METRICS_FILE
 
@@ -44,9 +44,8 @@ class MetricsFile:
 
     def has_recorded(self, kind: str, step: int) -> bool:
         """Return whether the file has such a record."""
-        begin = json.dumps({"kind": kind, "step": step}).removesuffix("}").encode()
-        with open_regular(self.path) as lines:
-            return any(line.startswith(begin + b",") for line in lines)
+        begin = json.dumps({"kind": kind, "step": step}).removesuffix("}")
+        return any(line.startswith(f"{begin},") for line in log_lines(self.path))
 
     def close(self) -> None:
         self._file.close()

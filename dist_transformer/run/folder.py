@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import make_folder, read_small, remove, remove_unfinished, sha256_of, write_file
+from dist_transformer.base.files import (
+    LISTING_BYTES,
+    TOKENIZER_BYTES,
+    make_folder,
+    read_small,
+    remove,
+    remove_unfinished,
+    sha256_of,
+    write_file,
+)
 from dist_transformer.base.links import guard, refuse_link
 from dist_transformer.base.sole_writer import Fence, unfenced
 from dist_transformer.config.plain import from_plain, omitted_defaults, read_json, to_plain
@@ -29,7 +38,7 @@ from dist_transformer.run.layout import (
     SETTINGS_FILE,
     WEIGHTS,
     WRITTEN_IN_PLACE,
-    scan_records,
+    each_record,
     weight_files,
 )
 from dist_transformer.run.ledger import GENESIS, follow_ledger, truncate_jsonl
@@ -203,7 +212,7 @@ def settings_before(run_dir: Path, checkpoint: Path) -> tuple[dict[str, Any], li
     try:
         return read_json(run_dir / SETTINGS_FILE), []
     except UserError as error:
-        repeated = read_json(checkpoint / MANIFEST_FILE).get("config")
+        repeated = read_json(checkpoint / MANIFEST_FILE, most=LISTING_BYTES).get("config")
         if not isinstance(repeated, dict):
             raise
         return repeated, [f"{error}: it is rebuilt from {checkpoint / MANIFEST_FILE}"]
@@ -293,10 +302,11 @@ def require_ledger(run_dir: Path, reader: CheckpointReader) -> None:
 def lost_records(run_dir: Path, step: int) -> list[str]:
     """Report if `metrics.jsonl` has lost records up to `step`. Reports need them, training does not."""
     file = run_dir / METRICS_FILE
-    records = scan_records(file)[0].get("train", []) if file.exists() else []
-    if any(record["step"] == step for record in records):
+    records = each_record(file) if file.exists() else ()
+    steps = (record["step"] for _, record in records if record is not None and record["kind"] == "train")
+    last = max((recorded for recorded in steps if recorded <= step), default=0)
+    if last == step:
         return []
-    last = max((record["step"] for record in records if record["step"] < step), default=0)
     return [f"{file} has lost the records from step {last + 1:,} to {step:,}: reports lack them"]
 
 
@@ -340,7 +350,7 @@ def average_notes(state: dict[str, Any], ema_decay: float) -> list[str]:
 def write_settings(run_dir: Path, described: dict[str, Any], tokenizer: Path, *, fence: Fence = unfenced) -> None:
     make_folder(run_dir)
     write_file(run_dir / SETTINGS_FILE, json.dumps(described, indent=1) + "\n", fence=fence)
-    write_file(run_dir / TOKENIZER_FILE, read_small(tokenizer), fence=fence)
+    write_file(run_dir / TOKENIZER_FILE, read_small(tokenizer, most=TOKENIZER_BYTES), fence=fence)
 
 
 def next_command(run_dir: Path) -> str:

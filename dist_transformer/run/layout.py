@@ -13,13 +13,13 @@ RUN/heartbeats/, RUN/lock              what each rank is doing, which process ho
 RUN/hangs/                             stacks of ranks that made no progress
 """
 
-import contextlib
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dist_transformer.base.files import read_log
+from dist_transformer.base.files import log_lines, require_size
 from dist_transformer.base.sole_writer import LOCK_FILE
 
 SETTINGS_FILE, ENVIRONMENT_FILE = "config.json", "environment.json"
@@ -37,6 +37,9 @@ WRITTEN_IN_PLACE = (LOCK_FILE, METRICS_FILE, LEDGER_FILE, *FOLDERS)
 """Files and folders that a run adds to. Its other files are written under a temporary name, then renamed."""
 POINTER, MANIFEST_FILE, STATE_FILE, WEIGHT_HASHES = "latest", "manifest.json", "state.json", "SHA256SUMS"
 
+Record = dict[str, Any]
+# Bytes of the records that are kept at a time: 100,000 of a training. In memory they take up to 14 times as much.
+_KEPT_BYTES = 2**26
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -63,43 +66,71 @@ def weight_files(run_dir: Path) -> dict[int, Path]:
     return {step: found[step] for step in sorted(found)}
 
 
-def read_records(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+def each_record(path: Path) -> Iterator[tuple[str, Record | None]]:
+    """Yield the lines of a `metrics.jsonl` with their records: numbers and texts by name, among them kind and step.
+
+    The record is None for a line that is none.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    for line in log_lines(path):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        yield line, record if _is_record(record) else None
+
+
+def _is_record(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("kind"), str)
+        and type(value.get("step")) is int
+        and not any(isinstance(inner, dict | list) for inner in value.values())
+    )
+
+
+def read_records(run_dir: Path, kind: str) -> list[Record]:
     """Read the records of one kind in a run's `metrics.jsonl`, in order.
 
     The last line may be torn after a power loss; resuming the run removes it.
 
     Raises:
-        OSError: the file does not exist.
+        OSError: the file does not exist, or has too many records.
         ValueError: another line is not a record.
     """
-    *lines, last = read_log(run_dir / METRICS_FILE).split("\n")
-    with contextlib.suppress(ValueError, RecursionError):
-        json.loads(last)
-        lines.append(last)
-    try:
-        records = [json.loads(line) for line in lines]
-    except RecursionError:
-        raise ValueError("a line is nested too deeply") from None
-    for number, record in enumerate(records, 1):
-        if not isinstance(record, dict) or type(record.get("step")) is not int:
-            raise ValueError(f"line {number} is not a record of a run")
-    return [record for record in records if record.get("kind") == kind]
+    records, size, damaged = list[Record](), 0, 0
+    for number, (line, record) in enumerate(each_record(run_dir / METRICS_FILE), 1):
+        if damaged:
+            raise ValueError(f"line {damaged} is not a record of a run")
+        if record is None:
+            damaged = number
+        elif record["kind"] == kind:
+            records.append(record)
+            size += len(line)
+            require_size(size, _KEPT_BYTES)
+    return records
 
 
-def scan_records(path: Path) -> tuple[dict[str, list[dict[str, Any]]], tuple[int, ...]]:
+def scan_records(path: Path, *, only: str | None = None) -> tuple[dict[str, list[Record]], tuple[int, ...]]:
     """Read the records by kind, in order of step, and the numbers of the lines that are not records.
 
     If a step was recorded twice, as after a resume without truncation, the later record counts.
+
+    Args:
+        only: kind to which to restrict the records.
+
+    Raises:
+        OSError: the file cannot be read, or has too many records.
     """
-    records: dict[str, dict[int, dict[str, Any]]] = {}
-    damaged = []
-    for row, line in enumerate(read_log(path).splitlines(), start=1):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        if isinstance(record, dict) and isinstance(record.get("kind"), str) and type(record.get("step")) is int:
+    records: dict[str, dict[int, Record]] = {}
+    damaged, size = list[int](), 0
+    for number, (line, record) in enumerate(each_record(path), 1):
+        if record is None:
+            damaged.append(number)
+        elif only in (None, record["kind"]):
             records.setdefault(record["kind"], {})[record["step"]] = record
-        else:
-            damaged.append(row)
+            size += len(line)
+            require_size(size, _KEPT_BYTES)
     return {kind: [steps[step] for step in sorted(steps)] for kind, steps in records.items()}, tuple(damaged)

@@ -8,14 +8,14 @@ step on shards were left out, so that the plan can be computed again from the da
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import append_to, read_log, write_file
+from dist_transformer.base.files import append_to, log_lines, whole_path
 from dist_transformer.base.sole_writer import Fence, unfenced
 from dist_transformer.data.loading.events import LeftOut
 from dist_transformer.model.packed import PackedBatch, PackedTokens
@@ -26,6 +26,8 @@ _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
 
 GENESIS = "0" * 64
+# Shards that a run may leave out, each counted once per epoch.
+_MOST_LEFT_OUT = 100_000
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
@@ -82,13 +84,13 @@ def chain_link(chain: str, entry: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def left_out_records(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def left_out_records(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """List the left-out shards as plain JSON: the fields of `LeftOut`, and the first step without the shard."""
     return [{"step": entry["step"], **shard} for entry in entries for shard in entry.get("left_out", ())]
 
 
-def read_ledger(path: Path, *, in_progress: bool = False) -> list[dict[str, Any]]:
-    """Read the entries of a ledger and check each against the chain.
+def read_ledger(path: Path, *, in_progress: bool = False) -> Iterator[dict[str, Any]]:
+    """Read the entries of a ledger, one at a time, and check each against the chain.
 
     Args:
         in_progress: leave out a last line that is still being written.
@@ -96,12 +98,50 @@ def read_ledger(path: Path, *, in_progress: bool = False) -> list[dict[str, Any]
     Raises:
         UserError: a line does not follow from the one before.
     """
-    entries = []
     for number, entry in enumerate(follow_ledger(path, in_progress=in_progress), 1):
         if entry is None:
             raise UserError(f"{path}, line {number}: the chain is broken: the file was edited or damaged")
-        entries.append(entry)
-    return entries
+        yield entry
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Proof:
+    """What an unbroken ledger proves."""
+
+    steps: int = 0
+    target_tokens: int = 0
+    at: dict[int, tuple[str, int]] = dataclasses.field(default_factory=dict)
+    """The chain and the target tokens so far at each of the chosen steps."""
+    left_out: list[dict[str, int]] = dataclasses.field(default_factory=list)
+    """As `left_out_records` gives them."""
+    shards: list[LeftOut] = dataclasses.field(default_factory=list)
+    """The same."""
+
+
+def prove(path: Path, steps: Collection[int], in_progress: bool) -> Proof:
+    """Read a whole ledger.
+
+    Args:
+        steps: steps at which the chain is needed.
+        in_progress: leave out a last line that is still being written.
+
+    Raises:
+        UserError: a line does not follow from the one before, or lists what no run lists.
+        TypeError, ValueError: an entry has other fields than a run writes.
+    """
+    proof = Proof()
+    for entry in read_ledger(path, in_progress=in_progress):
+        proof.steps = entry["step"]
+        proof.target_tokens += entry["target_tokens"]
+        if proof.steps in steps:
+            proof.at[proof.steps] = entry["chain"], proof.target_tokens
+        for record in left_out_records([entry]):
+            is_sound = all(type(number) is int and number >= 0 for number in record.values())
+            if not is_sound or len(proof.left_out) == _MOST_LEFT_OUT:
+                raise UserError(f"{path}, step {proof.steps}: left_out is not what a run writes: restore it")
+            proof.left_out.append(record)
+            proof.shards.append(LeftOut(**{name: value for name, value in record.items() if name != "step"}))
+    return proof
 
 
 def follow_ledger(path: Path, *, in_progress: bool = False) -> Iterator[dict[str, Any] | None]:
@@ -114,8 +154,7 @@ def follow_ledger(path: Path, *, in_progress: bool = False) -> Iterator[dict[str
     """
     chain = GENESIS
     # A byte that is not UTF-8 is damage, too: its replacement breaks the chain in that line.
-    text = read_log(path) if path.exists() else ""
-    lines = (text[: text.rfind("\n") + 1] if in_progress else text).splitlines()
+    lines = log_lines(path, in_progress=in_progress) if path.exists() else ()
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
@@ -132,13 +171,12 @@ def truncate_jsonl(path: Path, last_step: int, *, fence: Fence = unfenced) -> No
     """Drop the lines after `last_step`, which a resumed run writes again, and a torn last line."""
     if not path.exists():
         return
-    kept = []
-    for line in read_log(path).splitlines():
-        try:
-            if json.loads(line)["step"] > last_step:
-                # Lines are not in order of step: a save is recorded when it is complete, some steps later.
-                continue
-        except (ValueError, KeyError, TypeError, RecursionError):
-            break
-        kept.append(line + "\n")
-    write_file(path, "".join(kept), fence=fence)
+    with whole_path(path, fence=fence) as beside, beside.open("w", encoding="utf-8", newline="") as file:
+        for line in log_lines(path):
+            try:
+                if json.loads(line)["step"] > last_step:
+                    # Lines are not in order of step: a save is recorded when it is complete, some steps later.
+                    continue
+            except (ValueError, KeyError, TypeError, RecursionError):
+                break
+            file.write(line + "\n")

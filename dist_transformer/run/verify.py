@@ -4,19 +4,19 @@ Everything in the folder may be damaged or hostile: links are never followed, na
 check does not stop the others.
 """
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-
 from dist_transformer.base.checks import Check
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import read_small, regular, sha256_of
+from dist_transformer.base.files import read_small, sha256_of
 from dist_transformer.base.locks import is_locked
 from dist_transformer.base.sole_writer import LOCK_FILE
+from dist_transformer.base.tensor_file import open_tensors, values_problem
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.format import INDEX_FILE, TOKENIZER_FILE
@@ -49,7 +49,7 @@ from dist_transformer.run.layout import (
     WEIGHT_HASHES,
     WEIGHTS,
 )
-from dist_transformer.run.ledger import left_out_records, read_ledger
+from dist_transformer.run.ledger import Proof, prove, read_ledger
 from dist_transformer.run.replay import planned_steps
 
 _SHOWN_PROBLEMS = 5
@@ -114,8 +114,7 @@ class _Verification:
         self.checks: list[Check] = []
         self._config: TrainConfig | None = None
         self._described: dict[str, Any] = {}
-        self._entries: list[dict[str, Any]] | None = None
-        self._left_out: list[LeftOut] = []
+        self._proof: Proof | None = None
         self._with_data: TrainConfig | None = None
         self._folders: Sequence[DataFolder] = ()
         self._whole: dict[int, CheckpointReader] = {}
@@ -159,16 +158,12 @@ class _Verification:
 
     def ledger(self) -> str:
         path = plain_file(self.run_dir / LEDGER_FILE)
-        entries = read_ledger(path, in_progress=self.in_progress)
-        if not entries:
+        proof = prove(path, {_step_of(folder.name) for folder in self.checkpoint_folders()}, self.in_progress)
+        if not proof.steps:
             raise UserError(f"{path} is empty: no step of this run is proven")
-        for record in left_out_records(entries):
-            if not all(type(value) is int and value >= 0 for value in record.values()):
-                raise UserError(f"{path}, step {record['step']}: left_out is not what a run writes: restore it")
-            self._left_out.append(LeftOut(**{name: value for name, value in record.items() if name != "step"}))
-        self._entries = entries
-        shards = f", shards left out {len(self._left_out):,} times" if self._left_out else ""
-        return f"unbroken from step 1 to {len(entries):,}, {_target_tokens(entries):,} target tokens{shards}"
+        self._proof = proof
+        shards = f", shards left out {len(proof.left_out):,} times" if proof.left_out else ""
+        return f"unbroken from step 1 to {proof.steps:,}, {proof.target_tokens:,} target tokens{shards}"
 
     def checkpoint_folders(self) -> list[Path]:
         """List the folders that have a checkpoint's name; `files` reports everything else."""
@@ -184,7 +179,7 @@ class _Verification:
             plain_file(file)
         if problem := checkpoint_problem(path):
             raise UserError(f"{problem}: remove the folder, and training resumes from an older checkpoint")
-        if problem := content_problem(path, values=True):
+        if problem := content_problem(path):
             raise UserError(f"{problem}: remove {path}, and training resumes from an older checkpoint")
         reader = CheckpointReader(path)
         self._require_state(path, reader.state)
@@ -195,21 +190,22 @@ class _Verification:
 
     def _require_state(self, path: Path, state: dict[str, Any]) -> None:
         """Check that the state belongs to this run: its model and tokenizer, and the ledger up to its step."""
-        step, entries = _step_of(path.name), self._known_entries()
+        step = _step_of(path.name)
+        proof = self._known_proof(step)
         if state["model"] != self._described["model"]:
             raise UserError(f"{path / 'state.json'} states another model than {SETTINGS_FILE}: it is from another run")
         tokenizer = plain_file(self.run_dir / TOKENIZER_FILE)
         if state["tokenizer_sha256"] != sha256_of(tokenizer):
             raise UserError(f"{path / 'state.json'} states another tokenizer than {tokenizer}: copy it from the data")
-        if step > len(entries):
-            raise UserError(f"{path} is of step {step:,}, but the ledger ends at step {len(entries):,}: lines are lost")
-        chain, tokens = entries[step - 1]["chain"], _target_tokens(entries[:step])
+        if step not in proof.at:
+            raise UserError(f"{path} is of step {step:,}, but the ledger ends at step {proof.steps:,}: lines are lost")
+        chain, tokens = proof.at[step]
         if (state["ledger_chain"], state["target_tokens"]) != (chain, tokens):
             raise UserError(
                 f"{path / 'state.json'} does not continue the ledger at step {step:,} "
                 f"({state['target_tokens']!r} target tokens, the ledger has {tokens:,}): one is from another run"
             )
-        if state["left_out"] != left_out_records(entries[:step]):
+        if state["left_out"] != [record for record in proof.left_out if record["step"] <= step]:
             raise UserError(f"{path / 'state.json'} lists other left-out shards than the ledger: it was edited")
 
     def pointer(self) -> str:
@@ -220,8 +216,7 @@ class _Verification:
         if not STEP_NAME.fullmatch(name):
             raise UserError(f"{path} holds {name!r:.60}, not the name of a checkpoint such as step-00001000")
         if self.in_progress and _step_of(name) not in self._whole and (path.parent / name).is_dir():
-            # Committed since the checkpoints were listed; its ledger lines were flushed before.
-            self._entries = read_ledger(plain_file(self.run_dir / LEDGER_FILE), in_progress=True)
+            # Committed since the checkpoints were listed.
             self.checkpoint(path.parent / name)
         if _step_of(name) not in self._whole:
             what = "is not intact (see above)" if (path.parent / name).exists() else "does not exist"
@@ -251,9 +246,9 @@ class _Verification:
 
     def _require_weights(self, file: Path, shapes: Any) -> None:
         remedy = "restore it from a backup, or remove it"
-        if problem := tensors_problem([plain_file(file)], shapes, values=True):
+        if problem := tensors_problem([plain_file(file)], shapes) or values_problem(file):
             raise UserError(f"{problem}: {remedy}")
-        with safe_open(regular(file), framework="pt") as stored:
+        with open_tensors(file) as stored:
             stated = (stored.metadata() or {}).get("step")
         step = _step_of(file.stem)
         if stated != str(step):
@@ -279,20 +274,20 @@ class _Verification:
             raise UserError(f"{', '.join(places)} is not the data that the run was trained on: give its --data")
         for corpus, folder in enumerate(self._folders):
             # A left-out shard may be bad. If another epoch used it, `sentences` reads and verifies it.
-            folder.verify(without={shard.shard for shard in self._left_out if shard.corpus == corpus})
+            folder.verify(without={shard.shard for shard in self._left_out() if shard.corpus == corpus})
         corpora = " + ".join(folder.index.corpus for folder in self._folders)
         pairs = sum(folder.index.train.pairs for folder in self._folders)
-        besides = " except shards that the run left out" if self._left_out else ""
+        besides = " except shards that the run left out" if self._left_out() else ""
         return f"{corpora}, {pairs:,} pairs: the run's data; every file{besides} matches its hash"
 
     def sentences(self, on_step: Callable[[], object]) -> str:
         """Compare every step of the ledger with the plan."""
-        entries = self._known_entries()
+        proof = self._known_proof()
         if self._with_data is None:
             raise UserError("not compared: the data folder cannot be read (see above)")
         wrong, planned = [], None
-        steps = planned_steps(self._with_data, self._left_out)
-        for entry in entries:
+        steps = planned_steps(self._with_data, self._left_out())
+        for entry in itertools.islice(read_ledger(plain_file(self.run_dir / LEDGER_FILE)), proof.steps):
             number = entry["step"]
             try:
                 planned = next(steps)
@@ -308,34 +303,41 @@ class _Verification:
             on_step()
         if wrong:
             raise UserError(
-                f"{len(wrong):,} of {len(entries):,} steps, the first of them step {wrong[0]:,}, trained on other "
+                f"{len(wrong):,} of {proof.steps:,} steps, the first of them step {wrong[0]:,}, trained on other "
                 "sentences than the plan of this data gives"
             )
         assert planned is not None
         epoch = planned.step.epoch + 1
         return (
-            f"all {len(entries):,} steps trained on the planned sentences; the last in epoch {epoch}"
+            f"all {proof.steps:,} steps trained on the planned sentences; the last in epoch {epoch}"
             f"{self._describe_left_out()}"
         )
 
     def _describe_left_out(self) -> str:
         """Describe the left-out shards by name, with their epochs."""
         epochs: dict[Path, list[int]] = {}
-        for shard in self._left_out:
+        for shard in self._left_out():
             split = self._folders[shard.corpus].train
             epochs.setdefault(split.folder / split.info.shards[shard.shard].file, []).append(shard.epoch + 1)
         shown = (f"{file} (epoch {', '.join(map(str, sorted({*numbers})))})" for file, numbers in epochs.items())
         return f"; left out: {', '.join(shown)}" if epochs else ""
+
+    def _left_out(self) -> list[LeftOut]:
+        return self._proof.shards if self._proof is not None else []
 
     def _known_config(self) -> TrainConfig:
         if self._config is None:
             raise UserError(f"not checked: {SETTINGS_FILE} cannot be read (see above)")
         return self._config
 
-    def _known_entries(self) -> list[dict[str, Any]]:
-        if self._entries is None:
+    def _known_proof(self, step: int | None = None) -> Proof:
+        """Return what the ledger proves, at `step` too."""
+        if self._proof is None:
             raise UserError("not checked against the ledger, which cannot be read (see above)")
-        return self._entries
+        if self.in_progress and step is not None and step not in self._proof.at:
+            # That checkpoint was committed since the ledger was read, and its lines were flushed before.
+            self._proof = prove(plain_file(self.run_dir / LEDGER_FILE), {step}, in_progress=True)
+        return self._proof
 
 
 def _fail(error: OSError) -> None:
@@ -344,7 +346,3 @@ def _fail(error: OSError) -> None:
 
 def _step_of(name: str) -> int:
     return int(name.rpartition("-")[2])
-
-
-def _target_tokens(entries: list[dict[str, Any]]) -> int:
-    return sum(entry["target_tokens"] for entry in entries)

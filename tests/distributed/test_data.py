@@ -27,7 +27,7 @@ def ledger(toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> li
     """The ledger of 50 steps on one rank, from the folder itself."""
     run_dir = tmp_path_factory.mktemp("plain") / "run"
     train(1, toy_data.path, run_dir, "--max-steps", 50, *STEPS)
-    return read_ledger(run_dir / "ledger.jsonl")
+    return list(read_ledger(run_dir / "ledger.jsonl"))
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_url_gives_the_same_sentences(ledger: list[dict[str, Any]], toy_data: 
     place: Any = f"file://{toy_data.path}"
     flags = ("--cache-dir", tmp_path / "a cache", *STEPS)
     train(2, place, tmp_path / "run", "--max-steps", 50, *flags)
-    assert read_ledger(tmp_path / "run" / "ledger.jsonl") == ledger
+    assert list(read_ledger(tmp_path / "run" / "ledger.jsonl")) == ledger
     stalls = [record["data_stall"] for record in read_records(tmp_path / "run", "train")]
     assert all(0 <= stall < 1 for stall in stalls)
 
@@ -70,7 +70,7 @@ def test_bad_shards_are_left_out_alike_on_any_world_and_after_a_resume(
     assert "train-00002.arrow is damaged" in output
     two_dir = tmp_path / "two"
     train(2, damaged, two_dir, "--max-steps", 25, *flags)
-    one, two = (read_ledger(tmp_path / name / "ledger.jsonl") for name in ("one", "two"))
+    one, two = (list(read_ledger(tmp_path / name / "ledger.jsonl")) for name in ("one", "two"))
     assert one[:25] == two
     epoch = read_records(tmp_path / "one", "epoch")[0]
     info = toy_data.train.info
@@ -83,7 +83,7 @@ def test_bad_shards_are_left_out_alike_on_any_world_and_after_a_resume(
     output = train(2, damaged, two_dir, "--max-steps", 65, *flags)
     assert f"step 26: left out of epoch {position['epoch'] + 1} after a part of it was used: " in output
     assert "Traceback" not in output
-    two = read_ledger(two_dir / "ledger.jsonl")
+    two = list(read_ledger(two_dir / "ledger.jsonl"))
     assert one[:25] == two[:25]
     assert read_records(two_dir, "train")[-1]["left_out_shards"] == 2
     verify_what_was_left_out(two_dir, toy_data.path, damaged, used)
@@ -108,7 +108,7 @@ def test_mixed_folders_on_any_world_and_after_a_resume(toy_data: DataFolder, tmp
     for ranks, run, ends in ((1, tmp_path / "one", (50,)), (2, tmp_path / "two", (25, 50))):
         for end in ends:
             train(ranks, places[0], run, "--max-steps", end, *flags, "--data", *places)
-    one, two = (read_ledger(run / "ledger.jsonl") for run in (tmp_path / "one", tmp_path / "two"))
+    one, two = (list(read_ledger(run / "ledger.jsonl")) for run in (tmp_path / "one", tmp_path / "two"))
     assert one == two
     state = json.loads((tmp_path / "two" / "checkpoints" / "step-00000050" / "state.json").read_text())
     first, second = state["position"]["target_tokens"]

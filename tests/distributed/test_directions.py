@@ -55,7 +55,7 @@ def model(runs: dict[int, Path]) -> Path:
 
 
 def test_the_ledger_is_that_of_one_rank(runs: dict[int, Path]) -> None:
-    one, two = (read_ledger(runs[ranks] / "ledger.jsonl") for ranks in (1, 2))
+    one, two = (list(read_ledger(runs[ranks] / "ledger.jsonl")) for ranks in (1, 2))
     assert one == two
     assert len(one) == 20
 

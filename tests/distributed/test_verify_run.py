@@ -79,7 +79,7 @@ def test_an_edited_line_of_the_ledger_is_found(run: Path, toy_data: DataFolder) 
 
 def test_a_step_on_other_sentences_is_found_though_every_chain_holds(run: Path, toy_data: DataFolder) -> None:
     """Two steps are exchanged, the ledger has a new chain, and the checkpoints are gone: only the plan shows it."""
-    entries = read_ledger(run / "ledger.jsonl")
+    entries = list(read_ledger(run / "ledger.jsonl"))
     entries[6], entries[20] = entries[20], entries[6]
     (run / "ledger.jsonl").unlink()
     ledger = Ledger(run / "ledger.jsonl")

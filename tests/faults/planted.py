@@ -27,6 +27,7 @@ IN_TESTS = {
 """Campaigns whose bugs the test suite plants."""
 
 _READER = "dist_transformer.run.checkpoint.reader"
+_TENSORS = "dist_transformer.base.tensor_file"
 _WRITER = "dist_transformer.run.checkpoint.writer"
 _ENGINE = "dist_transformer.training.engine.engine"
 _ASSEMBLY = "dist_transformer.training.assembly"
@@ -377,7 +378,12 @@ BUGS = [
         "hostile",
         "names and pickles",
         (1,),
-        ("what is no safetensors file is unpickled", f"{_READER}:safe_open", unpickle, "the canary ran"),
+        (
+            "what is no safetensors file is unpickled",
+            "dist_transformer.base.tensor_file:open_tensors",
+            unpickle,
+            "the canary ran",
+        ),
     ),
     *_bugs(
         "hostile",

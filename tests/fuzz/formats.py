@@ -169,7 +169,7 @@ def read_the_ledger(lab: Lab, content: bytes) -> None:
     truncate_jsonl(copy, 3)
     scan_records(copy)
     verify_run(lab.run)
-    read_ledger(file)
+    list(read_ledger(file))
 
 
 def read_metrics(lab: Lab, content: bytes) -> None:

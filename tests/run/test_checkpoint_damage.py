@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from dist_transformer.base import tensor_file
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.verified import with_own_hash
-from dist_transformer.run.checkpoint import reader
 from dist_transformer.run.checkpoint.reader import (
     FORMAT_VERSION,
     CheckpointReader,
@@ -216,7 +216,7 @@ def test_a_checkpoint_that_is_pruned_while_it_is_read_is_told_in_words(
     def late(file: Path, **_: str) -> Any:
         raise RuntimeError(f"unable to open file <{file}> in read-only mode: No such file or directory (2)")
 
-    monkeypatch.setattr(reader, "safe_open", late)
+    monkeypatch.setattr(tensor_file, "safe_open", late)
     assert "cannot be read (unable to open file" in str(checkpoint_problem(path))
     with pytest.raises(UserError, match="cannot be read"):
         CheckpointReader(path)

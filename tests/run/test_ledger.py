@@ -133,7 +133,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_ledger_comes_back(path: Path) -> None:
     written(path)
-    entries = read_ledger(path)
+    entries = list(read_ledger(path))
     assert [entry["step"] for entry in entries] == [1, 2, 3, 4, 5]
     assert [entry["target_tokens"] for entry in entries] == [100, 200, 300, 400, 500]
     # -1 is 2^64 - 1: an int64 that wrapped around.
@@ -152,7 +152,7 @@ def read_after(path: Path, *hashes: int) -> list[dict[str, Any]]:
     for step, pair_hash in enumerate(hashes, 1):
         ledger.add(step, pair_hash=pair_hash, target_tokens=100)
     ledger.flush()
-    return read_ledger(path)
+    return list(read_ledger(path))
 
 
 LEFT_OUT = LeftOut(corpus=1, shard=7, epoch=2, window=3, packs=4)
@@ -163,7 +163,7 @@ def test_shards_that_were_left_out_come_back_and_are_chained(path: Path) -> None
     ledger.add(1, pair_hash=1, target_tokens=100)
     ledger.add(2, pair_hash=2, target_tokens=100, left_out=(LEFT_OUT,))
     ledger.flush()
-    entries = read_ledger(path)
+    entries = list(read_ledger(path))
     record = {"step": 2, "corpus": 1, "shard": 7, "epoch": 2, "window": 3, "packs": 4}
     assert left_out_records(entries) == [record]
     # By hand: the line as it was without shards, and these as sorted JSON.
@@ -175,11 +175,11 @@ def test_shards_that_were_left_out_come_back_and_are_chained(path: Path) -> None
     for edited in (lines[1].replace('"shard": 7', '"shard": 8'), lines[1].replace('"left_out"', '"other"')):
         path.write_text(f"{lines[0]}\n{edited}\n")
         with pytest.raises(UserError, match="line 2: the chain is broken"):
-            read_ledger(path)
+            list(read_ledger(path))
 
 
 def test_no_ledger_is_empty(path: Path) -> None:
-    assert read_ledger(path) == []
+    assert list(read_ledger(path)) == []
     Ledger(path).flush()
     assert not path.exists()
 
@@ -203,7 +203,7 @@ def test_an_edited_line_is_found(path: Path, field: str, value: object) -> None:
     lines[2] = json.dumps({**json.loads(lines[2]), field: value})
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(UserError, match=r"ledger\.jsonl, line 3: the chain is broken"):
-        read_ledger(path)
+        list(read_ledger(path))
 
 
 @pytest.mark.parametrize("dropped", [0, 2, 3])
@@ -211,7 +211,7 @@ def test_a_dropped_line_is_found(path: Path, dropped: int) -> None:
     lines = written(path)
     path.write_text("\n".join(lines[:dropped] + lines[dropped + 1 :]) + "\n")
     with pytest.raises(UserError, match=f"line {dropped + 1}: the chain is broken"):
-        read_ledger(path)
+        list(read_ledger(path))
 
 
 def test_exchanged_and_repeated_lines_are_found(path: Path) -> None:
@@ -219,7 +219,7 @@ def test_exchanged_and_repeated_lines_are_found(path: Path) -> None:
     for order in ([0, 2, 1], [0, 0, 1]):
         path.write_text("\n".join(lines[i] for i in order) + "\n")
         with pytest.raises(UserError, match="line 2: the chain is broken"):
-            read_ledger(path)
+            list(read_ledger(path))
 
 
 def test_a_flipped_bit_that_is_no_utf8_is_found(path: Path) -> None:
@@ -228,9 +228,9 @@ def test_a_flipped_bit_that_is_no_utf8_is_found(path: Path) -> None:
     content[len(lines[0]) + 20] ^= 0x80
     path.write_bytes(content)
     with pytest.raises(UserError, match="line 2: the chain is broken"):
-        read_ledger(path)
+        list(read_ledger(path))
     truncate_jsonl(path, 5)
-    assert len(read_ledger(path)) == 1
+    assert len(list(read_ledger(path))) == 1
 
 
 def test_a_step_left_out_is_found_though_the_chain_holds(path: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_step_left_out_is_found_though_the_chain_holds(path: Path) -> None:
         ledger.add(step, pair_hash=step, target_tokens=100)
     ledger.flush()
     with pytest.raises(UserError, match="line 3: the chain is broken"):
-        read_ledger(path)
+        list(read_ledger(path))
 
 
 @pytest.mark.parametrize("line", ["", "{", "7", "null", "[]", "{}", '"step"', "[" * 100_000])
@@ -247,7 +247,7 @@ def test_a_line_that_is_no_entry_is_found(path: Path, line: str) -> None:
     lines = written(path)
     path.write_text("\n".join([*lines[:2], line, *lines[3:]]) + "\n")
     with pytest.raises(UserError, match="line 3: the chain is broken"):
-        read_ledger(path)
+        list(read_ledger(path))
 
 
 @pytest.mark.parametrize("last_step", [0, 1, 3, 5, 9])
@@ -255,7 +255,7 @@ def test_truncation_drops_the_lines_after_a_step(path: Path, last_step: int) -> 
     lines = written(path)
     truncate_jsonl(path, last_step)
     assert path.read_text() == "".join(line + "\n" for line in lines[:last_step])
-    assert len(read_ledger(path)) == min(last_step, 5)
+    assert len(list(read_ledger(path))) == min(last_step, 5)
     assert [file.name for file in path.parent.iterdir()] == ["ledger.jsonl"]
 
 

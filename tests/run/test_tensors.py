@@ -111,7 +111,7 @@ def test_a_weight_file_has_its_hash(run: Path) -> None:
 
 
 def test_averaged_weights(run: Path) -> None:
-    entries = read_ledger(run / "ledger.jsonl")[:4]
+    entries = list(read_ledger(run / "ledger.jsonl"))[:4]
     progress = Progress(step=4, ledger_chain=entries[3]["chain"], target_tokens=410)
     progress.left_out = left_out_records(entries)
     save(run, progress, ema_decay=0.9)

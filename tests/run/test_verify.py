@@ -88,7 +88,7 @@ def test_a_weight_file_that_vanishes_while_it_is_read(run: Path, monkeypatch: py
     def gone(*_: Any, **__: Any) -> None:
         raise RuntimeError("unable to open file")
 
-    monkeypatch.setattr(verify, "safe_open", gone)
+    monkeypatch.setattr(verify, "open_tensors", gone)
     found = [check.found for check in verify_run(run) if not check.passed]
     assert any("cannot be read (RuntimeError: unable to open file): restore it from a backup" in line for line in found)
 

@@ -13,7 +13,7 @@ from tests.slurm.conftest import STEPS, FinishedJob, Site
 def test_one_command_prepares_trains_averages_and_evaluates_on_two_nodes(site: Site, finished: FinishedJob) -> None:
     log = site.log(finished.job)
     assert "2 rank(s)" in log
-    assert len(read_ledger(finished.run_dir / "ledger.jsonl")) == STEPS
+    assert len(list(read_ledger(finished.run_dir / "ledger.jsonl"))) == STEPS
     assert (site.data / "index.json").exists()
     assert (finished.run_dir / "model" / "model.safetensors").exists()
     report = json.loads((finished.run_dir / "bleu.json").read_text(encoding="utf-8"))

@@ -130,7 +130,7 @@ def test_rows_of_table_3_are_a_job_array_and_its_table(site: Site, finished: Fin
     jobs = dict(re.findall(r"^(\w+): +job (\d+)$", said, re.MULTILINE))
     assert site.cluster.wait(jobs["table"]) == "COMPLETED", site.log(jobs["table"])
     folder = site.checkout / "runs" / "table3-en-de"
-    assert {len(read_ledger(folder / row / "ledger.jsonl")) for row in ("base", "E")} == {10}
+    assert {len(list(read_ledger(folder / row / "ledger.jsonl"))) for row in ("base", "E")} == {10}
     table = (folder / "table3.md").read_text(encoding="utf-8")
     assert re.search(r"\| E \| positions sinusoidal → learned \|.*\| -0\.1 \|", table)
 

@@ -33,6 +33,8 @@ REMEDY = "copy the data folder again, or prepare it again with dist-transformer 
 
 INDEX_FILE, TOKENIZER_FILE, LENGTHS_FILE = "index.json", "tokenizer.json", "lengths.npy"
 VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE = "valid", "source.txt", "target.txt"
+VALID_BYTES = 2**26
+"""Limit of a side of the validation text, some 500,000 lines."""
 
 _SHARD_SCHEMAS = tuple(
     pa.schema({"src": pa.list_(source), "tgt": pa.list_(target)})

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import make_folder, move, read_small, sha256_of
+from dist_transformer.base.files import LISTING_BYTES, TOKENIZER_BYTES, make_folder, move, read_small, sha256_of
 from dist_transformer.base.links import guard
 from dist_transformer.base.locks import exclusive
 from dist_transformer.base.verified import Sealed, read_verified
@@ -15,12 +15,13 @@ from dist_transformer.data.folder.format import (
     INDEX_FILE,
     REMEDY,
     TOKENIZER_FILE,
+    VALID_BYTES,
     VALID_FOLDER,
     VALID_SOURCE_FILE,
     VALID_TARGET_FILE,
     DataIndex,
 )
-from dist_transformer.data.folder.split import Split, index_states
+from dist_transformer.data.folder.split import Split, index_states, most_lengths_bytes
 from dist_transformer.data.folder.storage import (
     CachedFiles,
     CacheSettings,
@@ -93,14 +94,14 @@ class DataFolder:
             make_folder(cache.folder)
             guard(cache.folder)
             with exclusive(cache.folder / "lock"):
-                fetch(f"{url}/{INDEX_FILE}", cache.folder / INDEX_FILE)
+                fetch(f"{url}/{INDEX_FILE}", cache.folder / INDEX_FILE, most=LISTING_BYTES)
                 index = read_index(cache.folder)
                 path = cache.folder / sha256_of(cache.folder / INDEX_FILE)[:16]
                 make_folder(path / VALID_FOLDER)
-                for name, sha256 in _small_files(index):
+                for name, sha256, most in _small_files(index):
                     _inside(path, Path(name).name)
                     if not (path / name).is_file() or sha256_of(path / name) != sha256:
-                        fetch(f"{url}/{name}", path / name, sha256=sha256)
+                        fetch(f"{url}/{name}", path / name, most=most, sha256=sha256)
                 move(cache.folder / INDEX_FILE, path / INDEX_FILE)
         except OSError as error:
             raise UserError(
@@ -132,7 +133,7 @@ class DataFolder:
         stated = ((VALID_SOURCE_FILE, info.source_sha256), (VALID_TARGET_FILE, info.target_sha256))
         try:
             source, target = (
-                read_verified(folder / name, index_states(sha256)).decode("utf-8").split("\n")[:-1]
+                read_verified(folder / name, index_states(sha256, VALID_BYTES)).decode("utf-8").split("\n")[:-1]
                 for name, sha256 in stated
             )
         except UnicodeDecodeError as error:
@@ -147,7 +148,7 @@ class DataFolder:
         Raises:
             UserError: a file is not what the index states; the error names the first one.
         """
-        for name, sha256 in _small_files(self.index):
+        for name, sha256, _ in _small_files(self.index):
             check_file(self.path / name, sha256=sha256)
         for shard in range(len(self.valid.info.shards)):
             self.valid.read(shard)
@@ -157,7 +158,7 @@ class DataFolder:
 
     def files(self) -> Iterator[tuple[Path, str]]:
         """List every file that the index describes, with its SHA-256."""
-        for name, sha256 in _small_files(self.index):
+        for name, sha256, _ in _small_files(self.index):
             yield self.path / name, sha256
         for shard in self.train.info.shards:
             yield self.train.folder / shard.file, shard.sha256
@@ -167,15 +168,15 @@ class DataFolder:
         self.valid.close()
 
 
-def _small_files(index: DataIndex) -> Iterator[tuple[str, str]]:
-    """List names and SHA-256 of all files but the training shards."""
-    yield TOKENIZER_FILE, index.tokenizer_sha256
-    yield index.train.lengths_file, index.train.lengths_sha256
-    yield f"{VALID_FOLDER}/{VALID_SOURCE_FILE}", index.valid_text.source_sha256
-    yield f"{VALID_FOLDER}/{VALID_TARGET_FILE}", index.valid_text.target_sha256
-    yield f"{VALID_FOLDER}/{index.valid.lengths_file}", index.valid.lengths_sha256
+def _small_files(index: DataIndex) -> Iterator[tuple[str, str, int]]:
+    """List names, SHA-256 and maximum bytes of all files but the training shards."""
+    yield TOKENIZER_FILE, index.tokenizer_sha256, TOKENIZER_BYTES
+    yield index.train.lengths_file, index.train.lengths_sha256, most_lengths_bytes(index.train)
+    yield f"{VALID_FOLDER}/{VALID_SOURCE_FILE}", index.valid_text.source_sha256, VALID_BYTES
+    yield f"{VALID_FOLDER}/{VALID_TARGET_FILE}", index.valid_text.target_sha256, VALID_BYTES
+    yield f"{VALID_FOLDER}/{index.valid.lengths_file}", index.valid.lengths_sha256, most_lengths_bytes(index.valid)
     for shard in index.valid.shards:
-        yield f"{VALID_FOLDER}/{shard.file}", shard.sha256
+        yield f"{VALID_FOLDER}/{shard.file}", shard.sha256, shard.bytes
 
 
 def _check_small_files(path: Path, index: DataIndex) -> None:
@@ -224,7 +225,7 @@ def read_index(folder: Path) -> DataIndex:
     """
     path = folder / INDEX_FILE
     try:
-        content = parse_json(read_small(path))
+        content = parse_json(read_small(path, most=LISTING_BYTES))
     except OSError as error:
         raise UserError(
             f"{folder} is not a data folder: {path} cannot be read ({error.strerror}): "

@@ -3,12 +3,13 @@
 import io
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import LISTING_BYTES
 from dist_transformer.base.verified import Content, Sealed, Stated, hold_verified
 from dist_transformer.data.folder.format import (
     INDEX_FILE,
@@ -249,13 +250,17 @@ class Split:
         return self._used[shard]
 
 
-def index_states(sha256: str) -> Stated:
-    return Stated(sha256, INDEX_FILE, REMEDY)
+def index_states(sha256: str, most_bytes: int = LISTING_BYTES) -> Stated:
+    return Stated(sha256, INDEX_FILE, REMEDY, most_bytes)
+
+
+def most_lengths_bytes(info: SplitInfo) -> int:
+    """Return the maximum bytes of the file of lengths of a split."""
+    return _LARGEST_HEADER + 2 * info.pairs * np.dtype(np.uint32).itemsize
 
 
 def _hold_lengths(path: Path, info: SplitInfo) -> Sealed:
-    most = _LARGEST_HEADER + 2 * info.pairs * np.dtype(np.uint32).itemsize
-    return hold_verified(path, replace(index_states(info.lengths_sha256), most_bytes=most))
+    return hold_verified(path, index_states(info.lengths_sha256, most_lengths_bytes(info)))
 
 
 def _as_array(content: Content, path: Path, info: SplitInfo) -> np.ndarray:

@@ -105,7 +105,7 @@ class CachedFiles:
 
     def _fetch(self, shard: ShardInfo) -> None:
         self._make_room(shard)
-        fetch(f"{self.url}/{shard.file}", self.cache / shard.file, size=shard.bytes, sha256=shard.sha256)
+        fetch(f"{self.url}/{shard.file}", self.cache / shard.file, most=shard.bytes, sha256=shard.sha256)
 
     def _make_room(self, shard: ShardInfo) -> None:
         """Remove the least recently used shards, except those that a process is opening."""
@@ -120,8 +120,12 @@ class CachedFiles:
                     remove(file)
 
 
-def fetch(url: str, path: Path, *, size: int | None = None, sha256: str | None = None) -> None:
+def fetch(url: str, path: Path, *, most: int, sha256: str | None = None) -> None:
     """Copy a remote file to `path`, whole or not at all. Retry with growing pauses, as busy servers need.
+
+    Args:
+        most: bytes of the largest file that is copied.
+        sha256: hash that it must have; None: any.
 
     Raises:
         UserError: all attempts failed; the error gives the last reason.
@@ -132,7 +136,7 @@ def fetch(url: str, path: Path, *, size: int | None = None, sha256: str | None =
         if attempt:
             time.sleep(_FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
         try:
-            _copy(url, path, size=size, sha256=sha256)
+            _copy(url, path, most=most, sha256=sha256)
             return
         except FileNotFoundError:
             raise UserError(f"{url} is missing: check the URL, or copy the data folder there again") from None
@@ -147,7 +151,7 @@ def fetch(url: str, path: Path, *, size: int | None = None, sha256: str | None =
     )
 
 
-def _copy(url: str, path: Path, *, size: int | None, sha256: str | None) -> None:
+def _copy(url: str, path: Path, *, most: int, sha256: str | None) -> None:
     """Copy a remote file.
 
     Raises:
@@ -164,11 +168,11 @@ def _copy(url: str, path: Path, *, size: int | None, sha256: str | None) -> None
                 file.write(block)
                 digest.update(block)
                 copied += len(block)
+                if copied > most:
+                    raise OSError(f"it has more than {most:,} bytes")
                 block = remote.read(_BLOCK_BYTES)
-            if size is not None and copied != size:
-                raise OSError(f"it has {copied:,} bytes, but the index states {size:,}")
             if sha256 is not None and digest.hexdigest() != sha256:
-                raise OSError("its SHA-256 differs from the index")
+                raise OSError(f"its {copied:,} bytes do not have the SHA-256 that the index states")
 
 
 def check_file(path: Path, *, sha256: str) -> None:

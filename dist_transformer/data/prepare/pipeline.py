@@ -290,6 +290,11 @@ def _write_validation(
     hashes = []
     for name, column in zip((shards.VALID_SOURCE_FILE, shards.VALID_TARGET_FILE), columns, strict=True):
         content = "".join(f"{text}\n" for text in column).encode("utf-8")
+        if len(content) > shards.VALID_BYTES:
+            raise UserError(
+                f"a side of the validation text has {len(content):,} bytes, and at most {shards.VALID_BYTES:,} are "
+                "read: give fewer lines, some thousand are usual"
+            )
         write_file(valid / name, content)
         hashes.append(hashlib.sha256(content).hexdigest())
     text, target = (words_of(tokenizer, side).encode(column) for side, column in enumerate(columns))

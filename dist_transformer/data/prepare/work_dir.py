@@ -42,6 +42,8 @@ from dist_transformer.version import __version__
 
 # To be increased when the files of the work folder change their meaning.
 _LAYOUT = 2
+# Bytes of the largest result of a task.
+_RESULT_BYTES = 2**28
 # Settings that do not affect the result (where to write, how to work), and files, which are identified separately.
 _NOT_IN_FINGERPRINT = {"out", "workers", "keep_text", "sources", "validation", "tokenizer"}
 
@@ -63,7 +65,7 @@ class Work:
     def result(self, name: str) -> Any:
         """Return the result of the task of that name; None if it is not done."""
         try:
-            return json.loads(read_small(self.folder / "results" / f"{name}.json"))
+            return json.loads(read_small(self.folder / "results" / f"{name}.json", most=_RESULT_BYTES))
         except (FileNotFoundError, ValueError):
             return None
 

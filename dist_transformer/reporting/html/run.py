@@ -1,6 +1,5 @@
 """Contents of a run folder for its report. Damaged records are counted, not fatal, because a killed run leaves some."""
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator
@@ -9,10 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import read_small, regular
+from dist_transformer.base.files import LISTING_BYTES, read_small, sha256_of
+from dist_transformer.base.tensor_file import open_tensors
 from dist_transformer.config.plain import read_json
 from dist_transformer.data.folder.format import INDEX_FILE
 from dist_transformer.evaluation.samples import SampleSheet, read_sheets
@@ -136,7 +136,7 @@ def _identify(run_dir: Path, settings: dict[str, Any]) -> Identity:
     described: list[dict[str, Any]] = []
     for file in list(weight_files(run_dir).values())[-1:]:
         try:
-            with safe_open(regular(file), framework="numpy") as weights:
+            with open_tensors(file) as weights:
                 parameters = sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
                 described.append({key: json.loads(value) for key, value in (weights.metadata() or {}).items()})
         except (SafetensorError, OSError, ValueError, RecursionError):
@@ -145,7 +145,7 @@ def _identify(run_dir: Path, settings: dict[str, Any]) -> Identity:
     places, hashes = settings.get("data"), settings.get("data_sha256")
     if isinstance(places, list) and isinstance(hashes, list) and places and hashes:
         index = Path(str(places[0])) / INDEX_FILE
-        if index.is_file() and hashlib.sha256(read_small(index)).hexdigest() == hashes[0]:
+        if index.is_file() and sha256_of(index) == hashes[0]:
             described += _read_objects([index])
     known = next((values for values in described if isinstance(values.get("corpus"), str)), {})
     return Identity(
@@ -168,7 +168,7 @@ def _read_objects(files: list[Path]) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects among `files`; skip all other files."""
     for file in files:
         try:
-            values = json.loads(read_small(file))
+            values = json.loads(read_small(file, most=LISTING_BYTES))
         except (OSError, ValueError, RecursionError):
             continue
         if isinstance(values, dict):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import LISTING_BYTES
 from dist_transformer.config.plain import from_plain, read_json
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.run.checkpoint.tensors import checkpoint_shapes, parameter_shapes, tensors_problem
@@ -21,14 +22,13 @@ _LARGEST = 2**63 - 1
 Rule = Callable[[Any], bool]
 
 
-def content_problem(path: Path, *, values: bool = False) -> str | None:
-    """Describe what is wrong with the state or the tensors of a checkpoint whose hashes match; None if nothing is.
+def content_problem(path: Path) -> str | None:
+    """Describe what is wrong with a checkpoint without `checkpoint_problem`; None if nothing is.
 
-    Args:
-        values: also read the values of the tensors; otherwise only types and headers are read.
+    Types of the state and headers of the tensors are read.
     """
     try:
-        state = read_json(path / STATE_FILE)
+        state = read_json(path / STATE_FILE, most=LISTING_BYTES)
         due = {name: fits for name, fits in _STATE.items() if name in state or name not in _NEWER}
         if wrong := next((name for name, fits in due.items() if not fits(state.get(name))), None):
             return f"{path / STATE_FILE} states {wrong} {state.get(wrong)!r:.60}, which no run writes"
@@ -38,7 +38,7 @@ def content_problem(path: Path, *, values: bool = False) -> str | None:
     except UserError as error:
         return str(error)
     expected = checkpoint_shapes(parameter_shapes(model), averaged=state.get("ema_decay", 0) > 0)
-    return tensors_problem(sorted(path.glob("part-*.safetensors")), expected, values=values)
+    return tensors_problem(sorted(path.glob("part-*.safetensors")), expected)
 
 
 def _is_count(value: Any) -> bool:

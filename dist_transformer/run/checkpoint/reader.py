@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import read_small, regular, sha256_of
+from dist_transformer.base.files import LISTING_BYTES, read_small, sha256_of
+from dist_transformer.base.tensor_file import open_tensors, values_problem
 from dist_transformer.base.verified import Stated, has_own_hash
-from dist_transformer.config.plain import read_json
+from dist_transformer.config.plain import read_json, read_json_with_bytes
 from dist_transformer.run.checkpoint.state import EMA, MOMENTS, ParameterState
 from dist_transformer.run.layout import CHECKPOINTS, MANIFEST_FILE, STATE_FILE, WEIGHT_HASHES, checkpoints_of, step_of
 from dist_transformer.runtime import distributed
@@ -37,10 +38,10 @@ def _stated_files(path: Path) -> tuple[dict[str, Any], str | None]:
     try:
         if (path / MANIFEST_FILE).is_symlink():
             return {}, f"{path / 'manifest.json'} is a link"
-        manifest = read_json(path / MANIFEST_FILE)
+        manifest, content = read_json_with_bytes(path / MANIFEST_FILE, most=LISTING_BYTES)
         if manifest["format_version"] > FORMAT_VERSION:
             return {}, f"{path} was written by a newer version of dist_transformer"
-        if manifest["format_version"] != 1 and not has_own_hash(read_small(path / MANIFEST_FILE), manifest["sha256"]):
+        if manifest["format_version"] != 1 and not has_own_hash(content, manifest["sha256"]):
             raise UserError(f"{MANIFEST_FILE} is damaged: its SHA-256 is not what it states")
         files = {name: (stated["bytes"], stated["sha256"]) for name, stated in manifest["files"].items()}
         unlisted = {file.name for file in path.iterdir()} - files.keys() - {MANIFEST_FILE}
@@ -84,9 +85,9 @@ def _file_problem(folder: Path, name: str, stated: tuple[Any, Any]) -> str | Non
             return f"{file} is damaged: its size or SHA-256 is not what the manifest states"
         # An attacker who wrote the file may have written the manifest too.
         if file.suffix == ".json":
-            read_json(file)
+            read_json(file, most=LISTING_BYTES)
         else:
-            safe_open(regular(file), framework="pt")
+            return values_problem(file)
     except UserError as error:
         return str(error)
     except (SafetensorError, OSError, RuntimeError) as error:
@@ -146,7 +147,7 @@ def _agreed_problem(path: Path, judge: Callable[[Path], str | None]) -> str | No
 def weight_hashes(folder: Path) -> dict[str, str]:
     """Read the SHA-256 of the files in a run's `weights/` by name, as recorded when they were written."""
     file = folder / WEIGHT_HASHES
-    lines = read_small(file).decode(errors="replace").splitlines() if file.is_file() else []
+    lines = read_small(file, most=LISTING_BYTES).decode(errors="replace").splitlines() if file.is_file() else []
     matches = (_HASH_LINE.fullmatch(line) for line in lines)
     return {match[2]: match[1] for match in matches if match}
 
@@ -183,11 +184,11 @@ class CheckpointReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.state = read_json(path / STATE_FILE)
+        self.state = read_json(path / STATE_FILE, most=LISTING_BYTES)
         self._files: dict[str, Any] = {}
         for part in sorted(path.glob("part-*.safetensors")):
             try:
-                opened = safe_open(regular(part), framework="pt")
+                opened = open_tensors(part)
             except (SafetensorError, OSError, RuntimeError) as error:
                 # The hash matches its manifest, but the file is not safetensors: training did not write it.
                 raise UserError(f"{part} cannot be read ({error}): restore {path} from a backup") from None
@@ -195,7 +196,7 @@ class CheckpointReader:
 
     def settings(self) -> dict[str, Any] | None:
         """Return the run's settings when it was written, as config.json holds them; None if an old version wrote it."""
-        settings = read_json(self.path / MANIFEST_FILE).get("config")
+        settings = read_json(self.path / MANIFEST_FILE, most=LISTING_BYTES).get("config")
         return settings if isinstance(settings, dict) else None
 
     def weight(self, name: str) -> torch.Tensor:

@@ -94,10 +94,10 @@ def test_a_store_that_fails_for_a_while_is_asked_again(
         return usual(self, *args, **settings)
 
     monkeypatch.setattr(MemoryFileSystem, "_open", busy)
-    fetch("memory://bucket/toy/index.json", tmp_path / "index.json")
+    fetch("memory://bucket/toy/index.json", tmp_path / "index.json", most=2**20)
     failures[0] = 99
     with pytest.raises(UserError, match=r"memory://bucket/toy/index\.json cannot be fetched after 5 attempts"):
-        fetch("memory://bucket/toy/index.json", tmp_path / "again.json")
+        fetch("memory://bucket/toy/index.json", tmp_path / "again.json", most=2**20)
     monkeypatch.undo()
     assert (tmp_path / "index.json").read_bytes() == remote.cat("/bucket/toy/index.json")
     assert [file.name for file in tmp_path.iterdir()] == ["index.json"]
@@ -108,8 +108,9 @@ def test_a_shard_that_stays_bad_is_named(remote: MemoryFileSystem, tmp_path: Pat
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 1
     for content, reason in (
-        (bytes(flipped), "its SHA-256 differs from the index"),
-        (whole[:-9], "bytes, but the index"),
+        (bytes(flipped), f"its {len(whole):,} bytes do not have the SHA-256"),
+        (whole[:-9], f"its {len(whole) - 9:,} bytes do not have"),
+        (whole + b"more", f"it has more than {len(whole):,} bytes"),
     ):
         remote.pipe("/bucket/toy/train-00001.arrow", content)
         folder = open_remote(tmp_path)
