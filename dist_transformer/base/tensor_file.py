@@ -4,8 +4,10 @@ The library reads by file name, which leaves a gap between check and use, or fro
 memory of two models. The format is a length, a JSON header and the numbers.
 """
 
+import errno
 import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +115,11 @@ def open_tensors(path: Path) -> Any:
     """
     with open_regular(path) as file:
         require_size(int.from_bytes(file.read(_LENGTH_BYTES), "little"), LARGEST_HEADER)
-    return safe_open(regular(path), framework="pt")
+    try:
+        return safe_open(regular(path), framework="pt")
+    except MemoryError:
+        # The library maps the file, for which an address space may be too small.
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
 
 
 def values_problem(path: Path) -> str | None:

@@ -13,13 +13,14 @@ RUN/heartbeats/, RUN/lock              what each rank is doing, which process ho
 RUN/hangs/                             stacks of ranks that made no progress
 """
 
+import errno
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dist_transformer.base.files import log_lines, require_size
+from dist_transformer.base.files import log_lines
 from dist_transformer.base.sole_writer import LOCK_FILE
 
 SETTINGS_FILE, ENVIRONMENT_FILE = "config.json", "environment.json"
@@ -38,8 +39,8 @@ WRITTEN_IN_PLACE = (LOCK_FILE, METRICS_FILE, LEDGER_FILE, *FOLDERS)
 POINTER, MANIFEST_FILE, STATE_FILE, WEIGHT_HASHES = "latest", "manifest.json", "state.json", "SHA256SUMS"
 
 Record = dict[str, Any]
-# Bytes of the records that are kept at a time: 100,000 of a training. In memory they take up to 14 times as much.
-_KEPT_BYTES = 2**26
+# Bytes of the records that are kept at a time: 60,000 of a training. In memory they take up to 14 times as much.
+_KEPT_BYTES = 2**25
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -91,6 +92,11 @@ def _is_record(value: Any) -> bool:
     )
 
 
+def _require_room(size: int) -> None:
+    if size > _KEPT_BYTES:
+        raise OSError(errno.EFBIG, f"its records have more than {_KEPT_BYTES:,} bytes, as of 60,000 logged steps")
+
+
 def read_records(run_dir: Path, kind: str) -> list[Record]:
     """Read the records of one kind in a run's `metrics.jsonl`, in order.
 
@@ -109,7 +115,7 @@ def read_records(run_dir: Path, kind: str) -> list[Record]:
         elif record["kind"] == kind:
             records.append(record)
             size += len(line)
-            require_size(size, _KEPT_BYTES)
+            _require_room(size)
     return records
 
 
@@ -132,5 +138,5 @@ def scan_records(path: Path, *, only: str | None = None) -> tuple[dict[str, list
         elif only in (None, record["kind"]):
             records.setdefault(record["kind"], {})[record["step"]] = record
             size += len(line)
-            require_size(size, _KEPT_BYTES)
+            _require_room(size)
     return {kind: [steps[step] for step in sorted(steps)] for kind, steps in records.items()}, tuple(damaged)

@@ -38,6 +38,7 @@ from tests.faults import (
     power_loss,
     power_loss_disks,
     ranks_apart,
+    sizes,
     slow_saves,
     tools,
     translation_parts,
@@ -63,6 +64,7 @@ CAMPAIGNS: list[Campaign] = [
         power_loss_disks,
         histories,
         formats,
+        sizes,
         tools,
         translation_parts,
     )

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from dist_transformer.base import tensor_file
 from dist_transformer.base.errors import UserError
 from dist_transformer.config import plain
 from dist_transformer.data import tokenizer
-from tests.fuzz import formats, harness
+from dist_transformer.run import environment, ledger
+from tests.fuzz import formats, harness, sizes
 from tests.fuzz.formats import FORMATS, Format, Lab
 from tests.fuzz.harness import READ, REFUSED, attempt
 from tests.fuzz.hunt import hunt, make_model
@@ -53,6 +55,35 @@ def test_a_check_that_is_taken_away_is_missed(
     result = hunt(KINDS[name], lab, cases=60 if KINDS[name].isolated else 200)
     assert result.failed > 0
     assert any(error in problem for problem in result.found), result.found
+
+
+GROWN = {case.name: case for cases in sizes.KINDS.values() for case in cases}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "name", ["hole in state.json", "lists in index.json", "left_out in ledger.jsonl", "bomb in lines.gz"]
+)
+def test_files_that_are_far_too_large_fill_no_memory(name: str, lab: Lab) -> None:
+    """`make faults` tries all of `sizes.KINDS`."""
+    assert sizes.outcome_of(GROWN[name], lab) in (READ, REFUSED)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("hole in environment.json", (environment, "read_small", lambda path, most: path.read_bytes())),
+        ("hole in ledger.jsonl", (ledger, "log_lines", lambda path, **_: path.read_text().splitlines())),
+        ("header in step-00000004.safetensors", (tensor_file, "LARGEST_HEADER", 100_000_000)),
+    ],
+    ids=["a size", "lines of a log", "a header"],
+)
+def test_a_bound_that_is_taken_away_is_missed(
+    name: str, place: tuple[Any, str, Any], lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(*place)
+    assert sizes.outcome_of(GROWN[name], lab).startswith(("MemoryError", "ended by"))
 
 
 def refuse() -> None:

@@ -113,7 +113,10 @@ def load_run(run_dir: Path) -> Run:
         raise UserError(f"{run_dir} is a model folder (it has {WEIGHTS_FILE}): give the run folder that it came from")
     settings = read_json(run_dir / SETTINGS_FILE) if (run_dir / SETTINGS_FILE).is_file() else {}
     metrics = run_dir / METRICS_FILE
-    records, damaged = scan_records(metrics) if metrics.is_file() else ({}, ())
+    try:
+        records, damaged = scan_records(metrics) if metrics.is_file() else ({}, ())
+    except OSError as error:
+        raise UserError(f"{metrics} cannot be read ({error.strerror}): shorten a copy of the run folder") from None
     return Run(
         name=run_dir.resolve().name,
         settings=settings,

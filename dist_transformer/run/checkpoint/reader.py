@@ -145,9 +145,16 @@ def _agreed_problem(path: Path, judge: Callable[[Path], str | None]) -> str | No
 
 
 def weight_hashes(folder: Path) -> dict[str, str]:
-    """Read the SHA-256 of the files in a run's `weights/` by name, as recorded when they were written."""
+    """Read the SHA-256 of the files in a run's `weights/` by name, as recorded when they were written.
+
+    Raises:
+        UserError: the file of hashes cannot be read.
+    """
     file = folder / WEIGHT_HASHES
-    lines = read_small(file, most=LISTING_BYTES).decode(errors="replace").splitlines() if file.is_file() else []
+    try:
+        lines = read_small(file, most=LISTING_BYTES).decode(errors="replace").splitlines() if file.is_file() else []
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror}): restore it") from None
     matches = (_HASH_LINE.fullmatch(line) for line in lines)
     return {match[2]: match[1] for match in matches if match}
 
