@@ -10,6 +10,7 @@ import pytest
 from dist_transformer.base import files
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import (
+    LINE_BYTES,
     append_to,
     folder_beside,
     is_pickle,
@@ -212,3 +213,12 @@ def test_a_small_file_has_a_bound(tmp_path: Path) -> None:
     assert read_small(tmp_path / "file", most=5) == b"12345"
     with pytest.raises(OSError, match="at most 4 are expected"):
         read_small(tmp_path / "file", most=4)
+
+
+def test_lines_of_a_log_come_one_at_a_time(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    file.write_bytes(b"one\n\xff\x85\r\n\nlast")
+    assert list(log_lines(file)) == ["one", "\ufffd\ufffd\r", "", "last"]
+    assert list(log_lines(file, in_progress=True)) == ["one", "\ufffd\ufffd\r", ""]
+    file.write_bytes(b"one\n" + b"x" * LINE_BYTES + b"\n" + b"y" * LINE_BYTES + b"z\nnever read\n")
+    assert list(map(len, log_lines(file))) == [3, LINE_BYTES, LINE_BYTES + 1]

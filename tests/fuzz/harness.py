@@ -4,6 +4,7 @@ memory.
 Readers of C and Rust are tried in a child, which may crash; the others in this process, which is warm.
 """
 
+import faulthandler
 import os
 import resource
 import signal
@@ -102,7 +103,8 @@ def _bound_this_process() -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     signal.alarm(WALL_SECONDS)
-    # A panic of Rust, and an abort, have a text of their own.
+    # A panic of Rust, an abort and pytest's handler of signals have texts of their own.
+    faulthandler.disable()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 

@@ -8,6 +8,8 @@ from dist_transformer.data.text.lines import decode_lines
 from dist_transformer.data.tokenizer import Tokenizer
 from dist_transformer.inference import translator as module
 from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
+from dist_transformer.inference.sampling import SamplingSettings
+from dist_transformer.inference.scoring import score_ids
 from dist_transformer.inference.translator import Split, Translator, count_notes, noted
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime import distributed
@@ -204,3 +206,22 @@ def test_only_newlines_end_lines() -> None:
     assert list(decode_lines(raw, "stdin")) == ["one", "two", "", "three\x0b\x85\u2028 four\r five"]
     with pytest.raises(UserError, match=r"stdin line 2 is not UTF-8 .byte 0xff at position 1"):
         list(decode_lines([b"good\n", b"b\xff\n"], "stdin"))
+
+
+def test_numbers_that_are_not_finite_are_an_error(
+    make, random_model: Transformer, toy_lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of the largest fp32 number is finite, and its products are not."""
+    embedding = random_model.embedding.data.clone()
+    translator = make()
+    ids = translator.source_ids(toy_lines[0][0])
+    try:
+        random_model.embedding.data[ids[0]] = 3.4e38
+        with pytest.raises(UserError, match="the model computes numbers that are not finite for a translation"):
+            translator.translate(toy_lines[0][:1])
+        with pytest.raises(UserError, match="not finite for a translation"):
+            make(sampling=SamplingSettings()).translate(toy_lines[0][:1])
+        with pytest.raises(UserError, match="not finite for a probability"):
+            score_ids(random_model, [(ids, ids)], device=torch.device("cpu"))
+    finally:
+        random_model.embedding.data.copy_(embedding)

@@ -87,3 +87,14 @@ def test_tensors_that_are_not_the_models_are_passed_over(change: str, run: Path)
     name, notes = chosen(run)
     assert name == "step-00000002"
     assert "falling back to" in notes
+
+
+def test_a_checkpoint_of_values_that_are_not_finite_is_passed_over(run: Path) -> None:
+    """Its hashes are right, as those of a save before losses were checked."""
+    tensors = load_file(run / PART)
+    tensors[max(tensors)].view(-1)[-1] = float("nan")
+    save_file(tensors, run / PART)
+    seal(run / NEWEST)
+    name, notes = chosen(run)
+    assert name == "step-00000002"
+    assert f"tensor {max(tensors)!r} holds values that are not finite: it is not used" in notes
