@@ -1,5 +1,6 @@
 """`dist-transformer serve` over HTTP, on a port of its own."""
 
+import contextlib
 import http.client
 import json
 import signal
@@ -16,7 +17,7 @@ import pytest
 from dist_transformer.serving.messages import most_bytes
 from dist_transformer.serving.server import MOST_WAITING
 from tests.conftest import run_python
-from tests.serving.running import RunningServer, running_server
+from tests.serving.running import TOOL, RunningServer, running_server
 
 pytestmark = pytest.mark.system
 
@@ -149,10 +150,36 @@ def test_other_paths(server: RunningServer, method: str, path: str, status: int)
     assert "Content-Security-Policy" in headers
 
 
-def test_bytes_that_are_no_http(server: RunningServer) -> None:
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\0\x01",
+        b"GET / HTTP/7.x",
+        b"GET / HTTP/1.1\r\nHost localhost",
+        b"GET / HTTP/1.1\r\nLong: " + b"a" * 20_000,
+        b"POST /translate HTTP/1.1\r\nContent-Length: -1",
+        b"POST /translate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nx",
+    ],
+)
+def test_bytes_that_are_no_http(server: RunningServer, sent: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
-        connection.sendall(b"\x16\x03\x01\x02\0\x01\r\n\r\n")
+        connection.sendall(sent + b"\r\n\r\n")
         assert connection.recv(1000).startswith(b"HTTP/1.0 400")
+
+
+def test_many_half_open_connections_keep_no_one_out(model_folder: Path) -> None:
+    """The server may open fewer files than there are connections."""
+    few_files = ("sh", "-c", 'ulimit -n 160; exec "$@"', "sh", *TOOL)
+    halves = (b"", b"GET / HT", b"POST /api/translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+    with running_server([model_folder], program=few_files) as server, contextlib.ExitStack() as opened:
+        for i in range(300):
+            connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+            opened.enter_context(connection).sendall(halves[i % 3])
+        begun = time.monotonic()
+        assert post(server, "/api/translate", {"text": "a dog"})[0] == 200
+        # Less than any limit of time.
+        assert time.monotonic() - begun < 15
+        assert server.end().stderr == ""
 
 
 def begin_translation(server: RunningServer, text: str) -> http.client.HTTPConnection:
