@@ -5,6 +5,11 @@ GET  /api/models      the models, and the limits of a request
 POST /api/translate   {"text": …} → translations of each model
 POST /api/attention   {"model": 0, "text": …, "tokens": […], "kind": "cross", "layer": 0} → weights of each head
 
+The API of LibreTranslate, for programs:
+
+GET  /languages       the directions of the models
+POST /translate       {"q": … or […], "source": "en", "target": "de"} → {"translatedText": … or […]}
+
 An error is also JSON: {"error": one sentence}.
 """
 
@@ -25,6 +30,13 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.runtime.launch import free_port
 from dist_transformer.serving.connections import Connections, Limits, while_working
 from dist_transformer.serving.faults import make_log
+from dist_transformer.serving.libretranslate import (
+    FORM,
+    choose_model,
+    describe_languages,
+    read_batch,
+    translate_batch,
+)
 from dist_transformer.serving.messages import most_bytes, read_attention_request, read_text
 from dist_transformer.serving.models import LONGEST_MAP, ServedModel, attention, translate
 from dist_transformer.serving.receiving import content, receive
@@ -118,6 +130,15 @@ def make_app(
         wanted = read_attention_request(await _json_body(request), models=len(models), max_characters=max_characters)
         return _json(await worker.run(lambda: attention(models[wanted.model], wanted)))
 
+    async def show_languages(_: web.Request) -> web.Response:
+        return _json(describe_languages(models))
+
+    async def answer_batch(request: web.Request) -> web.Response:
+        body = await _batch_body(request)
+        wanted = read_batch(body, request.content_type, max_characters=max_characters)
+        model = choose_model(models, wanted)
+        return _json(await worker.run(lambda: translate_batch(model, wanted)))
+
     guards = [_errors_as_json, _receive_first, *([_refuse_other_names] if only_local_names else [])]
     log = make_log()
     # What aiohttp decompresses has no limit in all its versions, and some damaged bodies fail in its protocol.
@@ -130,6 +151,8 @@ def make_app(
     app.router.add_get("/api/models", show_models)
     app.router.add_post("/api/translate", answer_translate)
     app.router.add_post("/api/attention", answer_attention)
+    app.router.add_get("/languages", show_languages)
+    app.router.add_post("/translate", answer_batch)
     return app
 
 
@@ -175,6 +198,17 @@ async def _json_body(request: web.Request) -> bytes:
     # never given.
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(text="the request must have the content type application/json")
+    return await content(request)
+
+
+async def _batch_body(request: web.Request) -> bytes:
+    """Return the body of a request from a program, or from a page of this server."""
+    if request.content_type != FORM:
+        return await _json_body(request)
+    # Browsers name the site of each form that is sent; programs do not.
+    origin = request.headers.get("Origin")
+    if origin is not None and origin.partition("://")[2] != request.host:
+        raise web.HTTPForbidden(text="forms of other sites are not answered: send JSON, or no Origin header")
     return await content(request)
 
 

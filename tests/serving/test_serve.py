@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tests.serving.running import TOOL, RunningServer, running_server
 pytestmark = pytest.mark.system
 
 JSON = {"Content-Type": "application/json"}
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +167,45 @@ def test_bytes_that_are_no_http(server: RunningServer, sent: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         connection.sendall(sent + b"\r\n\r\n")
         assert connection.recv(1000).startswith(b"HTTP/1.0 400")
+
+
+def test_programs_translate_lists(server: RunningServer, toy_lines: tuple[list[str], list[str]]) -> None:
+    text = toy_lines[0][0]
+    best = post(server, "/api/translate", {"text": text})[1]["results"][0]["hypotheses"][0]["text"]
+    (languages,) = json.loads(send(server, "GET", "/languages")[2])
+    assert languages == {"code": "en", "name": "en", "targets": ["de"]}
+    request = {"q": ["", text, f"{text}\n\n{text}"], "source": "en", "target": "de", "format": "text"}
+    assert post(server, "/translate", request) == (200, {"translatedText": ["", best, f"{best}\n\n{best}"]})
+    assert post(server, "/translate", {**request, "q": []}) == (200, {"translatedText": []})
+    form = urllib.parse.urlencode({**request, "q": text, "source": "auto"}).encode()
+    status, _, content = send(server, "POST", "/translate", form, FORM)
+    assert (status, json.loads(content)) == (200, {"translatedText": best})
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"target": "fr"}, "no model translates from this source to this target: there is en to de"),
+        ({"q": ["a" * 300, "b" * 201]}, "q has 501 characters and 500 are allowed: send several requests"),
+        ({"format": "html"}, "format must be text: other formats are not supported"),
+    ],
+)
+def test_a_bad_batch_is_one_sentence(server: RunningServer, changed: dict[str, Any], sentence: str) -> None:
+    request = {"q": "a", "source": "en", "target": "de", **changed}
+    assert post(server, "/translate", request) == (400, {"error": sentence})
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://localhost:80", "Host": "localhost:80"}, 200),
+        ({"Content-Type": "text/plain"}, 415),
+    ],
+)
+def test_a_form_of_another_site_translates_nothing(server: RunningServer, headers: dict[str, str], status: int) -> None:
+    assert send(server, "POST", "/translate", b"q=a&source=en&target=de", {**FORM, **headers})[0] == status
 
 
 def test_many_half_open_connections_keep_no_one_out(model_folder: Path) -> None:
