@@ -150,7 +150,7 @@ INSIDES = {
     "reporting": {"board"},
     "reporting.html": {"curves", "overview", "run", "style", "summary", "tables", "texts"},
     "run": {"replay"},
-    "serving": {"messages"},
+    "serving": {"connections", "faults", "libretranslate", "messages", "receiving"},
     "training": {"logbook", "validation"},
     "training.engine": {"internals", "plain_adam"},
     "training.fault_tolerance": {"heartbeats"},

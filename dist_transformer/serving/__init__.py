@@ -1,1 +1,1 @@
-"""A local page to try models."""
+"""A local page to try models, and an HTTP API for programs."""

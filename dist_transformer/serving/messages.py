@@ -62,11 +62,34 @@ def read_attention_request(body: bytes, *, models: int, max_characters: int) -> 
     return AttentionRequest(model=model, text=text, tokens=tuple(tokens), kind=cast(Kind, kind), layer=layer)
 
 
-def _fields(body: bytes, names: set[str]) -> dict[str, Any]:
+def read_json(body: bytes) -> Any:
+    """Read a JSON value.
+
+    Raises:
+        UserError: the body is not JSON in UTF-8.
+    """
     try:
-        fields = json.loads(body.decode("utf-8"))
+        return json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError):
         raise UserError("the request is not JSON in UTF-8") from None
+
+
+def checked_line(text: str) -> str:
+    """Convert a text to one line.
+
+    Raises:
+        UserError: it holds a control character or half of a character.
+    """
+    line = " ".join(text.replace("\t", " ").splitlines())
+    # Half of a surrogate pair is not a character and not valid UTF-8.
+    bad = next((c for c in line if unicodedata.category(c) in ("Cc", "Cs")), None)
+    if bad is not None:
+        raise UserError(f"the text holds U+{ord(bad):04X}, which is a control character or half of one: leave it out")
+    return line
+
+
+def _fields(body: bytes, names: set[str]) -> dict[str, Any]:
+    fields = read_json(body)
     if not isinstance(fields, dict) or fields.keys() != names:
         raise UserError(f"the request must be a JSON object with {', '.join(sorted(names))}")
     return fields
@@ -82,11 +105,7 @@ def _checked_text(text: object, max_characters: int) -> str:
         raise UserError("text must be a string")
     if len(text) > max_characters:
         raise UserError(f"the text has {len(text):,} characters and {max_characters:,} are allowed: give a shorter one")
-    line = " ".join(text.replace("\t", " ").splitlines())
+    line = checked_line(text)
     if not line.strip():
         raise UserError("there is no text: type a sentence")
-    # Half of a surrogate pair is not a character and not valid UTF-8.
-    bad = next((c for c in line if unicodedata.category(c) in ("Cc", "Cs")), None)
-    if bad is not None:
-        raise UserError(f"the text holds U+{ord(bad):04X}, which is a control character or half of one: leave it out")
     return line

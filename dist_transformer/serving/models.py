@@ -10,7 +10,7 @@ import torch
 from dist_transformer.base.errors import UserError
 from dist_transformer.inference.attention_maps import BEGIN, AttentionMaps, attention_maps, readable_pieces
 from dist_transformer.inference.beam import BeamSettings
-from dist_transformer.inference.translator import Translator
+from dist_transformer.inference.translator import Translation, Translator
 from dist_transformer.model_folder import ModelInfo, load_model
 from dist_transformer.serving.messages import AttentionRequest, Kind
 
@@ -93,9 +93,7 @@ def translate(model: ServedModel, text: str) -> dict[str, Any]:
         UserError: the model's weights are not finite, or the device has not enough memory.
     """
     tokenizer = model.translator.tokenizer
-    (translation,) = model.translator.translate([text])
-    if not translation.hypotheses:
-        raise UserError(f"model {model.name} computes numbers that are not finite: its training diverged, use another")
+    (translation,) = _translations(model, [text])
     split = translation.split
     source = model.translator.source_ids(text)
     longest = max(len(source), *(len(found.tokens) for found in translation.hypotheses))
@@ -115,6 +113,15 @@ def translate(model: ServedModel, text: str) -> dict[str, Any]:
             for found in translation.hypotheses
         ],
     }
+
+
+def translate_lines(model: ServedModel, lines: Sequence[str]) -> list[str]:
+    """Translate lines; blank ones become empty.
+
+    Raises:
+        UserError: the model's weights are not finite, or the device has not enough memory.
+    """
+    return [translation.text for translation in _translations(model, lines)]
 
 
 def attention(model: ServedModel, request: AttentionRequest) -> dict[str, Any]:
@@ -139,13 +146,24 @@ def attention(model: ServedModel, request: AttentionRequest) -> dict[str, Any]:
     maps_LHTS = _of_kind(attention_maps(model.translator.model, source, target), request.kind)
     weights_HTS = maps_LHTS[request.layer].double()
     if not weights_HTS.isfinite().all():
-        raise UserError(f"model {model.name} computes numbers that are not finite: its training diverged, use another")
+        raise _diverged(model)
     source_pieces, target_pieces = readable_pieces(tokenizer, source), readable_pieces(tokenizer, target)
     return {
         "rows": source_pieces if request.kind == "encoder" else target_pieces,
         "columns": [BEGIN, *target_pieces[:-1]] if request.kind == "decoder" else source_pieces,
         "weights": weights_HTS.round(decimals=3).tolist(),
     }
+
+
+def _translations(model: ServedModel, lines: Sequence[str]) -> list[Translation]:
+    translations = model.translator.translate(lines)
+    if not all(translation.hypotheses for translation in translations):
+        raise _diverged(model)
+    return translations
+
+
+def _diverged(model: ServedModel) -> UserError:
+    return UserError(f"model {model.name} computes numbers that are not finite: its training diverged, use another")
 
 
 def _of_kind(maps: AttentionMaps, kind: Kind) -> torch.Tensor:

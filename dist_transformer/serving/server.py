@@ -5,6 +5,11 @@ GET  /api/models      the models, and the limits of a request
 POST /api/translate   {"text": …} → translations of each model
 POST /api/attention   {"model": 0, "text": …, "tokens": […], "kind": "cross", "layer": 0} → weights of each head
 
+The API of LibreTranslate, for programs:
+
+GET  /languages       the directions of the models
+POST /translate       {"q": … or […], "source": "en", "target": "de"} → {"translatedText": … or […]}
+
 An error is also JSON: {"error": one sentence}.
 """
 
@@ -12,19 +17,29 @@ import asyncio
 import importlib.resources
 import ipaddress
 import json
+import logging
 import signal
 import socket
-import sys
-import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.runtime.launch import free_port
+from dist_transformer.serving.connections import Connections, Limits, while_working
+from dist_transformer.serving.faults import make_log
+from dist_transformer.serving.libretranslate import (
+    FORM,
+    choose_model,
+    describe_languages,
+    read_batch,
+    translate_batch,
+)
 from dist_transformer.serving.messages import most_bytes, read_attention_request, read_text
 from dist_transformer.serving.models import LONGEST_MAP, ServedModel, attention, translate
+from dist_transformer.serving.receiving import content, receive
 from dist_transformer.serving.worker import TooBusyError, Worker
 
 MOST_WAITING = 8
@@ -44,11 +59,11 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-# A client that takes longer to send its request is disconnected.
-_SECONDS_TO_SEND = 20
 # Time for responses that are being sent when the server stops.
 _SECONDS_TO_END = 1
 
+LOG = web.AppKey("LOG", logging.Logger)
+"""Log of the mistakes of an application."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -108,21 +123,36 @@ def make_app(
         return _json({**limits, "models": [model.describe() for model in models]})
 
     async def answer_translate(request: web.Request) -> web.Response:
-        text = read_text(await _body(request), max_characters=max_characters)
+        text = read_text(await _json_body(request), max_characters=max_characters)
         return _json({"results": await worker.run(lambda: [translate(model, text) for model in models])})
 
     async def answer_attention(request: web.Request) -> web.Response:
-        wanted = read_attention_request(await _body(request), models=len(models), max_characters=max_characters)
+        wanted = read_attention_request(await _json_body(request), models=len(models), max_characters=max_characters)
         return _json(await worker.run(lambda: attention(models[wanted.model], wanted)))
 
-    guards = [_errors_as_json, _refuse_other_names] if only_local_names else [_errors_as_json]
-    app = web.Application(middlewares=guards, client_max_size=most_bytes(max_characters))
+    async def show_languages(_: web.Request) -> web.Response:
+        return _json(describe_languages(models))
+
+    async def answer_batch(request: web.Request) -> web.Response:
+        body = await _batch_body(request)
+        wanted = read_batch(body, request.content_type, max_characters=max_characters)
+        model = choose_model(models, wanted)
+        return _json(await worker.run(lambda: translate_batch(model, wanted)))
+
+    guards = [_errors_as_json, _receive_first, *([_refuse_other_names] if only_local_names else [])]
+    log = make_log()
+    # What aiohttp decompresses has no limit in all its versions, and some damaged bodies fail in its protocol.
+    settings = {"auto_decompress": False, "logger": log}
+    app = web.Application(middlewares=guards, client_max_size=most_bytes(max_characters), handler_args=settings)
+    app[LOG] = log
     app.on_response_prepare.append(_add_headers)
     for path, (name, kind) in _PAGE.items():
         app.router.add_get(path, _file_handler(name, kind))
     app.router.add_get("/api/models", show_models)
     app.router.add_post("/api/translate", answer_translate)
     app.router.add_post("/api/attention", answer_attention)
+    app.router.add_get("/languages", show_languages)
+    app.router.add_post("/translate", answer_batch)
     return app
 
 
@@ -131,14 +161,25 @@ async def serve(app: web.Application, listening: socket.socket, on_ready: Callab
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with answering(app, listening, Limits()):
+        on_ready()
+        await stop.wait()
+
+
+@asynccontextmanager
+async def answering(app: web.Application, listening: socket.socket, limits: Limits) -> AsyncIterator[None]:
+    """Answer requests in the background; close the socket at the end."""
     # A client that disconnects cancels its handler and its waiting work.
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_SECONDS_TO_END)
     await runner.setup()
+    assert runner.server is not None
+    accepting = asyncio.create_task(Connections(runner.server, limits, app[LOG]).accept(listening))
     try:
-        await web.SockSite(runner, listening).start()
-        on_ready()
-        await stop.wait()
+        yield
     finally:
+        accepting.cancel()
+        await asyncio.gather(accepting, return_exceptions=True)
+        listening.close()
         await runner.cleanup()
 
 
@@ -151,17 +192,24 @@ def _file_handler(name: str, kind: str) -> Handler:
     return show
 
 
-async def _body(request: web.Request) -> bytes:
-    """Read the body of a request that only a page of this server can send."""
+async def _json_body(request: web.Request) -> bytes:
+    """Return the body of a request that only a page of this server can send."""
     # A form of another site cannot send this content type. A script of another site needs CORS permission, which is
     # never given.
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(text="the request must have the content type application/json")
-    try:
-        async with asyncio.timeout(_SECONDS_TO_SEND):
-            return await request.read()
-    except TimeoutError:
-        raise web.HTTPRequestTimeout(text="the request took too long to arrive: send it again") from None
+    return await content(request)
+
+
+async def _batch_body(request: web.Request) -> bytes:
+    """Return the body of a request from a program, or from a page of this server."""
+    if request.content_type != FORM:
+        return await _json_body(request)
+    # Browsers name the site of each form that is sent; programs do not.
+    origin = request.headers.get("Origin")
+    if origin is not None and origin.partition("://")[2] != request.host:
+        raise web.HTTPForbidden(text="forms of other sites are not answered: send JSON, or no Origin header")
+    return await content(request)
 
 
 @web.middleware
@@ -169,18 +217,30 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     try:
         return await handler(request)
     except UserError as error:
-        return _error(400, str(error))
+        response = _error(400, str(error))
     except TooBusyError:
-        return _error(503, f"{MOST_WAITING} requests are already waiting: try again in a moment", {"Retry-After": "5"})
+        sentence = f"{MOST_WAITING} requests are already waiting: try again in a moment"
+        response = _error(503, sentence, {"Retry-After": "5"})
     except web.HTTPRequestEntityTooLarge as error:
-        return _error(error.status, "the request is too long: give a shorter text")
+        response = _error(error.status, "the request is too long: give a shorter text")
     except web.HTTPException as error:
-        # A 405 response must list the allowed methods.
-        allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-        return _error(error.status, error.text or error.reason, allowed)
+        # A 405 response must list the allowed methods, and a 415 response may list encodings.
+        named = {name: error.headers[name] for name in ("Allow", "Accept-Encoding") if name in error.headers}
+        response = _error(error.status, error.text or error.reason, named)
     except Exception:
-        traceback.print_exc(file=sys.stderr)
-        return _error(500, "the server failed: see the error in its terminal")
+        request.app[LOG].exception("a request failed")
+        response = _error(500, "the server failed: see the error in its terminal")
+    if not request.content.is_eof():
+        # The next request would begin within this one's body.
+        response.force_close()
+    return response
+
+
+@web.middleware
+async def _receive_first(request: web.Request, handler: Handler) -> web.StreamResponse:
+    await receive(request)
+    with while_working(request.transport):
+        return await handler(request)
 
 
 @web.middleware

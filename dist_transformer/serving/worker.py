@@ -61,5 +61,8 @@ class Worker:
                 continue
             try:
                 future.set_result(work())
-            except BaseException as error:
+            except Exception as error:
                 future.set_exception(error)
+            except BaseException as error:
+                # A failure of compiled code, such as a panic of Rust; past a handler, it would end the connection.
+                future.set_exception(RuntimeError(repr(error)))

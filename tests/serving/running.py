@@ -1,13 +1,16 @@
-"""`dist-transformer serve` as a user runs it."""
+"""`dist-transformer serve` as a user runs it, and the server alone in this process."""
 
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dist_transformer.serving.connections import Limits
+from dist_transformer.serving.server import MOST_WAITING, answering, make_app, open_socket
+from dist_transformer.serving.worker import Worker
 from tests.conftest import allow_interrupts
 
 
@@ -55,3 +58,13 @@ def running_server(models: list[Path], *options: object, program: Sequence[str] 
     finally:
         process.kill()
         process.communicate()
+
+
+@asynccontextmanager
+async def server_here(limits: Limits) -> AsyncIterator[int]:
+    """Serve in this process, without a model; give the port. A test replaces `server.translate`."""
+    listening = open_socket("127.0.0.1", 0)
+    port = listening.getsockname()[1]
+    app = make_app([None], max_characters=100, only_local_names=True, worker=Worker(MOST_WAITING))  # type: ignore[list-item]
+    async with answering(app, listening, limits):
+        yield port

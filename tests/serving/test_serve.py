@@ -1,5 +1,6 @@
 """`dist-transformer serve` over HTTP, on a port of its own."""
 
+import contextlib
 import http.client
 import json
 import signal
@@ -7,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,12 @@ import pytest
 from dist_transformer.serving.messages import most_bytes
 from dist_transformer.serving.server import MOST_WAITING
 from tests.conftest import run_python
-from tests.serving.running import RunningServer, running_server
+from tests.serving.running import TOOL, RunningServer, running_server
 
 pytestmark = pytest.mark.system
 
 JSON = {"Content-Type": "application/json"}
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
 @pytest.fixture(scope="module")
@@ -149,10 +152,75 @@ def test_other_paths(server: RunningServer, method: str, path: str, status: int)
     assert "Content-Security-Policy" in headers
 
 
-def test_bytes_that_are_no_http(server: RunningServer) -> None:
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\0\x01",
+        b"GET / HTTP/7.x",
+        b"GET / HTTP/1.1\r\nHost localhost",
+        b"GET / HTTP/1.1\r\nLong: " + b"a" * 20_000,
+        b"POST /translate HTTP/1.1\r\nContent-Length: -1",
+        b"POST /translate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nx",
+    ],
+)
+def test_bytes_that_are_no_http(server: RunningServer, sent: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
-        connection.sendall(b"\x16\x03\x01\x02\0\x01\r\n\r\n")
+        connection.sendall(sent + b"\r\n\r\n")
         assert connection.recv(1000).startswith(b"HTTP/1.0 400")
+
+
+def test_programs_translate_lists(server: RunningServer, toy_lines: tuple[list[str], list[str]]) -> None:
+    text = toy_lines[0][0]
+    best = post(server, "/api/translate", {"text": text})[1]["results"][0]["hypotheses"][0]["text"]
+    (languages,) = json.loads(send(server, "GET", "/languages")[2])
+    assert languages == {"code": "en", "name": "en", "targets": ["de"]}
+    request = {"q": ["", text, f"{text}\n\n{text}"], "source": "en", "target": "de", "format": "text"}
+    assert post(server, "/translate", request) == (200, {"translatedText": ["", best, f"{best}\n\n{best}"]})
+    assert post(server, "/translate", {**request, "q": []}) == (200, {"translatedText": []})
+    form = urllib.parse.urlencode({**request, "q": text, "source": "auto"}).encode()
+    status, _, content = send(server, "POST", "/translate", form, FORM)
+    assert (status, json.loads(content)) == (200, {"translatedText": best})
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"target": "fr"}, "no model translates from this source to this target: there is en to de"),
+        ({"q": ["a" * 300, "b" * 201]}, "q has 501 characters and 500 are allowed: send several requests"),
+        ({"format": "html"}, "format must be text: other formats are not supported"),
+    ],
+)
+def test_a_bad_batch_is_one_sentence(server: RunningServer, changed: dict[str, Any], sentence: str) -> None:
+    request = {"q": "a", "source": "en", "target": "de", **changed}
+    assert post(server, "/translate", request) == (400, {"error": sentence})
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://localhost:80", "Host": "localhost:80"}, 200),
+        ({"Content-Type": "text/plain"}, 415),
+    ],
+)
+def test_a_form_of_another_site_translates_nothing(server: RunningServer, headers: dict[str, str], status: int) -> None:
+    assert send(server, "POST", "/translate", b"q=a&source=en&target=de", {**FORM, **headers})[0] == status
+
+
+def test_many_half_open_connections_keep_no_one_out(model_folder: Path) -> None:
+    """The server may open fewer files than there are connections."""
+    few_files = ("sh", "-c", 'ulimit -n 160; exec "$@"', "sh", *TOOL)
+    halves = (b"", b"GET / HT", b"POST /api/translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+    with running_server([model_folder], program=few_files) as server, contextlib.ExitStack() as opened:
+        for i in range(300):
+            connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+            opened.enter_context(connection).sendall(halves[i % 3])
+        begun = time.monotonic()
+        assert post(server, "/api/translate", {"text": "a dog"})[0] == 200
+        # Less than any limit of time.
+        assert time.monotonic() - begun < 15
+        assert server.end().stderr == ""
 
 
 def begin_translation(server: RunningServer, text: str) -> http.client.HTTPConnection:

@@ -79,3 +79,17 @@ def test_errors_are_those_of_the_work() -> None:
         assert await worker.run(lambda: 5) == 5
 
     asyncio.run(main())
+
+
+def test_a_panic_of_compiled_code_is_an_error_of_its_work() -> None:
+    class PanicException(BaseException):
+        """Panic as Rust raises it: not an Exception."""
+
+    def panic() -> None:
+        raise PanicException("index out of bounds")
+
+    async def main() -> None:
+        with pytest.raises(RuntimeError, match="index out of bounds"):
+            await Worker(most_waiting=1).run(panic)
+
+    asyncio.run(main())
