@@ -88,7 +88,7 @@ def translate_batch(model: ServedModel, request: BatchRequest) -> dict[str, Any]
     """Translate the texts of a request line by line.
 
     Raises:
-        UserError: the model's weights are not finite, or the device has not enough memory.
+        UserError: the model's numbers are not finite, or the device has not enough memory.
     """
     translated = iter(translate_lines(model, [line for text in request.texts for line in text]))
     texts = ["\n".join(next(translated) for _ in text) for text in request.texts]

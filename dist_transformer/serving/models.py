@@ -10,7 +10,8 @@ import torch
 from dist_transformer.base.errors import UserError
 from dist_transformer.inference.attention_maps import BEGIN, AttentionMaps, attention_maps, readable_pieces
 from dist_transformer.inference.beam import BeamSettings
-from dist_transformer.inference.translator import Translation, Translator
+from dist_transformer.inference.scoring import not_finite
+from dist_transformer.inference.translator import Translator
 from dist_transformer.model_folder import ModelInfo, load_model
 from dist_transformer.serving.messages import AttentionRequest, Kind
 
@@ -90,10 +91,10 @@ def translate(model: ServedModel, text: str) -> dict[str, Any]:
         sentence is longer than any in the training; `has_maps`.
 
     Raises:
-        UserError: the model's weights are not finite, or the device has not enough memory.
+        UserError: the model's numbers are not finite, or the device has not enough memory.
     """
     tokenizer = model.translator.tokenizer
-    (translation,) = _translations(model, [text])
+    (translation,) = model.translator.translate([text])
     split = translation.split
     source = model.translator.source_ids(text)
     longest = max(len(source), *(len(found.tokens) for found in translation.hypotheses))
@@ -119,9 +120,9 @@ def translate_lines(model: ServedModel, lines: Sequence[str]) -> list[str]:
     """Translate lines; blank ones become empty.
 
     Raises:
-        UserError: the model's weights are not finite, or the device has not enough memory.
+        UserError: the model's numbers are not finite, or the device has not enough memory.
     """
-    return [translation.text for translation in _translations(model, lines)]
+    return [translation.text for translation in model.translator.translate(lines)]
 
 
 def attention(model: ServedModel, request: AttentionRequest) -> dict[str, Any]:
@@ -146,24 +147,13 @@ def attention(model: ServedModel, request: AttentionRequest) -> dict[str, Any]:
     maps_LHTS = _of_kind(attention_maps(model.translator.model, source, target), request.kind)
     weights_HTS = maps_LHTS[request.layer].double()
     if not weights_HTS.isfinite().all():
-        raise _diverged(model)
+        raise not_finite("attention")
     source_pieces, target_pieces = readable_pieces(tokenizer, source), readable_pieces(tokenizer, target)
     return {
         "rows": source_pieces if request.kind == "encoder" else target_pieces,
         "columns": [BEGIN, *target_pieces[:-1]] if request.kind == "decoder" else source_pieces,
         "weights": weights_HTS.round(decimals=3).tolist(),
     }
-
-
-def _translations(model: ServedModel, lines: Sequence[str]) -> list[Translation]:
-    translations = model.translator.translate(lines)
-    if not all(translation.hypotheses for translation in translations):
-        raise _diverged(model)
-    return translations
-
-
-def _diverged(model: ServedModel) -> UserError:
-    return UserError(f"model {model.name} computes numbers that are not finite: its training diverged, use another")
 
 
 def _of_kind(maps: AttentionMaps, kind: Kind) -> torch.Tensor:
