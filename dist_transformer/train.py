@@ -5,9 +5,10 @@ if __name__ == "__main__":
 
     leave_current_folder()
 
-    from dist_transformer.runtime.interpreter import check_interpreter
+    from dist_transformer.runtime.interpreter import check_interpreter, end_at_ctrl_c
 
     check_interpreter()
+    end_at_ctrl_c()
 
 import os
 import sys

@@ -7,6 +7,7 @@ from importlib import import_module
 
 from dist_transformer.base.errors import UserError, exit_on_user_error
 from dist_transformer.runtime.extensions import import_extension
+from dist_transformer.runtime.interpreter import end_at_ctrl_c
 from dist_transformer.runtime.launch import take_number, take_values
 from dist_transformer.runtime.processes import adopt_streams, run_processes
 from dist_transformer.version import __version__
@@ -72,6 +73,8 @@ def run(words: Sequence[str]) -> None:
     for extension in extensions:
         import_extension(extension)
     sys.argv = [f"dist-transformer {name}", *arguments]
+    if name == "train":
+        end_at_ctrl_c()
     import_module(f"dist_transformer.cli.{name}").main()
 
 

@@ -2,8 +2,9 @@
 
 dist-transformer serve --model MODEL [MODEL2]
 
-Prints the address of the page when it is ready. Two models are shown side by side. Ctrl-C stops the server. Programs
-can use LibreTranslate's POST /translate and GET /languages there.
+Prints the address of the page when it is ready. Two models are shown side by side. Ctrl-C stops the server.
+
+Programs use it as they use LibreTranslate: POST /translate, GET /languages.
 
 The page is for this machine only. --host 0.0.0.0 opens it to other machines. There is no password, so anyone who can
 reach it can use the models. One search runs at a time; up to 8 requests wait, and further ones are refused.

@@ -1,4 +1,6 @@
-"""End a program that runs under the wrong Python with one sentence that names the environment to activate.
+"""What a program does before it imports anything: check its Python, and decide what Ctrl-C does.
+
+A wrong Python ends it with one sentence that names the environment to activate.
 
 Old Pythons must be able to read this file, so its syntax is plain and its functions have no types.
 """
@@ -6,6 +8,7 @@ Old Pythons must be able to read this file, so its syntax is plain and its funct
 import importlib.util
 import os
 import shlex
+import signal
 import sys
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -22,10 +25,27 @@ def check_interpreter():  # type: ignore[no-untyped-def]
     sys.excepthook = _explain
 
 
+def end_at_ctrl_c():  # type: ignore[no-untyped-def]
+    """Let Ctrl-C end the process at once, until it installs a handler that saves.
+
+    Python's own handler raises KeyboardInterrupt, which is lost where Python ignores exceptions: in a finalizer, and in
+    a callback of a weak reference. A process that ignores Ctrl-C, as those in the background of a shell, continues to.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+
+
 def typed_path(path):  # type: ignore[no-untyped-def]
     """Return a path as a user types it here, not quoted: relative if it is below this folder, otherwise absolute."""
     relative = os.path.relpath(path)
     return os.path.abspath(path) if relative.startswith("..") or "/" not in relative else relative
+
+
+def _end(number, frame):  # type: ignore[no-untyped-def]
+    try:
+        os.write(2, b"interrupted\n")
+    finally:
+        os._exit(130)
 
 
 def _explain(kind, error, trace):  # type: ignore[no-untyped-def]

@@ -93,11 +93,35 @@ def test_an_old_python_can_read_it(path: Path) -> None:
 def test_the_interpreter_is_checked_first(path: Path) -> None:
     first = ast.unparse(ast.parse(path.read_text(encoding="utf-8")).body[1])
     # Before that, only the folder that a stranger may have filled leaves the path.
-    calls = (("search_path", "leave_current_folder"), ("interpreter", "check_interpreter"))
-    check = "\n    ".join(
-        f"from dist_transformer.runtime.{module} import {name}\n    {name}()" for module, name in calls
+    calls = (("search_path", "leave_current_folder"), ("interpreter", "check_interpreter", "end_at_ctrl_c"))
+    check = "".join(
+        f"\n    from dist_transformer.runtime.{module} import {', '.join(names)}"
+        + "".join(f"\n    {name}()" for name in names)
+        for module, *names in calls
     )
-    assert first == f"if __name__ == '__main__':\n    {check if path == TRAIN else 'import _start'}"
+    start = check if path == TRAIN else "\n    import _start"
+    assert first == f"if __name__ == '__main__':{start}"
+
+
+def test_ctrl_c_is_not_lost_where_exceptions_are() -> None:
+    """In a callback of a weak reference, as while torch is imported."""
+    program = """
+import signal, weakref
+from dist_transformer.runtime.interpreter import end_at_ctrl_c
+{}
+class Thing: pass
+thing = Thing()
+reference = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
+del thing
+print("goes on")
+"""
+    statuses = []
+    for start in ("", "end_at_ctrl_c()", "signal.signal(signal.SIGINT, signal.SIG_IGN); end_at_ctrl_c()"):
+        done = subprocess.run(
+            [sys.executable, "-c", program.format(start)], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        statuses.append((done.returncode, done.stdout, done.stderr.endswith("interrupted\n")))
+    assert statuses == [(0, "goes on\n", False), (130, "", True), (0, "goes on\n", False)]
 
 
 def test_other_errors_keep_their_traceback(clone: Path) -> None:
