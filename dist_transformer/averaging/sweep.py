@@ -17,6 +17,7 @@ from dist_transformer.averaging.choice import ChosenWeights
 from dist_transformer.averaging.mean import mean_weights
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, sha256_of, write_file
+from dist_transformer.base.markdown import code
 from dist_transformer.config.plain import read_json
 from dist_transformer.data.folder.format import INDEX_FILE, VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE
 from dist_transformer.data.folder.reader import DataFolder
@@ -84,10 +85,10 @@ class Sweep:
     def note(self) -> str:
         """Return the note for the best candidate's model card."""
         others = ", ".join(str(candidate.count) for candidate in self.candidates)
-        text = f"{self.dev.source.name} and {self.dev.reference.name}"
+        text = f"{code(self.dev.source.name)} and {code(self.dev.reference.name)}"
         return (
             f"Among the means of {others} weight files, the mean of {self.best.count} had the highest BLEU on {text}: "
-            f"{self.best.bleu:.2f} ({self.best.evaluation.scores.bleu.signature})"
+            f"{self.best.bleu:.2f} ({code(self.best.evaluation.scores.bleu.signature)})"
         )
 
     def table(self) -> str:
