@@ -18,10 +18,10 @@ from dist_transformer.averaging.mean import mean_weights
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, sha256_of, write_file
 from dist_transformer.base.markdown import code
+from dist_transformer.base.urls import is_url
 from dist_transformer.config.plain import read_json
 from dist_transformer.data.folder.format import INDEX_FILE, VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.folder.storage import is_url
 from dist_transformer.evaluation.evaluate import (
     Evaluation,
     ReferencedText,
