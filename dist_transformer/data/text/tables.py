@@ -24,6 +24,7 @@ from dist_transformer.data.text.files import (
 _BATCH_ROWS = 1_000
 # A row group of a web-scale file holds a million rows, so it is read through a buffer instead of whole.
 _PARQUET_BUFFER = 1 << 20
+_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
 class ParquetFile(FieldFile):
@@ -62,11 +63,16 @@ class ParquetFile(FieldFile):
                 f'{self.path} has no column "{field}" (it has {listed(field_names(fields))}): '
                 "name the columns with --src-field and --tgt-field"
             )
-        kind = schema.field(path[0]).type
-        for name in path[1:]:
+        kind: Any = schema
+        for name in path:
+            if [column.name for column in kind].count(name) > 1:
+                raise UserError(
+                    f'{self.path} has two columns "{name}", so it is open which one is meant: write the file again '
+                    "with different names"
+                )
             kind = kind.field(name).type
         stored = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not (pa.types.is_string(stored) or pa.types.is_large_string(stored)):
+        if not any(is_text(stored) for is_text in _TEXTS):
             raise UserError(
                 f'{self.path}: the column "{field}" must hold strings, not {kind}: '
                 "name the columns with --src-field and --tgt-field"

@@ -70,10 +70,38 @@ def test_a_parquet_file_is_read_a_piece_at_a_time(tmp_path: Path) -> None:
         ({"translation": [{"en": "a", "nl": "b"}]}, 'has no column "de" (it has translation, translation.en, '),
         ({"en": ["a"], "de": [1]}, 'the column "de" must hold strings, not int64'),
         ({"en": ["a"], "translation": [1]}, 'has no column "de" (it has en, translation)'),
+        ({"en": ["a"], "de": [None]}, 'the column "de" must hold strings, not null'),
+        ({"en": ["a"], "de": [b"b"]}, 'the column "de" must hold strings, not binary'),
+        ({"en": ["a"], "de": [["b"]]}, 'the column "de" must hold strings, not list<element: string>'),
+        ({"en": ["a"], "de": [{"x": "b"}]}, 'the column "de" must hold strings, not struct<x: string>'),
+        ({"en": ["a"], "translation": [[{"de": "b"}]]}, 'has no column "de" (it has en, translation)'),
     ],
 )
 def test_wrong_columns_are_named(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
     assert message in refusal(table(tmp_path / "t.parquet", columns))
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    english, german = pa.array(["a"]), pa.array(["b"])
+    inner = pa.StructArray.from_arrays([english, english, german], ["en", "en", "de"])
+    source = ParquetFile(path=tmp_path / "t.parquet", source_field="en", target_field="de")
+    for arrays, names in (([english, english, german], ["en", "en", "de"]), ([inner], ["translation"])):
+        pq.write_table(pa.Table.from_arrays(arrays, names=names), source.path)
+        assert refusal(source) == (
+            f'{source.path} has two columns "en", so it is open which one is meant: write the file again with '
+            "different names"
+        )
+    pq.write_table(pa.Table.from_arrays([english, german, german, german], names=["en", "x", "x", "de"]), source.path)
+    assert list(source.pairs()) == [("a", "b")]
+
+
+def test_a_column_comes_before_a_field_of_the_same_dotted_name(tmp_path: Path) -> None:
+    columns = {"t": [{"en": "x", "de": "y"}], "t.en": ["a"], "de": pa.array(["b"], pa.string_view())}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    source = ParquetFile(path=tmp_path / "t.parquet", source_field="t.en", target_field="de")
+    assert list(source.pairs()) == [("a", "b")]
+    dotted = ParquetFile(path=tmp_path / "t.parquet", source_field="t.de", target_field="de")
+    assert list(dotted.pairs()) == [("y", "b")]
 
 
 def test_damaged_and_missing_parquet_files_are_named(tmp_path: Path) -> None:
