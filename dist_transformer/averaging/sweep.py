@@ -160,7 +160,7 @@ def sweep(
             it.
     """
     choices = on_all_ranks(lambda: [choose(count) for count in sorted(set(counts))] if rank() == 0 else None)
-    choices = broadcast_object(choices)
+    choices = broadcast_object(choices, kinds=(ChosenWeights,))
     assert choices is not None
     text = read_test_set(dev.source, dev.reference)
     candidates = []

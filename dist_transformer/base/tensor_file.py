@@ -143,7 +143,8 @@ def _object(value: Any, name: str) -> dict[str, Any]:
 def _place(entry: Any, name: str, begin: int) -> _Place:
     """Read the entry of a tensor, whose offsets count from `begin`. Its numbers must be whole, without a sign."""
     values = _object(entry, f"the entry of tensor {name!r:.60}")
-    dtype, shape, offsets = (values.get(key) for key in ("dtype", "shape", "data_offsets"))
+    dtype = values.get("dtype")
+    shape, offsets = values.get("shape", ()), values.get("data_offsets", ())
     if type(dtype) is not str or not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise ValueError(f"tensor {name!r:.60} has a wrong dtype, shape or byte range")
     return _Place(dtype, tuple(shape), begin + offsets[0], begin + offsets[1])

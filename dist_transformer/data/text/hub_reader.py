@@ -26,10 +26,10 @@ def main() -> None:
     dataset = HubDataset(**json.loads(sys.stdin.readline()))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     pairs = dataset.read()
+    answer: dict[str, object] = {"end": True}
     try:
         while batch := list(itertools.islice(pairs, _PAIRS)):
             print(json.dumps({"pairs": batch}), file=answers, flush=True)
-        answer = {"end": True}
     except UserError as error:
         answer = {"error": str(error), "transient": isinstance(error, TransientError)}
     print(json.dumps(answer), file=answers, flush=True)
