@@ -10,7 +10,7 @@ README.md           the model card
 import contextlib
 import glob
 import json
-import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from dist_transformer.base.errors import UserError, printable
+from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import (
     folder_beside,
     make_folder,
@@ -31,6 +31,7 @@ from dist_transformer.base.files import (
     write_file,
 )
 from dist_transformer.base.locks import is_locked
+from dist_transformer.base.markdown import code, escaped, yaml_string
 from dist_transformer.base.tensor_file import LARGEST_HEADER, TensorFile, is_finite
 from dist_transformer.base.verified import Stated, has_own_hash, with_own_hash
 from dist_transformer.config.directions import Direction, choose_direction, worth_stating
@@ -121,7 +122,7 @@ def write_model_folder(
     Args:
         weights: weights by the names of `Transformer.state_dict()`; all must be finite in fp32.
         tokenizer_json: content of the data folder's tokenizer.json.
-        notes: lines of the model card, in Markdown.
+        notes: lines of the model card, in Markdown; names in them are written by `base.markdown.code`.
 
     Raises:
         UserError: `path` holds something else, or cannot be written, or the weights are not finite.
@@ -340,24 +341,6 @@ def _put_back(path: Path) -> None:
             return
 
 
-def _yaml(text: str) -> str:
-    """Quote a string for YAML, where plain ones may be numbers, dates or truth values, such as `no` (Norwegian)."""
-    return (
-        text
-        if re.fullmatch("[a-z]{2,3}", text) and text not in ("no", "yes", "on", "off")
-        else json.dumps(text).replace("\x7f", "\\u007f")
-    )
-
-
-def _code(text: str) -> str:
-    return " ".join(printable(text).replace("`", "'").split())
-
-
-def _line(text: str) -> str:
-    """Escape untrusted text as one line of Markdown."""
-    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(printable(text).split()))
-
-
 def _model_card(name: str, info: ModelInfo, parameters: int, notes: Sequence[str]) -> str:
     settings: dict[str, Any] = to_plain(info.model)
     warning = (
@@ -371,28 +354,31 @@ def _model_card(name: str, info: ModelInfo, parameters: int, notes: Sequence[str
     listed = "".join(f"- {note}\n" for note in notes)
     pairs = [(way.source_language, way.target_language) for way in info.all_directions]
     languages = "\n".join(
-        f"- {_yaml(language)}" for language in dict.fromkeys(language for pair in pairs for language in pair)
+        f"- {yaml_string(language)}" for language in dict.fromkeys(language for pair in pairs for language in pair)
     )
-    ways = ", ".join(f"from `{_code(source)}` to `{_code(target)}`" for source, target in pairs)
-    chosen = _code(f"--model {name}") + (f" --direction {_code(info.all_directions[0].name)}" if len(pairs) > 1 else "")
-    table = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
+    ways = ", ".join(f"from {code(source)} to {code(target)}" for source, target in pairs)
+    direction = ["--direction", info.all_directions[0].name] if len(pairs) > 1 else []
+    # For a shell: a name in it may hold spaces and quotes, or commands of its own.
+    translate = shlex.join(["dist-transformer", "translate", "--model", name, *direction])
+    evaluate = shlex.join(["dist-transformer", "evaluate", "--model", name, *direction])
+    table = "\n".join(f"| {key} | {escaped(str(value))} |" for key, value in settings.items())
     return f"""---
 language:
 {languages}
 pipeline_tag: translation
 library_name: dist_transformer
 ---
-# {_line(name)}
+# {code(name)}
 
 A Transformer (Vaswani et al. 2017) for translation {ways}.
 {warning}
-- Training data: {_line(info.corpus)}{" (synthetic)" if info.synthetic else ""}
+- Training data: {code(info.corpus)}{" (synthetic)" if info.synthetic else ""}
 - Weights: {averaged}; {parameters:,} parameters, fp32
-- `tokenizer.json`, SHA-256 `{info.tokenizer_sha256}`, normalises text before it splits it into pieces
+- `tokenizer.json`, SHA-256 {code(info.tokenizer_sha256)}, normalises text before it splits it into pieces
 {listed}
-Translate, one sentence per line: `dist-transformer translate {chosen} < input.txt > output.txt`
+Translate, one sentence per line: {code(f"{translate} < input.txt > output.txt")}
 
-Measure: `dist-transformer evaluate {chosen} --src F --ref F` prints BLEU, chrF and TER with their signatures.
+Measure: {code(f"{evaluate} --src F --ref F")} prints BLEU, chrF and TER with their signatures.
 
 | setting | value |
 |---|---|

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_transformer.base.errors import UserError, exit_on_user_error, say
 from dist_transformer.base.streams import outlive_streams
+from dist_transformer.base.urls import is_url
 from dist_transformer.config.flags import parse_training
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
@@ -72,7 +73,6 @@ def main() -> None:
 def check_files(config: TrainConfig, world: World) -> None:
     """Check what one rank can check alone: DeepSpeed's settings, and that the data folders are some."""
     from dist_transformer.data.folder.reader import read_index
-    from dist_transformer.data.folder.storage import is_url
     from dist_transformer.training.engine.ds_config import load_ds_config
 
     load_ds_config(config.deepspeed_config)

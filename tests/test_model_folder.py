@@ -95,7 +95,7 @@ def test_directions_come_back_and_are_chosen(
     with pytest.raises(UserError, match="several directions: choose one of en-de, de-en with --direction"):
         _ = info.direction
     card = (tmp_path / "m/README.md").read_text()
-    assert "language:\n- en\n- de\npipe" in card
+    assert 'language:\n- "en"\n- "de"\npipe' in card
     assert "from `en` to `de`, from `de` to `en`." in card
     assert "translate --model m --direction en-de < input.txt" in card
 
@@ -355,7 +355,7 @@ def test_names_have_no_power_over_the_card(tmp_path: Path, model_info: ModelInfo
     card = (tmp_path / "m/README.md").read_text()
     head = card.split("---\n")[1]
     assert head.splitlines()[:4] == ["language:", '- "no"', f"- {json.dumps(hostile)}", "pipeline_tag: translation"]
-    assert r"- Training data: a \# b \<script\> \[x\](y) \\x1b (synthetic)" in card
+    assert r"- Training data: `a # b <script> [x](y) \x1b` (synthetic)" in card
     assert "\x1b" not in card
     assert "license:" not in [line.strip() for line in card.splitlines() if line.startswith("license")]
 

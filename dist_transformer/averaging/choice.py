@@ -4,7 +4,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 from dist_transformer.averaging.sources import weight_file_metadata
 from dist_transformer.base.errors import UserError
@@ -114,7 +114,7 @@ def best_weights(run_dir: Path, count: int, by: Measure | None = None) -> Chosen
     """
     records = _records(run_dir, "valid", "use --last")
     if by is None:
-        by = read_json(run_dir / SETTINGS_FILE)["best_by"]
+        by = _own_measure(run_dir / SETTINGS_FILE)
     # A loss that was not finite is written as null.
     values = {record["step"]: record[by] for record in records if record.get(by) is not None}
     if wrong := [step for step, value in values.items() if type(value) not in (int, float)]:
@@ -146,6 +146,15 @@ def best_weights(run_dir: Path, count: int, by: Measure | None = None) -> Chosen
         how=f"best validation {by} at {listed}",
         warning=f"better by {by}, but their weights were not kept: steps {lost}" if lost else None,
     )
+
+
+def _own_measure(settings: Path) -> Measure:
+    """Read the measure that a run's settings name, which may come from a stranger."""
+    by = read_json(settings).get("best_by")
+    for measure in get_args(Measure):
+        if by == measure:
+            return cast(Measure, measure)
+    raise UserError(f"{settings}: best_by must be one of {', '.join(get_args(Measure))}, not {by!r:.60}: use --by")
 
 
 def _files(count: int) -> str:

@@ -17,10 +17,11 @@ from dist_transformer.averaging.choice import ChosenWeights
 from dist_transformer.averaging.mean import mean_weights
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, sha256_of, write_file
+from dist_transformer.base.markdown import code
+from dist_transformer.base.urls import is_url
 from dist_transformer.config.plain import read_json
 from dist_transformer.data.folder.format import INDEX_FILE, VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.folder.storage import is_url
 from dist_transformer.evaluation.evaluate import (
     Evaluation,
     ReferencedText,
@@ -84,10 +85,10 @@ class Sweep:
     def note(self) -> str:
         """Return the note for the best candidate's model card."""
         others = ", ".join(str(candidate.count) for candidate in self.candidates)
-        text = f"{self.dev.source.name} and {self.dev.reference.name}"
+        text = f"{code(self.dev.source.name)} and {code(self.dev.reference.name)}"
         return (
             f"Among the means of {others} weight files, the mean of {self.best.count} had the highest BLEU on {text}: "
-            f"{self.best.bleu:.2f} ({self.best.evaluation.scores.bleu.signature})"
+            f"{self.best.bleu:.2f} ({code(self.best.evaluation.scores.bleu.signature)})"
         )
 
     def table(self) -> str:
@@ -159,7 +160,7 @@ def sweep(
             it.
     """
     choices = on_all_ranks(lambda: [choose(count) for count in sorted(set(counts))] if rank() == 0 else None)
-    choices = broadcast_object(choices)
+    choices = broadcast_object(choices, kinds=(ChosenWeights,))
     assert choices is not None
     text = read_test_set(dev.source, dev.reference)
     candidates = []

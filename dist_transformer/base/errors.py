@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TextIO
 
 from dist_transformer.base.streams import guard_streams, is_closed, reader_is_gone
+from dist_transformer.base.urls import without_secrets
 
 # Characters that control a terminal or hide text: control characters except line ends and tabs, line separators,
 # direction marks, and halves of surrogate pairs, which stand for bytes that are not UTF-8.
@@ -23,10 +24,11 @@ class UserError(Exception):
     """Bad input, settings or files. The message is one sentence for the user; no traceback is shown.
 
     Names and values in it may come from hostile files: characters that move the cursor or end the line are escaped.
+    Secrets of URLs are hidden, which errors of libraries may contain.
     """
 
     def __str__(self) -> str:
-        text = super().__str__()
+        text = without_secrets(super().__str__())
         if len(text) > _LONGEST_MESSAGE:
             text = f"{text[: _LONGEST_MESSAGE // 2]} … {text[-_LONGEST_MESSAGE // 4 :]}"
         return text if text.isprintable() else "".join(map(_shown, text))
@@ -47,9 +49,12 @@ def printable(text: str) -> str:
 
 
 def say(text: object = "", *, file: TextIO | None = None) -> None:
-    """Print a line for a person and flush it. Escape control characters, and characters that the encoding lacks."""
+    """Print a line for a person and flush it, without the secrets of URLs.
+
+    Control characters are escaped, and characters that the encoding lacks.
+    """
     stream = sys.stdout if file is None else file
-    line = printable(str(text))
+    line = printable(without_secrets(str(text)))
     encoding = getattr(stream, "encoding", None) or "utf-8"
     print(line.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 

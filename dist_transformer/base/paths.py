@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.base.urls import is_url, without_secrets
 
 # Limits of Linux and of its file systems.
 _LONGEST_NAME = 255
@@ -14,9 +15,11 @@ def require_usable(path: str | Path) -> None:
     """Check that files of that name can exist. It may be a URL.
 
     Raises:
-        UserError: the path is empty, contains a NUL or bytes that are not UTF-8, or is too long.
+        UserError: the path is empty, contains a NUL or bytes that are not UTF-8, or is too long; or it is a URL with
+            something that may grant access.
     """
     text = str(path)
+    refuse_secrets(text)
     if not text:
         raise UserError("a path is empty: give the name of a file or a folder")
     if "\0" in text:
@@ -31,6 +34,18 @@ def require_usable(path: str | Path) -> None:
         raise UserError(
             f"the {'name' if most == _LONGEST_NAME else 'path'} {text[:40]}… has {size:,} bytes, but at most {most:,} "
             "are possible: shorten it"
+        )
+
+
+def refuse_secrets(place: str) -> None:
+    """Raise a UserError for a URL with a password, a query or a fragment: commands are printed, and folders shared."""
+    # A password may have spaces; a text of several words would show the rest of it.
+    url = "".join(place.split())
+    if is_url(url) and without_secrets(url) != url:
+        raise UserError(
+            f"{without_secrets(url)} holds a password, a query or a fragment, which may grant access and would be "
+            "written to logs and to the run folder: pass it in the store's own variables or files, or in those of "
+            "fsspec (FSSPEC_FTP_PASSWORD, ~/.config/fsspec)"
         )
 
 

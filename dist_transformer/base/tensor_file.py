@@ -23,6 +23,8 @@ from dist_transformer.base.verified import Stated, VerifiedFile, read_verified
 _LENGTH_BYTES = 8
 LARGEST_HEADER = 2**24
 """Bytes of the longest header, enough for 100,000 tensors."""
+# Of a tensor of torch.
+_MOST_DIMENSIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,18 +149,44 @@ def _parse(size: int, read: Callable[[int, int], bytearray]) -> tuple[Mapping[st
     begin = _LENGTH_BYTES + length
     if length > LARGEST_HEADER or begin > size:
         raise ValueError("its header is longer than the file")
-    header = json.loads(bytes(read(_LENGTH_BYTES, begin)))
-    metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
+    header = _object(json.loads(bytes(read(_LENGTH_BYTES, begin))), "its header")
+    metadata = _object(header.pop("__metadata__", {}), "__metadata__")
+    if any(type(value) is not str for value in metadata.values()):
+        raise ValueError("its metadata are not texts")
     places, before = {}, begin
-    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        shape = tuple(entry["shape"])
-        start, end = (begin + offset for offset in entry["data_offsets"])
-        if start != before or not start <= end <= size or any(type(n) is not int or n < 0 for n in shape):
-            raise ValueError(f"tensor {name!r} has a wrong shape or byte range")
-        if entry["dtype"] == "F32" and end - start != 4 * math.prod(shape):
-            raise ValueError(f"tensor {name!r} has a byte range that does not fit its shape")
-        places[name] = _Place(entry["dtype"], shape, start, end)
-        before = end
+    found = [(name, _place(entry, name, begin)) for name, entry in header.items()]
+    for name, place in sorted(found, key=lambda item: (item[1].start, item[1].end)):
+        if place.start != before or not place.start <= place.end <= size:
+            raise ValueError(f"tensor {name!r:.60} has a wrong byte range")
+        if place.dtype == "F32" and place.end - place.start != 4 * math.prod(place.shape):
+            raise ValueError(f"tensor {name!r:.60} has a byte range that does not fit its shape")
+        places[name] = place
+        before = place.end
     if before != size:
         raise ValueError("it has bytes after its tensors")
     return metadata, places
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is not an object")
+    return value
+
+
+def _place(entry: Any, name: str, begin: int) -> _Place:
+    """Read the entry of a tensor, whose offsets count from `begin`. Its numbers must be whole, without a sign."""
+    values = _object(entry, f"the entry of tensor {name!r:.60}")
+    dtype = values.get("dtype")
+    shape, offsets = values.get("shape", ()), values.get("data_offsets", ())
+    if type(dtype) is not str or not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+        raise ValueError(f"tensor {name!r:.60} has a wrong dtype, shape or byte range")
+    return _Place(dtype, tuple(shape), begin + offsets[0], begin + offsets[1])
+
+
+def _are_sizes(numbers: Any) -> bool:
+    # 2.0 and true are other types, which compare equal to whole numbers. The product of a million sizes takes hours.
+    return (
+        isinstance(numbers, list)
+        and len(numbers) <= _MOST_DIMENSIONS
+        and all(type(number) is int and 0 <= number < 2**63 for number in numbers)
+    )

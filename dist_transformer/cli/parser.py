@@ -5,9 +5,10 @@ import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dist_transformer.base.paths import usable_path
+from dist_transformer.base.urls import without_secrets
 
 # Paragraphs with these beginnings are commands or tables; their lines are kept.
 _AS_IT_IS = re.compile(r"dist-transformer |srun |deepspeed | ")
@@ -46,6 +47,9 @@ class _Parser(argparse.ArgumentParser):
         self.register("type", Path, usable_path)
         self.register("type", int, _whole)
         self.register("type", float, _finite)
+
+    def error(self, message: str) -> NoReturn:
+        super().error(without_secrets(message))
 
     def parse_known_args(self, *arguments: Any, **settings: Any) -> Any:
         self.given.clear()

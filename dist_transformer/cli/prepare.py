@@ -19,7 +19,8 @@ from dist_transformer.data.prepare.mpi_ranks import MpiRanks
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import JsonlFile, PairSource, TsvFile, expand, line_files
-from dist_transformer.data.text.tables import HubDataset, ParquetFile
+from dist_transformer.data.text.hub import HubDataset
+from dist_transformer.data.text.tables import ParquetFile
 from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
 from dist_transformer.run.outputs import claim_folder
 

@@ -151,7 +151,7 @@ def translate_files(arguments: argparse.Namespace, device: torch.device) -> None
         return translations
 
     translate_corpus(job, translate, output.text_of)
-    say_notes(sum(gather_objects(notes), Counter[str]()))
+    say_notes(sum(map(Counter[str], gather_objects(notes)), Counter[str]()))
 
 
 def say_notes(notes: Counter[str]) -> None:

@@ -1,10 +1,11 @@
 """Checks of what a user states: flags of other toolkits, repetitions, settings without effect."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.base.paths import refuse_secrets
 from dist_transformer.config.settings import TrainConfig
 
 _STEP = (
@@ -92,12 +93,16 @@ _WITHOUT_EFFECT: dict[str, tuple[Callable[[TrainConfig], bool], str]] = {
 }
 
 
-def refuse_foreign_and_repeated(words: Iterable[str]) -> None:
+def refuse_foreign_and_repeated(words: Sequence[str]) -> None:
     """Refuse flags of other toolkits, all at once, and flags that are given twice, of which only one would count.
 
+    Also refuse the secrets of URLs, because errors of the parser repeat words.
+
     Raises:
-        UserError: there are such flags.
+        UserError: there are such flags or words.
     """
+    for word in words:
+        refuse_secrets(word)
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     names = [_name_of(flag) for flag in flags]
     foreign = {flag: _FOREIGN[name] for flag, name in zip(flags, names, strict=True) if name in _FOREIGN}

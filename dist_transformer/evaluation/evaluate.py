@@ -14,7 +14,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, write_file
 from dist_transformer.data.text.files import read_aligned
 from dist_transformer.data.tokenizer import Tokenizer
-from dist_transformer.evaluation.bleu import Scores, score
+from dist_transformer.evaluation.bleu import Score, Scores, score
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.scoring import longest_line, score_ids
 from dist_transformer.inference.translator import Translator, count_notes, noted
@@ -161,7 +161,7 @@ def evaluate_model(
             else None
         )
     )
-    scores = broadcast_object(scores)
+    scores = broadcast_object(scores, kinds=(Scores, Score))
     assert scores is not None
     return Evaluation(
         scores=scores,

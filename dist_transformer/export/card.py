@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dist_transformer.base.checks import Check
+from dist_transformer.base.markdown import code, escaped, yaml_string
 from dist_transformer.evaluation.bleu import Score
 from dist_transformer.export import ctranslate2_peer, huggingface
 from dist_transformer.export.ctranslate2 import SUPPRESSED
@@ -48,10 +49,10 @@ class Card:
         lines = [
             "---",
             "language:",
-            *(f"- {json.dumps(language)}" for language in dict.fromkeys((info.source_language, info.target_language))),
+            *(f"- {yaml_string(language)}" for language in dict.fromkeys((info.source_language, info.target_language))),
         ]
         if self.license is not None:
-            lines.append(f"license: {json.dumps(self.license)}")
+            lines.append(f"license: {yaml_string(self.license)}")
         lines += [
             "pipeline_tag: translation",
             f"library_name: {self.library}",
@@ -60,20 +61,20 @@ class Card:
             "metrics:",
             "- bleu",
             "model-index:",
-            f"- name: {json.dumps(self.name)}",
+            f"- name: {yaml_string(self.name)}",
             "  results:",
             "  - task:",
             "      type: translation",
-            f"      name: {json.dumps(f'Translation {pair}')}",
+            f"      name: {yaml_string(f'Translation {pair}')}",
             "    dataset:",
-            f"      name: {json.dumps(f'{self.dev_name} (dev text, {self.dev_lines:,} lines)')}",
-            f"      type: {json.dumps(self.dev_name)}",
-            f"      args: {json.dumps(pair)}",
+            f"      name: {yaml_string(f'{self.dev_name} (dev text, {self.dev_lines:,} lines)')}",
+            f"      type: {yaml_string(self.dev_name)}",
+            f"      args: {yaml_string(pair)}",
             "    metrics:",
             "    - type: bleu",
             "      name: sacreBLEU",
             f"      value: {self.theirs.value:.2f}",
-            f"      args: {json.dumps(self.theirs.signature)}",
+            f"      args: {yaml_string(self.theirs.signature)}",
             "---",
         ]
         return "\n".join(lines) + "\n"
@@ -89,22 +90,22 @@ class Card:
         steps = ", ".join(f"{step:,}" for step in info.steps)
         steps = f"mean of training steps {steps}" if len(info.steps) > 1 else f"training step {steps}"
         license_note = "" if self.license is not None else "\nNo license was stated when this folder was written.\n"
-        return f"""# {self.name}
+        return f"""# {code(self.name)}
 
-A Transformer (Vaswani et al. 2017) for translation from `{info.source_language}` to `{info.target_language}`, trained
-with dist_transformer and exported for {self.library}.
+A Transformer (Vaswani et al. 2017) for translation from {code(info.source_language)} to {code(info.target_language)},
+trained with dist_transformer and exported for {self.library}.
 {synthetic}{license_note}
-- Training data: {info.corpus}{" (synthetic)" if info.synthetic else ""}
+- Training data: {code(info.corpus)}{" (synthetic)" if info.synthetic else ""}
 - Weights: {steps}; {self.parameters:,} parameters
-- BLEU on {self.dev_name}, the dev text that chose the length penalty: {self.theirs.value:.2f}
-  (`{self.theirs.signature}`)
+- BLEU on {code(self.dev_name)}, the dev text that chose the length penalty: {self.theirs.value:.2f}
+  ({code(self.theirs.signature)})
 - The tokenizer normalises text before it splits it into pieces. `</s>` in a text stays text.
 {self._direction()}"""
 
     def _direction(self) -> str:
         tags = self.info.direction.tags
         return (
-            f"- The tokenizer puts `{' '.join(tags)}` in front of every text: the model has other directions.\n"
+            f"- The tokenizer puts {code(' '.join(tags))} in front of every text: the model has other directions.\n"
             if tags
             else ""
         )
@@ -132,7 +133,7 @@ with dist_transformer and exported for {self.library}.
 {differences.format(**limits)}{_LINES.format(library=self.library)}"""
 
     def _checked(self) -> str:
-        rows = "\n".join(f"| {check.name} | {check.found.replace('|', '&#124;')} |" for check in self.checks)
+        rows = "\n".join(f"| {escaped(check.name)} | {escaped(check.found)} |" for check in self.checks)
         return f"""## Checks
 
 The outputs of this folder were compared with those of dist_transformer before it was written:
@@ -152,7 +153,8 @@ _TRANSFORMERS = """## Use
 
 ```python
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-tokenizer, model = AutoTokenizer.from_pretrained("{folder}"), AutoModelForSeq2SeqLM.from_pretrained("{folder}")
+folder = {folder!r}
+tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
 inputs = tokenizer(["A sentence.", "Another one."], padding=True, return_tensors="pt")
 outputs = model.generate(**inputs)
 print(tokenizer.batch_decode(outputs, skip_special_tokens=True))
@@ -165,7 +167,8 @@ _CTRANSLATE2 = """## Use
 
 ```python
 import ctranslate2, tokenizers
-tokenizer, translator = tokenizers.Tokenizer.from_file("{folder}/tokenizer.json"), ctranslate2.Translator("{folder}")
+folder = {folder!r}
+tokenizer, translator = tokenizers.Tokenizer.from_file(f"{{folder}}/tokenizer.json"), ctranslate2.Translator(folder)
 search = dict(beam_size={beam}, patience={patience}, length_penalty={length_penalty}, max_decoding_length={longest})
 search |= dict(min_decoding_length=0, disable_unk=True, suppress_sequences={never})
 rows = tokenizer.encode_batch(["A sentence.", "Another one."])

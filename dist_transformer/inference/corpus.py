@@ -130,7 +130,7 @@ def translate_corpus(
     guard(job.parts)
     with contextlib.ExitStack() as held:
         begun, fence = on_all_ranks(lambda: _begin(job, held) if rank() == 0 else (None, unfenced))
-        start = broadcast_object(begun)
+        start = broadcast_object(begun, kinds=(_Start, Source))
         if start is None:
             return
         began = time.monotonic()

@@ -160,7 +160,7 @@ class Translator:
         share = self._batches(sources)[rank() :: world_size()]
         decoded = on_all_ranks(lambda: self._decode(share, sources, places, 0))
         everything: dict[int, tuple[ScoredText, ...]] = {}
-        for part in gather_objects(decoded):
+        for part in gather_objects(decoded, kinds=(ScoredText,)):
             everything.update(part)
         return self._assemble(sources, places, everything)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from dist_transformer.preflight.nccl import NcclFacts, look_at_nccl
+from dist_transformer.preflight.nccl import NcclFacts, Port, look_at_nccl
 from dist_transformer.runtime.device import cpus_beside
 from dist_transformer.runtime.versions import hash_of_code
 from dist_transformer.runtime.world import World
@@ -119,6 +119,10 @@ class Facts:
     shared: SharedFolder | None = None
     data: tuple[DataFacts, ...] = ()
     reductions: tuple[Reduction, ...] = ()
+
+
+FACTS = (Facts, Gpu, Volume, Reduction, SharedFolder, DataFacts, NcclFacts, Port)
+"""Classes of the parts of `Facts`, for messages."""
 
 
 def gather(world: World, *, run_dir: Path | None, cache_dir: Path | None) -> Facts:

@@ -9,7 +9,7 @@ import torch
 from dist_transformer.base.checks import Check
 from dist_transformer.preflight import probes
 from dist_transformer.preflight.checks import judge
-from dist_transformer.preflight.facts import Facts, gather
+from dist_transformer.preflight.facts import FACTS, Facts, gather
 from dist_transformer.preflight.rendezvous import Watch, joined
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.world import World
@@ -39,7 +39,7 @@ def preflight(
         facts = _gather(world, settings, watch, progress)
         checks = judge(facts, run_gib=settings.run_gib, verified=settings.verify_data)
         with watch.stage("outcome"):
-            return distributed.broadcast_object(checks)
+            return distributed.broadcast_object(checks, kinds=(Check,))
 
 
 def _gather(
@@ -51,13 +51,13 @@ def _gather(
         opens = world.local_rank == 0
         own = replace(own, data=tuple(probes.look_at_data(place, opens=opens) for place in settings.data))
     with watch.stage("facts of all ranks"):
-        facts = distributed.gather_objects(own)
+        facts = distributed.gather_objects(own, kinds=FACTS)
     if settings.verify_data:
         own = replace(own, data=probes.verify_data(own, facts, watch, progress=progress))
     if world.size > 1:
         own = _measure(world, settings, watch, own, facts)
     with watch.stage("facts of all ranks"):
-        return distributed.gather_objects(own)
+        return distributed.gather_objects(own, kinds=FACTS)
 
 
 def _measure(world: World, settings: PreflightSettings, watch: Watch, own: Facts, facts: Sequence[Facts]) -> Facts:

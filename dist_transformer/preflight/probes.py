@@ -16,9 +16,11 @@ import torch.distributed as dist
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import read_small
+from dist_transformer.base.paths import refuse_secrets
+from dist_transformer.base.urls import is_url, without_secrets
 from dist_transformer.data.folder.format import INDEX_FILE
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.folder.storage import check_file, is_url, refuse_secrets, without_secrets
+from dist_transformer.data.folder.storage import check_file
 from dist_transformer.preflight.facts import DataFacts, Facts, Reduction, SharedFolder
 from dist_transformer.preflight.rendezvous import Watch
 from dist_transformer.runtime import distributed

@@ -13,6 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from dist_transformer.base.errors import printable, say
+from dist_transformer.base.markdown import escaped
 from dist_transformer.base.sole_writer import Fence, unfenced
 from dist_transformer.config.plain import flat_settings
 from dist_transformer.config.settings import TimeoutConfig, TrainConfig
@@ -38,8 +39,6 @@ _UNSHOWN = {
     "log_every",
     *(limit.name for limit in dataclasses.fields(TimeoutConfig)),
 }
-# Characters with a meaning in HTML, in Markdown or in its tables.
-_MARKDOWN = str.maketrans({character: f"&#{ord(character)};" for character in '&<>"\\`*_{}[]()#+-!|~^:=$'})
 
 
 class Reporter:
@@ -195,15 +194,11 @@ class Reporter:
 def samples_table(sheet: SampleSheet) -> str:
     """Lay out samples as a Markdown table, with all special characters escaped."""
     rows = [
-        "| " + " | ".join(map(_as_markdown, (sample.source, sample.reference, sample.hypothesis))) + " |"
+        "| " + " | ".join(map(escaped, (sample.source, sample.reference, sample.hypothesis))) + " |"
         for sample in sheet.samples
     ]
-    head = f"BLEU {sheet.bleu:.2f} on {sheet.sentences:,} sentences ({_as_markdown(sheet.signature)})"
+    head = f"BLEU {sheet.bleu:.2f} on {sheet.sentences:,} sentences ({escaped(sheet.signature)})"
     return "\n".join((head, "", "| source | reference | hypothesis |", "|---|---|---|", *rows))
-
-
-def _as_markdown(text: str) -> str:
-    return " ".join(text.split()).translate(_MARKDOWN)
 
 
 def _short(value: float, width: int) -> str:

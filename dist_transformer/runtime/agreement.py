@@ -30,7 +30,7 @@ def require_agreement(stated: Mapping[str, Any]) -> None:
         return
     statement = statement_of(stated)
     # Usually, one hash is enough.
-    if len(set(gather_objects(sha256(json.dumps(statement, sort_keys=True).encode()).digest()))) == 1:
+    if len(set(gather_objects(sha256(json.dumps(statement, sort_keys=True).encode()).hexdigest()))) == 1:
         return
     difference = first_difference(gather_objects((socket.gethostname(), statement)))
     raise UserError(

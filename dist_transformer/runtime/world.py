@@ -7,9 +7,15 @@ import os
 import socket
 import subprocess
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.base.messages import Kinds, pack, unpack
 from dist_transformer.runtime.launch import free_port, load_mpi, mpi_tasks, needs_mpi, number_in, slurm_tasks
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,7 +191,23 @@ def _set_master_from_mpi() -> None:
     MPI = load_mpi()
     everyone = MPI.COMM_WORLD
     node = everyone.Split_type(MPI.COMM_TYPE_SHARED)
-    master = everyone.bcast((socket.gethostname(), free_port()) if everyone.rank == 0 else None)
-    one_node = everyone.allreduce(int(node.size == everyone.size), op=MPI.MIN)
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if one_node else master[0])
-    os.environ.setdefault("MASTER_PORT", str(master[1]))
+    own = (socket.gethostname(), free_port() if everyone.rank == 0 else None, node.size)
+    (host, port, size), *_ = gather_by_mpi(everyone, own)
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if size == everyone.size else host)
+    os.environ.setdefault("MASTER_PORT", str(port))
+
+
+def gather_by_mpi(communicator: Any, value: T, kinds: Kinds = ()) -> list[T]:
+    """Return every rank's value, in order of rank, on every rank. Collective: every rank must call it.
+
+    Args:
+        communicator: communicator of mpi4py, whose own `allgather` would send pickles.
+        value: what `base.messages.pack` takes, with instances of `kinds`.
+    """
+    content = pack(value, kinds)
+    sizes = np.empty(communicator.size, dtype=np.int64)
+    communicator.Allgather(np.array([len(content)], dtype=np.int64), sizes)
+    everything = np.empty(int(sizes.sum()), dtype=np.uint8)
+    communicator.Allgatherv(np.frombuffer(content, dtype=np.uint8), [everything, sizes])
+    ends = np.cumsum(sizes)
+    return [unpack(everything[end - size : end].tobytes(), kinds) for size, end in zip(sizes, ends, strict=True)]

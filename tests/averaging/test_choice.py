@@ -160,3 +160,14 @@ def test_too_few_validated_steps_with_weights(run: Path) -> None:
         file.write('{"kind": "va\n')
     with pytest.raises(UserError, match=r"metrics\.jsonl cannot be read .*: resume the run, which repairs it"):
         best_weights(run, 1)
+
+
+@pytest.mark.parametrize("best_by", ["[a](b)", None, ["nll"]])
+def test_a_measure_of_a_strange_run_is_refused(run: Path, best_by: object) -> None:
+    """It would be in the model card."""
+    save(run, 10)
+    validate(run, {"step": 10, "nll": 1.5, "[a](b)": 1.0}, best_by="nll")
+    settings = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**settings, "best_by": best_by}))
+    with pytest.raises(UserError, match=r"config\.json: best_by must be one of nll, bleu, not .*: use --by"):
+        best_weights(run, 1)

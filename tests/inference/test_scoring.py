@@ -4,6 +4,7 @@ import math
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -139,9 +140,9 @@ def test_ranks_share_the_batches_of_one(
         return score_pairs(model, toy_tokenizer, sources, targets, device=CPU, max_batch_tokens=200)
 
     alone = score()
-    parts: list[list[list[float]]] = []
+    parts: list[list[np.ndarray]] = []
 
-    def gather(part: list[list[float]]) -> None:
+    def gather(part: list[np.ndarray]) -> None:
         parts.append(part)
         raise GatheredError
 

@@ -171,12 +171,12 @@ def test_ranks_share_the_batches_of_one_process(
     monkeypatch.setattr(module, "on_all_ranks", lambda work: work())
     shares: list[dict[int, object]] = []
     others = dict.fromkeys(range(decoded), module._EMPTY)
-    monkeypatch.setattr(module, "gather_objects", lambda value: shares.append(value) or [others, value])
+    monkeypatch.setattr(module, "gather_objects", lambda value, **_: shares.append(value) or [others, value])
     for rank in range(world):
         monkeypatch.setattr(module, "rank", lambda rank=rank: rank)
         translator.translate_distributed(lines)
     assert sum(len(share) for share in shares) == decoded
-    monkeypatch.setattr(module, "gather_objects", lambda _: shares)
+    monkeypatch.setattr(module, "gather_objects", lambda *_, **__: shares)
     assert translator.translate_distributed(lines) == expected
 
 

@@ -122,6 +122,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "manifest without files": (lambda path: (path / "manifest.json").write_text("{}"), ""),
     "files are a list": (lambda path: _rewrite_manifest(path, lambda m: m.update(files=["state.json"])), ""),
     "no hash": (lambda path: _rewrite_manifest(path, lambda m: m["files"]["state.json"].pop("sha256")), ""),
+    "another type of hash": (
+        lambda path: _rewrite_manifest(path, lambda m: m["files"]["state.json"].update(sha256=[[]])),
+        "does not state the size and the SHA-256 of each file",
+    ),
     "nothing stated": (lambda path: _rewrite_manifest(path, lambda m: m["files"].clear()), ""),
     "part not stated": (
         lambda path: _rewrite_manifest(path, lambda m: m["files"].pop("part-00000.safetensors")),

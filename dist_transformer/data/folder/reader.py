@@ -8,6 +8,8 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import LISTING_BYTES, TOKENIZER_BYTES, make_folder, move, read_small, sha256_of
 from dist_transformer.base.links import guard
 from dist_transformer.base.locks import exclusive
+from dist_transformer.base.paths import refuse_secrets
+from dist_transformer.base.urls import is_url
 from dist_transformer.base.verified import Sealed, read_verified
 from dist_transformer.config.plain import from_plain, parse_json
 from dist_transformer.data.folder.format import (
@@ -28,8 +30,6 @@ from dist_transformer.data.folder.storage import (
     ShardFiles,
     check_file,
     fetch,
-    is_url,
-    refuse_secrets,
 )
 from dist_transformer.data.tokenizer import Tokenizer
 

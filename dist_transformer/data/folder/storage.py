@@ -8,14 +8,12 @@ node share one cache. One lock per shard, which ends with its holder, lets one o
 import contextlib
 import hashlib
 import os
-import re
 import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import unquote
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import open_regular, remove, remove_unfinished, sha256_of, whole_path
@@ -141,10 +139,9 @@ def fetch(url: str, path: Path, *, most: int, sha256: str | None = None) -> None
         except FileNotFoundError:
             raise UserError(f"{url} is missing: check the URL, or copy the data folder there again") from None
         except ImportError as error:
-            raise UserError(f"{url} needs another package: {without_secrets(str(error))}") from None
+            raise UserError(f"{url} needs another package: {error}") from None
         except Exception as error:  # every kind of store has its own errors
-            # After a redirect, the URL in the error may grant access to anyone.
-            problem = without_secrets(str(error).strip().split("\n")[0]) or type(error).__name__
+            problem = str(error).strip().split("\n")[0] or type(error).__name__
     raise UserError(
         f"{url} cannot be fetched after {_ATTEMPTS} attempts ({problem}): check the network and rights, or copy the "
         "data folder there again"
@@ -208,41 +205,3 @@ def _read_verified(path: Path, shard: ShardInfo) -> Sealed:
 
 def _damaged(path: Path) -> UserError:
     return UserError(f"{path} is damaged or from another folder: its SHA-256 differs from the index: {REMEDY}")
-
-
-# Names of parameters, in lower case, whose values grant access: those of presigned URLs, SAS tokens and the like.
-_SECRET_NAME = re.compile(
-    r"token|secret|passw|pwd|signature|credential|auth(?!or)|api.?key|access.?key"
-    r"|^(x-(amz|goog)-.*|sig|sas|key)$|[-_](key|sig)$"
-)
-_PARAMETER = re.compile(r"(?<=[?&;#])([^=&;#\s]+)=([^&;#\s'\")]*)")
-# `://` and then a user with a password, or only a token. A password may contain a slash, and then its first part looks
-# like a port. A path may contain an @, too, such as the hub's paths before a revision.
-_USER = re.compile(r"(?<=://)(?:[^/?#\s@]*:[^/?#\s@]*|[^/?#\s@:]*:(?!\d*/)[^\s@]*)@")
-_WEB_USER = re.compile(r"(?i)(https?://)[^/?#\s@]+@")
-_SHOWN = "***"
-
-
-def is_url(place: str) -> bool:
-    return "://" in place
-
-
-def without_secrets(text: str) -> str:
-    """Replace each secret in the URLs of a text by `***`."""
-
-    def hide(parameter: re.Match[str]) -> str:
-        is_secret = _SECRET_NAME.search(unquote(parameter[1]).lower()) and parameter[2]
-        return f"{parameter[1]}={_SHOWN}" if is_secret else parameter[0]
-
-    text = _WEB_USER.sub(rf"\g<1>{_SHOWN}@", _USER.sub(f"{_SHOWN}@", text))
-    return _PARAMETER.sub(hide, text)
-
-
-def refuse_secrets(url: str) -> None:
-    """Raise a UserError for a URL with a password, a token or a signature."""
-    shown = without_secrets(url)
-    if shown != url:
-        raise UserError(
-            f"{shown} holds a password, which would be written to logs and to the run folder: pass it in the store's "
-            "own variables or files, or in those of fsspec (FSSPEC_FTP_PASSWORD, ~/.config/fsspec)"
-        )

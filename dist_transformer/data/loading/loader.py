@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.base.urls import is_url
 from dist_transformer.config.directions import Direction
 from dist_transformer.config.settings import BatchConfig, DataConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.split import Split
-from dist_transformer.data.folder.storage import CacheSettings, is_url
+from dist_transformer.data.folder.storage import CacheSettings
 from dist_transformer.data.loading.collate import Collator
 from dist_transformer.data.loading.mixture import Corpora, Mixture, temperature_shares
 from dist_transformer.data.loading.packing import Budgets

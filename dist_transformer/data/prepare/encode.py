@@ -111,7 +111,7 @@ def encode_chunks(
         )
 
     runner.run("encode", map(task, chunks), collect, sizes=[chunk.pairs for chunk in chunks])
-    everywhere: Counter[str] = sum(runner.ranks.gather(total), Counter())
+    everywhere: Counter[str] = sum(map(Counter, runner.ranks.gather(total)), Counter())
     stated = [reason for reason in DROP_REASONS if reason != LONG_LINE or everywhere[reason]]
     return Counter({reason: everywhere[reason] for reason in stated}), everywhere["tokens"]
 

@@ -10,14 +10,19 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from dist_transformer.base.errors import UserError
+import numpy as np
+
+from dist_transformer.base.errors import TransientError, UserError
+from dist_transformer.base.messages import Kinds
 from dist_transformer.runtime.launch import load_mpi
-from dist_transformer.runtime.world import find_world
+from dist_transformer.runtime.world import find_world, gather_by_mpi
 
 T = TypeVar("T")
 
 _SETTLE_SECONDS = 0.02
 _STOP_TAG = 1
+# The message that a rank has failed is its tag.
+_NOTHING = np.empty(0, dtype=np.uint8)
 
 
 class StoppedError(Exception):
@@ -70,17 +75,20 @@ class MpiRanks:
         from mpi4py import MPI
 
         node = self._all.Split_type(MPI.COMM_TYPE_SHARED)
-        return max(1, len(set().union(*node.allgather(mine))) // node.size)
+        return max(1, len(set().union(*gather_by_mpi(node, mine))) // node.size)
 
-    def gather(self, value: T) -> list[T]:
+    def gather(self, value: T, kinds: Kinds = ()) -> list[T]:
         """Return every rank's value, in order of rank, on every rank.
 
         Collective: every rank must call it.
+
+        Args:
+            value: what `base.messages.pack` takes, with instances of `kinds`.
         """
         if self.size == 1:
             return [value]
         self._meet()
-        return self._all.allgather(value)
+        return gather_by_mpi(self._all, value, kinds)
 
     def together(self, work: Callable[[], T]) -> T:
         """Do `work` on every rank. If it fails, raise the error of the lowest failed rank on all, so that none waits.
@@ -95,19 +103,24 @@ class MpiRanks:
         except (UserError, OSError) as found:
             error = found
             self._stop_others()
-        errors = self.gather(error)
+        if self.size == 1 and error is not None:
+            raise error
+        errors = self.gather(None if error is None else _stated(error))
         self._take_stops([rank for rank, found in enumerate(errors) if found is not None])
         first = next((found for found in errors if found is not None), None)
         if first is not None:
-            raise first
+            raise _error(*first)
         return cast(T, value)
 
-    def lead(self, work: Callable[[], T]) -> T:
+    def lead(self, work: Callable[[], T], kinds: Kinds = ()) -> T:
         """Do `work` on rank 0 alone, and return its result, or raise its error, on every rank.
 
         Collective: every rank must call it.
+
+        Args:
+            kinds: classes in the result, as in `gather`.
         """
-        return cast(T, self.gather(self.together(lambda: work() if self.is_main else None))[0])
+        return cast(T, self.gather(self.together(lambda: work() if self.is_main else None), kinds)[0])
 
     def poll(self) -> None:
         """Raise `StoppedError` if another rank has failed."""
@@ -125,13 +138,28 @@ class MpiRanks:
             time.sleep(_SETTLE_SECONDS)
 
     def _stop_others(self) -> None:
-        self._stops = [self._all.isend(None, other, _STOP_TAG) for other in range(self.size) if other != self.rank]
+        others = (other for other in range(self.size) if other != self.rank)
+        self._stops = [self._all.Isend(_NOTHING, other, _STOP_TAG) for other in others]
 
     def _take_stops(self, failed: list[int]) -> None:
         """Receive the message that each failed rank sent to each other rank, so that none is left for later stages."""
         for other in failed:
             if other != self.rank:
-                self._all.recv(source=other, tag=_STOP_TAG)
+                self._all.Recv(np.empty(0, dtype=np.uint8), other, _STOP_TAG)
         for sent in self._stops:
-            sent.wait()
+            sent.Wait()
         self._stops = []
+
+
+def _stated(error: UserError | OSError) -> tuple[str, tuple[Any, ...]]:
+    """Return the kind of an error and what it is made from, to send it to other ranks."""
+    if isinstance(error, UserError):
+        return type(error).__name__, (str(error),)
+    if error.errno is None:
+        return OSError.__name__, (str(error),)
+    return OSError.__name__, (error.errno, error.strerror, None if error.filename is None else str(error.filename))
+
+
+def _error(kind: str, arguments: tuple[Any, ...]) -> UserError | OSError:
+    kinds: dict[str, type[UserError | OSError]] = {each.__name__: each for each in (UserError, TransientError, OSError)}
+    return kinds[kind](*arguments)

@@ -57,6 +57,9 @@ from dist_transformer.runtime.launch import as_typed
 # Pairs that are read, encoded and filtered at a time: about 20 MB of text.
 CHUNK_PAIRS = 50_000
 
+# Classes in the index, for messages.
+_INDEX = (DataIndex, SplitInfo, ShardInfo, TextInfo)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Validation:
@@ -93,7 +96,7 @@ def prepare(
     with _shared_work(settings.out, name, ranks, say) as work, WorkerPool(settings.workers) as pool:
         if not ranks.lead(work.whole.exists):
             _make(TaskRunner(work=work, pool=pool, ranks=ranks, show=show_progress), settings, say)
-        index = ranks.lead(lambda: DataFolder.open(work.whole).index)
+        index = ranks.lead(lambda: DataFolder.open(work.whole).index, kinds=_INDEX)
     _report_result(index, settings.out, time.monotonic() - started, say)
     return index
 
@@ -129,7 +132,7 @@ def _check_tokenizer(settings: PrepareSettings, tokenizer: Tokenizer, report: Re
 def _shared_work(out: Path, name: str, ranks: MpiRanks, report: Report) -> Iterator[Work]:
     """Yield the work folder, which rank 0 makes, locks and removes for all ranks."""
     with contextlib.ExitStack() as stack:
-        work = ranks.lead(lambda: stack.enter_context(work_folder(out, name, report)))
+        work = ranks.lead(lambda: stack.enter_context(work_folder(out, name, report)), kinds=(Work,))
         try:
             yield work
         except (UserError, OSError):
@@ -145,7 +148,7 @@ def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None
     pairs_read = sum(chunk.pairs for chunk in chunks)
     survey = survey_chunks(runner, settings, chunks, _normalization(settings))
     warn_of_folding(settings, survey, pairs_read, report)
-    validation = ranks.lead(lambda: _validation(work, settings, chunks, survey, report))
+    validation = ranks.lead(lambda: _validation(work, settings, chunks, survey, report), kinds=(_Validation,))
     ranks.lead(lambda: make_tokenizer(work, settings, chunks, validation.held_out, report))
     ranks.lead(lambda: write_validation_keys(work, validation.pairs))
     found, tokens = encode_chunks(runner, settings, chunks, validation.held_out)

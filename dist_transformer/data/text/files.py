@@ -193,7 +193,9 @@ class JsonlFile(FieldFile):
                 continue
             try:
                 row = json.loads(line)
-            except (ValueError, RecursionError) as error:
+            except RecursionError:
+                raise UserError(f"{self.path} line {number} is nested too deeply: write flat JSON objects") from None
+            except ValueError as error:
                 raise UserError(
                     f"{self.path} line {number} is not JSON ({error}): write one JSON object per line"
                 ) from None

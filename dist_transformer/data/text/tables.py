@@ -1,20 +1,17 @@
-"""Read parallel text from tables: Parquet files, and datasets that the `datasets` library opens.
+"""Read parallel text from Parquet files.
 
 The two texts of a row are two columns, or two fields of a column `translation`. A missing text counts as empty.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dist_transformer.base.errors import TransientError, UserError
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.text.files import (
-    NESTED,
     FieldFile,
     Pair,
     field_names,
@@ -27,11 +24,7 @@ from dist_transformer.data.text.files import (
 _BATCH_ROWS = 1_000
 # A row group of a web-scale file holds a million rows, so it is read through a buffer instead of whole.
 _PARQUET_BUFFER = 1 << 20
-# The branch of a dataset on the hub where the hub's converter puts Parquet files: a folder per configuration, and no
-# names of configurations.
-_CONVERTED_BRANCH = "refs/convert/parquet"
-# The beginning of the library's message where a dataset's files come from a script, which it does not run.
-_SCRIPT_REFUSED = "Dataset scripts are no longer supported"
+_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
 class ParquetFile(FieldFile):
@@ -70,124 +63,21 @@ class ParquetFile(FieldFile):
                 f'{self.path} has no column "{field}" (it has {listed(field_names(fields))}): '
                 "name the columns with --src-field and --tgt-field"
             )
-        kind = schema.field(path[0]).type
-        for name in path[1:]:
+        kind: Any = schema
+        for name in path:
+            if [column.name for column in kind].count(name) > 1:
+                raise UserError(
+                    f'{self.path} has two columns "{name}", so it is open which one is meant: write the file again '
+                    "with different names"
+                )
             kind = kind.field(name).type
         stored = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not (pa.types.is_string(stored) or pa.types.is_large_string(stored)):
+        if not any(is_text(stored) for is_text in _TEXTS):
             raise UserError(
                 f'{self.path}: the column "{field}" must hold strings, not {kind}: '
                 "name the columns with --src-field and --tgt-field"
             )
         return path
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HubDataset:
-    """A dataset that `datasets.load_dataset` opens: a hub name or a local folder of JSON, Parquet, … files.
-
-    Its rows have a `translation` column of {language: text}, or one column per language.
-    """
-
-    dataset: str
-    source_language: str
-    target_language: str
-    config: str | None = None
-    revision: str | None = None
-    """Commit, tag or branch of the hub's repository; default: its newest commit, which is not recorded.
-
-    In `refs/convert/parquet`, `config` is the folder of the configuration.
-    """
-    split: str = "train"
-    streaming: bool = False
-    """Whether rows are read as they arrive, without storing anything in the cache of `datasets`."""
-
-    @property
-    def name(self) -> str:
-        dataset = Path(self.dataset).name if Path(self.dataset).exists() else self.dataset
-        return f"{dataset}{f'@{self.revision}' if self.revision else ''}/{self.split}"
-
-    @property
-    def languages(self) -> tuple[str | None, str | None]:
-        return self.source_language, self.target_language
-
-    def files(self) -> list[Path]:
-        """List the files of a local folder; for a dataset of the hub, the list is empty."""
-        path = Path(self.dataset)
-        return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
-
-    def pairs(self) -> Iterator[Pair | None]:
-        where = f'dataset "{self.dataset}", split "{self.split}"'
-        number = 0
-        for batch in self._batches():
-            sources, targets = (self._column(batch, lang) for lang in (self.source_language, self.target_language))
-            for source, target in zip(sources, targets, strict=True):
-                number += 1
-                row = f"{where}, row {number}"
-                yield short_pair(one_line(source or "", row), one_line(target or "", row))
-
-    def _batches(self) -> Iterator[Mapping[str, list[Any]]]:
-        import datasets
-
-        part = {"data_dir" if self.revision == _CONVERTED_BRANCH else "name": self.config}
-        rows = 0
-        try:
-            place = {"path": self.dataset, "revision": self.revision, **part}
-            table = datasets.load_dataset_builder(**place).config
-            options = self._text_only() if hasattr(table, "keep_default_na") else {}
-            dataset = datasets.load_dataset(**place, **options, split=self.split, streaming=self.streaming)
-            for batch in dataset.iter(batch_size=_BATCH_ROWS):
-                yield batch
-                rows += len(next(iter(batch.values())))
-        except Exception as error:  # one of many types: not found, no network, unknown config or split, gated, …
-            if rows:
-                raise TransientError(
-                    f'dataset "{self.dataset}" (split {self.split}) failed after row {rows:,} '
-                    f"({_first_line(error)}): run the same command again, which resumes"
-                ) from error
-            if str(error).startswith(_SCRIPT_REFUSED):
-                raise UserError(
-                    f'dataset "{self.dataset}" is made by a loading script, which the datasets library does not run: '
-                    f"read the hub's copy as Parquet files with --dataset-revision {_CONVERTED_BRANCH}"
-                ) from error
-            raise UserError(
-                f'dataset "{self.dataset}" (config {self.config or "default"}, split {self.split}) cannot be loaded '
-                f"({_first_line(error)}): check --dataset, --dataset-config, --dataset-revision "
-                "and --dataset-split, and that the hub can "
-                "be reached"
-            ) from error
-
-    def _text_only(self) -> dict[str, Any]:
-        """Return the options by which the library takes each text of a CSV file as it stands.
-
-        Otherwise the words NA, null and nan would count as missing, and a column of numbers would not be text.
-        """
-        columns = (self.source_language, self.target_language)
-        return {"keep_default_na": False, "converters": dict.fromkeys(columns, str)}
-
-    def _column(self, batch: Mapping[str, list[Any]], language: str) -> list[str | None]:
-        if language in batch:
-            texts = batch[language]
-        elif NESTED in batch and all(isinstance(row, dict) for row in batch[NESTED]):
-            texts = [row.get(language) for row in batch[NESTED]]
-            known = sorted({name for row in batch[NESTED] for name in row})
-            if language not in known:
-                raise UserError(
-                    f'dataset "{self.dataset}" has no language "{language}" (it has {", ".join(known)}): '
-                    "choose with --src-lang and --tgt-lang"
-                )
-        else:
-            raise UserError(
-                f'dataset "{self.dataset}" has neither a column "{language}" nor a column "{NESTED}" '
-                f"(it has {listed(batch)}): choose the columns with --src-lang and --tgt-lang"
-            )
-        for text in texts:
-            if text is not None and not isinstance(text, str):
-                raise UserError(
-                    f'dataset "{self.dataset}": the texts of "{language}" must be strings, not {type(text).__name__}: '
-                    "choose the columns with --src-lang and --tgt-lang"
-                )
-        return texts
 
 
 def _fields(columns: pa.Schema | pa.StructType) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from dist_transformer.base.urls import without_secrets
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.reporting.html.markup import Html, element, join
@@ -131,8 +132,8 @@ def _shown(value: Any) -> str:
 
 
 def _path_name(value: str) -> str:
-    """Shorten an absolute path: `/home/me/data/wmt` → `…/wmt`; other text is unchanged."""
-    return f"…/{PurePosixPath(value).name}" if PurePosixPath(value).is_absolute() else value
+    """Shorten an absolute path: `/home/me/data/wmt` → `…/wmt`; other text shows no secrets of a URL."""
+    return f"…/{PurePosixPath(value).name}" if PurePosixPath(value).is_absolute() else without_secrets(value)
 
 
 def environment(run: Run) -> Html:

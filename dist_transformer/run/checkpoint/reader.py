@@ -44,6 +44,8 @@ def _stated_files(path: Path) -> tuple[dict[str, Any], str | None]:
         if manifest["format_version"] != 1 and not has_own_hash(content, manifest["sha256"]):
             raise UserError(f"{MANIFEST_FILE} is damaged: its SHA-256 is not what it states")
         files = {name: (stated["bytes"], stated["sha256"]) for name, stated in manifest["files"].items()}
+        if any((type(size), type(sha256)) != (int, str) for size, sha256 in files.values()):
+            raise UserError("it does not state the size and the SHA-256 of each file")
         unlisted = {file.name for file in path.iterdir()} - files.keys() - {MANIFEST_FILE}
     except (UserError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         return {}, f"{path} has no usable manifest ({error})"

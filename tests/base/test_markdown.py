@@ -1,0 +1,72 @@
+"""Names as they come through a renderer of Markdown and a reader of YAML."""
+
+from html.parser import HTMLParser
+
+import markdown
+import pytest
+import yaml
+
+from dist_transformer.base.markdown import code, escaped, yaml_string
+
+HOSTILE = [
+    "[a](https://example.org)",
+    "<https://example.org> www.example.org me@example.org",
+    "![x](y) <img src=x> <script>alert(1)</script> <!-- c",
+    "a\n# heading\n\n---\n- item",
+    "a | b",
+    "` [a](b) `",
+    "`` ` <b> ``",
+    "`",
+    "\\` <b> \\",
+    "&lt;b&gt; *a* __b__ ~~c~~",
+    "[a]\n\n[a]: https://example.org",
+    "\x1b[2J\u2028# a\x85# b",
+    "",
+]
+
+
+class Elements(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.code = ""
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags.append(tag)
+
+    def handle_comment(self, data: str) -> None:
+        self.tags.append("comment")
+
+    def handle_data(self, data: str) -> None:
+        self.code += data if self.tags[-1:] == ["code"] else ""
+
+
+def rendered(text: str) -> Elements:
+    found = Elements()
+    found.feed(markdown.markdown(text, extensions=["tables", "fenced_code"]))
+    return found
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_name_makes_no_element(name: str) -> None:
+    page = rendered(
+        f"# {code(name)}\n\nFrom {code(name)} to {code(name)}.\n\n- {code(name)}\n\n"
+        f"| a | b |\n|---|---|\n| {escaped(name)} | {escaped(name)} |\n"
+    )
+    assert page.tags == [
+        *("h1", "code", "p", "code", "code", "ul", "li", "code"),
+        *("table", "thead", "tr", "th", "th", "tbody", "tr", "td", "td"),
+    ]
+
+
+def test_a_span_of_code_shows_the_name() -> None:
+    for name in ("wmt14.de-en", "`` ` <b> ``", "a | [b](c) \\", "&lt;"):
+        assert rendered(code(name)).code == name
+
+
+@pytest.mark.parametrize(
+    "text", [*HOSTILE, "no", "1e3", "2024-01-01", "[a]\nlicense: x", '"a"', "a: b", "😀\ud800\ufeff"]
+)
+def test_yaml_reads_the_string(text: str) -> None:
+    content = f"names:\n- {yaml_string(text)}\nname: {yaml_string(text)}\n"
+    assert yaml.safe_load(content) == {"names": [text], "name": text}

@@ -1,0 +1,168 @@
+import gzip
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import psutil
+import pytest
+
+from dist_transformer.base.errors import TransientError, UserError
+from dist_transformer.data.text import hub as hub_module
+from dist_transformer.data.text.hub import HubDataset
+from dist_transformer.data.text.lines import LONGEST_LINE
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def refusal(source: HubDataset) -> str:
+    """In this process, which is faster."""
+    with pytest.raises(UserError) as caught:
+        list(source.read())
+    return str(caught.value)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    datasets.disable_progress_bars()
+    (tmp_path / "set").mkdir()
+    return tmp_path / "set"
+
+
+def hub_source(folder: Path, **changes: Any) -> HubDataset:
+    return HubDataset(**{"dataset": str(folder), "source_language": "en", "target_language": "de", **changes})
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_hub_dataset_with_a_translation_column(hub: Path, streaming: bool) -> None:
+    rows = [{"translation": {"de": f"Nummer {i}", "en": f"number {i}"}} for i in range(1_001)]
+    datasets.Dataset.from_list(rows).to_parquet(hub / "train.parquet")
+    datasets.Dataset.from_list(rows[:3]).to_parquet(hub / "validation.parquet")
+    pairs = list(hub_source(hub, streaming=streaming).read())
+    assert len(pairs) == 1_001
+    assert pairs[1_000] == ("number 1000", "Nummer 1000")
+    assert len(list(hub_source(hub, streaming=streaming, split="validation").read())) == 3
+    assert 'has no language "fr" (it has de, en)' in refusal(hub_source(hub, streaming=streaming, target_language="fr"))
+    message = refusal(hub_source(hub, streaming=streaming, split="nosuch"))
+    assert "split nosuch) cannot be loaded" in message
+    assert "--dataset-split" in message
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_hub_dataset_with_a_column_a_language(hub: Path, streaming: bool) -> None:
+    write(hub / "train.jsonl", b'{"en": "a\\nb", "de": "c", "n": 1}\n{"en": null, "de": "d", "n": 2}\n')
+    assert list(hub_source(hub, streaming=streaming).read()) == [("a b", "c"), ("", "d")]
+    message = refusal(hub_source(hub, streaming=streaming, target_language="fr"))
+    assert 'neither a column "fr" nor a column "translation" (it has en, de, n)' in message
+    assert 'the texts of "n" must be strings, not int' in refusal(
+        hub_source(hub, streaming=streaming, target_language="n")
+    )
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_every_word_of_a_csv_file_is_text(hub: Path, streaming: bool) -> None:
+    words = ["NA", "null", "nan", "N/A", "None", "1.50", "True", "", "1e3"]
+    write(
+        hub / "train.csv",
+        "".join(f"{line}\n" for line in ("en,de,n", *(f"{word},{word},1" for word in words))).encode(),
+    )
+    assert list(hub_source(hub, streaming=streaming).read()) == [(word, word) for word in words]
+
+
+def test_a_revision_is_asked_for_and_recorded(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def load_dataset(*_: Any, revision: str | None, **others: Any) -> datasets.Dataset:
+        asked.append((revision, others.get("name"), others.get("data_dir")))
+        return datasets.Dataset.from_list([{"en": "a", "de": "b"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_, **__: SimpleNamespace(config=None))
+    source = hub_source(hub, dataset="owner/set", config="de-en", revision="1f2e3d")
+    assert list(source.read()) == [("a", "b")]
+    assert source.name == "owner/set@1f2e3d/train"
+    assert hub_source(hub, dataset="owner/set").name == "owner/set/train"
+    # The branch of the hub's converter has folders in place of configurations.
+    list(hub_source(hub, dataset="owner/set", config="de-en", revision="refs/convert/parquet").read())
+    assert asked == [("1f2e3d", "de-en", None), ("refs/convert/parquet", None, "de-en")]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_hubs_parquet_branch_has_a_folder_per_configuration(hub: Path, streaming: bool) -> None:
+    """Two configurations, as the hub's converter lays out iwslt2017: only the rows of the chosen one are read."""
+    for config, languages in (("set-de-en", ("de", "en")), ("set-en-fr", ("en", "fr"))):
+        for split in ("train", "validation"):
+            rows = [{"translation": {lang: f"{lang} {split} {i}" for lang in languages}} for i in range(2)]
+            (hub / config / split).mkdir(parents=True)
+            datasets.Dataset.from_list(rows).to_parquet(hub / config / split / "0000.parquet")
+    source = hub_source(hub, config="set-de-en", revision="refs/convert/parquet", streaming=streaming)
+    assert list(source.read()) == [("en train 0", "de train 0"), ("en train 1", "de train 1")]
+    message = refusal(hub_source(hub, config="set-en-nl", revision="refs/convert/parquet", streaming=streaming))
+    assert "(config set-en-nl, split train) cannot be loaded" in message
+
+
+def test_a_dataset_with_a_loading_script_is_refused_with_the_fix(hub: Path) -> None:
+    write(hub / "set.py", b"raise SystemExit('nobody runs this')\n")
+    assert refusal(hub_source(hub, config="set-de-en")) == (
+        f'dataset "{hub}" is made by a loading script, which the datasets library does not run: '
+        "read the hub's copy as Parquet files with --dataset-revision refs/convert/parquet"
+    )
+
+
+def test_a_stream_that_breaks_off_can_be_tried_again(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "_BATCH_ROWS", 10)
+    rows = "".join(f'{{"en": "a", "de": "{i}"}}\n' for i in range(30))
+    write(hub / "train-0.jsonl", rows.encode())
+    write(hub / "train-1.jsonl", b"{broken\n")
+    source = hub_source(hub, streaming=True)
+    pairs = []
+    with pytest.raises(TransientError, match=r"failed after row 30 .*: run the same command again, which resumes"):
+        pairs += source.read()
+    assert source.files() == [hub / "train-0.jsonl", hub / "train-1.jsonl"]
+
+
+DEEP = b"[" * 200_000 + b"]" * 200_000
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("suffix", [".json", ".jsonl.gz"])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_file_that_crashes_the_library_is_refused(hub: Path, suffix: str, streaming: bool) -> None:
+    content = b'{"en": "a", "de": "b"}\n{"en": "a", "de": ' + DEEP + b"}\n"
+    write(hub / f"train{suffix}", gzip.compress(content) if suffix.endswith(".gz") else content)
+    with pytest.raises(UserError) as refused:
+        list(hub_source(hub, streaming=streaming).pairs())
+    assert str(refused.value) == (
+        f'dataset "{hub}" (split train) crashed the datasets library: a file is damaged, or nested too deeply, or '
+        "memory is short: check its files, or give them as text files"
+    )
+
+
+@pytest.mark.system
+def test_the_child_reads_what_is_read_here(hub: Path) -> None:
+    source = hub_source(hub)
+    rows = f'{{"en": "a", "de": "{"x" * (LONGEST_LINE + 1)}"}}\n', '{"en": "ü 😀", "de": "c"}\n' * 1_200
+    write(hub / "train.jsonl", "".join(rows).encode())
+    assert list(source.pairs()) == list(source.read()) == [None, *[("ü 😀", "c")] * 1_200]
+    write(hub / "train.jsonl", b'{"en": "a", "de": 1}\n')
+    for source in (hub_source(hub), hub_source(hub, split="nosuch")):
+        with pytest.raises(UserError) as refused:
+            list(source.pairs())
+        assert type(refused.value) is UserError
+        assert str(refused.value) == refusal(source)
+
+
+@pytest.mark.system
+def test_the_child_ends_with_its_reader(hub: Path) -> None:
+    write(hub / "train.jsonl", b'{"en": "a", "de": "b"}\n' * 100_000)
+    pairs = hub_source(hub, streaming=True).pairs()
+    assert next(pairs) == ("a", "b")
+    (child,) = psutil.Process().children()
+    pairs.close()
+    assert not psutil.pid_exists(child.pid)

@@ -1,0 +1,52 @@
+import re
+from dataclasses import replace
+
+import markdown
+import yaml
+
+from dist_transformer.base.checks import Check
+from dist_transformer.config.directions import Direction
+from dist_transformer.evaluation.bleu import Score
+from dist_transformer.export.card import Card
+from dist_transformer.model_folder import ModelInfo
+
+HOSTILE = "x` [a](b) <b> | \n# c\n---\nlicense: y"
+HEAD = {"language", "license", "pipeline_tag", "library_name", "tags", "metrics", "model-index"}
+
+
+def card(info: ModelInfo, name: str, library: str) -> str:
+    score = Score(value=30.0, signature=name)
+    return str(
+        Card(
+            name=name,
+            folder=name,
+            library=library,
+            info=info,
+            tags=[name],
+            parameters=1,
+            license=name,
+            dev_name=name,
+            dev_lines=1000,
+            ours=score,
+            theirs=score,
+            length_penalty=1.0,
+            tried={1.0: 30.0},
+            longest=10,
+            checks=[Check(name="a", found=name)],
+        )
+    )
+
+
+def test_names_change_no_structure_of_the_card(model_info: ModelInfo) -> None:
+    """A reader of YAML and a renderer of Markdown find the same elements as in the card of a plain name."""
+    for library in ("transformers", "ctranslate2"):
+        pages = []
+        for name in ("plain", HOSTILE):
+            way = Direction(source_language=name, target_language=name, tags=(name,))
+            info = replace(model_info, source_language=name, target_language=name, corpus=name, directions=(way,))
+            _, head, body = card(info, name, library).split("---\n", 2)
+            values = yaml.safe_load(head)
+            assert values.keys() == HEAD
+            assert (values["language"], values["license"]) == ([name], name)
+            pages.append(re.findall(r"<\w+", markdown.markdown(body, extensions=["tables", "fenced_code"])))
+        assert pages[0] == pages[1]
