@@ -106,14 +106,14 @@ def read_ledger(path: Path, *, in_progress: bool = False) -> Iterator[dict[str, 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Proof:
-    """What an unbroken ledger proves."""
+    """Facts that an unbroken ledger proves."""
 
     steps: int = 0
     target_tokens: int = 0
     at: dict[int, tuple[str, int]] = dataclasses.field(default_factory=dict)
     """The chain and the target tokens so far at each of the chosen steps."""
     left_out: list[dict[str, int]] = dataclasses.field(default_factory=list)
-    """As `left_out_records` gives them."""
+    """Records in the form of `left_out_records`."""
     shards: list[LeftOut] = dataclasses.field(default_factory=list)
     """The same."""
 

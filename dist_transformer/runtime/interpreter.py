@@ -1,4 +1,4 @@
-"""What a program does before it imports anything: check its Python, and decide what Ctrl-C does.
+"""First steps of a program, before it imports anything: check its Python, and decide the effect of Ctrl-C.
 
 A wrong Python ends it with one sentence that names the environment to activate.
 

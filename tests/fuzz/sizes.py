@@ -44,7 +44,7 @@ Use = Callable[[Lab], object]
 
 
 def hole(path: Path) -> None:
-    """The file goes on with zeros, which take no room on the disk."""
+    """The file continues with zeros, which take no room on the disk."""
     os.truncate(path, _HOLE)
 
 

@@ -113,7 +113,7 @@ class Thing: pass
 thing = Thing()
 reference = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
 del thing
-print("goes on")
+print("continues")
 """
     statuses = []
     for start in ("", "end_at_ctrl_c()", "signal.signal(signal.SIGINT, signal.SIG_IGN); end_at_ctrl_c()"):
@@ -121,7 +121,7 @@ print("goes on")
             [sys.executable, "-c", program.format(start)], cwd=ROOT, capture_output=True, text=True, check=False
         )
         statuses.append((done.returncode, done.stdout, done.stderr.endswith("interrupted\n")))
-    assert statuses == [(0, "goes on\n", False), (130, "", True), (0, "goes on\n", False)]
+    assert statuses == [(0, "continues\n", False), (130, "", True), (0, "continues\n", False)]
 
 
 def test_other_errors_keep_their_traceback(clone: Path) -> None:
