@@ -38,7 +38,6 @@ def returned(value: Any, *kinds: type) -> Any:
         {1: "a", "1": "b", (1, None): ["c"], "tuple": {}, None: ()},
         ((1, 2), [(3,)], frozenset({4, "d"}), b"\x00\xff", Path("/a b/ü")),
     ],
-    ids=str,
 )
 def test_values_come_back_with_their_types(value: Any) -> None:
     """Compared by their text, in which -0.0, 1 and True, and lists and tuples differ."""
