@@ -41,7 +41,7 @@ def returned(value: Any, *kinds: type) -> Any:
     ids=str,
 )
 def test_values_come_back_with_their_types(value: Any) -> None:
-    """As their text shows, which -0.0, 1 and True, and lists and tuples differ in."""
+    """Compare the texts, which differ for -0.0 and 0.0, for 1 and True, and for lists and tuples."""
     assert repr(returned(value)) == repr(value)
 
 
