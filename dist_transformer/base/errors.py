@@ -62,6 +62,7 @@ def say(text: object = "", *, file: TextIO | None = None) -> None:
 def exit_on_user_error(main: Callable[[], None], *, prints: bool = True) -> None:
     """Run a command's `main`. A `UserError` becomes one line on stderr and exit status 1; Ctrl-C becomes status 130.
 
+    Memory that is short is such an error, too: settings that the checks allow may be too large for a machine.
     A result that stdout does not accept is an error, too, unless the reader of the pipe has read enough.
 
     Args:
@@ -76,6 +77,16 @@ def exit_on_user_error(main: Callable[[], None], *, prints: bool = True) -> None
     except UserError as error:
         say(f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+    except (MemoryError, RuntimeError) as error:
+        if not _is_short_of_memory(error):
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        say(
+            f"error: memory is short ({reason:.300}): give smaller sizes or batches, or fewer processes; "
+            "dist-transformer plan predicts the memory of training",
+            file=sys.stderr,
+        )
+        raise SystemExit(1) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         raise SystemExit(130) from None
@@ -89,6 +100,13 @@ def exit_on_user_error(main: Callable[[], None], *, prints: bool = True) -> None
         # What stdout does not accept now would be a second message at the interpreter's end.
         with suppress(UserError, OSError):
             sys.stdout.flush()
+
+
+def _is_short_of_memory(error: MemoryError | RuntimeError) -> bool:
+    # torch's allocator for CPUs has no class of its own, and this module does not import torch.
+    words = ("can't allocate memory", "Cannot allocate memory")
+    named = type(error).__name__ == "OutOfMemoryError" or any(word in str(error) for word in words)
+    return isinstance(error, MemoryError) or named
 
 
 def _run_and_flush(main: Callable[[], None]) -> None:

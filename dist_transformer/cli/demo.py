@@ -12,12 +12,14 @@ from pathlib import Path
 
 from dist_transformer.base.errors import say
 from dist_transformer.base.files import write_file
-from dist_transformer.cli.parser import make_parser
+from dist_transformer.cli.parser import make_parser, whole_number
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.presets import PRESETS
+from dist_transformer.data.text.toy_corpus import MOST_TOY_PAIRS
 from dist_transformer.run.layout import read_records
 from dist_transformer.run.outputs import claim_folder
 from dist_transformer.runtime.launch import as_typed, installed_program, own_command, run_printed
+from dist_transformer.runtime.processes import MOST_PROCESSES
 from dist_transformer.runtime.world import require_no_launch
 
 
@@ -86,9 +88,24 @@ def print_summary(run: Path, result: dict[str, object]) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument("--run-dir", type=Path, default=Path("runs/demo"), help="run folder (default: %(default)s)")
-    parser.add_argument("--processes", type=int, default=2, dest="ranks", help="processes (default: %(default)s)")
-    parser.add_argument("--train-pairs", type=int, default=25_000, help="synthetic pairs (default: %(default)s)")
+    parser.add_argument(
+        "--processes",
+        type=whole_number(1, MOST_PROCESSES),
+        default=2,
+        dest="ranks",
+        help="processes (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--train-pairs",
+        type=whole_number(1, MOST_TOY_PAIRS),
+        default=25_000,
+        help="synthetic pairs (default: %(default)s)",
+    )
     steps = PRESETS["tiny"].max_steps
-    parser.add_argument("--max-steps", type=int, default=steps, help="optimizer steps (default: %(default)s)")
-    parser.add_argument("--average", type=int, default=3, help="weight files averaged (default: %(default)s)")
+    parser.add_argument(
+        "--max-steps", type=whole_number(1, 2**30), default=steps, help="optimizer steps (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--average", type=whole_number(1, 1000), default=3, help="weight files averaged (default: %(default)s)"
+    )
     return parser.parse_args()

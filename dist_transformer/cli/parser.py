@@ -3,7 +3,7 @@
 import argparse
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -67,6 +67,21 @@ def _finite(text: str) -> float:
     number = float(text)
     if not abs(number) < _LARGEST:
         raise argparse.ArgumentTypeError(f"{text:.40} is no number below {_LARGEST}: give one")
+    return number
+
+
+def whole_number(least: int, most: int) -> Callable[[str], int]:
+    """Make the type of a flag that takes a whole number from `least` to `most`.
+
+    For commands that start others with the number: these would refuse it only after the work of those before.
+    """
+
+    def number(text: str) -> int:
+        value = _whole(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{value} is out of range: give {least:,} to {most:,}")
+        return value
+
     return number
 
 

@@ -21,11 +21,8 @@ from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import JsonlFile, PairSource, TsvFile, expand, line_files
 from dist_transformer.data.text.hub import HubDataset
 from dist_transformer.data.text.tables import ParquetFile
-from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
+from dist_transformer.data.text.toy_corpus import MOST_TOY_PAIRS, make_toy_corpus, write_toy_corpus
 from dist_transformer.run.outputs import claim_folder
-
-# They are held in memory.
-_MOST_TOY_PAIRS = 1_000_000
 
 
 def main() -> None:
@@ -209,8 +206,8 @@ def settings_from(arguments: argparse.Namespace, scratch: Path, workers: int) ->
         if arguments.dataset_valid_split:
             validation.append(_dataset(arguments, arguments.dataset_valid_split))
     if arguments.toy is not None:
-        if not 1 <= arguments.toy <= _MOST_TOY_PAIRS:
-            raise UserError(f"--toy is {arguments.toy}: ask for 1 to {_MOST_TOY_PAIRS:,} pairs")
+        if not 1 <= arguments.toy <= MOST_TOY_PAIRS:
+            raise UserError(f"--toy is {arguments.toy}: ask for 1 to {MOST_TOY_PAIRS:,} pairs")
         held_out = max(1, min(1_000, arguments.toy // 10))
         write_toy_corpus(
             scratch,

@@ -24,6 +24,8 @@ _YEAR_MINUTES = 365 * 24 * 60
 _LARGEST_PACK, _MOST_PACKS, _MOST_STEPS = 2**24, 2**24, 2**40
 # torch's generators and numpy's integers take 64 signed bits.
 _TOO_LARGE = 2**63
+# Far above every rate, share, time and size in GiB. Products of such numbers stay far below the largest float.
+_LARGEST_FLOAT = 2.0**40
 # Target tokens per micro-batch whose activations fit the caches of a CPU.
 _TOKENS_ON_A_CPU = 4096
 
@@ -43,14 +45,16 @@ def _require_not_negative(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         _require(0 <= value < math.inf, name, value, "give 0 or a number above 0")
-        _require(isinstance(value, float) or value < _TOO_LARGE, name, value, "give a smaller number")
+        most = _LARGEST_FLOAT if isinstance(value, float) else _TOO_LARGE
+        _require(value < most, name, value, "give a smaller number")
 
 
 def _require_positive(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         _require(0 < value < math.inf, name, value, "give a number above 0")
-        _require(isinstance(value, float) or value < _TOO_LARGE, name, value, "give a smaller number")
+        most = _LARGEST_FLOAT if isinstance(value, float) else _TOO_LARGE
+        _require(value < most, name, value, "give a smaller number")
 
 
 def _require_known(config: object, name: str, registry: Registry[Any]) -> None:
@@ -234,7 +238,8 @@ class OptimizerConfig:
         _require_positive(self, "warmup_steps", "lr_scale", "peak_lr", "epsilon")
         _require_fraction(self, "beta1", "beta2", "label_smoothing")
         for name in ("weight_decay", "max_grad_norm", "min_lr"):
-            _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "give 0 (off) or a number above 0")
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "give 0 (off) or a number above 0")
+            _require_not_negative(self, name)
         _require_known(self, "schedule", SCHEDULES)
         fits = self.schedule == "noam" or self.min_lr <= self.peak_lr
         _require(fits, "min_lr", self.min_lr, f"it cannot be above peak_lr ({self.peak_lr})")
@@ -263,7 +268,7 @@ class DataConfig:
         _require_positive(self, "data_temperature", "cache_gib")
         _require_not_negative(self, "memory_gib")
         weights = self.data_weights
-        fit = not weights or (len(weights) == len(self.data) and min(weights) > 0)
+        fit = not weights or (len(weights) == len(self.data) and all(0 < weight < _LARGEST_FLOAT for weight in weights))
         _require(fit, "data_weights", weights, "give a number above 0 for each of --data")
 
 
@@ -329,8 +334,9 @@ class TimeoutConfig:
 
     def __post_init__(self) -> None:
         for name in self._limits():
+            too_long = getattr(self, name) > _YEAR_MINUTES
+            _require(not too_long, name, getattr(self, name), "give at most a year, 525600")
             _require_positive(self, name)
-            _require(getattr(self, name) <= _YEAR_MINUTES, name, getattr(self, name), "give at most a year, 525600")
         _require_not_negative(self, "walltime_minutes")
 
     @staticmethod

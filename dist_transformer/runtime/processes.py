@@ -17,6 +17,9 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.runtime.launch import deepspeed_command, environment_of_no_task
 from dist_transformer.runtime.world import require_no_launch
 
+MOST_PROCESSES = 1024
+"""Most processes of one machine. A launcher that is asked for 2^40 takes all memory for their names."""
+
 _VARIABLE = "DIST_TRANSFORMER_STREAMS"
 _STREAMS = {0: os.O_RDONLY, 1: os.O_WRONLY | os.O_APPEND, 2: os.O_WRONLY | os.O_APPEND}
 
@@ -25,11 +28,11 @@ def run_processes(count: int, words: Sequence[str]) -> int:
     """Run `dist-transformer` with these words as `count` ranks; return the launcher's exit status.
 
     Raises:
-        UserError: `count` is below 1, this process is one of several ranks already, or the launcher fails before a rank
-            has started.
+        UserError: `count` is below 1 or above 1,024, this process is one of several ranks already, or the launcher
+            fails before a rank has started.
     """
-    if count < 1:
-        raise UserError(f"--processes is {count}: give 1 or more")
+    if not 1 <= count <= MOST_PROCESSES:
+        raise UserError(f"--processes is {count}: give 1 to {MOST_PROCESSES:,}")
     require_no_launch("--processes")
     import torch
 

@@ -1,10 +1,12 @@
-"""Names that come from files, as a terminal shows them."""
+"""Names that come from files, as a terminal shows them, and errors of a command."""
 
 import io
+import sys
 
 import pytest
+import torch
 
-from dist_transformer.base.errors import printable, say
+from dist_transformer.base.errors import exit_on_user_error, printable, say
 
 
 @pytest.mark.parametrize(
@@ -27,3 +29,28 @@ def test_a_character_that_an_encoding_lacks_is_an_escape(encoding: str, shown: s
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     say("→ ü", file=stream)
     assert stream.buffer.getvalue().decode(encoding) == f"{shown}\n"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "error: memory is short (MemoryError): give smaller sizes or batches"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 7 bytes.\nmore"), "memory: 7 bytes.): give smaller"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "(CUDA out of memory): give smaller sizes"),
+    ],
+)
+def test_memory_that_is_short_is_one_sentence(
+    error: Exception, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["command"])
+    with pytest.raises(SystemExit) as ended:
+        exit_on_user_error(fail, prints=False)
+    assert ended.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    error = RuntimeError("a fault of ours")
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        exit_on_user_error(fail, prints=False)

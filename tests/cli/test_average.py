@@ -163,8 +163,10 @@ def test_the_best_number_alone_and_on_two_ranks(
         assert torch.allclose(model.state_dict()[name], weight, atol=1e-6)
     card = (out / "README.md").read_text(encoding="utf-8")
     assert "- Chosen: the last 2 weight files\n" in card
-    note = "Among the means of 1, 2, 3 weight files, the mean of 2 had the highest BLEU on dev.en and dev.de: 100.00"
-    assert f"- {note} ({signature})\n" in card
+    note = (
+        "Among the means of 1, 2, 3 weight files, the mean of 2 had the highest BLEU on `dev.en` and `dev.de`: 100.00"
+    )
+    assert f"- {note} (`{signature}`)\n" in card
     assert {path.name for path in out.parent.iterdir()} == {"m", "m.sweep.json", "m.sweep.md"}
 
     done = run_python(TOOL, *sweep_flags(scored_run, shared), ranks=2)

@@ -38,7 +38,8 @@ def test_every_command_has_a_module_and_every_module_a_command() -> None:
         (["trian"], "'trian' is not a command: did you mean train?"),
         (["xyz"], "'xyz' is not a command: see dist-transformer --help"),
         (["train", "--processes", "two"], "--processes is 'two': give a number"),
-        (["train", "--processes", "0"], "--processes is 0: give 1 or more"),
+        (["train", "--processes", "0"], "--processes is 0: give 1 to 1,024"),
+        (["translate", "--processes", "1000000000000"], "--processes is 1000000000000: give 1 to 1,024"),
     ],
 )
 def test_what_is_wrong_is_said(words: list[str], said: str) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.cli import demo
 from dist_transformer.cli.parser import make_parser
 
 
@@ -63,3 +64,15 @@ def test_a_number_that_nothing_can_have_is_refused(words: str, said: str, capsys
     with pytest.raises(SystemExit):
         parser.parse_args(words.split())
     assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "1025", "1099511627775", "1e3", "nan"])
+def test_a_number_that_other_commands_get_is_refused_before_they_start(
+    count: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for flag in ("--processes", "--train-pairs", "--average"):
+        monkeypatch.setattr("sys.argv", ["demo", f"{flag}={'-1' if flag == '--train-pairs' else count}"])
+        with pytest.raises(SystemExit) as ended:
+            demo.parse_arguments()
+        assert ended.value.code == 2
+        assert f"argument {flag}: " in capsys.readouterr().err

@@ -78,6 +78,18 @@ REFUSED: list[tuple[type, dict[str, Any], str, str, str]] = [
     *[(TrainConfig, {**NEW_RUN, "ema_decay": value}, "ema_decay", str(value), FRACTION) for value in (-0.1, 1.0)],
     (OptimizerConfig, {"peak_lr": float("inf")}, "peak_lr", "inf", ABOVE_0),
     (OptimizerConfig, {"max_grad_norm": float("nan")}, "max_grad_norm", "nan", FROM_0),
+    *[
+        (OptimizerConfig, {name: 1e18}, name, "1e+18", "a smaller number")
+        for name in ("lr_scale", "peak_lr", "epsilon", "weight_decay", "max_grad_norm")
+    ],
+    *[
+        (TrainConfig, {**NEW_RUN, name: 1e30}, name, "1e+30", "a smaller number")
+        for name in ("data_temperature", "cache_gib", "memory_gib", "walltime_minutes")
+    ],
+    *[
+        (TrainConfig, {**NEW_RUN, "data": ("a", "b"), "data_weights": (1.0, w)}, "data_weights", f"(1.0, {w})", ABOVE_0)
+        for w in (float("nan"), float("inf"), 1e18)
+    ],
     (TrainConfig, {**NEW_RUN, "seed": 2**63}, "seed", str(2**63), "a smaller number"),
     (TrainConfig, {**NEW_RUN, "timeout_minutes": 1e300}, "timeout_minutes", "1e+300", "at most a year"),
     (TrainConfig, {**NEW_RUN, "patience": 3, "validate_every": 0}, "patience", "3", "validate_every above 0"),

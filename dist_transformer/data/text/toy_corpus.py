@@ -17,6 +17,8 @@ from dist_transformer.data.text import toy_lexicon as lexicon
 from dist_transformer.data.text.toy_lexicon import MODALS, NOTHING, Adjective, Determiner, Noun, Pair, Verb
 
 MAX_PAIRS = 5_000_000
+MOST_TOY_PAIRS = 1_000_000
+"""Most training pairs that commands make, because they are held in memory."""
 TENSES = ("present", "present", "past", "past", *MODALS)
 NOT_PAST = ("present", *MODALS)
 
