@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -39,6 +40,7 @@ from dist_transformer.run.layout import (
     WEIGHTS,
     WRITTEN_IN_PLACE,
     each_record,
+    step_of,
     weight_files,
 )
 from dist_transformer.run.ledger import GENESIS, follow_ledger, truncate_jsonl
@@ -99,6 +101,7 @@ def open_run(
     with ExitStack() as acquired:
         by_main(take)
         path = newest_checkpoint(run_dir, notes.append, content_problem)
+        by_main(lambda: notes.extend(lost_checkpoint(run_dir, path)))
         reader, initial = None, None
         if path is None and config.checkpoints.resume == "required":
             raise UserError(
@@ -297,6 +300,16 @@ def require_ledger(run_dir: Path, reader: CheckpointReader) -> None:
         raise UserError(f"{file} ends at step {known:,}, before step {step:,} of {reader.path}: {remedy}")
     if chain != reader.state["ledger_chain"]:
         raise UserError(f"{file} and {reader.path} are from two runs, their chains differ at step {step:,}: {remedy}")
+
+
+def lost_checkpoint(run_dir: Path, found: Path | None) -> list[str]:
+    """Report if the pointer names a checkpoint that is gone and is newer than the one found; None: none was found."""
+    pointer = run_dir / CHECKPOINTS / POINTER
+    name = read_small(pointer).decode(errors="replace").strip() if pointer.is_file() else ""
+    step, known = step_of(name), 0 if found is None else step_of(found.name) or 0
+    if step is None or step <= known or os.path.lexists(pointer.with_name(name)):
+        return []
+    return [f"{pointer} names {name}, which is gone: every step after {known:,} is computed again"]
 
 
 def lost_records(run_dir: Path, step: int) -> list[str]:

@@ -137,3 +137,13 @@ def test_lost_records_are_told_and_do_not_stop_the_run(config: TrainConfig, line
     run = resumed(config)
     assert run.resumed_at == 4
     assert f"{metrics} has lost the records from step {first} to 4: reports lack them" in run.notes
+
+
+def test_a_checkpoint_that_is_gone_is_told(config: TrainConfig) -> None:
+    checkpoints = config.run_dir / "checkpoints"
+    for step, left in ((4, 2), (2, 0)):
+        shutil.rmtree(checkpoints / f"step-{step:08d}")
+        run = resumed(config)
+        assert run.resumed_at == (left or None)
+        named = f"{checkpoints}/latest names step-{step:08d}, which is gone"
+        assert f"{named}: every step after {left} is computed again" in run.notes
