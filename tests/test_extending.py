@@ -55,6 +55,7 @@ def test_an_example_has_fewer_than_20_lines(heading: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("registrations")
 def test_the_sink_gets_every_log_line(toy_data: DataFolder, tmp_path: Path) -> None:
     script, run = tmp_path / "losses.py", tmp_path / "run"
     script.write_text(EXAMPLES[SINK], encoding="utf-8")
@@ -63,6 +64,12 @@ def test_the_sink_gets_every_log_line(toy_data: DataFolder, tmp_path: Path) -> N
     rows = [line.split(",") for line in (run / "losses.csv").read_text().splitlines()]
     assert [int(step) for step, _ in rows] == [1, 2, 3, 4, 5, 6]
     assert [float(loss) for _, loss in rows] == read_metrics(run, "loss")
+    # A resume after the third step records the fourth one again.
+    table = runpy.run_path(str(script))["LossTable"](run, 3)
+    table.record("train", 4, {"loss": 7.0})
+    table.close()
+    rows_after = [line.split(",") for line in (run / "losses.csv").read_text().splitlines()]
+    assert rows_after == [*rows[:3], ["4", "7.0"]]
 
 
 @pytest.mark.usefixtures("registrations")

@@ -83,7 +83,7 @@ class Reporter:
             earlier=validations,
             warn=self.say,
         )
-        added = [OptionalSink(name, partial(SINKS[name], run_dir), self.say) for name in SINKS.names]
+        added = [OptionalSink(name, partial(SINKS[name], run_dir, first_step), self.say) for name in SINKS.names]
         self.sinks: list[MetricSink] = [self.metrics, self.board, *added]
 
     def record(self, kind: str, step: int, values: dict[str, Any]) -> None:

@@ -25,9 +25,9 @@ class MetricSink(Protocol):
         """Close the sink: the run has ended, or was stopped."""
 
 
-SINKS: Registry[Callable[[Path], MetricSink]] = Registry("metric sink")
-"""Sinks from outside the package. Each is made with the run folder when training starts; a sink that raises an error is
-dropped with a warning."""
+SINKS: Registry[Callable[[Path, int], MetricSink]] = Registry("metric sink")
+"""Sinks from outside the package. Each is made with the run folder and the step after which training continues, 0 for a
+new run: records of later steps come again. A sink that raises an error is dropped with a warning."""
 
 
 class MetricsFile:

@@ -14,8 +14,9 @@ from dist_transformer.run.layout import read_records
 class Kept:
     """A sink in memory."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir, self.records, self.closed = run_dir, list[tuple[str, int, dict[str, Any]]](), False
+    def __init__(self, run_dir: Path, continues_after: int) -> None:
+        self.run_dir, self.continues_after = run_dir, continues_after
+        self.records, self.closed = list[tuple[str, int, dict[str, Any]]](), False
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         self.records.append((kind, step, dict(values)))
@@ -35,8 +36,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Kept]:
     made: list[Kept] = []
 
     def add(name: str, kind: type[Kept]) -> None:
-        def make(run_dir: Path) -> MetricSink:
-            made.append(kind(run_dir))
+        def make(run_dir: Path, continues_after: int) -> MetricSink:
+            made.append(kind(run_dir, continues_after))
             return made[-1]
 
         monkeypatch.setitem(SINKS._entries, name, make)
@@ -49,14 +50,14 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Kept]:
 def test_a_sink_gets_every_record_and_one_that_fails_is_left_out(
     made: list[Kept], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    reporter = Reporter(tmp_path, is_main=True, max_steps=2, first_step=0)
+    reporter = Reporter(tmp_path, is_main=True, max_steps=9, first_step=7)
     for step in (1, 2):
         reporter.record("train", step, {"loss": 1.0 / step})
     reporter.close()
     broken, kept = made
     assert kept.records == [("train", 1, {"loss": 1.0}), ("train", 2, {"loss": 0.5})]
     assert kept.closed
-    assert kept.run_dir == tmp_path
+    assert (kept.run_dir, kept.continues_after) == (tmp_path, 7)
     assert len(broken.records) == 1
     assert [record["step"] for record in read_records(tmp_path, "train")] == [1, 2]
     warning = "metric sink 'broken' failed (RuntimeError: no network): training continues without it\n"
@@ -66,7 +67,7 @@ def test_a_sink_gets_every_record_and_one_that_fails_is_left_out(
 def test_a_sink_that_cannot_be_made_is_left_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(_: Path) -> MetricSink:
+    def fail(_: Path, __: int) -> MetricSink:
         raise ValueError("no key")
 
     monkeypatch.setitem(SINKS._entries, "remote", fail)
