@@ -5,53 +5,59 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all faults check docs bench reproduce release gpu-check null-gpu clean
+.PHONY: help install demo test test-all faults check docs bench reproduce release gpu-check null-gpu clean
 .DELETE_ON_ERROR:
 
-demo: $(STAMP)
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP)  ## libraries and commands, into .venv
+	@echo "installed; in this folder: source $(BIN)/activate, then: dist-transformer --help"
+
+demo: $(STAMP)  ## the whole way on a synthetic corpus, in minutes
 	$(BIN)/python -m dist_transformer demo
 
-test: $(STAMP)
+test: $(STAMP)  ## what a change needs
 	$(BIN)/python -m pytest -m "not slice" -n auto --maxprocesses 4 --no-loadscope-reorder
 
 # SLICE names some of them, separated by spaces.
-test-all: $(STAMP)
+test-all: $(STAMP)  ## what a release needs; SLICE="browser worlds" runs some
 	$(BIN)/python -m tests.slices $(SLICE)
 
-release: $(STAMP)
+release: $(STAMP)  ## wheel and source distribution, tested
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
 	DIST=$(CURDIR)/dist $(BIN)/python -m pytest tests/compat/test_release.py
 
-faults: $(STAMP)
+faults: $(STAMP)  ## faults in real trainings, for hours; resumes
 	$(BIN)/python -m tests.faults --json results/faults.json
 
-check: $(STAMP)
+check: $(STAMP)  ## style, types, and tests of code and pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_docs.py tests/test_wording.py -m "not slice"
 
 # The variable silences an announcement of the theme, which is no warning about our pages.
-docs: $(VENV)/.docs-installed
+docs: $(VENV)/.docs-installed  ## the documentation as a site in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "open build/site/index.html, or serve it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
 
-bench: $(STAMP)
+bench: $(STAMP)  ## the benchmarks, for hours; resumes
 	$(BIN)/python tools/bench.py
 
 # Trains from scratch, so an earlier training goes away.
-reproduce: $(STAMP)
+reproduce: $(STAMP)  ## train a short recipe, and compare with committed figures
 	rm -rf runs/reproduce
 	$(BIN)/python tools/reproduce.py --out runs/reproduce
 
 # A PYTHON that is named is used as it is: nothing is installed.
 GIVEN := $(filter command environment,$(origin PYTHON))
-gpu-check: $(if $(GIVEN),,$(STAMP))
+gpu-check: $(if $(GIVEN),,$(STAMP))  ## kernels, steps and decoding on a GPU: PART=tests
 	PYTHONPATH=$(CURDIR) $(if $(GIVEN),$(PYTHON),$(BIN)/python) tools/gpu_check.py --part $(PART)
 
 # The host's side of the GPU path on a stub of CUDA; torch's build for CUDA (5 GB) goes to .nullgpu/ once.
-null-gpu: $(STAMP)
+null-gpu: $(STAMP)  ## the host's side of the GPU path, without a GPU
 	$(BIN)/python -m tests.nullgpu
 
 $(STAMP): pyproject.toml constraints.txt tools/check_machine.sh
@@ -65,5 +71,5 @@ $(VENV)/.docs-installed: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
 	touch $@
 
-clean:
+clean:  ## remove environments, caches and builds
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache

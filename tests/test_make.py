@@ -1,6 +1,7 @@
-"""Messages of the Makefile on a machine that lacks something, before it installs anything."""
+"""The Makefile: its list of targets, and messages on a machine that lacks something, before it installs anything."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -48,3 +49,10 @@ def test_a_folder_with_a_space(tmp_path: Path) -> None:
     folder = tmp_path / "a b"
     folder.mkdir()
     assert "the path of this folder has a space" in check("python3", cwd=folder)
+
+
+def test_make_alone_lists_every_target() -> None:
+    done = subprocess.run(["make", "-C", ROOT, "--no-print-directory"], capture_output=True, text=True, check=True)
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    assert sorted(line.split()[1] for line in done.stdout.splitlines()) == sorted(phony.split())
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
