@@ -93,6 +93,21 @@ def test_the_first_screen_of_the_readme_says_what_was_measured() -> None:
     assert f"trained {demo['train_seconds']:.0f} s at {demo['target_tokens_per_second']:,.0f} target tokens/s" in text
 
 
+def test_git_ignores_what_the_pages_write_into_a_clone() -> None:
+    words = [shlex.split(block, comments=True) for page in [README, *INDEX] for block in fenced(page, "bash")]
+    flags = ("--out", "--output", "--run-dir", "--json", "--hypotheses", ">")
+    written = {
+        # A name without a dot is a folder.
+        value.split("/")[0] + "/" * ("/" in value or "." not in value)
+        for block in words
+        for flag, value in itertools.pairwise(block)
+        if flag in flags and not value.startswith(("/", "$"))
+    }
+    done = subprocess.run(["git", "check-ignore", *written], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert len(written) > 5
+    assert sorted(written - set(done.stdout.splitlines())) == []
+
+
 def test_the_testing_page_lists_every_make_target() -> None:
     (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     listed = re.findall(r"^\| `make ([\w-]+)", (DOCS / "testing.md").read_text("utf-8"), re.MULTILINE)
