@@ -113,6 +113,11 @@ def open_run(
             )
         if path is not None:
             reader = CheckpointReader(path)
+            if (done := reader.state["step"]) > config.max_steps:
+                raise UserError(
+                    f"{run_dir} is at step {done:,}, beyond --max-steps {config.max_steps:,}: give more to continue, "
+                    "or another --run-dir"
+                )
             before, rebuilt = settings_before(run_dir, path)
             described["init_from_sha256"] = before.get("init_from_sha256")
             notes += rebuilt

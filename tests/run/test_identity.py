@@ -147,3 +147,7 @@ def test_a_checkpoint_that_is_gone_is_told(config: TrainConfig) -> None:
         assert run.resumed_at == (left or None)
         named = f"{checkpoints}/latest names step-{step:08d}, which is gone"
         assert f"{named}: every step after {left} is computed again" in run.notes
+
+
+def test_fewer_steps_than_are_done_change_nothing(config: TrainConfig) -> None:
+    assert refusal(config.changed(max_steps=3)).startswith(f"{config.run_dir} is at step 4, beyond --max-steps 3: give")
