@@ -67,10 +67,13 @@ def whole_path(path: Path, *, durable: bool = True, fence: Callable[[], object] 
         yield path
         return
     refuse_linked_parent(path)
-    if os.path.lexists(path) and not path.is_symlink() and not path.is_file():
-        raise UserError(
-            f"{path} is a folder, a pipe or a device, so it is not replaced: remove it, or choose another place"
-        )
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        # One look, because another process may remove the file meanwhile.
+        mode = path.lstat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+            raise UserError(
+                f"{path} is a folder, a pipe or a device, so it is not replaced: remove it, or choose another place"
+            )
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_UNFINISHED}")
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     rights = stat.S_IMODE(os.fstat(handle).st_mode)
@@ -260,10 +263,10 @@ def read_small(path: Path, *, most: int = SETTINGS_BYTES) -> bytes:
 
 
 def log_lines(path: Path, *, in_progress: bool = False) -> Iterator[str]:
-    """Read a text file to which a run appends lines, one at a time, without their ends.
+    """Read a text file to which a run appends lines, one at a time, with their ends.
 
     Bytes that are not UTF-8 are replaced. A line of more than `LINE_BYTES`, which no run writes, is cut there and is
-    the last.
+    the last; like a last line that is torn, it has no end.
 
     Args:
         in_progress: leave out a last line without an end, which is still being written.
@@ -275,7 +278,7 @@ def log_lines(path: Path, *, in_progress: bool = False) -> Iterator[str]:
         while line := file.readline(LINE_BYTES + 1):
             is_whole = line.endswith(b"\n")
             if is_whole or not in_progress:
-                yield line.removesuffix(b"\n").decode("utf-8", errors="replace")
+                yield line.decode("utf-8", errors="replace")
             if not is_whole:
                 return
 

@@ -179,4 +179,4 @@ def truncate_jsonl(path: Path, last_step: int, *, fence: Fence = unfenced) -> No
                     continue
             except (ValueError, KeyError, TypeError, RecursionError):
                 break
-            file.write(line + "\n")
+            file.write(line if line.endswith("\n") else line + "\n")

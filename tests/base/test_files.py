@@ -218,7 +218,7 @@ def test_a_small_file_has_a_bound(tmp_path: Path) -> None:
 def test_lines_of_a_log_come_one_at_a_time(tmp_path: Path) -> None:
     file = tmp_path / "log"
     file.write_bytes(b"one\n\xff\x85\r\n\nlast")
-    assert list(log_lines(file)) == ["one", "\ufffd\ufffd\r", "", "last"]
-    assert list(log_lines(file, in_progress=True)) == ["one", "\ufffd\ufffd\r", ""]
+    assert list(log_lines(file)) == ["one\n", "\ufffd\ufffd\r\n", "\n", "last"]
+    assert list(log_lines(file, in_progress=True)) == ["one\n", "\ufffd\ufffd\r\n", "\n"]
     file.write_bytes(b"one\n" + b"x" * LINE_BYTES + b"\n" + b"y" * LINE_BYTES + b"z\nnever read\n")
-    assert list(map(len, log_lines(file))) == [3, LINE_BYTES, LINE_BYTES + 1]
+    assert list(map(len, log_lines(file))) == [4, LINE_BYTES + 1, LINE_BYTES + 1]

@@ -32,7 +32,7 @@ def test_a_record_holds_numbers_and_texts(tmp_path: Path) -> None:
 
 def test_records_that_are_kept_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "metrics.jsonl").write_text("\n".join(LINES))
-    monkeypatch.setattr(layout, "_KEPT_BYTES", 2 * len(LINES[0]))
+    monkeypatch.setattr(layout, "_KEPT_BYTES", 2 * len(LINES[0] + "\n"))
     assert len(read_records(tmp_path, "train")) == 2
     assert list(scan_records(tmp_path / "metrics.jsonl", only="valid")[0]) == ["valid"]
     with pytest.raises(OSError, match="its records have more than"):

@@ -116,7 +116,9 @@ del thing
 print("continues")
 """
     statuses = []
-    for start in ("", "end_at_ctrl_c()", "signal.signal(signal.SIGINT, signal.SIG_IGN); end_at_ctrl_c()"):
+    # This process may ignore Ctrl-C, and then those that it starts do.
+    default, ignored = (f"signal.signal(signal.SIGINT, signal.{name})" for name in ("default_int_handler", "SIG_IGN"))
+    for start in (default, f"{default}; end_at_ctrl_c()", f"{ignored}; end_at_ctrl_c()"):
         done = subprocess.run(
             [sys.executable, "-c", program.format(start)], cwd=ROOT, capture_output=True, text=True, check=False
         )
