@@ -32,9 +32,10 @@ _MOST_MODELS = 2
 
 def main() -> None:
     arguments = parse_arguments()
-    # Set early, so that the signals also work while models are loaded.
+    # Set early, so that the signals also work while models are loaded. An exception could be lost there, and nothing
+    # needs an orderly end.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: sys.exit(0))
+        signal.signal(number, lambda *_: os._exit(0))
     settings = decoding_settings(arguments)
     device = find_device(arguments.device)
     listening = open_socket(arguments.host, arguments.port)
