@@ -260,8 +260,9 @@ def write_text(folder: DataFolder, scratch: Path, *, pairs: int, seed: int) -> t
     chosen = np.resize(np.random.default_rng(seed).permutation(folder.index.train.pairs), pairs)
     source, source_lengths, target, target_lengths = folder.train.tokens(chosen)
     files = scratch / f"{pairs}.source", scratch / f"{pairs}.target"
-    for file, values, lengths in zip(files, (source, target), (source_lengths, target_lengths), strict=True):
-        lines = [tokenizer.decode(ids.tolist()) for ids in np.split(values, np.cumsum(lengths)[:-1])]
+    sides = ((tokenizer.source, source, source_lengths), (tokenizer.target, target, target_lengths))
+    for file, (side, values, lengths) in zip(files, sides, strict=True):
+        lines = [side.decode(ids.tolist()) for ids in np.split(values, np.cumsum(lengths)[:-1])]
         file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="")
     return files, len(target) + len(chosen)
 

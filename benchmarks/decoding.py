@@ -22,7 +22,7 @@ import torch
 from benchmarks.measure import Measure, now, who_can_run
 from benchmarks.training.peers import ATTENTIONS
 from dist_transformer.base.errors import UserError
-from dist_transformer.data.tokenizer import EOS_ID, PAD_ID, Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import EOS_ID, PAD_ID, Tokenizer
 from dist_transformer.evaluation.bleu import corpus_bleu
 from dist_transformer.export.ctranslate2 import save_for_ctranslate2, translate_ids
 from dist_transformer.export.marian import marian_model
@@ -82,7 +82,8 @@ def run_decoding_benchmark(
 ) -> dict[str, Any]:
     """Measure everything and return the figures."""
     dtype = PRECISIONS[settings.precision or ("bf16" if device.type == "cuda" else "fp32")]
-    model, tokenizer, info = load_model(settings.model, device, dtype)
+    model, vocabulary, info = load_model(settings.model, device, dtype)
+    tokenizer = vocabulary.target
     wanted = {LABELS[name]: _NEEDS[name] for name in LABELS if name == "ours" or name in settings.peers}
     names = [name for name in LABELS if LABELS[name] in who_can_run(wanted, report)]
     for name, kind in (("ctranslate2", _compute_type(dtype)), ("int8", "int8")):

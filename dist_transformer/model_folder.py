@@ -37,7 +37,8 @@ from dist_transformer.base.verified import Stated, has_own_hash, with_own_hash
 from dist_transformer.config.directions import Direction, choose_direction, worth_stating
 from dist_transformer.config.plain import OMIT_DEFAULT, from_plain, read_json, to_plain
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.launch import as_typed, own_command
 
@@ -233,20 +234,20 @@ def _no_model(path: Path, missing: str) -> UserError:
 
 def load_model(
     path: Path, device: torch.device, dtype: torch.dtype = torch.float32
-) -> tuple[Transformer, Tokenizer, ModelInfo]:
+) -> tuple[Transformer, Vocabulary, ModelInfo]:
     """Read a model folder; the model is in evaluation mode.
 
     Raises:
         UserError: a file is missing or damaged, or they do not belong together.
     """
     info, stated = _read_config(path)
-    tokenizer = Tokenizer.load(path / TOKENIZER_FILE)
+    tokenizer = load_vocabulary(path / TOKENIZER_FILE)
     if tokenizer.sha256 != info.tokenizer_sha256:
         raise UserError(f"{path / TOKENIZER_FILE} is not the tokenizer that the model was trained with: {_REMEDY}")
-    if tokenizer.vocab_size != info.model.vocab_size:
+    if (entries := tokenizer.source.vocab_size) != info.model.vocab_size:
         raise UserError(
             f"{path / CONFIG_FILE} has a vocab_size of {info.model.vocab_size}, but the tokenizer has "
-            f"{tokenizer.vocab_size} entries: {_REMEDY}"
+            f"{entries} entries: {_REMEDY}"
         )
     _require_memory(path / WEIGHTS_FILE, info.model)
     model = Transformer(info.model)

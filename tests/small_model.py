@@ -12,7 +12,9 @@ from dist_transformer.base.files import sha256_of
 from dist_transformer.base.verified import with_own_hash
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.text.toy_corpus import make_toy_corpus
-from dist_transformer.data.tokenizer import EOS_ID, Tokenizer, train_tokenizer
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
+from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.tokenizer import EOS_ID, Tokenizer
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import CONFIG_FILE, WEIGHTS_FILE, ModelInfo, write_model_folder
 
@@ -26,10 +28,10 @@ def toy_lines() -> tuple[list[str], list[str]]:
 
 @pytest.fixture(scope="session")
 def toy_tokenizer(toy_lines: tuple[list[str], list[str]], tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    tokenizer = train_tokenizer([*toy_lines[0], *toy_lines[1]], vocab_size=400)
+    tokenizer = learn_byte_bpe([*toy_lines[0], *toy_lines[1]], vocab_size=400)
     file = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     tokenizer.save(file)
-    return Tokenizer.load(file)
+    return load_vocabulary(file)
 
 
 @pytest.fixture(scope="session")

@@ -30,8 +30,7 @@ Name = TypeVar("Name", str, Path)
 LAYERS = [
     {"base", "version"},
     {"config", "runtime"},
-    {"data.tokenizer_file"},
-    {"data.tokenizer", "model"},
+    {"data.vocabulary", "model"},
     {"cost", "data.text", "data.folder"},
     {"data.prepare", "data.loading"},
     {"model_folder"},

@@ -18,7 +18,7 @@ from dist_transformer.base.files import folder_beside, sha256_of
 from dist_transformer.base.verified import Stated
 from dist_transformer.config.directions import Direction
 from dist_transformer.config.registry import ATTENTIONS
-from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.model.attention import MultiHeadAttention
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, load_model, read_model_info, write_model_folder

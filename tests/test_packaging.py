@@ -46,12 +46,12 @@ def test_the_package_is_found_beside_a_clone_of_its_name(tmp_path: Path) -> None
     clone, python = clone_and_environment(tmp_path)
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps"]
     subprocess.run([*pip, "--no-build-isolation", "-e", clone], check=True, cwd=tmp_path, timeout=120)
-    program = "import dist_transformer.data.tokenizer as module; print(module.__file__)"
+    program = "import dist_transformer.data.vocabulary.tokenizer as module; print(module.__file__)"
     done = subprocess.run(
         [python, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(clone / NAME / "data" / "tokenizer.py")
+    assert done.stdout.strip() == str(clone / NAME / "data" / "vocabulary" / "tokenizer.py")
 
 
 @pytest.mark.system

@@ -20,7 +20,7 @@ from benchmarks.training.text import TextSample
 from dist_transformer.config.settings import OptimizerConfig, TrainConfig
 from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.plan import Step
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.packed import PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer

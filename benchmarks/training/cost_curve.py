@@ -23,7 +23,7 @@ from dist_transformer.config.settings import BatchConfig, ModelConfig, TrainConf
 from dist_transformer.cost.hardware import GPUS, kind_of_device
 from dist_transformer.cost.memory import ModelSizes, ZeroSettings
 from dist_transformer.cost.speed import communication_seconds
-from dist_transformer.data.tokenizer import EOS_ID
+from dist_transformer.data.vocabulary.tokenizer import EOS_ID
 from dist_transformer.model.packed import PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer, training_flops
 from dist_transformer.runtime.process_group import process_group

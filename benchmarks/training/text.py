@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from dist_transformer.data.folder.split import Split
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID
 
 # Label that Hugging Face's losses ignore.
 IGNORED_LABEL = -100

@@ -16,7 +16,8 @@ from dist_transformer.averaging.sources import Piece, WeightSource, check_togeth
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import TOKENIZER_BYTES
 from dist_transformer.base.verified import Stated, read_verified
-from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.model_folder import ModelInfo, refuse_other_content, write_model_folder
 from dist_transformer.run.checkpoint.tensors import parameter_shapes
 
@@ -31,7 +32,7 @@ class MeanWeights:
     info: ModelInfo
     weights: dict[str, torch.Tensor]
     """Weights in fp32 by the names of `Transformer.state_dict()`."""
-    tokenizer: Tokenizer
+    tokenizer: Vocabulary
     tokenizer_json: bytes
 
 
@@ -51,7 +52,7 @@ def average(paths: Sequence[Path], out: Path, *, notes: Sequence[str] = ()) -> M
         info=mean.info,
         weights=mean.weights,
         tokenizer_json=mean.tokenizer_json,
-        notes=[f"Normalisation of text: {mean.tokenizer.text_rule}", *notes],
+        notes=[f"Normalisation of text: {mean.tokenizer.source.text_rule}", *notes],
     )
     return mean.info
 
@@ -66,7 +67,7 @@ def mean_weights(paths: Sequence[Path]) -> MeanWeights:
     sources = [open_weights(path) for path in paths]
     check_together(sources)
     first = sources[0]
-    tokenizer = Tokenizer.load(first.tokenizer_file)
+    tokenizer = load_vocabulary(first.tokenizer_file)
     if tokenizer.sha256 != first.info.tokenizer_sha256:
         raise UserError(f"{first.tokenizer_file} is not the tokenizer of {first.path}: restore the data folder's")
     tokenizer_hash = Stated(tokenizer.sha256, str(first.path), "restore the data folder's", TOKENIZER_BYTES)

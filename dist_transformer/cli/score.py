@@ -29,7 +29,7 @@ from dist_transformer.base.files import make_folder, whole_path
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.text.lines import require_readable
-from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.attention_maps import readable_pieces
 from dist_transformer.inference.options import PRECISIONS, add_device_option, add_direction_options, add_model_option
 from dist_transformer.inference.scoring import SCORED_TOKENS, PairScore, score_files
@@ -72,12 +72,12 @@ def main() -> None:
                 write("".join(as_output(score, tokenizer, per_token=arguments.per_token) for score in scores))
 
 
-def as_output(score: PairScore, tokenizer: Tokenizer, *, per_token: bool) -> str:
+def as_output(score: PairScore, tokenizer: Vocabulary, *, per_token: bool) -> str:
     if not per_token:
         return f"{score.log_probability:.6f}\n"
     line = {
         "log_probability": round(score.log_probability, 6),
-        "tokens": readable_pieces(tokenizer, score.tokens[:-1]),
+        "tokens": readable_pieces(tokenizer.target, score.tokens[:-1]),
         "token_log_probabilities": [round(value, 6) for value in score.token_log_probabilities],
     }
     return json.dumps(line, ensure_ascii=False) + "\n"

@@ -13,7 +13,7 @@ import torch
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, write_file
 from dist_transformer.data.text.files import read_aligned
-from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.evaluation.bleu import Score, Scores, score
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.scoring import longest_line, score_ids
@@ -126,7 +126,7 @@ def read_test_set(source: Path, *references: Path) -> ReferencedText:
 
 def evaluate_model(
     model: Transformer,
-    tokenizer: Tokenizer,
+    tokenizer: Vocabulary,
     info: ModelInfo,
     test_set: ReferencedText,
     *,
@@ -153,7 +153,7 @@ def evaluate_model(
     translations = translator.translate_distributed(test_set.sources)
     seconds = time.perf_counter() - start
     hypotheses = [translation.text for translation in translations]
-    ignore_case = lowercase or tokenizer.lowercase
+    ignore_case = lowercase or tokenizer.target.lowercase
     scores = on_all_ranks(
         lambda: (
             score(hypotheses, *test_set.references, target_language=info.target_language, lowercase=ignore_case)
@@ -175,8 +175,8 @@ def evaluate_model(
     )
 
 
-def _notes(tokenizer: Tokenizer, test_set: ReferencedText) -> tuple[str, ...]:
-    if tokenizer.lowercase and any(line != line.lower() for lines in test_set.references for line in lines):
+def _notes(tokenizer: Vocabulary, test_set: ReferencedText) -> tuple[str, ...]:
+    if tokenizer.target.lowercase and any(line != line.lower() for lines in test_set.references for line in lines):
         return ("lowercased model, references with capitals: the cased BLEU has no meaning",)
     return ()
 
@@ -212,7 +212,7 @@ def write_report(report: dict[str, Any], file: Path, *, beside: dict[Path, str] 
 
 
 def reference_nll(
-    model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], *, tags: Sequence[str] = ()
+    model: Transformer, tokenizer: Vocabulary, pairs: Sequence[tuple[str, str]], *, tags: Sequence[str] = ()
 ) -> float:
     """Return -log p per target token, `</s>` included, without smoothing. Collective: every rank must call it.
 
@@ -224,8 +224,9 @@ def reference_nll(
         tags: tags in front of every source.
     """
     longest = longest_line(model)
-    sources, targets = (tokenizer.encode_batch(list(side)) for side in zip(*pairs, strict=True))
-    prefix = tokenizer.tag_ids(tags)
+    sources = tokenizer.source.encode_batch([source for source, _ in pairs])
+    targets = tokenizer.target.encode_batch([target for _, target in pairs])
+    prefix = tokenizer.source.tag_ids(tags)
     tagged = [[*prefix, *source] for source in sources]
     ids = [pair for pair in zip(tagged, targets, strict=True) if max(map(len, pair)) <= longest]
     scores = score_ids(model, ids, device=model.embedding.device)

@@ -99,7 +99,7 @@ def make_samples(
     samples: list[Sample] = []
     maps = 0
     for i in (place * len(sources) // count for place in range(count)):
-        source, target = translator.source_ids(sources[i]), tokenizer.encode(hypotheses[i])
+        source, target = translator.source_ids(sources[i]), tokenizer.target.encode(hypotheses[i])
         attention = None
         if maps < with_attention and max(len(source), len(target)) < longest:
             attention = _mean_of_heads(translator, source, target)
@@ -109,8 +109,8 @@ def make_samples(
                 source=sources[i],
                 reference=references[i],
                 hypothesis=hypotheses[i],
-                source_tokens=readable_pieces(tokenizer, source),
-                target_tokens=readable_pieces(tokenizer, target),
+                source_tokens=readable_pieces(tokenizer.source, source),
+                target_tokens=readable_pieces(tokenizer.target, target),
                 attention_LTS=attention,
             )
         )

@@ -8,7 +8,7 @@ import numpy as np
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, SPECIALS, UNK_ID
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, SPECIALS, UNK_ID
 from dist_transformer.model.transformer import Transformer
 
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer as Backend
 
 from dist_transformer.base.files import write_file
-from dist_transformer.data.tokenizer import EOS_ID, Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import EOS_ID, Vocabulary
 from dist_transformer.export.ctranslate2 import save_for_ctranslate2, translate_ids
 from dist_transformer.export.peer import SENTENCES, IdPair
 from dist_transformer.export.tokenizer_files import source_tokenizer
@@ -24,7 +24,7 @@ PATIENCE = 2
 def write_ctranslate2(
     folder: Path,
     model: Transformer,
-    tokenizer: Tokenizer,
+    tokenizer: Vocabulary,
     tokenizer_json: bytes,
     tags: Sequence[str],
     *,
@@ -38,7 +38,7 @@ def write_ctranslate2(
     Raises:
         UserError: CTranslate2 does not support the model.
     """
-    save_for_ctranslate2(model, tokenizer.pieces, folder, quantization=quantization)
+    save_for_ctranslate2(model, tokenizer.source.pieces, folder, quantization=quantization)
     write_file(folder / TOKENIZER_FILE, source_tokenizer(tokenizer, tokenizer_json, tags, knows_specials=False))
 
 

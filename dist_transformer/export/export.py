@@ -20,7 +20,7 @@ from dist_transformer.base.files import (
     write_file,
 )
 from dist_transformer.data.text.files import LineFiles
-from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.export.card import Card
 from dist_transformer.export.ctranslate2 import QUANTIZATIONS, refuse_what_ctranslate2_lacks
 from dist_transformer.export.ctranslate2_peer import CTranslate2Peer, write_ctranslate2
@@ -145,7 +145,7 @@ def export(
 
 
 def dev_text(
-    pairs: Sequence[tuple[str, str]], model: Transformer, tokenizer: Tokenizer, info: ModelInfo, device: torch.device
+    pairs: Sequence[tuple[str, str]], model: Transformer, tokenizer: Vocabulary, info: ModelInfo, device: torch.device
 ) -> DevText:
     """Select the lines that our model translates whole, and translate them.
 
@@ -154,7 +154,7 @@ def dev_text(
     """
     translator = Translator(model, tokenizer, device, BeamSettings(), tags=info.direction.tags)
     sources = [source for source, _ in pairs]
-    lengths = map(len, tokenizer.encode_batch(sources))
+    lengths = map(len, tokenizer.source.encode_batch(sources))
     fits = [
         pair
         for pair, length in zip(pairs, lengths, strict=True)
@@ -171,7 +171,7 @@ def dev_text(
         references=[reference for _, reference in fits],
         outputs=[translation.text for translation in translator.translate([source for source, _ in fits])],
         target_language=info.target_language,
-        lowercase=tokenizer.lowercase,
+        lowercase=tokenizer.target.lowercase,
     )
 
 
@@ -180,7 +180,7 @@ class _Job:
     settings: ExportSettings
     device: torch.device
     model: Transformer
-    tokenizer: Tokenizer
+    tokenizer: Vocabulary
     info: ModelInfo
     tokenizer_json: bytes
     dev: DevText
@@ -223,7 +223,7 @@ class _Job:
             self._write_generation_config(folder, BeamSettings().length_penalty)
             return HuggingFacePeer(folder, self.device)
         write_ctranslate2(folder, self.model, self.tokenizer, self.tokenizer_json, tags, quantization=quantization)
-        return CTranslate2Peer(folder, self.device, longest=self.longest, tags=self.tokenizer.tags)
+        return CTranslate2Peer(folder, self.device, longest=self.longest, tags=self.tokenizer.source.tags)
 
     def _write_generation_config(self, folder: Path, length_penalty: float) -> None:
         positions = self.model.config.max_positions
@@ -249,7 +249,7 @@ class _Job:
             folder=settings.out.absolute().name,
             library=LIBRARIES[settings.to],
             info=self.info,
-            tags=self.tokenizer.tags,
+            tags=self.tokenizer.source.tags,
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
             license=settings.license,
             dev_name=settings.source.name,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from dist_transformer.base.checks import Check
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Vocabulary
 from dist_transformer.evaluation.bleu import Score, corpus_bleu
 from dist_transformer.export.hostile import HOSTILE
 from dist_transformer.export.peer import IdPair, Peer
@@ -92,7 +92,7 @@ class Gate:
     def __init__(
         self,
         model: Transformer,
-        tokenizer: Tokenizer,
+        tokenizer: Vocabulary,
         peer: Peer,
         dev: DevText,
         *,
@@ -106,12 +106,12 @@ class Gate:
             tags: tags in front of every source.
         """
         self.model, self.tokenizer, self.peer, self.dev, self.longest = model, tokenizer, peer, dev, longest
-        self.prefix = tokenizer.tag_ids(tags)
+        self.prefix = tokenizer.source.tag_ids(tags)
         room = model.config.max_positions - 1
         texts = [*dev.sources, *HOSTILE]
         # The target of each hostile string is the next one.
         targets = [*dev.references, *HOSTILE[1:], HOSTILE[0]]
-        sides = (tokenizer.encode_batch(side) for side in (texts, targets))
+        sides = (tokenizer.source.encode_batch(texts), tokenizer.target.encode_batch(targets))
         self.pairs: list[IdPair] = [
             ([*self.prefix, *source][:room], target[:room]) for source, target in zip(*sides, strict=True)
         ]
@@ -119,7 +119,7 @@ class Gate:
         self.counted = f"{len(dev.sources):,} lines and {len(HOSTILE)} hostile strings"
 
     def token_ids(self) -> Check:
-        ours = [[*self.prefix, *ids, EOS_ID] for ids in self.tokenizer.encode_batch(self.texts)]
+        ours = [[*self.prefix, *ids, EOS_ID] for ids in self.tokenizer.source.encode_batch(self.texts)]
         wrong = _differing(ours, self.peer.encode(self.texts))
         found = f"the same for {self.counted}"
         if wrong:
@@ -127,8 +127,8 @@ class Gate:
         return Check.that(not wrong, name="token ids", found=found)
 
     def decoding(self) -> Check:
-        ids = self.tokenizer.encode_batch(self.texts)
-        wrong = _differing([self.tokenizer.decode(row) for row in ids], self.peer.decode(ids))
+        ids = self.tokenizer.source.encode_batch(self.texts)
+        wrong = _differing([self.tokenizer.target.decode(row) for row in ids], self.peer.decode(ids))
         found = "the same text for all these ids"
         if wrong:
             found = f"different text for the ids of {len(wrong):,} texts, the first: {_shown(self.texts[wrong[0]])}"
@@ -168,7 +168,8 @@ class Gate:
 
     def _choices(self, pairs: Sequence[IdPair]) -> list[list[float]]:
         """Find our most probable token after each prefix of the targets, from the empty prefix on."""
-        never = [PAD_ID, UNK_ID, BOS_ID, *self.tokenizer.tag_ids(self.tokenizer.tags)]
+        target = self.tokenizer.target
+        never = [PAD_ID, UNK_ID, BOS_ID, *target.tag_ids(target.tags)]
 
         def read(logits_TV: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
             logits_TV[:, never] = -torch.inf

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dist_transformer.base.files import write_file
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Vocabulary
 from dist_transformer.export.marian import marian_model
 from dist_transformer.export.peer import IdPair, in_batches
 from dist_transformer.export.tokenizer_files import CONFIG_FILE, source_tokenizer, tokenizer_config
@@ -29,7 +29,7 @@ def longest_output(max_positions: int) -> int:
 
 
 def write_huggingface(
-    folder: Path, model: Transformer, tokenizer: Tokenizer, tokenizer_json: bytes, tags: Sequence[str]
+    folder: Path, model: Transformer, tokenizer: Vocabulary, tokenizer_json: bytes, tags: Sequence[str]
 ) -> None:
     """Fill `folder`, except for the file of `write_generation_config`.
 
@@ -46,7 +46,7 @@ def write_huggingface(
     write_file(folder / CONFIG_FILE, tokenizer_config(model.config.max_positions))
 
 
-def write_generation_config(folder: Path, tokenizer: Tokenizer, *, length_penalty: float, max_positions: int) -> None:
+def write_generation_config(folder: Path, tokenizer: Vocabulary, *, length_penalty: float, max_positions: int) -> None:
     """Write the default search settings of `generate`."""
     config = {
         "num_beams": BEAM_SIZE,
@@ -54,7 +54,7 @@ def write_generation_config(folder: Path, tokenizer: Tokenizer, *, length_penalt
         "max_new_tokens": longest_output(max_positions),
         # The search continues until no unfinished hypothesis can become the best one.
         "early_stopping": "never",
-        "suppress_tokens": [PAD_ID, UNK_ID, BOS_ID, *tokenizer.tag_ids(tokenizer.tags)],
+        "suppress_tokens": [PAD_ID, UNK_ID, BOS_ID, *tokenizer.target.tag_ids(tokenizer.target.tags)],
         "decoder_start_token_id": BOS_ID,
         "bos_token_id": BOS_ID,
         "eos_token_id": EOS_ID,

@@ -10,7 +10,7 @@ import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID
 from dist_transformer.model.transformer import Transformer
 
 if TYPE_CHECKING:

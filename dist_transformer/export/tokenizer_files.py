@@ -4,14 +4,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIALS, UNK_ID, Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIALS, UNK_ID, Vocabulary
 
 CONFIG_FILE = "tokenizer_config.json"
 
 _END = SPECIALS[EOS_ID]
 
 
-def source_tokenizer(tokenizer: Tokenizer, tokenizer_json: bytes, tags: Sequence[str], *, knows_specials: bool) -> str:
+def source_tokenizer(tokenizer: Vocabulary, tokenizer_json: bytes, tags: Sequence[str], *, knows_specials: bool) -> str:
     """Return our tokenizer.json with the tags before every text and `</s>` after it.
 
     Args:
@@ -21,7 +21,7 @@ def source_tokenizer(tokenizer: Tokenizer, tokenizer_json: bytes, tags: Sequence
     state: dict[str, Any] = json.loads(tokenizer_json)
     if not knows_specials:
         state["added_tokens"] = []
-    added = dict(zip((*tags, _END), (*tokenizer.tag_ids(tags), EOS_ID), strict=True))
+    added = dict(zip((*tags, _END), (*tokenizer.source.tag_ids(tags), EOS_ID), strict=True))
     *before, end = ({"SpecialToken": {"id": name, "type_id": 0}} for name in added)
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     state["post_processor"] = {

@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, SPECIALS, Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, SPECIALS, Tokenizer
 from dist_transformer.model.attention import AttentionLayout, MultiHeadAttention, Role
 from dist_transformer.model.layers import DecoderLayer, EncoderLayer
 from dist_transformer.model.packed import PackedTokens, pack_side

@@ -22,7 +22,7 @@ import torch
 from torch.nn import functional
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from dist_transformer.inference.candidates import best_extensions
 from dist_transformer.model.packed import PackedTokens, pack_side
 from dist_transformer.model.products import Linear

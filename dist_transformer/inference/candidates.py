@@ -7,7 +7,7 @@ few rows at a time, which stay in the cache. Compiled code reads a row twice; to
 import torch
 from torch.nn import functional
 
-from dist_transformer.data.tokenizer import EOS_ID, PAD_ID
+from dist_transformer.data.vocabulary.tokenizer import EOS_ID, PAD_ID
 from dist_transformer.model import cpu_kernels
 from dist_transformer.model.products import Linear
 

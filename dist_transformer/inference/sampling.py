@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from dist_transformer.inference.beam import Hypothesis, kept_slots, pack_sources
 from dist_transformer.inference.candidates import largest
 from dist_transformer.model.products import Linear

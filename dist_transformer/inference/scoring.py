@@ -15,7 +15,7 @@ import torch
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.tensor_file import is_finite
 from dist_transformer.data.text.files import LineFiles
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, Vocabulary
 from dist_transformer.model.loss import logit_rows
 from dist_transformer.model.packed import PackedTokens, pack_side
 from dist_transformer.model.transformer import Transformer
@@ -43,7 +43,7 @@ class PairScore:
 
 def score_pairs(
     model: Transformer,
-    tokenizer: Tokenizer,
+    tokenizer: Vocabulary,
     sources: Sequence[str],
     targets: Sequence[str],
     *,
@@ -129,7 +129,7 @@ def read_targets(
 
 def score_files(
     model: Transformer,
-    tokenizer: Tokenizer,
+    tokenizer: Vocabulary,
     files: LineFiles,
     *,
     device: torch.device,
@@ -154,7 +154,7 @@ def score_files(
         )
 
 
-def _check_files(model: Transformer, tokenizer: Tokenizer, files: LineFiles, tags: Sequence[str]) -> None:
+def _check_files(model: Transformer, tokenizer: Vocabulary, files: LineFiles, tags: Sequence[str]) -> None:
     for file in files.files():
         if file.exists() and not file.is_file():
             raise UserError(f"{file} is not a regular file, and it is read twice: save its lines in one")
@@ -171,9 +171,10 @@ def _chunks(files: LineFiles) -> Iterator[list[tuple[str, str]]]:
         yield chunk
 
 
-def _encode(tokenizer: Tokenizer, sources: Sequence[str], targets: Sequence[str], tags: Sequence[str]) -> list[IdPair]:
-    prefix = tokenizer.tag_ids(tags)
-    source_ids, target_ids = (tokenizer.encode_batch(list(side)) for side in (sources, targets))
+def _encode(tokenizer: Vocabulary, sources: Sequence[str], targets: Sequence[str], tags: Sequence[str]) -> list[IdPair]:
+    prefix = tokenizer.source.tag_ids(tags)
+    source_ids = tokenizer.source.encode_batch(list(sources))
+    target_ids = tokenizer.target.encode_batch(list(targets))
     return [([*prefix, *source], target) for source, target in zip(source_ids, target_ids, strict=True)]
 
 

@@ -5,7 +5,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 
-from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 
 LEAST_LIMIT = 4
 """Smallest limit that every character fits: the most bytes of a character in UTF-8, and so the most tokens."""

@@ -10,7 +10,7 @@ from typing import Literal, overload
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.attention_maps import BEGIN, attention_maps, readable_pieces
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.options import as_dtype, choose_split_over
@@ -48,7 +48,7 @@ class TrainedModel:
     """A model in memory; `dist_transformer.load` makes it."""
 
     model: Transformer
-    tokenizer: Tokenizer
+    tokenizer: Vocabulary
     info: ModelInfo
     device: torch.device
     _products: Products = field(default_factory=Products, init=False, repr=False, compare=False)
@@ -198,15 +198,16 @@ class TrainedModel:
         Raises:
             UserError: a sentence has more tokens than the model has room for.
         """
-        source = [*self.tokenizer.tag_ids(self.info.direction.tags), *self.tokenizer.encode(src)]
-        target = self.tokenizer.encode(tgt)
+        ours, theirs = self.tokenizer.source, self.tokenizer.target
+        source = [*ours.tag_ids(self.info.direction.tags), *ours.encode(src)]
+        target = theirs.encode(tgt)
         longest = longest_line(self.model)
         if max(len(source), len(target)) > longest:
             raise UserError(f"the model has room for {longest:,} tokens of each sentence: give shorter ones")
         maps = attention_maps(self.model, source, target)
-        target_pieces = readable_pieces(self.tokenizer, target)
+        target_pieces = readable_pieces(theirs, target)
         return Attention(
-            source=readable_pieces(self.tokenizer, source),
+            source=readable_pieces(ours, source),
             target=target_pieces,
             seen=[BEGIN, *target_pieces[:-1]],
             encoder=maps.encoder_LHSS,

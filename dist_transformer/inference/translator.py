@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.batches import Batch, make_batches
 from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
 from dist_transformer.inference.sampling import SamplingSettings, sample
@@ -106,7 +106,7 @@ class Translator:
     def __init__(
         self,
         model: Transformer,
-        tokenizer: Tokenizer,
+        tokenizer: Vocabulary,
         device: torch.device,
         settings: BeamSettings,
         *,
@@ -118,7 +118,7 @@ class Translator:
         max_source_tokens: int | None = None,
         products: Products | None = None,
     ) -> None:
-        self.prefix = tokenizer.tag_ids(tags)
+        self.prefix = tokenizer.source.tag_ids(tags)
         # The source's `</s>`, or the target's `<s>`, takes a position, and so does each tag.
         positions = model.config.max_positions - 1 - len(self.prefix)
         self.model, self.tokenizer, self.settings = model.to(device), tokenizer, settings
@@ -166,17 +166,17 @@ class Translator:
 
     def source_ids(self, line: str) -> list[int]:
         """Return the ids that the model reads of a line that is translated as a whole, without the `</s>`."""
-        return [*self.prefix, *self.tokenizer.encode(line)]
+        return [*self.prefix, *self.tokenizer.source.encode(line)]
 
     def _sources(self, lines: Sequence[str]) -> tuple[list[list[int]], list[range]]:
         """Return the tokens of all sources to decode, and the range of them per line: none, the line, or its parts."""
         sources: list[list[int]] = []
         places = []
-        for line, ids in zip(lines, self.tokenizer.encode_batch(list(lines)), strict=True):
+        for line, ids in zip(lines, self.tokenizer.source.encode_batch(list(lines)), strict=True):
             first = len(sources)
             if not _is_blank(line):
                 parts = self._parts(line, len(ids))
-                encoded = [ids] if parts == [line] else self.tokenizer.encode_batch(parts)
+                encoded = [ids] if parts == [line] else self.tokenizer.source.encode_batch(parts)
                 sources += [[*self.prefix, *part] for part in encoded]
             places.append(range(first, len(sources)))
         return sources, places
@@ -184,7 +184,7 @@ class Translator:
     def _parts(self, line: str, tokens: int) -> list[str]:
         """Return what is translated one by one: the line, its sentences if it is long, or smaller parts."""
         if tokens > self.max_source_tokens:
-            return split_text(line, self.tokenizer, self.max_source_tokens)
+            return split_text(line, self.tokenizer.source, self.max_source_tokens)
         if self.split_over is None or len(self.prefix) + tokens <= self.split_over:
             return [line]
         sentences = split_sentences(line)
@@ -216,7 +216,7 @@ class Translator:
                 # Where nothing is finite, a search has no hypothesis.
                 if not hypotheses or not all(math.isfinite(hypothesis.score) for hypothesis in hypotheses):
                     raise not_finite("a translation")
-                texts = (_one_line(self.tokenizer.decode(hypothesis.tokens)) for hypothesis in hypotheses)
+                texts = (_one_line(self.tokenizer.target.decode(hypothesis.tokens)) for hypothesis in hypotheses)
                 decoded[i] = tuple(
                     ScoredText(text=text, score=hypothesis.score, tokens=tuple(hypothesis.tokens))
                     for text, hypothesis in zip(texts, hypotheses, strict=True)
@@ -226,7 +226,8 @@ class Translator:
     def _search(
         self, batch: Batch, sources: Sequence[list[int]], keys: Sequence[tuple[int, int]]
     ) -> list[list[Hypothesis]]:
-        never = self.tokenizer.tag_ids(self.tokenizer.tags)
+        target = self.tokenizer.target
+        never = target.tag_ids(target.tags)
         if self.sampling is None:
             return beam_search(
                 self.model,

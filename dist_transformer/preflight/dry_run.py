@@ -27,7 +27,7 @@ from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.data.prepare.pipeline import PrepareSettings, prepare
 from dist_transformer.data.text.files import line_files
 from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.inference.beam import BeamSettings, beam_search
 from dist_transformer.model.packed import PackedBatch, PackedTokens, pack_side
 from dist_transformer.run.checkpoint.reader import checkpoint_problem

@@ -8,7 +8,7 @@ import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import (
     TOKENIZER_FILE,
@@ -48,7 +48,7 @@ class InitialWeights:
                 parameter[own] = self.tensors[name][theirs]
 
 
-def read_initial_weights(source: Path, model: ModelConfig, tokenizer: Tokenizer, *, vocabulary: str) -> InitialWeights:
+def read_initial_weights(source: Path, model: ModelConfig, tokenizer: Vocabulary, *, vocabulary: str) -> InitialWeights:
     """Read the weights of the model folder `source` for a run of this model and tokenizer.
 
     Args:
@@ -76,7 +76,7 @@ def read_initial_weights(source: Path, model: ModelConfig, tokenizer: Tokenizer,
     sha256 = stated_weights(source).sha256
     if not is_other:
         return InitialWeights(sha256=sha256, tensors=tensors)
-    own, theirs = (one.pieces for one in (tokenizer, their_tokenizer))
+    own, theirs = (one.source.pieces for one in (tokenizer, their_tokenizer))
     number = {piece: i for i, piece in enumerate(theirs)}
     shared = [(i, number[piece]) for i, piece in enumerate(own) if piece in number]
     note = (

@@ -100,7 +100,7 @@ def translate(model: ServedModel, text: str) -> dict[str, Any]:
     longest = max(len(source), *(len(found.tokens) for found in translation.hypotheses))
     return {
         **model.describe(),
-        "source_pieces": readable_pieces(tokenizer, source),
+        "source_pieces": readable_pieces(tokenizer.source, source),
         "split": None if split is None else {"parts": split.parts, "limit": split.limit},
         "beyond_training": translation.beyond_training,
         "has_maps": split is None and longest < LONGEST_MAP,
@@ -109,7 +109,7 @@ def translate(model: ServedModel, text: str) -> dict[str, Any]:
                 "text": found.text,
                 "score": round(found.score, 4),
                 "tokens": found.tokens,
-                "pieces": readable_pieces(tokenizer, found.tokens),
+                "pieces": readable_pieces(tokenizer.target, found.tokens),
             }
             for found in translation.hypotheses
         ],
@@ -148,7 +148,7 @@ def attention(model: ServedModel, request: AttentionRequest) -> dict[str, Any]:
     weights_HTS = maps_LHTS[request.layer].double()
     if not weights_HTS.isfinite().all():
         raise not_finite("attention")
-    source_pieces, target_pieces = readable_pieces(tokenizer, source), readable_pieces(tokenizer, target)
+    source_pieces, target_pieces = readable_pieces(tokenizer.source, source), readable_pieces(tokenizer.target, target)
     return {
         "rows": source_pieces if request.kind == "encoder" else target_pieces,
         "columns": [BEGIN, *target_pieces[:-1]] if request.kind == "decoder" else source_pieces,

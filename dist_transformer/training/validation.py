@@ -96,7 +96,7 @@ class Validator:
         self.collator = Collator(split, budgets, packs_per_micro_batch=batch.packs_at_once)
         self.direction, self.named = folder.index.direction, named
         self.tokenizer = folder.tokenizer()
-        self.tokenizer.tag_ids(self.direction.tags)
+        self.tokenizer.source.tag_ids(self.direction.tags)
         texts = folder.valid_text()
         chosen = np.linspace(0, len(texts[0]) - 1, min(sentences, len(texts[0]))).round().astype(int)
         self.sources, self.references = ([text[i] for i in chosen] for text in texts)
@@ -125,7 +125,7 @@ class Validator:
         hypotheses = [translation.text for translation in translator.translate_distributed(self.sources)]
         target_language = self.direction.target_language
         bleu, signature = corpus_bleu(
-            hypotheses, self.references, target_language=target_language, lowercase=self.tokenizer.lowercase
+            hypotheses, self.references, target_language=target_language, lowercase=self.tokenizer.target.lowercase
         )
         samples = make_samples(
             translator, self.sources, self.references, hypotheses, count=_SAMPLES, with_attention=_MAPS

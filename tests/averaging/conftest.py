@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from dist_transformer.base.files import sha256_of
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
 from dist_transformer.run.checkpoint.reader import weight_hashes
@@ -20,7 +21,7 @@ from dist_transformer.run.checkpoint.writer import Retention
 from dist_transformer.run.layout import WEIGHT_HASHES, step_name
 from tests.run.saving import save_checkpoint
 
-TOKENIZER = train_tokenizer(["a b"], vocab_size=300)
+TOKENIZER = learn_byte_bpe(["a b"], vocab_size=300)
 MODEL = ModelConfig(
     width=8,
     heads=2,

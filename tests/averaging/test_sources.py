@@ -21,7 +21,7 @@ from dist_transformer.base import verified
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import sha256_of
 from dist_transformer.base.verified import with_own_hash
-from dist_transformer.data.tokenizer import train_tokenizer
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from tests.averaging.conftest import MODEL, describe, random_weights, record_hash, save, save_both, save_model
 from tests.small_model import forge_weights
 
@@ -105,7 +105,7 @@ def step_that_is_no_number(run: Path) -> Path:
 
 
 def other_tokenizer(run: Path) -> Path:
-    return save(run / "other", 2, tokenizer=train_tokenizer(["a b c d"], vocab_size=300, lowercase=True))
+    return save(run / "other", 2, tokenizer=learn_byte_bpe(["a b c d"], vocab_size=300, lowercase=True))
 
 
 def damaged_checkpoint(run: Path) -> Path:
@@ -327,6 +327,6 @@ def test_weights_that_do_not_name_their_run_may_be_of_it(run: Path, tmp_path: Pa
 
 def test_another_tokenizer_in_the_run_folder_is_refused(run: Path, tmp_path: Path) -> None:
     file = save(run, 1)
-    train_tokenizer(["a b"], vocab_size=300, lowercase=True).save(run / "tokenizer.json")
+    learn_byte_bpe(["a b"], vocab_size=300, lowercase=True).save(run / "tokenizer.json")
     with pytest.raises(UserError, match=r"tokenizer\.json is not the tokenizer of .*restore"):
         average([file], tmp_path / "out")

@@ -10,7 +10,7 @@ import torch
 from benchmarks.decoding import DecodeBenchmark, decode_table, make_peer, matching_penalty, our_search
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.tokenizer import SPECIALS, Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import SPECIALS, Tokenizer
 from dist_transformer.export.ctranslate2 import save_for_ctranslate2, translate_ids
 from dist_transformer.inference.beam import BeamSettings, beam_search
 from dist_transformer.model.transformer import Transformer

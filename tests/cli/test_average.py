@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dist_transformer.averaging import sweep as module
-from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.evaluation.evaluate import read_test_set, reference_nll
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator

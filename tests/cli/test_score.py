@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dist_transformer.cli.score import main
-from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.inference import scoring
 from dist_transformer.inference.scoring import PairScore, score_pairs
 from dist_transformer.model.transformer import Transformer

@@ -9,7 +9,8 @@ import dist_transformer
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.directions import Direction
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
+from dist_transformer.data.vocabulary.files import load_vocabulary
 from dist_transformer.evaluation.evaluate import evaluate
 from dist_transformer.inference import translator
 from dist_transformer.inference.beam import BeamSettings, beam_search
@@ -25,7 +26,7 @@ SHORT = BeamSettings(max_extra_tokens=3)
 @pytest.fixture(scope="module")
 def folder(toy_lines: tuple[list[str], list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Untrained; `<2de>` is 4 and `<2en>` is 5."""
-    tokenizer = train_tokenizer([*toy_lines[0], *toy_lines[1]], vocab_size=400, tags=("<2de>", "<2en>"))
+    tokenizer = learn_byte_bpe([*toy_lines[0], *toy_lines[1]], vocab_size=400, tags=("<2de>", "<2en>"))
     config = ModelConfig(
         width=16, heads=2, ffn_width=32, encoder_layers=1, decoder_layers=1, vocab_size=tokenizer.vocab_size
     )
@@ -72,7 +73,7 @@ def test_an_evaluation_reads_the_tags_of_its_direction(
     reference.write_text("A dog.\n")
     files = {"source": source, "references": [reference], "settings": SHORT, "device": CPU}
     found = evaluate(folder, direction="de-en", tags=tags, **files)  # type: ignore[arg-type]
-    text = Tokenizer.load(folder / "tokenizer.json").encode("Ein Hund.")
+    text = load_vocabulary(folder / "tokenizer.json").encode("Ein Hund.")
     assert read_by_the_model == [[*prefix, *text]]
     report = found.report(tmp_path / "h")
     assert (report["direction"], report["tags"]) == ("de-en", ["<2en>"] if tags is None else tags)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dist_transformer.data.tokenizer import train_tokenizer
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.evaluation.evaluate import Evaluation, evaluate, write_evaluation
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.model.transformer import Transformer
@@ -22,7 +22,7 @@ def lowercased_folder(
 ) -> Path:
     """`random_model` with a tokenizer of the same size that lowercases."""
     folder = tmp_path_factory.mktemp("lowercased") / "model"
-    tokenizer = train_tokenizer([*toy_lines[0], *toy_lines[1]], vocab_size=400, lowercase=True)
+    tokenizer = learn_byte_bpe([*toy_lines[0], *toy_lines[1]], vocab_size=400, lowercase=True)
     assert tokenizer.vocab_size == model_info.model.vocab_size
     tokenizer.save(folder.parent / "tokenizer.json")
     write_model_folder(

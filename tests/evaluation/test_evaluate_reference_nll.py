@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, Tokenizer
 from dist_transformer.evaluation.evaluate import reference_nll
 from dist_transformer.inference.attention_maps import _one_sentence
 from dist_transformer.model.transformer import Transformer

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.evaluation.samples import (
     LONGEST_MAP,
     Sample,

@@ -14,7 +14,8 @@ from dist_transformer.base.checks import Check, failed
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.directions import Direction
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.export import ctranslate2_peer, gate, huggingface, tokenizer_files
 from dist_transformer.export import export as module
 from dist_transformer.export.export import Export, ExportSettings, export
@@ -50,7 +51,7 @@ def make_settings(
         **more: object,
     ):
         tags = [tag for direction in directions for tag in direction.tags]
-        tokenizer = train_tokenizer(itertools.chain(*toy_lines), vocab_size=400, tags=tags) if tags else toy_tokenizer
+        tokenizer = learn_byte_bpe(itertools.chain(*toy_lines), vocab_size=400, tags=tags) if tags else toy_tokenizer
         torch.manual_seed(seed)
         config = ModelConfig(
             width=16,

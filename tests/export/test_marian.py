@@ -10,9 +10,9 @@ from transformers import MarianMTModel
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.tokenizer import BOS_ID as BOS
-from dist_transformer.data.tokenizer import EOS_ID as EOS
-from dist_transformer.data.tokenizer import PAD_ID as PAD
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID as BOS
+from dist_transformer.data.vocabulary.tokenizer import EOS_ID as EOS
+from dist_transformer.data.vocabulary.tokenizer import PAD_ID as PAD
 from dist_transformer.export.marian import marian_model
 from dist_transformer.model.packed import IGNORED, PackedBatch, PackedTokens, pack_side
 from dist_transformer.model.transformer import Transformer

@@ -23,7 +23,7 @@ from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import line_files
 from dist_transformer.data.text.toy_corpus import make_toy_corpus
-from dist_transformer.data.tokenizer import train_tokenizer
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, load_model, write_model_folder
 from dist_transformer.reporting.html.page import write_report
@@ -213,7 +213,7 @@ def _lines() -> tuple[list[str], list[str]]:
 
 def model_folders(folder: Path) -> Scenario:
     """A model folder is written, and replaced by another."""
-    tokenizer = train_tokenizer([line for side in _lines() for line in side], vocab_size=300)
+    tokenizer = learn_byte_bpe([line for side in _lines() for line in side], vocab_size=300)
     file = folder / "tokenizer.json"
     tokenizer.save(file)
     config = ModelConfig(

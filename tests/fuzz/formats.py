@@ -22,7 +22,7 @@ from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import JsonlFile, PairSource, TsvFile, line_files, read_aligned
 from dist_transformer.data.text.tables import ParquetFile
-from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.data.vocabulary.files import load_vocabulary
 from dist_transformer.model_folder import load_model
 from dist_transformer.reporting.html.run import load_run
 from dist_transformer.run.checkpoint.content import content_problem
@@ -179,7 +179,7 @@ def read_metrics(lab: Lab, content: bytes) -> None:
 
 
 def read_tokenizer(lab: Lab, content: bytes) -> None:
-    tokenizer = Tokenizer.load(lab.data / "tokenizer.json")
+    tokenizer = load_vocabulary(lab.data / "tokenizer.json")
     ids = tokenizer.encode("a sentence ½ </s>")
     assert tokenizer.decode(ids) == tokenizer.normalize("a sentence ½ </s>")
     assert max(ids) < tokenizer.vocab_size == len(tokenizer.pieces)

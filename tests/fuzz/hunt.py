@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase
 
 from dist_transformer.base.files import sha256_of
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.tokenizer import train_tokenizer
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
 from tests.fuzz.formats import Format, Lab
@@ -69,7 +69,7 @@ def hunt(kind: Format, lab: Lab, *, cases: int, seed: int = SEED) -> Hunt:
 
 def make_model(path: Path) -> Path:
     """A model folder of a few kilobytes."""
-    tokenizer = train_tokenizer(["a sentence"], vocab_size=262)
+    tokenizer = learn_byte_bpe(["a sentence"], vocab_size=262)
     file = path.with_name("tokenizer.json")
     tokenizer.save(file)
     model = Transformer(

@@ -12,7 +12,7 @@ import pytest
 from dist_transformer.base import tensor_file
 from dist_transformer.base.errors import UserError
 from dist_transformer.config import plain
-from dist_transformer.data import tokenizer
+from dist_transformer.data.vocabulary import byte_bpe
 from dist_transformer.run import environment, ledger
 from tests.fuzz import formats, harness, sizes
 from tests.fuzz.formats import FORMATS, Format, Lab
@@ -44,7 +44,7 @@ def test_damaged_files_are_read_or_refused_in_one_line(kind: Format, lab: Lab) -
     [
         ("index.json", (formats.DataFolder.open.__func__.__globals__, "parse_json", json.loads), "RecursionError"),
         ("state.json", (vars(formats), "content_problem", lambda path: None), "Error"),
-        ("tokenizer.json", (vars(tokenizer), "check_tokenizer_file", lambda *_: None), ""),
+        ("tokenizer.json", (vars(byte_bpe), "check_byte_bpe_file", lambda *_: None), ""),
     ],
     ids=["deep JSON", "types of a state", "parts of a tokenizer"],
 )

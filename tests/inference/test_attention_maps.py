@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.inference.attention_maps import attention_maps, cross_attention_maps
 from dist_transformer.model.attention import MultiHeadAttention
 from dist_transformer.model.packed import PackedTokens, pack_side

@@ -1,12 +1,13 @@
 import pytest
 
-from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.inference.attention_maps import readable_pieces
 
 
 @pytest.fixture(scope="module")
 def multilingual() -> Tokenizer:
-    return train_tokenizer(["über die Straße gehen", "你好 世界", "the street"] * 5, vocab_size=330)
+    return learn_byte_bpe(["über die Straße gehen", "你好 世界", "the street"] * 5, vocab_size=330)
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
@@ -28,14 +29,14 @@ def test_a_part_of_a_character_is_one_mark(multilingual: Tokenizer) -> None:
     # Three bytes that were never merged.
     assert pieces(multilingual, "猫") == ["�", "�", "�", "</s>"]
     # Characters that differ in their first byte of three: the last two, no character in themselves, become a piece.
-    ends = train_tokenizer(["一 帀 渀 縀"] * 5, vocab_size=261)
+    ends = learn_byte_bpe(["一 帀 渀 縀"] * 5, vocab_size=261)
     assert len(ends.encode("鸀")) == 2
     assert pieces(ends, "鸀") == ["�", "�", "</s>"]
 
 
 def test_a_joiner_within_a_word_is_shown() -> None:
     for word in ("می\u200cخواهم", "ක්\u200dෂ"):
-        whole = train_tokenizer([word] * 5, vocab_size=330)
+        whole = learn_byte_bpe([word] * 5, vocab_size=330)
         assert pieces(whole, word) == [word, "</s>"]
 
 

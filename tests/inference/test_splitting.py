@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.inference.splitting import LEAST_LIMIT, join_texts, split_text
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     """One whose pieces are single bytes, " cat" and parts of that."""
-    return train_tokenizer([" cat cat cat co cu"] * 9, vocab_size=263)
+    return learn_byte_bpe([" cat cat cat co cu"] * 9, vocab_size=263)
 
 
 def without_space(text: str) -> str:

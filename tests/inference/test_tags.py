@@ -5,7 +5,8 @@ import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.evaluation.evaluate import reference_nll
 from dist_transformer.evaluation.samples import make_samples
 from dist_transformer.inference import translator as module
@@ -19,7 +20,7 @@ TAGS = ("<bt>", "<2de>", "<2en>")
 
 @pytest.fixture(scope="module")
 def tokenizer(toy_lines: tuple[list[str], list[str]]) -> Tokenizer:
-    return train_tokenizer([*toy_lines[0], *toy_lines[1]], vocab_size=400, tags=TAGS)
+    return learn_byte_bpe([*toy_lines[0], *toy_lines[1]], vocab_size=400, tags=TAGS)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.text.lines import decode_lines
-from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.inference import translator as module
 from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
 from dist_transformer.inference.sampling import SamplingSettings

@@ -14,7 +14,7 @@ def stand_in() -> None:
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
-    from dist_transformer.data.tokenizer import Tokenizer
+    from dist_transformer.data.vocabulary.tokenizer import Tokenizer
     from dist_transformer.inference import beam
     from dist_transformer.runtime import distributed
     from dist_transformer.training.engine import internals

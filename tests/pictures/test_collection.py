@@ -10,7 +10,7 @@ import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.cli.pictures import main
-from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
 from dist_transformer.pictures import collection as module

@@ -15,7 +15,8 @@ import torch
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.preflight.dry_run import run_dry_run
 from dist_transformer.run.warm_start import InitialWeights, read_initial_weights
@@ -75,7 +76,7 @@ def test_learned_positions_have_a_length(
 @pytest.fixture
 def other_tokenizer() -> Tokenizer:
     """A tokenizer with all bytes, like `toy_tokenizer`; its merges are of other words, except for `the`."""
-    return train_tokenizer(["the quick brown fox jumps"] * 3 + ["a zebra, the zoo"] * 3, vocab_size=300)
+    return learn_byte_bpe(["the quick brown fox jumps"] * 3 + ["a zebra, the zoo"] * 3, vocab_size=300)
 
 
 def test_another_vocabulary_is_refused_with_the_command(

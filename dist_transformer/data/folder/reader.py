@@ -31,7 +31,8 @@ from dist_transformer.data.folder.storage import (
     check_file,
     fetch,
 )
-from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 
 
 class DataFolder:
@@ -113,13 +114,13 @@ class DataFolder:
         _check_small_files(path, index)
         return cls(path, index, CachedFiles(url, path, cache.limit_bytes))
 
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> Vocabulary:
         """Load the tokenizer of the folder.
 
         Raises:
             UserError: it is no longer the one that the index states.
         """
-        tokenizer = Tokenizer.load(self.path / TOKENIZER_FILE)
+        tokenizer = load_vocabulary(self.path / TOKENIZER_FILE)
         index_states(self.index.tokenizer_sha256).require(self.path / TOKENIZER_FILE, tokenizer.sha256)
         return tokenizer
 
@@ -191,7 +192,7 @@ def _check_small_files(path: Path, index: DataIndex) -> None:
         if (size := (valid / shard.file).stat().st_size) != shard.bytes:
             raise UserError(f"{valid / shard.file} has {size:,} bytes, but the index states {shard.bytes:,}: {REMEDY}")
     check_file(_check_inside(path, TOKENIZER_FILE), sha256=index.tokenizer_sha256)
-    if (entries := Tokenizer.load(path / TOKENIZER_FILE).vocab_size) != index.vocab_size:
+    if (entries := load_vocabulary(path / TOKENIZER_FILE).source.vocab_size) != index.vocab_size:
         raise UserError(
             f"the index of {path} states a vocab_size of {index.vocab_size:,}, but {TOKENIZER_FILE} has {entries:,} "
             f"entries: {REMEDY}"

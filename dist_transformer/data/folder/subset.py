@@ -29,10 +29,10 @@ def write_subset(folder: DataFolder, pair_ids: np.ndarray, out: Path) -> None:
     for place in (out, out / VALID_FOLDER):
         make_folder(place)
         splits.append(write_split(place, [write_shard(place / "train-00000.arrow", *sides)]))
-    tokenizer = folder.tokenizer()
-    tokenizer.save(out / TOKENIZER_FILE)
+    vocabulary = folder.tokenizer()
+    vocabulary.save(out / TOKENIZER_FILE)
     files = [out / VALID_FOLDER / name for name in (VALID_SOURCE_FILE, VALID_TARGET_FILE)]
-    for file, side in zip(files, sides, strict=True):
+    for file, side, tokenizer in zip(files, sides, (vocabulary.source, vocabulary.target), strict=True):
         rows = (side.values[start:stop] for start, stop in zip(side.offsets[:-1], side.offsets[1:], strict=True))
         lines = (" ".join(tokenizer.decode(row.tolist()).splitlines()) for row in rows)
         write_file(file, "".join(f"{line}\n" for line in lines))

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from dist_transformer.data.folder.split import Memory
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.model.packed import IGNORED, lay_out
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from dist_transformer.base.native import load_native
 from dist_transformer.data.folder.split import Memory
 from dist_transformer.data.loading.buffers import Buffers, Sizes
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.model.packed import IGNORED
 
 

@@ -15,7 +15,7 @@ from dist_transformer.data.loading.collate import epoch_steps
 from dist_transformer.data.loading.events import EpochSummary
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Plan
-from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 
 _CHUNK_PAIRS = 2**20
 # Sentences longer than all but this share go into the last row of a histogram.
@@ -95,13 +95,16 @@ def length_histograms(sides: Sequence[Lengths], names: Sequence[str]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def random_examples(split: Split, tokenizer: Tokenizer, count: int, *, seed: int) -> list[tuple[str, str]]:
+def random_examples(split: Split, tokenizer: Vocabulary, count: int, *, seed: int) -> list[tuple[str, str]]:
     """Return source and target text of `count` random pairs, or of all if there are fewer; no pair occurs twice."""
     pairs = np.random.default_rng([seed]).choice(split.info.pairs, min(count, split.info.pairs), replace=False)
     source, source_lengths, target, target_lengths = split.tokens(pairs)
     sides = [
-        [printable(tokenizer.decode(ids.tolist())) for ids in np.split(values, np.cumsum(lengths)[:-1])]
-        for values, lengths in ((source, source_lengths), (target, target_lengths))
+        [printable(side.decode(ids.tolist())) for ids in np.split(values, np.cumsum(lengths)[:-1])]
+        for side, values, lengths in (
+            (tokenizer.source, source, source_lengths),
+            (tokenizer.target, target, target_lengths),
+        )
     ]
     return list(zip(*sides, strict=True))
 

@@ -19,7 +19,9 @@ from dist_transformer.data.prepare.words import words_of
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
 from dist_transformer.data.text.files import Pair
-from dist_transformer.data.tokenizer import DEFAULT_NORMALIZATION, Tokenizer, train_tokenizer
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
+from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION
 
 LONG_LINE = "long_line"
 """Reason for pairs with a line above `LONGEST_LINE`; reported only if there are such pairs."""
@@ -50,7 +52,7 @@ class EncodeChunk:
 
     def run(self, progress: Progress) -> dict[str, int]:
         """Return the number of pairs found for each reason, and the tokens of the kept pairs."""
-        tokenizer = Tokenizer.load(tokenizer_path(self.work))
+        tokenizer = load_vocabulary(tokenizer_path(self.work))
         rows = np.setdiff1d(np.arange(self.chunk.pairs), np.array(self.rows, dtype=np.int64))
         sizes = self.chunk.sizes(self.work)[rows]
         parts, empty_parts = [], []
@@ -60,7 +62,7 @@ class EncodeChunk:
             empty_parts.append(np.fromiter(map(is_empty, *texts), dtype=bool, count=len(texts[0])))
             progress(len(texts[0]))
         source, target = (TokenLists.concatenate(side) for side in zip(*parts, strict=True))
-        tags = tokenizer.tag_ids(self.source_tags)
+        tags = tokenizer.source.tag_ids(self.source_tags)
         progress(len(self.rows))
 
         shorter, longer = np.minimum(source.lengths, target.lengths), np.maximum(source.lengths, target.lengths)
@@ -130,7 +132,7 @@ def make_tokenizer(
 ) -> None:
     """Write the tokenizer to the data folder: the given one, or one that is learned from the text."""
     if settings.tokenizer is not None:
-        Tokenizer.load(settings.tokenizer).save(tokenizer_path(work))
+        load_vocabulary(settings.tokenizer).save(tokenizer_path(work))
         return
     assert settings.vocab_size is not None
     pairs = sum(chunk.pairs for chunk in chunks) - len(held_out)
@@ -145,19 +147,19 @@ def make_tokenizer(
                 for column in chunk.texts(work, chosen):
                     yield from column
 
-        tokenizer = train_tokenizer(
+        learned = learn_byte_bpe(
             texts(),
             vocab_size=settings.vocab_size,
             lowercase=settings.lowercase,
             normalization=settings.normalization or DEFAULT_NORMALIZATION,
             tags=settings.tags,
         )
-        tokenizer.save(tokenizer_path(work))
+        learned.save(tokenizer_path(work))
         work.keep_result("vocabulary", taken)
-    tokenizer = Tokenizer.load(tokenizer_path(work))
+    tokenizer = load_vocabulary(tokenizer_path(work)).source
     fewer = f"; the text gives fewer than the {settings.vocab_size:,} asked for"
     report(
-        f"vocabulary: {tokenizer.vocab_size:,} entries, joint byte-level BPE, {tokenizer.text_rule}"
+        f"vocabulary: {tokenizer.vocab_size:,} entries, {tokenizer.kind}, {tokenizer.text_rule}"
         + (f", tags {' '.join(tokenizer.tags)}" if tokenizer.tags else "")
         + (f", learned from a sample of {taken:,} of {pairs:,} pairs" if taken < pairs else "")
         + (fewer if tokenizer.vocab_size < settings.vocab_size else "")
@@ -180,7 +182,7 @@ def write_validation_keys(work: Work, pairs: Sequence[Pair]) -> None:
     """Write the keys of the validation pairs, which training pairs are compared with."""
     if _validation_keys(work).exists():
         return
-    tokenizer = Tokenizer.load(tokenizer_path(work))
+    tokenizer = load_vocabulary(tokenizer_path(work))
     columns = [list(side) for side in zip(*pairs, strict=True)] or [[], []]
     keys = np.unique(pair_keys(*(words_of(tokenizer, side).encode(column) for side, column in enumerate(columns))))
     shards.write_batch(_validation_keys(work), {"key": pa.array(keys)})

@@ -19,7 +19,7 @@ from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
 from dist_transformer.data.text.files import Pair, PairSource
-from dist_transformer.data.tokenizer import first_folded
+from dist_transformer.data.vocabulary.normalization import first_folded
 
 Report = Callable[[str], None]
 

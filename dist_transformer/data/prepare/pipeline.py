@@ -51,7 +51,9 @@ from dist_transformer.data.prepare.work_dir import Work, fingerprint, refuse_exi
 from dist_transformer.data.prepare.worker_pool import WorkerPool
 from dist_transformer.data.text.files import Pair
 from dist_transformer.data.text.lines import LONGEST_LINE
-from dist_transformer.data.tokenizer import DEFAULT_NORMALIZATION, Tokenizer
+from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer, Vocabulary
 from dist_transformer.runtime.launch import as_typed
 
 # Pairs that are read, encoded and filtered at a time: about 20 MB of text.
@@ -106,7 +108,7 @@ def _checked(settings: PrepareSettings, report: Report) -> str:
     refuse_existing(settings.out)
     _ = settings.languages
     if settings.tokenizer is not None:
-        _check_tokenizer(settings, Tokenizer.load(settings.tokenizer), report)
+        _check_tokenizer(settings, load_vocabulary(settings.tokenizer).source, report)
     for source in (*settings.sources, *settings.validation):
         # A misspelt name or a wrong column should fail now, not after hours of reading.
         next(source.pairs(), None)
@@ -123,7 +125,7 @@ def _check_tokenizer(settings: PrepareSettings, tokenizer: Tokenizer, report: Re
             f"{settings.tokenizer} normalises by {tokenizer.normalization.upper()}, which excludes "
             f"{settings.normalization}: leave out --normalization or --tokenizer"
         )
-    tokenizer.tag_ids(settings.source_tags)
+    tokenizer.source.tag_ids(settings.source_tags)
     note = ", --vocab-size has no effect" if settings.vocab_size not in (None, tokenizer.vocab_size) else ""
     report(f"vocabulary: {tokenizer.vocab_size:,} entries from {settings.tokenizer}, {tokenizer.text_rule}{note}")
 
@@ -163,7 +165,7 @@ def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None
 
 def _normalization(settings: PrepareSettings) -> str:
     if settings.tokenizer is not None:
-        return Tokenizer.load(settings.tokenizer).normalization
+        return load_vocabulary(settings.tokenizer).source.normalization
     return settings.normalization or DEFAULT_NORMALIZATION
 
 
@@ -224,7 +226,7 @@ def _finish(
     repeats: int,
 ) -> None:
     """Complete the data folder. An interrupted preparation may have written some of its files."""
-    tokenizer = Tokenizer.load(tokenizer_path(work))
+    tokenizer = load_vocabulary(tokenizer_path(work))
     train = shards.write_split(work.data, _move_shards(work, infos))
     valid, valid_text, too_long = _write_validation(validation.pairs, work.data, tokenizer, settings)
     if settings.keep_text is not None:
@@ -237,9 +239,9 @@ def _finish(
         source_language=source_language,
         target_language=target_language,
         source_tags=settings.source_tags,
-        lowercase=tokenizer.lowercase,
+        lowercase=tokenizer.target.lowercase,
         tokenizer_sha256=tokenizer.sha256,
-        vocab_size=tokenizer.vocab_size,
+        vocab_size=tokenizer.source.vocab_size,
         sources=tuple(source.name for source in settings.sources),
         seed=settings.seed,
         max_tokens=settings.max_tokens,
@@ -284,7 +286,7 @@ def _move_shards(work: Work, infos: Sequence[ShardInfo | None]) -> list[ShardInf
 
 
 def _write_validation(
-    pairs: Sequence[Pair], folder: Path, tokenizer: Tokenizer, settings: PrepareSettings
+    pairs: Sequence[Pair], folder: Path, tokenizer: Vocabulary, settings: PrepareSettings
 ) -> tuple[SplitInfo, TextInfo, int]:
     """Write `valid/`: all of the raw text, and shards of the pairs that fit; also return the number that do not."""
     valid = folder / shards.VALID_FOLDER
@@ -301,7 +303,7 @@ def _write_validation(
         write_file(valid / name, content)
         hashes.append(hashlib.sha256(content).hexdigest())
     text, target = (words_of(tokenizer, side).encode(column) for side, column in enumerate(columns))
-    source = text.prefixed(tokenizer.tag_ids(settings.source_tags))
+    source = text.prefixed(tokenizer.source.tag_ids(settings.source_tags))
     shorter, longer = np.minimum(text.lengths, target.lengths), np.maximum(source.lengths, target.lengths)
     fitting = np.flatnonzero((shorter > 0) & (longer + 1 <= settings.max_tokens))
     if len(fitting) == 0:

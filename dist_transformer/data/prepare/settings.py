@@ -6,7 +6,8 @@ from pathlib import Path
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.text.files import PairSource
-from dist_transformer.data.tokenizer import Normalization, check_vocabulary
+from dist_transformer.data.vocabulary.byte_bpe import check_vocabulary
+from dist_transformer.data.vocabulary.normalization import Normalization
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,8 +1,8 @@
 """Encoding of texts word by word: a word that was seen before is looked up instead of being encoded again.
 
-A tokenizer of this project encodes `a b` as it encodes `a` and then ` b`. Normalization never joins an ASCII space with
+Byte-level BPE encodes `a b` as it encodes `a` and then ` b`. Normalization never joins an ASCII space with
 the character before it, and a pre-token begins at each ASCII space between two characters that are not white space.
-Texts with any other white space are encoded as a whole.
+Texts with any other white space are encoded as a whole, and so are all texts of the kinds that do not split like that.
 """
 
 import functools
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dist_transformer.data.folder.format import TokenLists
-from dist_transformer.data.tokenizer import Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer, Vocabulary
 
 # Maximum words of a dictionary, about 30 MB. Beyond it, the less frequent words are removed, down to half this number.
 _MOST_WORDS = 2**17
@@ -30,7 +30,7 @@ class WordIds:
 
     def __init__(self, tokenizer: Tokenizer, dtype: Any) -> None:
         self._tokenizer, self._dtype = tokenizer, dtype
-        self._looked_up, self._gains = 0, True
+        self._looked_up, self._gains = 0, tokenizer.encodes_words_apart
         self._number_of: dict[str, int] = {}
         self._begins, self._lengths, self._uses = (np.empty(0, dtype=np.int64) for _ in range(3))
         self._values = np.empty(0, dtype=dtype)
@@ -103,6 +103,7 @@ class WordIds:
 
 
 @functools.lru_cache(maxsize=2)
-def words_of(tokenizer: Tokenizer, side: int) -> WordIds:
+def words_of(vocabulary: Vocabulary, side: int) -> WordIds:
     """Return the dictionary of the sources (0) or the targets (1), which a process keeps between chunks."""
+    tokenizer = (vocabulary.source, vocabulary.target)[side]
     return WordIds(tokenizer, np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)

@@ -3,7 +3,7 @@ import pytest
 
 from benchmarks.training.text import IGNORED_LABEL, TextSample, even_order
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID
 
 
 @pytest.fixture

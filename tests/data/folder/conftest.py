@@ -17,7 +17,7 @@ from dist_transformer.data.folder.format import (
     write_shard,
     write_split,
 )
-from dist_transformer.data.tokenizer import train_tokenizer
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 
 # Two shards of hand-written ids; pair 1 has an empty target.
 SOURCES = [[[10, 11], [12]], [[13, 14, 15], [16], [17, 18]]]
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
     path = tmp_path / "data"
     train = make_split(path, "train")
     valid = make_split(path / "valid", "valid")
-    tokenizer = train_tokenizer(["a b"], vocab_size=300)
+    tokenizer = learn_byte_bpe(["a b"], vocab_size=300)
     tokenizer.save(path / "tokenizer.json")
     (path / "valid/source.txt").write_bytes("one\u2028\r\n two\n".encode())
     (path / "valid/target.txt").write_bytes(b"eins\nzwei\n")

@@ -18,7 +18,7 @@ from dist_transformer.data.folder.format import (
 )
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.split import Split
-from dist_transformer.data.tokenizer import train_tokenizer
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from tests.data.folder.conftest import SOURCES, TARGETS, make_split
 
 
@@ -118,7 +118,7 @@ def test_validation_text_that_changed_after_opening_is_found(folder: Path, side:
 
 def test_a_tokenizer_that_changed_after_opening_is_found(folder: Path) -> None:
     data = DataFolder.open(folder)
-    train_tokenizer(["a b c d"], vocab_size=300, lowercase=True).save(folder / "tokenizer.json")
+    learn_byte_bpe(["a b c d"], vocab_size=300, lowercase=True).save(folder / "tokenizer.json")
     with pytest.raises(UserError, match=r"tokenizer\.json is damaged: its SHA-256 is not what index\.json states"):
         data.tokenizer()
 

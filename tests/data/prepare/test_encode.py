@@ -16,7 +16,7 @@ from dist_transformer.data.prepare.ingest import pair_hash
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import line_files
-from dist_transformer.data.tokenizer import train_tokenizer
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from tests.conftest import ROOT
 from tests.data.prepare.preparing import FULL_WIDTH, corpus, files_of, run, train_text, with_validation
 
@@ -27,7 +27,7 @@ def test_the_vocabulary_is_learned_from_a_seeded_sample(tmp_path: Path, monkeypa
     # Of 1,000 pairs each is taken with probability 0.2 when 200 are asked for.
     chosen = pair_hash(np.arange(1_000), seed=1, purpose=3) < 2**64 // 5
     texts = [text for pair, taken in zip(pairs, chosen, strict=True) if taken for text in pair]
-    expected = train_tokenizer(texts, vocab_size=400)
+    expected = learn_byte_bpe(texts, vocab_size=400)
     _, report = run(tmp_path, pairs, "one", vocab_sample_pairs=200, **valid)
     monkeypatch.setattr(module, "CHUNK_PAIRS", 77)
     run(tmp_path, pairs, "two", vocab_sample_pairs=200, **valid)
@@ -37,7 +37,7 @@ def test_the_vocabulary_is_learned_from_a_seeded_sample(tmp_path: Path, monkeypa
     assert f", learned from a sample of {chosen.sum()} of 1,000 pairs" in "\n".join(report)
     # No sample is drawn, and none spoken of, where there are no more pairs than that.
     _, report = run(tmp_path, pairs, "all", vocab_sample_pairs=1_000, **valid)
-    everything = train_tokenizer([text for pair in pairs for text in pair], vocab_size=400)
+    everything = learn_byte_bpe([text for pair in pairs for text in pair], vocab_size=400)
     assert DataFolder.open(tmp_path / "all").index.tokenizer_sha256 == everything.sha256 != expected.sha256
     assert "sample" not in "\n".join(report)
 

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from dist_transformer.data.prepare import words
 from dist_transformer.data.prepare.words import WordIds
-from dist_transformer.data.tokenizer import Normalization, Tokenizer, train_tokenizer
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
+from dist_transformer.data.vocabulary.normalization import Normalization
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 
 TEXTS = (
     "the cat's   hat isn't  here",
@@ -31,7 +33,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     normalization: Normalization
     normalization, lowercase = request.param
     texts = [*TEXTS, "the cat and the hat are here", "a b a b c's isn't"] * 3
-    return train_tokenizer(texts, vocab_size=400, lowercase=lowercase, normalization=normalization, tags=("<2de>",))
+    return learn_byte_bpe(texts, vocab_size=400, lowercase=lowercase, normalization=normalization, tags=("<2de>",))
 
 
 def rows(found: words.TokenLists) -> list[list[int]]:

@@ -19,16 +19,10 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.data.tokenizer import (
-    BOS_ID,
-    EOS_ID,
-    PAD_ID,
-    SPECIALS,
-    UNK_ID,
-    Tokenizer,
-    first_folded,
-    train_tokenizer,
-)
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
+from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.normalization import first_folded
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIALS, UNK_ID, Tokenizer
 
 TEXTS = [
     "Two young men are outside near many bushes.",
@@ -77,18 +71,18 @@ ENGLISH = [
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train_tokenizer(TEXTS, vocab_size=330)
+    return learn_byte_bpe(TEXTS, vocab_size=330)
 
 
 @pytest.fixture(scope="module")
 def lowercasing() -> Tokenizer:
-    return train_tokenizer(TEXTS, vocab_size=330, lowercase=True)
+    return learn_byte_bpe(TEXTS, vocab_size=330, lowercase=True)
 
 
 @pytest.fixture(scope="module")
 def keeping() -> Tokenizer:
     """Keeps full-width and other variant forms."""
-    return train_tokenizer(TEXTS, vocab_size=330, normalization="nfc")
+    return learn_byte_bpe(TEXTS, vocab_size=330, normalization="nfc")
 
 
 def test_special_tokens_have_the_first_ids(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -203,7 +197,7 @@ DRAWS: dict[str, Callable[[random.Random], str]] = {
 def test_a_vocabulary_is_learned_in_linear_time(kind: str) -> None:
     def seconds(text: str) -> float:
         start = time.process_time()
-        train_tokenizer([text], vocab_size=500)
+        learn_byte_bpe([text], vocab_size=500)
         return time.process_time() - start
 
     chance = random.Random(1)
@@ -236,7 +230,7 @@ def former_file(path: Path, *, normalization: str, lowercase: bool) -> Backend:
 @pytest.mark.parametrize(("normalization", "lowercase"), itertools.product(("nfkc", "nfc"), (False, True)))
 def test_a_former_tokenizer_keeps_its_rule_and_ids(normalization: str, lowercase: bool, tmp_path: Path) -> None:
     former = former_file(tmp_path / "t.json", normalization=normalization, lowercase=lowercase)
-    loaded = Tokenizer.load(tmp_path / "t.json")
+    loaded = load_vocabulary(tmp_path / "t.json")
     assert (loaded.normalization, loaded.lowercase) == (normalization, lowercase)
     lines = [*SENTENCES.values(), *ENGLISH, "a" * 300]
     assert loaded.encode_batch(lines) == [former.encode(line).ids for line in lines]
@@ -302,7 +296,7 @@ def test_batch_equals_one_by_one(tokenizer: Tokenizer) -> None:
 def test_saved_file_loads_to_the_same_tokenizer(tokenizer: Tokenizer, lowercasing: Tokenizer, tmp_path: Path) -> None:
     for either in (tokenizer, lowercasing):
         either.save(tmp_path / "t.json")
-        loaded = Tokenizer.load(tmp_path / "t.json")
+        loaded = load_vocabulary(tmp_path / "t.json")
         assert loaded.sha256 == either.sha256
         assert (loaded.vocab_size, loaded.lowercase) == (either.vocab_size, either.lowercase)
         assert loaded.encode_batch(AWKWARD) == either.encode_batch(AWKWARD)
@@ -312,11 +306,11 @@ def test_saved_file_loads_to_the_same_tokenizer(tokenizer: Tokenizer, lowercasin
 
 @pytest.mark.parametrize(("normalization", "lowercase"), itertools.product(("nfkc", "nfc"), (False, True)))
 def test_the_file_says_what_the_normalisation_is(normalization: Any, lowercase: bool, tmp_path: Path) -> None:
-    made = train_tokenizer(TEXTS, vocab_size=330, normalization=normalization, lowercase=lowercase)
+    made = learn_byte_bpe(TEXTS, vocab_size=330, normalization=normalization, lowercase=lowercase)
     made.save(tmp_path / "t.json")
     steps = [{"type": normalization.upper()}] + [{"type": "Lowercase"}] * lowercase
     assert json.loads((tmp_path / "t.json").read_text())["normalizer"] == {"type": "Sequence", "normalizers": steps}
-    for either in (made, Tokenizer.load(tmp_path / "t.json")):
+    for either in (made, load_vocabulary(tmp_path / "t.json")):
         assert (either.normalization, either.lowercase) == (normalization, lowercase)
         assert either.text_rule == f"{normalization.upper()}{', lowercase' if lowercase else ''}"
 
@@ -325,49 +319,49 @@ def test_the_file_is_believed_and_nothing_else(keeping: Tokenizer, tmp_path: Pat
     keeping.save(tmp_path / "t.json")
     text = (tmp_path / "t.json").read_text()
     (tmp_path / "t.json").write_text(text.replace('"NFC"', '"NFKC"'))
-    assert Tokenizer.load(tmp_path / "t.json").normalization == "nfkc"
+    assert load_vocabulary(tmp_path / "t.json").normalization == "nfkc"
     for other in ('"NFD"', '"Lowercase"'):
         (tmp_path / "t.json").write_text(text.replace('"NFC"', other))
         with pytest.raises(UserError, match=r"t\.json is a tokenizer of another kind"):
-            Tokenizer.load(tmp_path / "t.json")
+            load_vocabulary(tmp_path / "t.json")
     assert "{0,63}" in text
     (tmp_path / "t.json").write_text(text.replace("{0,63}", "{0,64}"))
     with pytest.raises(UserError, match=r"t\.json is a tokenizer of another kind"):
-        Tokenizer.load(tmp_path / "t.json")
+        load_vocabulary(tmp_path / "t.json")
 
 
 def test_small_text_gives_a_smaller_vocabulary() -> None:
     # "ab" occurs twice and is merged; " ab" is "Ġ" + "ab", seen once, and is not.
-    assert train_tokenizer(["ab ab"], vocab_size=1_000).vocab_size == 261
-    assert train_tokenizer([], vocab_size=260).vocab_size == 260
+    assert learn_byte_bpe(["ab ab"], vocab_size=1_000).vocab_size == 261
+    assert learn_byte_bpe([], vocab_size=260).vocab_size == 260
 
 
 def test_vocabulary_without_room_for_the_bytes_is_refused() -> None:
     with pytest.raises(UserError, match="vocab_size 259 is too small"):
-        train_tokenizer(TEXTS, vocab_size=259)
+        learn_byte_bpe(TEXTS, vocab_size=259)
 
 
 def test_foreign_files_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.json cannot be read"):
-        Tokenizer.load(tmp_path / "none.json")
+        load_vocabulary(tmp_path / "none.json")
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(UserError, match=r"bad\.json is not a tokenizer file"):
-        Tokenizer.load(tmp_path / "bad.json")
+        load_vocabulary(tmp_path / "bad.json")
     Backend(models.BPE()).save(str(tmp_path / "other.json"))
     with pytest.raises(UserError, match=r"other\.json is a tokenizer of another kind"):
-        Tokenizer.load(tmp_path / "other.json")
+        load_vocabulary(tmp_path / "other.json")
     tokenizer.save(tmp_path / "prefix.json")
     text = (tmp_path / "prefix.json").read_text()
     (tmp_path / "prefix.json").write_text(text.replace('"add_prefix_space": false', '"add_prefix_space": true'))
     with pytest.raises(UserError, match=r"prefix\.json is a tokenizer of another kind"):
-        Tokenizer.load(tmp_path / "prefix.json")
+        load_vocabulary(tmp_path / "prefix.json")
 
 
 def test_same_text_gives_the_same_file_in_any_process() -> None:
     program = (
-        "from dist_transformer.data.tokenizer import train_tokenizer\n"
+        "from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe\n"
         "texts = [f'{a} {b}{c} {a}{c}' for a in ('ab', 'ba', 'cd', 'dc') for b in 'wxyz' for c in range(50)]\n"
-        "print(train_tokenizer(texts, vocab_size=600).sha256)\n"
+        "print(learn_byte_bpe(texts, vocab_size=600).sha256)\n"
     )
     hashes = {
         subprocess.run(

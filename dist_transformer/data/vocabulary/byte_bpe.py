@@ -3,38 +3,24 @@
 Text is normalised (NFKC or NFC, optionally lowercase) and split into words, and the UTF-8 bytes of each word are merged
 into pieces. All 256 bytes are in the vocabulary, so `<unk>` never occurs, and decoding returns exactly the normalised
 text. `tokenizer.json` holds everything: the normalisation, the rule for words and the tags.
-
-Tags, such as `<2de>`, are entries that no text is encoded to; they are put in front of a source as ids. Their ids
-follow those of the special tokens, in the order of the settings.
 """
 
-import functools
-import hashlib
 import itertools
 import json
-import unicodedata
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import TOKENIZER_BYTES, read_small, write_file
 from dist_transformer.config.directions import check_tags
-from dist_transformer.data.tokenizer_file import check_tokenizer_file
-
-SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
-PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
+from dist_transformer.data.vocabulary.byte_bpe_file import check_byte_bpe_file
+from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
+from dist_transformer.data.vocabulary.tokenizer import LARGEST_VOCABULARY, SPECIALS, Tokenizer
 
 SMALLEST_VOCABULARY = len(SPECIALS) + 256
-LARGEST_VOCABULARY = 2**24
 
-Normalization = Literal["nfkc", "nfc"]
-"""Unicode normalization: nfkc replaces variants of a character, such as a full-width comma by `,` and ½ by 1⁄2; nfc
-keeps them."""
-DEFAULT_NORMALIZATION: Normalization = "nfkc"
 _FORMS: dict[Normalization, type[normalizers.Normalizer]] = {"nfkc": normalizers.NFKC, "nfc": normalizers.NFC}
 
 # A combining mark, or the zero-width (non-)joiner that many scripts use inside words; it belongs to what it follows.
@@ -73,50 +59,25 @@ _WORDS = pre_tokenizers.Sequence(
 _FORMER_WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
 
-class Tokenizer:
-    """Tokenizer between text and ids.
+class ByteBpe(Tokenizer):
+    """Joint byte-level BPE. `<unk>` never occurs, and decoding returns exactly the normalised text."""
 
-    Text that spells a special token or a tag, such as `</s>`, is encoded as text, and decoding returns it.
-    """
+    kind = "joint byte-level BPE"
+    encodes_words_apart = True
 
     def __init__(
         self,
-        file: bytes,
+        content: bytes,
         backend: Backend,
         normalization: Normalization,
         *,
         lowercase: bool,
         tags: Sequence[str] = (),
     ) -> None:
-        self._file = file
+        super().__init__(content, normalization, lowercase=lowercase, tags=tags)
         self._backend = backend
         # Not part of tokenizer.json: without it "</s>" in a sentence would become the end-of-sentence id.
         self._backend.encode_special_tokens = True
-        self.normalization: Normalization = normalization
-        self.lowercase = lowercase
-        self.tags: tuple[str, ...] = tuple(tags)
-        """Tags of the vocabulary, in the order of their ids."""
-        self.sha256: str = hashlib.sha256(file).hexdigest()
-        """Hash of the exact bytes of the file."""
-
-    @classmethod
-    def load(cls, path: Path) -> "Tokenizer":
-        """Read a file that `save` wrote.
-
-        Raises:
-            UserError: the file is missing, or holds a tokenizer of another kind than this module describes.
-        """
-        try:
-            file = read_small(path, most=TOKENIZER_BYTES)
-        except OSError as error:
-            raise UserError(f"tokenizer {path} cannot be read ({error.strerror}): check the name") from None
-        try:
-            return _parse(file)
-        except ValueError as error:
-            raise UserError(f"{path} {error}: give the tokenizer.json of a data or model folder") from None
-
-    def save(self, path: Path) -> None:
-        write_file(path, self._file)
 
     @property
     def vocab_size(self) -> int:
@@ -130,63 +91,30 @@ class Tokenizer:
 
     @property
     def text_rule(self) -> str:
-        """Name of the normalisation for reports, such as "NFKC, lowercase"."""
         return self.normalization.upper() + ", lowercase" * self.lowercase
 
     def normalize(self, text: str) -> str:
         """Return the text that decoding gives back. The tokenizers library computes NFKC and NFC by Unicode 12."""
         return self._backend.normalizer.normalize_str(text)
 
-    def tag_ids(self, tags: Sequence[str]) -> list[int]:
-        """Return the ids of tags.
-
-        Raises:
-            UserError: the vocabulary lacks a tag.
-        """
-        for tag in tags:
-            if tag not in self.tags:
-                known = f"its tags are {' '.join(self.tags)}" if self.tags else "it was learned without tags"
-                raise UserError(
-                    f"the vocabulary has no tag {tag}, {known}: check the name, or learn a vocabulary with --tag {tag}"
-                )
-        return [len(SPECIALS) + self.tags.index(tag) for tag in tags]
-
-    def tag_of(self, token: int) -> str | None:
-        """Return the tag of an id; None for a piece of text or a special token."""
-        return self.tags[token - len(SPECIALS)] if len(SPECIALS) <= token < self._first_piece else None
-
-    @property
-    def _first_piece(self) -> int:
-        return len(SPECIALS) + len(self.tags)
-
-    def encode(self, text: str) -> list[int]:
-        """Encode a text, without special tokens."""
-        return self._backend.encode(text, add_special_tokens=False).ids
-
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [row.ids for row in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def token_starts(self, text: str) -> list[int]:
-        """Return the index of the character where each token of a normalised text begins.
-
-        Tokens that begin within the same character share its index.
-        """
         return [start for start, _ in self._backend.encode(text, add_special_tokens=False).offsets]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decode ids to text; special tokens (ids 0 to 3) and tags are left out."""
-        return self._backend.decode([i for i in ids if i >= self._first_piece], skip_special_tokens=False)
+        return self._backend.decode([i for i in ids if i >= self.first_piece], skip_special_tokens=False)
 
 
-@functools.lru_cache(maxsize=1)
-def _parse(file: bytes) -> Tokenizer:
-    """Parse the content of a file. The last result is cached, because every chunk and stage of a preparation needs it.
+def parse_byte_bpe(file: bytes) -> ByteBpe:
+    """Parse the content of a file.
 
     Raises:
         ValueError: the content is not a tokenizer of this kind; the message continues a sentence that begins with the
             file's name.
     """
-    check_tokenizer_file(file, (_WORD,))
+    check_byte_bpe_file(file, (_WORD,))
     try:
         backend = Backend.from_str(file.decode("utf-8"))
     except Exception as error:  # the library raises bare Exception
@@ -197,27 +125,17 @@ def _parse(file: bytes) -> Tokenizer:
     if settings is None or not pieces >= {*SPECIALS, *tags, *pre_tokenizers.ByteLevel.alphabet()}:
         raise ValueError("is a tokenizer of another kind than dist-transformer prepare trains")
     normalization, lowercase = settings
-    return Tokenizer(file, backend, normalization, lowercase=lowercase, tags=tags)
+    return ByteBpe(file, backend, normalization, lowercase=lowercase, tags=tags)
 
 
-def first_folded(text: str) -> str | None:
-    """Return the first character of `text` that NFKC replaces and NFC keeps, such as a full-width comma, or None."""
-    # Nearly every line of most languages is normalised already, so the quick check pays.
-    return None if unicodedata.is_normalized("NFKC", text) else next(filter(_is_folded, text), None)
-
-
-def _is_folded(character: str) -> bool:
-    return unicodedata.normalize("NFKC", character) != unicodedata.normalize("NFC", character)
-
-
-def train_tokenizer(
+def learn_byte_bpe(
     texts: Iterable[str],
     *,
     vocab_size: int,
     lowercase: bool = False,
     normalization: Normalization = DEFAULT_NORMALIZATION,
     tags: Sequence[str] = (),
-) -> Tokenizer:
+) -> ByteBpe:
     """Learn a joint vocabulary of at most `vocab_size` entries (special tokens, tags and bytes included).
 
     A small text may give fewer, because pairs that occur only once are not merged: they would not help with other text.
@@ -238,7 +156,7 @@ def train_tokenizer(
     )
     backend.train_from_iterator(texts, trainer)
     file = backend.to_str(pretty=True).encode("utf-8")
-    return Tokenizer(file, backend, normalization, lowercase=lowercase, tags=tags)
+    return ByteBpe(file, backend, normalization, lowercase=lowercase, tags=tags)
 
 
 def check_vocabulary(vocab_size: int, tags: Sequence[str] = ()) -> None:

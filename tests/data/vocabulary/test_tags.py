@@ -7,7 +7,9 @@ import pytest
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.directions import Direction, choose_direction, worth_stating
-from dist_transformer.data.tokenizer import EOS_ID, Tokenizer, train_tokenizer
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
+from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.tokenizer import EOS_ID, Tokenizer
 from dist_transformer.inference.attention_maps import readable_pieces
 
 TAGS = ("<bt>", "<2de>")
@@ -18,14 +20,14 @@ SPELLED = ["<bt>", "<2de> cat", "a<bt>b <2de><bt>", "＜2de＞", "</s> <bt> <s>"
 
 @pytest.fixture(scope="module")
 def made() -> Tokenizer:
-    return train_tokenizer(TEXTS, vocab_size=330, tags=TAGS)
+    return learn_byte_bpe(TEXTS, vocab_size=330, tags=TAGS)
 
 
 @pytest.fixture(scope="module")
 def loaded(made: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     file = tmp_path_factory.mktemp("tags") / "t.json"
     made.save(file)
-    return Tokenizer.load(file)
+    return load_vocabulary(file)
 
 
 @pytest.mark.parametrize("which", ["made", "loaded"])
@@ -49,7 +51,7 @@ def test_text_that_spells_a_tag_stays_text(which: str, text: str, request: pytes
 
 
 def test_the_pieces_are_those_that_are_learned_without_tags(made: Tokenizer) -> None:
-    plain = train_tokenizer(TEXTS, vocab_size=328)
+    plain = learn_byte_bpe(TEXTS, vocab_size=328)
     assert made.vocab_size == plain.vocab_size + 2
     for text in SPELLED:
         assert made.encode(text) == [i + 2 for i in plain.encode(text)]
@@ -65,11 +67,11 @@ def test_the_file_states_the_tags(made: Tokenizer, loaded: Tokenizer, tmp_path: 
     vocabulary["<bt>"], vocabulary["<2de>"] = 5, 4
     (tmp_path / "t.json").write_text(json.dumps(state))
     # The library sorts them by id: still two tags, in the other order.
-    assert Tokenizer.load(tmp_path / "t.json").tags == ("<2de>", "<bt>")
+    assert load_vocabulary(tmp_path / "t.json").tags == ("<2de>", "<bt>")
     del state["model"]["vocab"]["<bt>"]
     (tmp_path / "t.json").write_text(json.dumps(state))
     with pytest.raises(UserError, match=r"t\.json is "):
-        Tokenizer.load(tmp_path / "t.json")
+        load_vocabulary(tmp_path / "t.json")
 
 
 @pytest.mark.parametrize(
@@ -77,21 +79,21 @@ def test_the_file_states_the_tags(made: Tokenizer, loaded: Tokenizer, tmp_path: 
 )
 def test_what_cannot_be_a_tag_is_refused(tag: str) -> None:
     with pytest.raises(UserError, match="cannot be a tag: give a name between < and >"):
-        train_tokenizer(TEXTS, vocab_size=330, tags=("<bt>", tag))
+        learn_byte_bpe(TEXTS, vocab_size=330, tags=("<bt>", tag))
 
 
 def test_tags_need_room_and_are_named_once() -> None:
     with pytest.raises(UserError, match="the special tokens, the tags and the 256 bytes take 262"):
-        train_tokenizer(TEXTS, vocab_size=261, tags=TAGS)
+        learn_byte_bpe(TEXTS, vocab_size=261, tags=TAGS)
     with pytest.raises(UserError, match="<bt> is given twice"):
-        train_tokenizer(TEXTS, vocab_size=330, tags=("<bt>", "<bt>"))
+        learn_byte_bpe(TEXTS, vocab_size=330, tags=("<bt>", "<bt>"))
 
 
 def test_an_unknown_tag_is_named_with_those_there_are(loaded: Tokenizer) -> None:
     with pytest.raises(UserError, match="no tag <2fr>, its tags are <bt> <2de>: check the name"):
         loaded.tag_ids(["<bt>", "<2fr>"])
     with pytest.raises(UserError, match="no tag <bt>, it was learned without tags"):
-        train_tokenizer([], vocab_size=260).tag_ids(["<bt>"])
+        learn_byte_bpe([], vocab_size=260).tag_ids(["<bt>"])
 
 
 def test_a_direction_is_chosen_by_name() -> None:

@@ -9,8 +9,8 @@ from collections.abc import Collection
 from typing import Any
 
 from dist_transformer.config.plain import parse_json
+from dist_transformer.data.vocabulary.tokenizer import LARGEST_VOCABULARY
 
-LARGEST_VOCABULARY = 2**24
 # A piece has at most 64 characters and 30 marks of text, and each byte of it is written as one character.
 _LONGEST_PIECE = 4 * 128
 
@@ -42,7 +42,7 @@ _PRE_TOKENIZERS = {"Sequence", "Split", "ByteLevel"}
 _DECODERS = {"ByteLevel"}
 
 
-def check_tokenizer_file(content: bytes, patterns: Collection[str]) -> None:
+def check_byte_bpe_file(content: bytes, patterns: Collection[str]) -> None:
     """Refuse a file that the tokenizers library should not read.
 
     Args:

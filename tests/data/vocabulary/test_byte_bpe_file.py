@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.data import tokenizer as module
-from dist_transformer.data.tokenizer import Tokenizer, train_tokenizer
+from dist_transformer.data.vocabulary import byte_bpe_file as module
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
+from dist_transformer.data.vocabulary.files import load_vocabulary
 
 Change = Callable[[dict[str, Any]], object]
 
 
 @pytest.fixture(scope="module")
 def sound() -> bytes:
-    return train_tokenizer(["hello, hello world"] * 3, vocab_size=268)._file
+    return learn_byte_bpe(["hello, hello world"] * 3, vocab_size=268)._file
 
 
 def replaced(*place: str | int, value: Any) -> Change:
@@ -54,7 +55,7 @@ def test_a_hostile_part_is_refused_before_the_library_reads_it(
     # The library may end the process.
     monkeypatch.setattr(module, "Backend", None)
     with pytest.raises(UserError, match=f"tokenizer.json .*{message}"):
-        Tokenizer.load(tmp_path / "tokenizer.json")
+        load_vocabulary(tmp_path / "tokenizer.json")
 
 
 def test_merges_may_be_written_as_older_versions_of_the_library_did(sound: bytes, tmp_path: Path) -> None:
@@ -63,5 +64,5 @@ def test_merges_may_be_written_as_older_versions_of_the_library_did(sound: bytes
     parts["model"]["merges"] = [" ".join(merge) for merge in parts["model"]["merges"]]
     (tmp_path / "tokenizer.json").write_text(json.dumps(parts))
     (tmp_path / "now.json").write_bytes(sound)
-    old, new = (Tokenizer.load(tmp_path / name).encode("hello") for name in ("tokenizer.json", "now.json"))
+    old, new = (load_vocabulary(tmp_path / name).encode("hello") for name in ("tokenizer.json", "now.json"))
     assert old == new

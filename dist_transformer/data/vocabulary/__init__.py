@@ -1,0 +1,1 @@
+"""Text ↔ ids: the kinds of vocabulary, behind one interface."""

@@ -1,0 +1,35 @@
+"""Reading of vocabulary files of every kind."""
+
+import functools
+from pathlib import Path
+
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import TOKENIZER_BYTES, read_small
+from dist_transformer.data.vocabulary.byte_bpe import parse_byte_bpe
+from dist_transformer.data.vocabulary.tokenizer import Vocabulary
+
+
+def load_vocabulary(path: Path) -> Vocabulary:
+    """Read a vocabulary that `Vocabulary.save` wrote.
+
+    Raises:
+        UserError: the file is missing, or holds no vocabulary of a kind that this room describes.
+    """
+    try:
+        content = read_small(path, most=TOKENIZER_BYTES)
+    except OSError as error:
+        raise UserError(f"tokenizer {path} cannot be read ({error.strerror}): check the name") from None
+    try:
+        return _parse(content)
+    except ValueError as error:
+        raise UserError(f"{path} {error}: give the tokenizer.json of a data or model folder") from None
+
+
+@functools.lru_cache(maxsize=1)
+def _parse(content: bytes) -> Vocabulary:
+    """Parse the content of a file. The last result is cached, because every chunk and stage of a preparation needs it.
+
+    Raises:
+        ValueError: the content is no vocabulary; the message continues a sentence that begins with the file's name.
+    """
+    return parse_byte_bpe(content)

@@ -1,0 +1,137 @@
+"""The interface of all vocabularies: a tokenizer for each side, in one file.
+
+Other rooms see only these classes and `load`: which kinds there are is known in this room. Every kind has the special
+tokens as its first ids, and the tags after them.
+"""
+
+import functools
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import write_file
+from dist_transformer.data.vocabulary.normalization import Normalization
+
+SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
+PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
+
+LARGEST_VOCABULARY = 2**24
+
+
+class Vocabulary(ABC):
+    """Tokenizers of the sources and of the targets; one object for both if the vocabulary is joint.
+
+    Args:
+        content: exact bytes of its file, `tokenizer.json`.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Hash of the exact bytes of the file: the identity of the vocabulary."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    def save(self, path: Path) -> None:
+        write_file(path, self.content)
+
+    @property
+    @abstractmethod
+    def source(self) -> "Tokenizer":
+        """Tokenizer of the sources."""
+
+    @property
+    @abstractmethod
+    def target(self) -> "Tokenizer":
+        """Tokenizer of the targets."""
+
+
+class Tokenizer(Vocabulary):
+    """Tokenizer between text and ids, for both sides.
+
+    Text that spells a special token or a tag, such as `</s>`, is encoded as text, and decoding returns it.
+
+    Args:
+        tags: entries that no text is encoded to, such as `<2de>`; they are put in front of a source as ids. Their ids
+            follow those of the special tokens, in this order.
+    """
+
+    kind: str
+    """Name for reports."""
+    encodes_words_apart: bool
+    """Whether `a b` is encoded as `a` and then ` b`, so that ids of words can be looked up."""
+
+    def __init__(
+        self, content: bytes, normalization: Normalization, *, lowercase: bool, tags: Sequence[str] = ()
+    ) -> None:
+        super().__init__(content)
+        self.normalization: Normalization = normalization
+        self.tags: tuple[str, ...] = tuple(tags)
+        self.lowercase = lowercase
+        self.first_piece = len(SPECIALS) + len(self.tags)
+        """Id of the first piece of text."""
+
+    @property
+    def source(self) -> "Tokenizer":
+        return self
+
+    @property
+    def target(self) -> "Tokenizer":
+        return self
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def pieces(self) -> list[str]:
+        """Entries of the vocabulary by id, as the kind spells them."""
+
+    @property
+    @abstractmethod
+    def text_rule(self) -> str:
+        """Name of the normalisation for reports, such as "NFKC, lowercase"."""
+
+    @abstractmethod
+    def normalize(self, text: str) -> str:
+        """Return the text as its kind splits it into pieces."""
+
+    @abstractmethod
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode texts, without special tokens."""
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    @abstractmethod
+    def token_starts(self, text: str) -> list[int]:
+        """Return the index of the character where each token of a normalised text begins.
+
+        Tokens that begin within the same character share its index.
+        """
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode ids to text; special tokens and tags are left out."""
+
+    def tag_ids(self, tags: Sequence[str]) -> list[int]:
+        """Return the ids of tags.
+
+        Raises:
+            UserError: the vocabulary lacks a tag.
+        """
+        for tag in tags:
+            if tag not in self.tags:
+                known = f"its tags are {' '.join(self.tags)}" if self.tags else "it was learned without tags"
+                raise UserError(
+                    f"the vocabulary has no tag {tag}, {known}: check the name, or learn a vocabulary with --tag {tag}"
+                )
+        return [len(SPECIALS) + self.tags.index(tag) for tag in tags]
+
+    def tag_of(self, token: int) -> str | None:
+        """Return the tag of an id; None for a piece of text or a special token."""
+        return self.tags[token - len(SPECIALS)] if len(SPECIALS) <= token < self.first_piece else None
