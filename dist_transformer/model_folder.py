@@ -222,7 +222,7 @@ def _no_model(path: Path, missing: str) -> UserError:
     elif all((inner / name).exists() for name in (CONFIG_FILE, WEIGHTS_FILE)):
         remedy = f"give the model folder in it, {inner}"
     elif (path / "weights").is_dir():
-        average = own_command("average", "--run-dir", path, "--last", 5, "--out", inner)
+        average = own_command("average", "--run-dir", path, "--out", inner)
         remedy = f"make one from this run with {as_typed(average)}"
     elif (path / "metrics.jsonl").exists():
         found, remedy = "it is a run folder without weights", "average the run after its first save"

@@ -61,8 +61,12 @@ class Saver:
     reporter: Reporter
     watchdog: Watchdog
 
-    def begin(self) -> None:
-        """Start a save of the current state. Collective: every rank must call it."""
+    def begin(self, *, interrupted: bool) -> None:
+        """Start a save of the current state. Collective: every rank must call it.
+
+        Args:
+            interrupted: a stop is the only reason for this save; averaging leaves out its weight file.
+        """
         self.end()
         described = self._describe_model()
         self.writer.start(
@@ -78,7 +82,9 @@ class Saver:
                 weights=self.settings.keep_weights,
                 best_steps=frozenset(step for step, _ in self.progress.best[: self.settings.keep_best]),
             ),
-            weights_metadata={key: json.dumps(value) for key, value in described.items()},
+            weights_metadata={
+                key: json.dumps(value) for key, value in {**described, "interrupted": interrupted}.items()
+            },
         )
 
     def poll(self) -> None:
@@ -174,13 +180,14 @@ class Trainer:
             is_last = self.progress.step == self.config.max_steps
             # A stop may be urgent, so a due validation is done after the resume.
             validates = (is_last or stopped_by is None) and self._owes_validation()
-            saves = is_last or validates or stopped_by is not None or self._is_due(self.config.checkpoints.save_every)
+            is_regular = is_last or validates or self._is_due(self.config.checkpoints.save_every)
+            saves = is_regular or stopped_by is not None
             if saves or self._is_due(self.config.log_every):
                 self.logbook.end_interval()
             if validates:
                 self._validate()
             if saves:
-                self.saver.begin()
+                self.saver.begin(interrupted=not is_regular)
             if stopped_by is not None or self._out_of_patience():
                 break
         self.sharing.close()

@@ -93,6 +93,7 @@ def test_weight_files_say_of_which_run_they_are_and_when_they_were_written(
     assert {step: values["train_seconds"] for step, values in described.items()} == {s: seconds[s] for s in (10, 20)}
     alone = weight_file_metadata(worlds[1] / "weights/step-00000020.safetensors")
     assert described[10]["run"] == described[20]["run"] == alone["run"]
+    assert [values["interrupted"] for values in described.values()] == [False, False]
     sources = [read_shard(toy_data.path / shard.file)[0] for shard in toy_data.index.train.shards]
     longest = max(source.lengths.max() for source in sources)
     assert described[20]["longest_source"] == alone["longest_source"] == longest
