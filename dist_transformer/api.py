@@ -231,6 +231,7 @@ def evaluate(
         lowercase=lowercase,
         direction=direction,
         tags=tags,
+        warn=lambda caution: warnings.warn(caution, stacklevel=4),
     )
 
 

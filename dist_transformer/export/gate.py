@@ -40,9 +40,9 @@ times as long at 1 as at 0.2."""
 COMPARED_LINES = 1000
 """Most lines of dev text that are compared. With fewer, a limit of 99.5% of lines means little."""
 SEARCHED_LINES = 500
-"""How many of them are translated by beam search, which takes most of the time."""
+"""Most of these lines that are translated by beam search, which takes most of the time."""
 TUNED_LINES = 200
-"""How many of those choose the length penalty."""
+"""Most of those that choose the length penalty."""
 SEED = 1
 """Seed of the samples of lines."""
 # Rough cost of a line: greedy search, our beam search, theirs.
@@ -53,7 +53,7 @@ Result = TypeVar("Result")
 
 
 class Progress(Protocol):
-    """What a user sees of a comparison while it runs."""
+    """Display of a comparison while it runs."""
 
     def say(self, line: str) -> object:
         """Show a line that stays."""

@@ -17,6 +17,7 @@ from dist_transformer.config.directions import Direction, worth_stating
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.settings import CheckpointConfig, ModelConfig, TrainConfig
 from dist_transformer.data.folder.format import DataIndex
+from dist_transformer.data.folder.marks import LanguageMarks
 from dist_transformer.data.loading.collate import MicroBatch
 from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.plan import Step
@@ -51,6 +52,8 @@ class Saver:
     index: DataIndex
     """Index of the data folder whose vocabulary the run uses; its languages are those of the first direction."""
     directions: tuple[Direction, ...]
+    marks: tuple[LanguageMarks, ...]
+    """Marks of the languages of each direction."""
     longest_source: int
     """Tokens of the longest source of the training, tags included."""
     run: str
@@ -113,6 +116,7 @@ class Saver:
             "source_language": self.index.source_language,
             "target_language": self.index.target_language,
             **({"directions": stated} if stated else {}),
+            "marks": [to_plain(marks) for marks in self.marks],
             "corpus": self.index.corpus,
             "synthetic": self.index.synthetic,
             "longest_source": self.longest_source,

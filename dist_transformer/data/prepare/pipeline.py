@@ -24,6 +24,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, move, whole_path, write_file
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.format import DataIndex, ShardInfo, SplitInfo, TextInfo
+from dist_transformer.data.folder.marks import LanguageMarks, find_marks
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.prepare.duplicates import count_repeats
 from dist_transformer.data.prepare.encode import (
@@ -51,7 +52,7 @@ from dist_transformer.data.prepare.work_dir import Work, fingerprint, refuse_exi
 from dist_transformer.data.prepare.worker_pool import WorkerPool
 from dist_transformer.data.text.files import Pair
 from dist_transformer.data.text.lines import LONGEST_LINE
-from dist_transformer.data.tokenizer import DEFAULT_NORMALIZATION, Tokenizer
+from dist_transformer.data.tokenizer import DEFAULT_NORMALIZATION, SPECIALS, Tokenizer
 from dist_transformer.runtime.launch import as_typed
 
 # Pairs that are read, encoded and filtered at a time: about 20 MB of text.
@@ -258,9 +259,16 @@ def _finish(
         valid_text=valid_text,
         train=train,
         valid=valid,
+        marks=_marks(work.data / train.shards[0].file, tokenizer),
     )
     shards.write_index(work.data, index)
     work.complete()
+
+
+def _marks(shard: Path, tokenizer: Tokenizer) -> LanguageMarks:
+    """Find the marks of both languages in one shard, which is a random sample of the pairs."""
+    sides = (side.values[side.offsets[0] : side.offsets[-1]] for side in shards.read_shard(shard))
+    return find_marks(*sides, first_piece=len(SPECIALS) + len(tokenizer.tags))
 
 
 def _copy_text(source: Path, target: Path) -> None:
