@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dist_transformer.averaging.choice import Measure, choose_weights
+from dist_transformer.averaging.comparison import compare_with_newest
 from dist_transformer.averaging.mean import average as write_mean
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import write_file
@@ -160,6 +161,9 @@ def average(
 ) -> ModelInfo:
     """Write the mean of weights of a run to the model folder `out`, as the command `average` does.
 
+    With `run_dir` alone, the regular weight files after the warm-up are averaged, or the newest one alone if its
+    validation loss is lower.
+
     Args:
         last: number of newest weight files of `run_dir` to average; `every` is the training time between them in
             minutes.
@@ -179,8 +183,10 @@ def average(
     if run_dir is None:
         raise UserError("run_dir is missing: give it, or checkpoints")
     chosen = choose_weights(Path(run_dir), last=last, every=every, best=best, by=by)
-    if chosen.warning is not None:
-        warnings.warn(chosen.warning, stacklevel=2)
+    if best is None:
+        chosen = compare_with_newest(chosen, Path(run_dir), Path(out), obey=last is not None)
+    for warning in chosen.warnings:
+        warnings.warn(warning, stacklevel=2)
     return write_mean(chosen.paths, Path(out), notes=[f"Chosen: {chosen.how}"])
 
 
@@ -225,6 +231,7 @@ def evaluate(
         lowercase=lowercase,
         direction=direction,
         tags=tags,
+        warn=lambda caution: warnings.warn(caution, stacklevel=4),
     )
 
 

@@ -37,6 +37,7 @@ from dist_transformer.base.verified import Stated, has_own_hash, with_own_hash
 from dist_transformer.config.directions import Direction, choose_direction, worth_stating
 from dist_transformer.config.plain import OMIT_DEFAULT, from_plain, read_json, to_plain
 from dist_transformer.config.settings import ModelConfig
+from dist_transformer.data.folder.marks import LanguageMarks
 from dist_transformer.data.vocabulary.files import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.model.transformer import Transformer
@@ -61,6 +62,8 @@ class ModelInfo:
     target_language: str
     directions: tuple[Direction, ...] = field(default=(), metadata=OMIT_DEFAULT)
     """Directions; empty if there is only one, without tags. The two languages above are those of the first one."""
+    marks: tuple[LanguageMarks, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    """Marks of the languages of each direction; empty for models of older versions."""
     corpus: str
     """Name of the training data, for reports."""
     synthetic: bool
@@ -90,14 +93,22 @@ class ModelInfo:
         """
         return choose_direction(self.all_directions)
 
+    @property
+    def marks_of_direction(self) -> LanguageMarks:
+        """Marks of the only direction; no marks if they are not known."""
+        return self.marks[0] if len(self.marks) == 1 else LanguageMarks()
+
     def facing(self, name: str | None = None, tags: Sequence[str] | None = None) -> "ModelInfo":
         """Return the same info with only the direction that `choose_direction` chooses."""
         chosen = choose_direction(self.all_directions, name, tags)
+        names = [direction.name for direction in self.all_directions]
+        own = self.marks[names.index(chosen.name) :][:1] if len(self.marks) == len(names) else ()
         return replace(
             self,
             source_language=chosen.source_language,
             target_language=chosen.target_language,
             directions=worth_stating([chosen]),
+            marks=own,
         )
 
 
@@ -223,7 +234,7 @@ def _no_model(path: Path, missing: str) -> UserError:
     elif all((inner / name).exists() for name in (CONFIG_FILE, WEIGHTS_FILE)):
         remedy = f"give the model folder in it, {inner}"
     elif (path / "weights").is_dir():
-        average = own_command("average", "--run-dir", path, "--last", 5, "--out", inner)
+        average = own_command("average", "--run-dir", path, "--out", inner)
         remedy = f"make one from this run with {as_typed(average)}"
     elif (path / "metrics.jsonl").exists():
         found, remedy = "it is a run folder without weights", "average the run after its first save"

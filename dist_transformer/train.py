@@ -89,8 +89,8 @@ def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
     Returns:
         whether the run is finished; otherwise it was stopped and has saved.
     """
+    from dist_transformer.averaging.choice import next_command
     from dist_transformer.reporting.reporter import format_seconds
-    from dist_transformer.run.folder import next_command
     from dist_transformer.training.assembly import assemble
     from dist_transformer.training.fault_tolerance.preemption import seconds_left
 

@@ -264,13 +264,14 @@ check_flags() {
     done
 }
 
-# evaluate FLAGS: write the mean of the newest weights to RUN_DIR/model, and its scores to RUN_DIR/bleu.json.
+# evaluate FLAGS: write the mean of weights to RUN_DIR/model, and its scores to RUN_DIR/bleu.json. Without AVERAGE, the
+# command leaves out weights of interruptions and of the warm-up.
 evaluate() {
     need RUN_DIR TEST_SRC TEST_REF
-    local weights=("$RUN_DIR"/weights/step-*.safetensors) count=${AVERAGE:-5}
+    local weights=("$RUN_DIR"/weights/step-*.safetensors) number=()
     ((${#weights[@]} > 0)) || fail "$RUN_DIR has no weights: train first, or correct RUN_DIR"
-    run_step none 1 1 "${PYTHON[@]}" tools/average_checkpoints.py --run-dir "$RUN_DIR" --out "$RUN_DIR/model" \
-        --last $((count < ${#weights[@]} ? count : ${#weights[@]}))
+    [[ -z ${AVERAGE:-} ]] || number=(--last $((AVERAGE < ${#weights[@]} ? AVERAGE : ${#weights[@]})))
+    run_step none 1 1 "${PYTHON[@]}" tools/average_checkpoints.py --run-dir "$RUN_DIR" --out "$RUN_DIR/model" "${number[@]}"
     run_step none "$SLURM_JOB_NUM_NODES" "$(tasks_per_node)" "${PYTHON[@]}" tools/evaluate_bleu.py --model "$RUN_DIR/model" \
         --src "$TEST_SRC" --ref "$TEST_REF" --json "$RUN_DIR/bleu.json" "$@"
 }

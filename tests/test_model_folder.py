@@ -254,7 +254,7 @@ def test_a_run_folder_leads_to_its_model(model_folder: Path, tmp_path: Path) -> 
     (run / "config.json").write_text("{}")
     # As a shell takes it, with the interpreter.
     program = "(python[0-9.]* -m dist_transformer|dist-transformer)"
-    typed = f"{program} average --run-dir '{run}' --last 5 --out '{run}/model'$"
+    typed = f"{program} average --run-dir '{run}' --out '{run}/model'$"
     with pytest.raises(UserError, match=typed):
         read_model_info(run)
     shutil.copytree(model_folder, tmp_path / "model")

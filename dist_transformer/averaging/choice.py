@@ -1,4 +1,4 @@
-"""Choice of the weight files to average: the newest, files at even intervals of training time, or the best."""
+"""Choice of the weight files to average: regular ones, the newest, files at even intervals of time, or the best."""
 
 import itertools
 import math
@@ -10,9 +10,12 @@ from dist_transformer.averaging.sources import weight_file_metadata
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
 from dist_transformer.run.layout import METRICS_FILE, SETTINGS_FILE, WEIGHTS, read_records, weight_files
+from dist_transformer.runtime.launch import as_typed, own_command
 
 Measure = Literal["nll", "bleu"]
 """Score of a validation: -log p per target token (lower is better), or sacreBLEU of translations (higher is better)."""
+MOST_REGULAR = 5
+"""Most weight files that are averaged if no number is given; the paper averages 5 of base."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,8 +26,8 @@ class ChosenWeights:
     steps: tuple[int, ...]
     how: str
     """Rule of the choice, for the model card."""
-    warning: str | None = None
-    """Warning about the choice, one sentence."""
+    warnings: tuple[str, ...] = ()
+    """Warnings about the choice, one sentence each."""
 
 
 def choose_weights(
@@ -37,17 +40,69 @@ def choose_weights(
 ) -> ChosenWeights:
     """Choose the `best` weight files of a run by a measure, or the `last` ones, optionally `every` minutes apart.
 
+    Without a number, choose as `regular_weights` does.
+
     Raises:
-        UserError: there are not enough files, or not exactly one rule is given.
+        UserError: there are not enough files, or the rules do not go together.
     """
-    if (last is None) == (best is None):
-        raise UserError("give last or best: how many weight files are averaged")
+    if last is not None and best is not None:
+        raise UserError("give last or best, not both: how many weight files are averaged")
+    if every is not None and last is None:
+        raise UserError("every spaces the last weight files: give it with last alone")
     if best is not None:
-        if every is not None:
-            raise UserError("every spaces the last weight files: give it with last alone")
         return best_weights(run_dir, best, by)
-    assert last is not None
+    if last is None:
+        return regular_weights(run_dir)
     return newest_weights(run_dir, last) if every is None else spaced_weights(run_dir, last, every)
+
+
+def regular_weights(run_dir: Path) -> ChosenWeights:
+    """Choose the newest files, at most `MOST_REGULAR`, without those of interruptions and of the warm-up.
+
+    The weights of the warm-up are far from those of later steps, and a mean with them is a bad model. If nothing else
+    is left, the newest file is chosen.
+
+    Raises:
+        UserError: there are no files, or one cannot be read.
+    """
+    files = weight_files(run_dir)
+    if not files:
+        raise _no_files(run_dir)
+    settings = read_json(run_dir / SETTINGS_FILE) if (run_dir / SETTINGS_FILE).exists() else {}
+    optimizer = settings.get("optimizer")
+    warmup = _whole(optimizer.get("warmup_steps")) if isinstance(optimizer, dict) else 0
+    steps = [step for step in files if step > warmup and not _is_of_interruption(files[step], step, settings)]
+    after = f" after the warm-up of {warmup:,} steps" if warmup else ""
+    if not steps:
+        return _chosen(files, [max(files)], how=f"the newest weight file, because none was saved regularly{after}")
+    steps = steps[-MOST_REGULAR:]
+    return _chosen(files, steps, how=f"the last {_files(len(steps))} that were saved regularly{after}")
+
+
+def _is_of_interruption(file: Path, step: int, settings: dict[str, Any]) -> bool:
+    """Return whether a file was saved only because training was asked to stop."""
+    stated = weight_file_metadata(file).get("interrupted")
+    if isinstance(stated, bool):
+        return stated
+    # Versions that did not state it saved regularly at these steps only.
+    regular = [every for name in ("save_every", "validate_every") if (every := _whole(settings.get(name)))]
+    return bool(regular) and all(step % every for every in regular) and step != settings.get("max_steps")
+
+
+def _whole(value: Any) -> int:
+    """Return a number of steps from settings that may come from a stranger; 0 if it is none."""
+    return value if type(value) is int and value > 0 else 0
+
+
+def next_command(run_dir: Path) -> str:
+    """Return lines for a user whose run has ended: where the weights are, and the command that averages them."""
+    try:
+        found = f", of which average takes {regular_weights(run_dir).how}"
+    except UserError:
+        # The command reports it; training is finished.
+        found = ""
+    command = as_typed(own_command("average", "--run-dir", run_dir, "--out", run_dir / "model"))
+    return f"weights: {run_dir / WEIGHTS}{found}\nnext:    {command}"
 
 
 def newest_weights(run_dir: Path, count: int) -> ChosenWeights:
@@ -64,13 +119,14 @@ def newest_weights(run_dir: Path, count: int) -> ChosenWeights:
         )
     steps = sorted(files)[-count:]
     gaps = {later - earlier for earlier, later in itertools.pairwise(steps)}
-    warning = None
+    warnings: tuple[str, ...] = ()
     if len(gaps) > 1:
-        warning = (
-            f"the last {_files(count)} are {min(gaps)} to {max(gaps)} steps apart, because validations, the end of "
-            "training and the best weights add files between those of save_every: --every MINUTES spaces them evenly"
+        warnings = (
+            f"the last {_files(count)} are {min(gaps)} to {max(gaps)} steps apart, because interruptions, validations, "
+            "the end of training and the best weights add files between those of save_every: --every MINUTES spaces "
+            "them evenly",
         )
-    return _chosen(files, steps, how=f"the last {_files(count)}", warning=warning)
+    return _chosen(files, steps, how=f"the last {_files(count)}", warnings=warnings)
 
 
 def spaced_weights(run_dir: Path, count: int, minutes: float) -> ChosenWeights:
@@ -84,7 +140,7 @@ def spaced_weights(run_dir: Path, count: int, minutes: float) -> ChosenWeights:
     """
     files = weight_files(run_dir)
     if not files:
-        raise UserError(f"{run_dir / WEIGHTS} has no weight files: train first, or check --run-dir")
+        raise _no_files(run_dir)
     times = _training_minutes(run_dir, files)
     steps = sorted(files)[-1:]
     gaps: list[float] = []
@@ -144,7 +200,7 @@ def best_weights(run_dir: Path, count: int, by: Measure | None = None) -> Chosen
         files,
         sorted(kept[:count]),
         how=f"best validation {by} at {listed}",
-        warning=f"better by {by}, but their weights were not kept: steps {lost}" if lost else None,
+        warnings=(f"better by {by}, but their weights were not kept: steps {lost}",) if lost else (),
     )
 
 
@@ -161,8 +217,12 @@ def _files(count: int) -> str:
     return f"{count} weight file{'s' if count != 1 else ''}"
 
 
-def _chosen(files: dict[int, Path], steps: list[int], *, how: str, warning: str | None = None) -> ChosenWeights:
-    return ChosenWeights(paths=tuple(files[s] for s in steps), steps=tuple(steps), how=how, warning=warning)
+def _no_files(run_dir: Path) -> UserError:
+    return UserError(f"{run_dir / WEIGHTS} has no weight files: train first, or check --run-dir")
+
+
+def _chosen(files: dict[int, Path], steps: list[int], *, how: str, warnings: tuple[str, ...] = ()) -> ChosenWeights:
+    return ChosenWeights(paths=tuple(files[s] for s in steps), steps=tuple(steps), how=how, warnings=warnings)
 
 
 def _training_minutes(run_dir: Path, files: dict[int, Path]) -> dict[int, float]:

@@ -6,7 +6,7 @@ The models are only in memory, and every rank makes its own. An interrupted swee
 import itertools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -221,18 +221,27 @@ def validation_text(run_dir: Path, direction: str | None = None) -> tuple[Path, 
     Raises:
         UserError: the data folder is not available or has changed, or there is none for that direction.
     """
-    settings = read_json(run_dir / SETTINGS_FILE)
-    places, hashes = settings.get("data"), settings.get("data_sha256")
-    if not (isinstance(places, list) and isinstance(hashes, list) and len(places) == len(hashes)):
-        raise UserError(f"{run_dir / SETTINGS_FILE} does not name the training data: give --src and --ref")
-    for place, sha256 in zip(map(str, places), hashes, strict=True):
-        folder = _validated_on(run_dir, place, sha256)
+    for folder in validation_folders(run_dir):
         if direction in (None, folder.index.direction.name):
             # This checks that the text is unchanged since the data was prepared.
             folder.valid_text()
             valid = folder.path / VALID_FOLDER
             return valid / VALID_SOURCE_FILE, valid / VALID_TARGET_FILE
     raise UserError(f"{run_dir} was not trained on {direction}: check --direction, or give --src and --ref")
+
+
+def validation_folders(run_dir: Path) -> Iterator[DataFolder]:
+    """Open the data folders that a run was trained on, in its order.
+
+    Raises:
+        UserError: one is not available or has changed.
+    """
+    settings = read_json(run_dir / SETTINGS_FILE)
+    places, hashes = settings.get("data"), settings.get("data_sha256")
+    if not (isinstance(places, list) and isinstance(hashes, list) and len(places) == len(hashes)):
+        raise UserError(f"{run_dir / SETTINGS_FILE} does not name the training data: give --src and --ref")
+    for place, sha256 in zip(map(str, places), hashes, strict=True):
+        yield _validated_on(run_dir, place, sha256)
 
 
 def _validated_on(run_dir: Path, place: str, sha256: str) -> DataFolder:

@@ -12,11 +12,15 @@ import io
 import os
 import re
 import shutil
+import signal
 import stat
+import sys
+import threading
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.links import open_no_link, refuse_link, refuse_linked_parent
@@ -287,8 +291,8 @@ def log_lines(path: Path, *, in_progress: bool = False) -> Iterator[str]:
 def folder_beside(path: Path) -> Iterator[Path]:
     """Make a hidden, locked folder in the folder of `path`, for the caller to fill and move to `path`.
 
-    It is removed if it was not moved. Each process gets its own. Unlocked ones, which killed processes left, are
-    removed first.
+    It is removed if it was not moved, also if SIGTERM ends the process. Each process gets its own. Unlocked ones, which
+    killed processes left, are removed first.
 
     Raises:
         UserError: there is a link on the way.
@@ -301,18 +305,39 @@ def folder_beside(path: Path) -> Iterator[Path]:
             remove_tree(left, as_far_as_possible=True)
     while True:
         folder = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        folder.mkdir()
         with contextlib.ExitStack() as held:
-            # Before it was locked, another process may have removed it as a leftover.
-            with contextlib.suppress(FileNotFoundError):
-                held.enter_context(exclusive_folder(folder))
-            if not folder.exists():
-                continue
+            held.enter_context(_leaving_at_sigterm())
             try:
+                folder.mkdir()
+                # Before it was locked, another process may have removed it as a leftover.
+                with contextlib.suppress(FileNotFoundError):
+                    held.enter_context(exclusive_folder(folder))
+                if not folder.exists():
+                    continue
                 yield folder
+                return
             finally:
                 remove_tree(folder, as_far_as_possible=True)
-            return
+
+
+@contextlib.contextmanager
+def _leaving_at_sigterm() -> Iterator[None]:
+    """Turn SIGTERM into an exception, so that the blocks it leaves clean up; a handler of the program stays."""
+    is_default = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if not is_default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        # A second one does not interrupt the cleaning.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def sha256_of(path: Path) -> str:

@@ -1,16 +1,20 @@
 """Average weights of a run into a model folder.
 
+dist-transformer average --run-dir RUN --out MODEL
 dist-transformer average --run-dir RUN --last 5 --out MODEL
 dist-transformer average --run-dir RUN --every 10 --last 20 --out MODEL
 dist-transformer average --run-dir RUN --sweep 1,5,10,20 --src dev.en --ref dev.de --out MODEL
 
-Give one of --last, --best, --sweep (all with --run-dir) and --checkpoints.
+Without --last, --best, --sweep or --checkpoints, the newest weight files are chosen, at most five, without those that
+were saved by an interruption or during the warm-up. The model folder gets their mean or the newest weight file alone,
+whichever has the lower loss (nll) on at most 500 validation pairs of the run's data folder. --last N is obeyed; a
+warning states both figures if the newest file alone is better. Without the data folder, nothing is compared.
 
---last N takes the newest N weight files at any distance: those of save_every, of validations and of the last step, and
-files of the best validations that are kept beyond keep_weights. It warns if their steps are not evenly spaced. --every
-MINUTES --last N spaces them in time, as the paper does (N files at 10-minute intervals): it takes the newest file, then
-repeatedly the file nearest to MINUTES earlier. Only training time counts: pauses between jobs, validation and saving do
-not. A distance that is off by more than half of MINUTES is an error.
+--last N takes the newest N weight files at any distance: those of save_every, of validations, of interruptions and of
+the last step, and files of the best validations that are kept beyond keep_weights. It warns if their steps are not
+evenly spaced. --every MINUTES --last N spaces them in time, as the paper does (N files at 10-minute intervals): it
+takes the newest file, then repeatedly the file nearest to MINUTES earlier. Only training time counts: pauses between
+jobs, validation and saving do not. A distance that is off by more than half of MINUTES is an error.
 
 All weights must come from one run: the same model, tokenizer, data, seed and batch. Each step counts once. A model
 folder that is the mean of k steps counts k times, so that the result is the mean of all steps.
@@ -26,7 +30,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from tqdm import tqdm
+
 from dist_transformer.averaging.choice import ChosenWeights, choose_weights
+from dist_transformer.averaging.comparison import compare_with_newest
 from dist_transformer.averaging.mean import average
 from dist_transformer.averaging.sweep import Candidate, DevSet, Sweep, sweep, sweep_files, validation_text, write_sweep
 from dist_transformer.base.errors import UserError, say
@@ -69,15 +76,23 @@ def average_once(arguments: argparse.Namespace) -> None:
     paths, notes = arguments.checkpoints, []
     if paths is None:
         chosen = choose(arguments, arguments.best if arguments.last is None else arguments.last)
-        if chosen.warning is not None:
-            say(f"warning: {chosen.warning}", file=sys.stderr)
+        if arguments.best is None:
+            refuse_other_content(arguments.out)
+            with tqdm(bar_format="{desc}", desc="comparing with the newest weight file", disable=None, leave=False):
+                chosen = compare_with_newest(chosen, arguments.run_dir, arguments.out, obey=arguments.last is not None)
+        print_warnings(chosen)
         say(f"chosen: {chosen.how}")
         paths, notes = chosen.paths, [f"Chosen: {chosen.how}"]
     info = average(paths, arguments.out, notes=notes)
     say(f"averaged {len(paths)} set(s) of weights, steps {', '.join(map(str, info.steps))}: {arguments.out}")
 
 
-def choose(arguments: argparse.Namespace, count: int) -> ChosenWeights:
+def print_warnings(chosen: ChosenWeights) -> None:
+    for warning in chosen.warnings:
+        say(f"warning: {warning}", file=sys.stderr)
+
+
+def choose(arguments: argparse.Namespace, count: int | None) -> ChosenWeights:
     rule = {"last": count} if arguments.best is None else {"best": count}
     return choose_weights(arguments.run_dir, **rule, every=arguments.every, by=arguments.by)
 
@@ -115,8 +130,7 @@ def run_sweep(arguments: argparse.Namespace, world: World) -> None:
 
 def print_candidate(candidate: Candidate) -> None:
     """Print a candidate's score as soon as it is known."""
-    if candidate.chosen.warning is not None:
-        say(f"warning: {candidate.chosen.warning}", file=sys.stderr)
+    print_warnings(candidate.chosen)
     say(f"N = {candidate.count}: {candidate.bleu:.2f} BLEU, {candidate.evaluation.seconds:.0f} s", file=sys.stderr)
 
 
@@ -135,7 +149,7 @@ def write_best(result: Sweep, out: Path) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
-    add_folder(parser, "--run-dir", "RUN", "run folder, with --last, --best or --sweep")
+    add_folder(parser, "--run-dir", "RUN", "run folder")
     parser.add_argument("--last", type=int, metavar="N", help="average the newest N weight files")
     parser.add_argument(
         "--every", type=float, metavar="MINUTES", help="with --last or --sweep: minutes of training between files"
@@ -178,14 +192,14 @@ def check_arguments(arguments: argparse.Namespace) -> None:
     """Refuse flags that do not go together. Except for a sweep, convert `--last` and `--best` to numbers."""
     by_best = arguments.best is not None
     given = (arguments.last, arguments.best if arguments.sweep is None else arguments.sweep, arguments.checkpoints)
-    if sum(value is not None for value in given) != 1:
-        raise UserError("give one of --last, --best, --sweep and --checkpoints")
+    if sum(value is not None for value in given) > 1:
+        raise UserError("give at most one of --last, --best, --sweep and --checkpoints")
     if (arguments.run_dir is None) == (arguments.checkpoints is None):
-        raise UserError("give --run-dir with --last, --best or --sweep, and only with them")
+        raise UserError("give --run-dir or --checkpoints: --last, --best and --sweep choose among the files of a run")
     if arguments.by is not None and not by_best:
         raise UserError(f"--by {arguments.by} needs --best: give --best, or leave --by out")
     if arguments.every is not None:
-        if by_best or arguments.checkpoints is not None:
+        if arguments.last is None and (by_best or arguments.sweep is None):
             raise UserError("--every spaces the last weight files: give it with --last or --sweep alone")
         if not 0 < arguments.every < float("inf"):
             raise UserError(f"--every is {arguments.every}: give minutes above 0")

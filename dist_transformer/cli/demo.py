@@ -34,8 +34,8 @@ def main() -> None:
         call("Corpus: synthetic sentences from a small grammar", own_command("prepare", *flags))
     settings = ["--preset", "tiny", "--data", data, "--run-dir", run, "--max-steps", str(arguments.max_steps)]
     call(f"Training: {ranks} ranks, ZeRO-1", own_command("train", *settings, "--processes", ranks))
-    average = own_command("average", "--run-dir", run, "--last", str(arguments.average), "--out", model)
-    call(f"Mean of the last {arguments.average} weight files", average)
+    number = [] if arguments.average is None else ["--last", str(arguments.average)]
+    call("Mean of weight files", own_command("average", "--run-dir", run, *number, "--out", model))
     files = ["--src", data / "text" / "test.en", "--ref", data / "text" / "test.de", "--json", run / "bleu.json"]
     shared = ["--processes", ranks] if ranks > 1 else []
     call("Beam search on unseen sentences and BLEU", own_command("evaluate", "--model", model, *files, *shared))
@@ -106,6 +106,6 @@ def parse_arguments() -> argparse.Namespace:
         "--max-steps", type=whole_number(1, 2**30), default=steps, help="optimizer steps (default: %(default)s)"
     )
     parser.add_argument(
-        "--average", type=whole_number(1, 1000), default=3, help="weight files averaged (default: %(default)s)"
+        "--average", type=whole_number(1, 1000), help="newest weight files averaged (default: average chooses)"
     )
     return parser.parse_args()

@@ -22,6 +22,7 @@ of the difference. It takes 100 kB of memory per line.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 from dist_transformer.base.errors import UserError, say
@@ -85,6 +86,7 @@ def evaluate_model_folder(arguments: argparse.Namespace, world: World) -> None:
             lowercase=arguments.lowercase,
             direction=arguments.direction,
             tags=arguments.tag,
+            warn=lambda caution: say(f"warning: {caution}", file=sys.stderr),
         )
     if world.is_main:
         try:

@@ -20,16 +20,17 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from dist_transformer.base.errors import UserError
+from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.files import make_folder, whole_path
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.text.lines import require_readable
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
+from dist_transformer.evaluation.languages import wrong_side
 from dist_transformer.inference.attention_maps import readable_pieces
 from dist_transformer.inference.options import PRECISIONS, add_device_option, add_direction_options, add_model_option
 from dist_transformer.inference.scoring import SCORED_TOKENS, PairScore, score_files
@@ -59,6 +60,19 @@ def main() -> None:
             lambda: load_model(arguments.model, device, PRECISIONS[arguments.precision])
         )
         info = on_all_ranks(lambda: info.facing(arguments.direction, arguments.tag))
+
+        def look(sources: Sequence[str], targets: Sequence[str]) -> None:
+            if caution := wrong_side(
+                info,
+                tokenizer,
+                sources=sources,
+                targets=targets,
+                source_file=arguments.src,
+                target_file=arguments.tgt,
+                flags="whether --src and --tgt are swapped, and --direction",
+            ):
+                say(f"warning: {caution}", file=sys.stderr)
+
         chunks = score_files(
             model,
             tokenizer,
@@ -66,6 +80,7 @@ def main() -> None:
             device=device,
             tags=info.direction.tags,
             max_batch_tokens=arguments.batch_tokens,
+            look=look,
         )
         with output_of(world, arguments.out) as write:
             for scores in chunks:

@@ -43,6 +43,7 @@ from dist_transformer.base.errors import UserError, say
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.files import expand
 from dist_transformer.data.text.lines import decode_lines, read_stream, require_readable
+from dist_transformer.evaluation.languages import wrong_side
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.corpus import CorpusJob, parts_of, require_free, translate_corpus
 from dist_transformer.inference.formats import FORMATS, OutputFormat
@@ -116,6 +117,8 @@ def translate_stream(arguments: argparse.Namespace, device: torch.device) -> Non
     first, lines_at_once = 0, 1 if at_terminal else chunk_lines(arguments, device)
     notes = Counter[str]()
     while chunk := list(itertools.islice(lines, lines_at_once)):
+        if first == 0:
+            warn_of_wrong_side(chunk, translator, info)
         translations = translator.translate(chunk, first=first)
         for number, translation in enumerate(translations, first):
             sys.stdout.buffer.write(output.text_of(number, translation).encode("utf-8"))
@@ -131,7 +134,7 @@ def translate_stream(arguments: argparse.Namespace, device: torch.device) -> Non
 def translate_files(arguments: argparse.Namespace, device: torch.device) -> None:
     """Translate the inputs to the output. Collective: every rank must call it."""
     output, lines_at_once = output_format(arguments), chunk_lines(arguments, device)
-    translator, _ = on_all_ranks(lambda: load_translator(arguments, device))
+    translator, info = on_all_ranks(lambda: load_translator(arguments, device))
     how = {name: value for name, value in vars(arguments).items() if name not in _PLACES}
     # Settings that the device decides are recorded under their own flags.
     how |= {"batch_tokens": translator.max_batch_tokens, "device": device.type, "chunk_lines": lines_at_once}
@@ -146,12 +149,21 @@ def translate_files(arguments: argparse.Namespace, device: torch.device) -> None
     notes = Counter[str]()
 
     def translate(lines: list[str], first: int) -> list[Translation]:
+        if first == 0:
+            warn_of_wrong_side(lines, translator, info, job.inputs[0])
         translations = translator.translate(lines, first=first)
         notes.update(count_notes(translations))
         return translations
 
     translate_corpus(job, translate, output.text_of)
     say_notes(sum(map(Counter[str], gather_objects(notes)), Counter[str]()))
+
+
+def warn_of_wrong_side(lines: list[str], translator: Translator, info: ModelInfo, file: Path | None = None) -> None:
+    """Warn if the first lines are in the language that the model writes."""
+    flags = "the text, and --direction"
+    if caution := wrong_side(info, translator.tokenizer, sources=lines, source_file=file, flags=flags):
+        say(f"warning: {caution}", file=sys.stderr)
 
 
 def say_notes(notes: Counter[str]) -> None:

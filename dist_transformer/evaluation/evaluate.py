@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from dist_transformer.base.files import make_folder, write_file
 from dist_transformer.data.text.files import read_aligned
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.evaluation.bleu import Score, Scores, score
+from dist_transformer.evaluation.languages import wrong_side
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.scoring import longest_line, score_ids
 from dist_transformer.inference.translator import Translator, count_notes, noted
@@ -81,6 +82,7 @@ def evaluate(
     lowercase: bool = False,
     direction: str | None = None,
     tags: Sequence[str] | None = None,
+    warn: Callable[[str], object] = lambda _: None,
 ) -> Evaluation:
     """Translate a test set with a model folder and score it. Collective: every rank must call it.
 
@@ -91,6 +93,7 @@ def evaluate(
         lowercase: ignore case; case is also ignored if the model's tokenizer lowercases all text.
         direction: name of a direction of the model; needed if there are several.
         tags: tags in front of every source, instead of the direction's.
+        warn: called on rank 0, before decoding, with a sentence about texts that seem to be swapped.
 
     Raises:
         UserError: a file is unfit on some rank; every rank raises it.
@@ -98,6 +101,18 @@ def evaluate(
     test_set = read_test_set(source, *references)
     model, tokenizer, info = on_all_ranks(lambda: load_model(model_folder, device, dtype))
     info = on_all_ranks(lambda: info.facing(direction, tags))
+    if rank() == 0 and (
+        caution := wrong_side(
+            info,
+            tokenizer,
+            sources=test_set.sources,
+            targets=test_set.references[0],
+            source_file=source,
+            target_file=references[0],
+            flags="whether --src and --ref are swapped, and --direction",
+        )
+    ):
+        warn(caution)
     return evaluate_model(
         model,
         tokenizer,

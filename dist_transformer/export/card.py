@@ -34,7 +34,8 @@ class Card:
     theirs: Score
     length_penalty: float
     tried: Mapping[float, float]
-    """BLEU by length penalty."""
+    """BLEU by length penalty, on `tuned_lines` of the lines."""
+    tuned_lines: int
     longest: int
     """Most tokens per output."""
     checks: Sequence[Check]
@@ -97,8 +98,8 @@ trained with dist_transformer and exported for {self.library}.
 {synthetic}{license_note}
 - Training data: {code(info.corpus)}{" (synthetic)" if info.synthetic else ""}
 - Weights: {steps}; {self.parameters:,} parameters
-- BLEU on {code(self.dev_name)}, the dev text that chose the length penalty: {self.theirs.value:.2f}
-  ({code(self.theirs.signature)})
+- BLEU on {self.dev_lines:,} lines of {code(self.dev_name)}, the dev text that chose the length penalty:
+  {self.theirs.value:.2f} ({code(self.theirs.signature)})
 - The tokenizer normalises text before it splits it into pieces. `</s>` in a text stays text.
 {self._direction()}"""
 
@@ -128,12 +129,13 @@ trained with dist_transformer and exported for {self.library}.
         return f"""## How its search differs from that of dist_transformer
 
 - **Length penalty.** {self.library} divides a hypothesis' log-probability by length^α, dist_transformer by
-  ((5 + length) / 6)^0.6. So α was chosen again, on the dev text: {self.length_penalty} has the highest BLEU that is as
-  close to dist_transformer's ({self.ours.value:.2f}) as the checks require. BLEU by α: {tried}.
+  ((5 + length) / 6)^0.6. So α was chosen again, on {self.tuned_lines:,} lines of the dev text:
+  {self.length_penalty} has the highest BLEU that is close to dist_transformer's, or the closest one. BLEU by α on these
+  lines: {tried}. dist_transformer's on all {self.dev_lines:,} lines: {self.ours.value:.2f}.
 {differences.format(**limits)}{_LINES.format(library=self.library)}"""
 
     def _checked(self) -> str:
-        rows = "\n".join(f"| {escaped(check.name)} | {escaped(check.found)} |" for check in self.checks)
+        rows = "\n".join(f"| {escaped(check.name)} | {_result(check)} |" for check in self.checks)
         return f"""## Checks
 
 The outputs of this folder were compared with those of dist_transformer before it was written:
@@ -142,6 +144,12 @@ The outputs of this folder were compared with those of dist_transformer before i
 |---|---|
 {rows}
 """
+
+
+def _result(check: Check) -> str:
+    return (
+        f"**Caution:** {escaped(f'{check.found}: {check.remedy}')}" if check.state == "warn" else escaped(check.found)
+    )
 
 
 _LINES = """\

@@ -1,6 +1,6 @@
 """Export of a model folder for another library; it is written only if its outputs agree with ours."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,23 @@ from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.export.card import Card
 from dist_transformer.export.ctranslate2 import QUANTIZATIONS, refuse_what_ctranslate2_lacks
 from dist_transformer.export.ctranslate2_peer import CTranslate2Peer, write_ctranslate2
-from dist_transformer.export.gate import DevText, Gate, Search, quantised, tune
+from dist_transformer.export.gate import (
+    COMPARED_LINES,
+    SEARCHED_LINES,
+    SEED,
+    DevText,
+    Gate,
+    Progress,
+    Search,
+    beam,
+    dev_size,
+    quantised,
+    search_ours,
+    search_theirs,
+    seconds_of,
+    tune,
+    units,
+)
 from dist_transformer.export.huggingface import (
     HuggingFacePeer,
     longest_output,
@@ -40,9 +56,6 @@ from dist_transformer.model_folder import CARD_FILE, TOKENIZER_FILE, ModelInfo, 
 
 Target = Literal["hf", "ctranslate2"]
 LIBRARIES: dict[Target, str] = {"hf": "transformers", "ctranslate2": "ctranslate2"}
-
-LEAST_LINES = 1000
-"""Least lines of dev text; with fewer, limits of 99.5% of lines and 0.2 BLEU mean little."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +97,7 @@ class Export:
 
     checks: list[Check]
     dev: DevText
+    """The lines of the dev text that were translated by beam search."""
     search: Search
     precision: str
     outputs: list[str]
@@ -97,6 +111,7 @@ class Export:
             "bleu_ours": ours.value,
             "signature": theirs.signature,
             "sentences": len(self.outputs),
+            "line_numbers": self.dev.numbers,
             "identical_to_ours": self.dev.identical(self.outputs),
             "length_penalty": self.search.length_penalty,
             "bleu_by_length_penalty": {str(penalty): bleu for penalty, bleu in self.search.tried.items()},
@@ -109,13 +124,12 @@ def export(
     settings: ExportSettings,
     device: torch.device,
     *,
-    progress: Callable[[str], object],
+    progress: Progress,
     show: Callable[[Sequence[Check]], object],
 ) -> Export:
     """Export a model: write the folder if all checks pass.
 
     Args:
-        progress: called with one line of text at each stage.
         show: called once with all checks that ran, whether they passed or not.
 
     Raises:
@@ -129,13 +143,13 @@ def export(
     refuse_unfit(read_model_info(settings.model).model)
     model, tokenizer, info = load_model(settings.model, device)
     info = info.facing(settings.direction, settings.tags)
-    progress("our beam search")
-    dev = dev_text(pairs, model, tokenizer, info, device)
+    translator = Translator(model, tokenizer, device, BeamSettings(), tags=info.direction.tags)
+    dev = dev_text(pairs, translator, info)
     tokenizer_json = read_small(settings.model / TOKENIZER_FILE, most=TOKENIZER_BYTES)
     try:
         make_folder(settings.out.absolute().parent)
         with folder_beside(settings.out) as folder, folder_beside(settings.out) as quantised_folder:
-            job = _Job(settings, device, model, tokenizer, info, tokenizer_json, dev, progress)
+            job = _Job(settings, device, translator, info, tokenizer_json, dev, len(pairs), progress)
             made = job.run(folder, quantised_folder, show)
             _finish(folder if settings.quantization is None else quantised_folder, settings.out)
     except OSError as error:
@@ -144,76 +158,101 @@ def export(
     return made
 
 
-def dev_text(
-    pairs: Sequence[tuple[str, str]], model: Transformer, tokenizer: Vocabulary, info: ModelInfo, device: torch.device
-) -> DevText:
-    """Select the lines that our model translates whole, and translate them.
+def dev_text(pairs: Sequence[tuple[str, str]], translator: Translator, info: ModelInfo) -> DevText:
+    """Sample lines that our model translates whole.
 
     Raises:
-        UserError: there are fewer than `LEAST_LINES`.
+        UserError: there is none.
     """
-    translator = Translator(model, tokenizer, device, BeamSettings(), tags=info.direction.tags)
-    sources = [source for source, _ in pairs]
-    lengths = map(len, tokenizer.source.encode_batch(sources))
+    lengths = map(len, translator.tokenizer.source.encode_batch([source for source, _ in pairs]))
     fits = [
-        pair
-        for pair, length in zip(pairs, lengths, strict=True)
+        (number, *pair)
+        for number, (pair, length) in enumerate(zip(pairs, lengths, strict=True), 1)
         if pair[0].strip() and length <= translator.max_source_tokens
     ]
-    if len(fits) < LEAST_LINES:
-        left_out = f", {len(pairs) - len(fits):,} of them blank or too long" if len(fits) < len(pairs) else ""
+    if not fits:
         raise UserError(
-            f"--src has {len(pairs):,} lines{left_out}: give at least {LEAST_LINES:,} lines of dev text, on which the "
-            "exported model is compared with the original"
+            f"--src has {len(pairs):,} lines, all of them blank or too long: give dev text, on which the exported "
+            "model is compared with the original"
         )
-    return DevText(
-        sources=[source for source, _ in fits],
-        references=[reference for _, reference in fits],
-        outputs=[translation.text for translation in translator.translate([source for source, _ in fits])],
+    numbers, sources, references = (list(column) for column in zip(*fits, strict=True))
+    whole = DevText(
+        numbers=numbers,
+        sources=sources,
+        references=references,
         target_language=info.target_language,
-        lowercase=tokenizer.target.lowercase,
+        lowercase=translator.tokenizer.target.lowercase,
     )
+    return whole.sample(COMPARED_LINES)
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
     settings: ExportSettings
     device: torch.device
-    model: Transformer
-    tokenizer: Vocabulary
+    translator: Translator
     info: ModelInfo
     tokenizer_json: bytes
     dev: DevText
-    progress: Callable[[str], object]
+    lines: int
+    """Lines of the user's file, of which `dev` is a sample."""
+    progress: Progress
+
+    @property
+    def model(self) -> Transformer:
+        return self.translator.model
+
+    @property
+    def tokenizer(self) -> Vocabulary:
+        return self.translator.tokenizer
 
     @property
     def longest(self) -> int:
         return longest_output(self.model.config.max_positions)
 
     def run(self, folder: Path, quantised_folder: Path, show: Callable[[Sequence[Check]], object]) -> Export:
-        self.progress("writing, reading back")
+        self.progress.stage("writing, reading back")
         peer = self._write(folder)
-        checks, search = self._fp32(peer)
-        outputs, precision = (search.outputs if search else []), peer.precision
-        quantization = self.settings.quantization
-        if search is not None and quantization is not None and not failed(checks):
-            self.progress(f"their beam search, {quantization}")
+        self._announce(peer)
+        checks = [*dev_size(self.dev), *self._models(peer)]
+        self._refuse_failed(checks, show)
+        dev = search_ours(self.translator, self.dev.sample(SEARCHED_LINES), self.progress)
+        search = tune(peer, dev, self.progress)
+        checks.append(beam(dev, search))
+        outputs, precision, quantization = search.outputs, peer.precision, self.settings.quantization
+        if quantization is not None:
+            self.progress.stage(f"their beam search, {quantization}")
             peer = self._write(quantised_folder, quantization)
-            outputs, precision = peer.translate(self.dev.sources, search.length_penalty), peer.precision
-            checks.append(quantised(self.dev, outputs, quantization=quantization, precision=precision))
+            outputs, precision = search_theirs(peer, dev.sources, search.length_penalty, self.progress), peer.precision
+            checks.append(quantised(dev, outputs, quantization=quantization, precision=precision))
+            self._refuse_failed(checks, show)
         show(checks)
-        if names := failed(checks):
-            raise UserError(
-                f"{self.settings.out} was not written, because its outputs differ from those of {self.settings.model} "
-                f"({', '.join(names)}): see the rows above"
-            )
-        assert search is not None
-        made = Export(checks=checks, dev=self.dev, search=search, precision=precision, outputs=outputs)
+        made = Export(checks=checks, dev=dev, search=search, precision=precision, outputs=outputs)
         target = folder if quantization is None else quantised_folder
         if self.settings.to == "hf":
             self._write_generation_config(target, search.length_penalty)
         write_file(target / CARD_FILE, str(self._card(made)))
         return made
+
+    def _announce(self, peer: Peer) -> None:
+        """State beforehand what is compared, and roughly how long that takes."""
+        is_quantised = self.settings.quantization is not None
+        self.progress.begin(units(self.dev, quantised=is_quantised))
+        minutes = round(seconds_of(peer, self.dev, quantised=is_quantised) / 60)
+        compared, searched = len(self.dev.numbers), min(SEARCHED_LINES, len(self.dev.numbers))
+        sampled = f" of {self.lines:,}" if compared < self.lines else ""
+        self.progress.say(
+            f"comparing {compared:,}{sampled} lines, {searched:,} of them by beam search (samples, seed {SEED}): "
+            + (f"about {minutes} min" if minutes else "less than a minute")
+        )
+
+    def _refuse_failed(self, checks: Sequence[Check], show: Callable[[Sequence[Check]], object]) -> None:
+        if names := failed(checks):
+            show(checks)
+            raise UserError(
+                f"{self.settings.out} was not written, because its outputs differ from those of {self.settings.model} "
+                f"({', '.join(names)}): see the rows above"
+            )
 
     def _write(self, folder: Path, quantization: str | None = None) -> Peer:
         """Fill a folder, and load it as a user does."""
@@ -229,18 +268,13 @@ class _Job:
         positions = self.model.config.max_positions
         write_generation_config(folder, self.tokenizer, length_penalty=length_penalty, max_positions=positions)
 
-    def _fp32(self, peer: Peer) -> tuple[list[Check], Search | None]:
-        """Run the checks in fp32. Skip the beam search if a cheaper check fails."""
+    def _models(self, peer: Peer) -> Iterator[Check]:
+        """Compare the models in fp32."""
         tags = self.info.direction.tags
-        gate = Gate(self.model, self.tokenizer, peer, self.dev, longest=self.longest, tags=tags)
-        checks = []
+        gate = Gate(self.model, self.tokenizer, peer, self.dev, self.progress, longest=self.longest, tags=tags)
         for check in (gate.token_ids, gate.decoding, gate.log_probabilities, gate.greedy):
-            self.progress(check.__name__.replace("_", " "))
-            checks.append(check())
-        if failed(checks):
-            return checks, None
-        search = tune(peer, self.dev, self.progress)
-        return [*checks, gate.beam(search)], search
+            self.progress.stage(check.__name__.replace("_", " "))
+            yield check()
 
     def _card(self, made: Export) -> Card:
         settings = self.settings
@@ -253,9 +287,10 @@ class _Job:
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
             license=settings.license,
             dev_name=settings.source.name,
-            dev_lines=len(self.dev.sources),
-            ours=self.dev.bleu(self.dev.outputs),
-            theirs=self.dev.bleu(made.outputs),
+            dev_lines=len(made.dev.sources),
+            ours=made.dev.bleu(made.dev.outputs),
+            theirs=made.dev.bleu(made.outputs),
+            tuned_lines=made.search.tuned_lines,
             length_penalty=made.search.length_penalty,
             tried=made.search.tried,
             longest=self.longest,

@@ -135,17 +135,21 @@ def score_files(
     device: torch.device,
     tags: Sequence[str] = (),
     max_batch_tokens: int | None = None,
+    look: Callable[[Sequence[str], Sequence[str]], object] = lambda *_: None,
 ) -> Iterator[list[PairScore]]:
     """Score files of any size as `score_pairs` does; yield the scores of 10,000 lines at a time, in order.
 
     Collective: every rank must call it. The files are read twice, because all lines are checked before the first one
     is scored.
 
+    Args:
+        look: called on rank 0 with the first 10,000 sources and targets, before any is scored.
+
     Raises:
         UserError: `score_pairs` failed, or a file cannot be read, or cannot be read twice, or their lengths differ.
     """
     # Only one rank reads, so that all ranks have the same text even if a file changes meanwhile.
-    on_all_ranks(lambda: _check_files(model, tokenizer, files, tags) if rank() == 0 else None)
+    on_all_ranks(lambda: _check_files(model, tokenizer, files, tags, look) if rank() == 0 else None)
     chunks = _chunks(files)
     while chunk := broadcast_object(on_all_ranks(lambda: next(chunks, []) if rank() == 0 else [])):
         sources, targets = zip(*chunk, strict=True)
@@ -154,13 +158,21 @@ def score_files(
         )
 
 
-def _check_files(model: Transformer, tokenizer: Vocabulary, files: LineFiles, tags: Sequence[str]) -> None:
+def _check_files(
+    model: Transformer,
+    tokenizer: Vocabulary,
+    files: LineFiles,
+    tags: Sequence[str],
+    look: Callable[[Sequence[str], Sequence[str]], object],
+) -> None:
     for file in files.files():
         if file.exists() and not file.is_file():
             raise UserError(f"{file} is not a regular file, and it is read twice: save its lines in one")
     first_line = 1
     for chunk in _chunks(files):
         sources, targets = zip(*chunk, strict=True)
+        if first_line == 1:
+            look(sources, targets)
         _refuse_long(model, _encode(tokenizer, sources, targets, tags), first_line=first_line)
         first_line += len(chunk)
 

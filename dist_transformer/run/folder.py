@@ -37,18 +37,15 @@ from dist_transformer.run.layout import (
     POINTER,
     SAMPLES,
     SETTINGS_FILE,
-    WEIGHTS,
     WRITTEN_IN_PLACE,
     each_record,
     step_of,
-    weight_files,
 )
 from dist_transformer.run.ledger import GENESIS, follow_ledger, truncate_jsonl
 from dist_transformer.run.lock import sole_training
 from dist_transformer.run.warm_start import InitialWeights, read_initial_weights
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.agreement import require_agreement
-from dist_transformer.runtime.launch import as_typed, own_command
 
 # Another value of one of these makes it another run. Every other setting may change on resume, and is reported.
 _FIXED = ("model", "batch", "seed", "data_sha256", "data_weights", "data_temperature", "init_from")
@@ -369,14 +366,6 @@ def write_settings(run_dir: Path, described: dict[str, Any], tokenizer: Path, *,
     make_folder(run_dir)
     write_file(run_dir / SETTINGS_FILE, json.dumps(described, indent=1) + "\n", fence=fence)
     write_file(run_dir / TOKENIZER_FILE, read_small(tokenizer, most=TOKENIZER_BYTES), fence=fence)
-
-
-def next_command(run_dir: Path) -> str:
-    """Return two lines for a user whose run has ended: where the weights are, and the next command."""
-    weights = min(5, len(weight_files(run_dir)))
-    flags = ["--run-dir", run_dir, "--last", weights, "--out", run_dir / "model"]
-    command = as_typed(own_command("average", *flags))
-    return f"weights: {run_dir / WEIGHTS}\nnext:    {command}"
 
 
 def remove_newer(run_dir: Path, step: int) -> None:

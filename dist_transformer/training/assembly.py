@@ -128,6 +128,7 @@ def assemble(
         model=config.model,
         index=index,
         directions=data.directions,
+        marks=tuple(folder.index.marks for folder in data.of_directions),
         # Without the special token.
         longest_source=data.collator.sizes.max_lengths[0] - 1,
         run=identity,

@@ -17,6 +17,7 @@ from dist_transformer.config.directions import Direction, worth_stating
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.settings import CheckpointConfig, ModelConfig, TrainConfig
 from dist_transformer.data.folder.format import DataIndex
+from dist_transformer.data.folder.marks import LanguageMarks
 from dist_transformer.data.loading.collate import MicroBatch
 from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.plan import Step
@@ -51,6 +52,8 @@ class Saver:
     index: DataIndex
     """Index of the data folder whose vocabulary the run uses; its languages are those of the first direction."""
     directions: tuple[Direction, ...]
+    marks: tuple[LanguageMarks, ...]
+    """Marks of the languages of each direction."""
     longest_source: int
     """Tokens of the longest source of the training, tags included."""
     run: str
@@ -61,8 +64,12 @@ class Saver:
     reporter: Reporter
     watchdog: Watchdog
 
-    def begin(self) -> None:
-        """Start a save of the current state. Collective: every rank must call it."""
+    def begin(self, *, interrupted: bool) -> None:
+        """Start a save of the current state. Collective: every rank must call it.
+
+        Args:
+            interrupted: a stop is the only reason for this save; averaging leaves out its weight file.
+        """
         self.end()
         described = self._describe_model()
         self.writer.start(
@@ -78,7 +85,9 @@ class Saver:
                 weights=self.settings.keep_weights,
                 best_steps=frozenset(step for step, _ in self.progress.best[: self.settings.keep_best]),
             ),
-            weights_metadata={key: json.dumps(value) for key, value in described.items()},
+            weights_metadata={
+                key: json.dumps(value) for key, value in {**described, "interrupted": interrupted}.items()
+            },
         )
 
     def poll(self) -> None:
@@ -107,6 +116,7 @@ class Saver:
             "source_language": self.index.source_language,
             "target_language": self.index.target_language,
             **({"directions": stated} if stated else {}),
+            "marks": [to_plain(marks) for marks in self.marks],
             "corpus": self.index.corpus,
             "synthetic": self.index.synthetic,
             "longest_source": self.longest_source,
@@ -174,13 +184,14 @@ class Trainer:
             is_last = self.progress.step == self.config.max_steps
             # A stop may be urgent, so a due validation is done after the resume.
             validates = (is_last or stopped_by is None) and self._owes_validation()
-            saves = is_last or validates or stopped_by is not None or self._is_due(self.config.checkpoints.save_every)
+            is_regular = is_last or validates or self._is_due(self.config.checkpoints.save_every)
+            saves = is_regular or stopped_by is not None
             if saves or self._is_due(self.config.log_every):
                 self.logbook.end_interval()
             if validates:
                 self._validate()
             if saves:
-                self.saver.begin()
+                self.saver.begin(interrupted=not is_regular)
             if stopped_by is not None or self._out_of_patience():
                 break
         self.sharing.close()

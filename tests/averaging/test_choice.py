@@ -1,13 +1,21 @@
 """The files of a run that averaging takes."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dist_transformer.averaging.choice import best_weights, newest_weights, spaced_weights
+from dist_transformer.averaging.choice import (
+    best_weights,
+    newest_weights,
+    next_command,
+    regular_weights,
+    spaced_weights,
+)
 from dist_transformer.base.errors import UserError
+from dist_transformer.runtime.launch import as_typed, own_command
 from tests.averaging.conftest import save, validate, validated
 
 
@@ -18,7 +26,7 @@ def test_the_newest_by_step(run: Path) -> None:
     (run / "weights" / ".step-00000120.safetensors.tmp").touch()
     chosen = newest_weights(run, 2)
     assert (chosen.paths, chosen.steps) == ((files[90], files[100]), (90, 100))
-    assert (chosen.how, chosen.warning) == ("the last 2 weight files", None)
+    assert (chosen.how, chosen.warnings) == ("the last 2 weight files", ())
     assert newest_weights(run, 3).steps == (5, 90, 100)
 
 
@@ -26,11 +34,11 @@ def test_uneven_steps_are_said(run: Path) -> None:
     """save_every 10, validate_every 15."""
     for step in (10, 15, 20, 30):
         save(run, step)
-    assert newest_weights(run, 4).warning == (
-        "the last 4 weight files are 5 to 10 steps apart, because validations, the end of training and the best "
-        "weights add files between those of save_every: --every MINUTES spaces them evenly"
+    assert newest_weights(run, 4).warnings == (
+        "the last 4 weight files are 5 to 10 steps apart, because interruptions, validations, the end of training and "
+        "the best weights add files between those of save_every: --every MINUTES spaces them evenly",
     )
-    assert newest_weights(run, 1).warning is None
+    assert newest_weights(run, 1).warnings == ()
 
 
 def test_fewer_than_asked_for(run: Path) -> None:
@@ -40,6 +48,47 @@ def test_fewer_than_asked_for(run: Path) -> None:
     save(run, 2)
     with pytest.raises(UserError, match="weights has 2 weight files, not 5: use --last 2, or train longer"):
         newest_weights(run, 5)
+
+
+REGULAR = {"save_every": 100, "validate_every": 0, "max_steps": 300, "optimizer": {"warmup_steps": 50}}
+
+
+def test_files_of_interruptions_and_of_the_warm_up_are_left_out(run: Path) -> None:
+    """A file states it; for those of older versions, the steps that were saved regularly tell it."""
+    for step in (29, 50, 100, 132, 200, 300):
+        save(run, step)
+    (run / "config.json").write_text(json.dumps(REGULAR), encoding="utf-8")
+    chosen = regular_weights(run)
+    assert (chosen.steps, chosen.warnings) == ((100, 200, 300), ())
+    assert chosen.how == "the last 3 weight files that were saved regularly after the warm-up of 50 steps"
+    save(run, 200, interrupted=True)
+    save(run, 132, interrupted=False)
+    assert regular_weights(run).steps == (100, 132, 300)
+    (run / "config.json").write_text(json.dumps({**REGULAR, "optimizer": {"warmup_steps": 300}}), encoding="utf-8")
+    chosen = regular_weights(run)
+    assert (chosen.steps, chosen.how[:48]) == ((300,), "the newest weight file, because none was saved r")
+    # Settings of a stranger, and none.
+    for text in ("{}", json.dumps({"save_every": "x", "validate_every": -1, "optimizer": 3})):
+        (run / "config.json").write_text(text, encoding="utf-8")
+        assert regular_weights(run).steps == (29, 50, 100, 132, 300)
+    (run / "config.json").unlink()
+    assert regular_weights(run).steps == (29, 50, 100, 132, 300)
+
+
+def test_the_next_command_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    """It leaves the choice of the files to average, and states it as it is now; a file that cannot be read, too."""
+    run = tmp_path / "it's a run"
+    for step in (29, 50, 100, 132, 200, 300):
+        save(run, step)
+    (run / "config.json").write_text(json.dumps(REGULAR), encoding="utf-8")
+    weights, command = next_command(run).splitlines()
+    assert weights == f"weights: {run / 'weights'}, of which average takes {regular_weights(run).how}"
+    typed = command.removeprefix("next:").strip()
+    flags = ["--run-dir", str(run), "--out", str(run / "model")]
+    assert typed == as_typed(own_command("average", *flags))
+    assert shlex.split(typed)[-len(flags) - 1 :] == ["average", *flags]
+    (run / "weights" / "step-00000400.safetensors").touch()
+    assert next_command(run).splitlines() == [f"weights: {run / 'weights'}", command]
 
 
 def saved_after(run: Path, minutes: dict[int, float]) -> None:
@@ -108,9 +157,9 @@ def test_the_best_by_validation(run: Path) -> None:
     by_nll = best_weights(run, 2, "nll")
     assert (by_nll.paths, by_nll.steps) == ((files[10], files[20]), (10, 20))
     assert by_nll.how == "best validation nll at step 10 (1.5000), step 20 (1.2500)"
-    assert by_nll.warning == "better by nll, but their weights were not kept: steps 25"
+    assert by_nll.warnings == ("better by nll, but their weights were not kept: steps 25",)
     by_bleu = best_weights(run, 2, "bleu")
-    assert (by_bleu.steps, by_bleu.warning) == ((20, 30), None)
+    assert (by_bleu.steps, by_bleu.warnings) == ((20, 30), ())
     assert by_bleu.how == "best validation bleu at step 20 (35.50), step 30 (36.25)"
     assert best_weights(run, 1, "bleu").steps == (30,)
     assert best_weights(run, 3, "bleu").steps == (10, 20, 30)

@@ -1,6 +1,9 @@
 """tools/average_checkpoints.py, as a user calls it."""
 
+import dataclasses
 import json
+import math
+import re
 import runpy
 import signal
 import sys
@@ -11,13 +14,16 @@ import pytest
 import torch
 
 from dist_transformer.averaging import sweep as module
+from dist_transformer.base.files import sha256_of
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.evaluation.evaluate import read_test_set, reference_nll
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import load_model
-from tests.averaging.conftest import save, validated
+from dist_transformer.runtime.launch import as_typed, own_command
+from tests.averaging.conftest import MODEL, random_weights, save, validated
 from tests.averaging.test_mean import assert_mean
 from tests.conftest import ROOT, run_python
 from tests.rights import wrong_rights
@@ -26,6 +32,7 @@ pytestmark = pytest.mark.system
 
 TOOL = ROOT / "tools" / "average_checkpoints.py"
 Screen = pytest.CaptureFixture[str]
+NOT_COMPARED = " (not compared with the newest one alone: the run's data folder is not available, or has changed)"
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -47,12 +54,12 @@ def test_averages_of_a_run(run: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         save(run, step)
     assert call(monkeypatch, "--run-dir", run, "--last", 2, "--out", out) == 0
     assert capsys.readouterr() == (
-        f"chosen: the last 2 weight files\naveraged 2 set(s) of weights, steps 3, 5: {out}\n",
+        f"chosen: the last 2 weight files{NOT_COMPARED}\naveraged 2 set(s) of weights, steps 3, 5: {out}\n",
         "",
     )
     assert_mean(out, [3, 5])
     assert call(monkeypatch, "--run-dir", run, "--last", 3, "--every", 2, "--out", out) == 0
-    how = "the last 3 weight files, about 2 minutes of training apart (2.0 to 2.0)"
+    how = f"the last 3 weight files, about 2 minutes of training apart (2.0 to 2.0){NOT_COMPARED}"
     assert capsys.readouterr() == (f"chosen: {how}\naveraged 3 set(s) of weights, steps 1, 3, 5: {out}\n", "")
     assert_mean(out, [1, 3, 5])
     card = (out / "README.md").read_text(encoding="utf-8")
@@ -98,6 +105,50 @@ def test_a_rank_beside_the_first_leaves_the_work_to_it(
     assert call(monkeypatch, "--run-dir", run, "--last", 1, "--out", tmp_path / "out") == 0
     assert not (tmp_path / "out").exists()
     assert capsys.readouterr() == ("", "")
+
+
+def test_the_better_of_the_mean_and_the_newest_file(
+    run: Path, toy_data: DataFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Screen
+) -> None:
+    """Weights that rank all pieces alike are better than random ones. A number given by the user is obeyed."""
+    tokenizer = toy_data.tokenizer()
+    model = dataclasses.replace(MODEL, vocab_size=tokenizer.vocab_size, max_positions=200)
+    alike = {name: torch.zeros_like(weight) for name, weight in random_weights(1, model).items()}
+    noise = random_weights(2, model)
+    about = {"model": model, "tokenizer": tokenizer, "interrupted": False}
+    data = {"data": [str(toy_data.path)], "data_sha256": [sha256_of(toy_data.path / "index.json")]}
+    out = tmp_path / "out"
+    save(run, 10, noise, **about)
+    save(run, 20, {name: -weight for name, weight in noise.items()}, **about)
+    (run / "config.json").write_text(json.dumps(data), encoding="utf-8")
+    assert call(monkeypatch, run, "--out", out) == 0
+    found = re.fullmatch(
+        r"chosen: the last 2 weight files that were saved regularly; validation nll (.*), that of the newest one alone "
+        rf"(.*)\naveraged 2 set\(s\) of weights, steps 10, 20: {out}\n",
+        said := capsys.readouterr().out,
+    )
+    assert found, said
+    assert float(found[1]) == pytest.approx(math.log(tokenizer.vocab_size), abs=1e-3)
+    assert float(found[2]) > float(found[1])
+
+    save(run, 20, noise, **about)
+    save(run, 29, noise, **{**about, "interrupted": True})
+    save(run, 30, alike, **about)
+    assert call(monkeypatch, run, "--out", out) == 0
+    screen = capsys.readouterr()
+    assert screen.out.startswith("chosen: the newest weight file, validation nll 5.99")
+    assert "that of the mean of the last 3 weight files that were saved regularly is " in screen.out
+    assert screen.err == ""
+    assert load_model(out, torch.device("cpu"))[2].steps == (30,)
+
+    assert call(monkeypatch, run, "--last", 4, "--out", out) == 0
+    better = as_typed(own_command("average", "--run-dir", run, "--last", 1, "--out", out))
+    assert re.search(
+        r"\nwarning: the mean is worse than the newest weight file alone \(validation nll \d+\.\d{4}, and 5\.99\d\d\), "
+        rf"which this command writes instead: {re.escape(better)}\n$",
+        capsys.readouterr().err,
+    )
+    assert load_model(out, torch.device("cpu"))[2].steps == (10, 20, 29, 30)
 
 
 @pytest.fixture
@@ -224,15 +275,19 @@ def test_a_sweep_of_more_files_than_there_are_decodes_nothing(
     assert not (tmp_path / "alone").exists()
 
 
+NO_RUN = "give --run-dir or --checkpoints: --last, --best and --sweep choose among the files of a run"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--run-dir r", "give one of --last, --best, --sweep and --checkpoints"),
-        ("--run-dir r --last 2 --best 2", "give one of --last, --best, --sweep and --checkpoints"),
-        ("--run-dir r --last 2 --sweep 2", "give one of --last, --best, --sweep and --checkpoints"),
-        ("--last 2 --checkpoints a", "give one of --last, --best, --sweep and --checkpoints"),
-        ("--best 2", "give --run-dir with --last, --best or --sweep, and only with them"),
-        ("--run-dir r --checkpoints a", "give --run-dir with --last, --best or --sweep, and only with them"),
+        ("--run-dir r --last 2 --best 2", "give at most one of --last, --best, --sweep and --checkpoints"),
+        ("--run-dir r --last 2 --sweep 2", "give at most one of --last, --best, --sweep and --checkpoints"),
+        ("--last 2 --checkpoints a", "give at most one of --last, --best, --sweep and --checkpoints"),
+        ("--best 2", NO_RUN),
+        ("--run-dir r --checkpoints a", NO_RUN),
+        ("--run-dir r", "r/weights has no weight files: train first, or check --run-dir"),
+        ("--run-dir r --every 2", "--every spaces the last weight files: give it with --last or --sweep alone"),
         ("--run-dir r --last 2 --by nll", "--by nll needs --best: give --best, or leave --by out"),
         ("--run-dir r --last 0", "--last is 0: give a number above 0"),
         ("--run-dir r --best 0", "--best is 0: give a number above 0"),

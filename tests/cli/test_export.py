@@ -10,7 +10,6 @@ import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.cli import export as command
-from dist_transformer.export import export as module
 from dist_transformer.export import gate, huggingface
 from tests.conftest import run_command
 
@@ -26,7 +25,7 @@ def files(tmp_path: Path, toy_lines: Lines) -> list[object]:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, words: Sequence[object]) -> None:
-    monkeypatch.setattr(module, "LEAST_LINES", 20)
+    monkeypatch.setattr(gate, "COMPARED_LINES", 20)
     monkeypatch.setattr(gate, "LENGTH_PENALTIES", (0.4,))
     monkeypatch.setattr(huggingface, "_LONGEST_OUTPUT", 12)
     monkeypatch.setattr(sys, "argv", ["dist-transformer export", *map(str, words)])
@@ -44,7 +43,8 @@ def test_a_row_for_each_check_and_the_figures(
     out, figures = tmp_path / "out", tmp_path / "out.json"
     words = ["--model", model_folder, "--to", "ctranslate2", "--quantize", "int8", *files]
     run(monkeypatch, [*words, "--out", out, "--json", figures])
-    said = capsys.readouterr().out
+    said, errors = capsys.readouterr()
+    assert errors.startswith("comparing 20 lines, 20 of them by beam search (samples, seed 1): ")
     rows = ["token ids", "decoding", "log-probabilities", "greedy search", "beam search", "int8"]
     assert [row for row in rows if f"\n{row:17}  ok  " in f"\n{said}"] == rows
     assert "note: the card states no license" in said

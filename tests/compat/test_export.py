@@ -42,8 +42,9 @@ def exported(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     for name, words in NAMES.items():
         dev = ["--src", "valid.en", "--ref", "valid.de", "--license", "mit"]
         run("export", "--model", "model", *words, *dev, "--out", name, "--json", f"{name}.json")
-    lines = (folder / "valid.en").read_text(encoding="utf-8").splitlines()[:COMPARED]
-    (folder / "lines.en").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    lines = (folder / "valid.en").read_text(encoding="utf-8").splitlines()
+    numbers = json.loads((folder / "hf.json").read_text(encoding="utf-8"))["line_numbers"][:COMPARED]
+    (folder / "lines.en").write_text("".join(f"{lines[number - 1]}\n" for number in numbers), encoding="utf-8")
     return folder
 
 

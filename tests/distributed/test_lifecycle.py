@@ -10,8 +10,9 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
+from dist_transformer.averaging.sources import weight_file_metadata
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.run.layout import read_records
+from dist_transformer.run.layout import read_records, weight_files
 from dist_transformer.runtime.launch import free_port
 from dist_transformer.training.fault_tolerance.signals import INTERRUPTED
 from tests.jobs import PATIENCE, Job
@@ -50,6 +51,8 @@ def test_stopped_twice_a_run_ends_as_if_it_was_not(toy_data: DataFolder, tmp_pat
     jobs.append(last)
     assert last.statuses() == [0, 0], last.output
     assert whole.statuses() == [0, 0], whole.output
+    stated = {step: weight_file_metadata(file)["interrupted"] for step, file in weight_files(run_dir).items()}
+    assert stated == {4: True, 8: True, 12: False}
     name = "weights/step-00000012.safetensors"
     expected, found = load_file(tmp_path / "whole" / name), load_file(run_dir / name)
     assert all(expected[key].equal(found[key]) for key in expected)

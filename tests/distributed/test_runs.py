@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from dist_transformer.averaging.mean import average
 from dist_transformer.averaging.sources import weight_file_metadata
 from dist_transformer.base.files import sha256_of
+from dist_transformer.config.plain import to_plain
 from dist_transformer.data.folder.format import read_shard
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.evaluation.samples import read_sheets
@@ -93,6 +94,8 @@ def test_weight_files_say_of_which_run_they_are_and_when_they_were_written(
     assert {step: values["train_seconds"] for step, values in described.items()} == {s: seconds[s] for s in (10, 20)}
     alone = weight_file_metadata(worlds[1] / "weights/step-00000020.safetensors")
     assert described[10]["run"] == described[20]["run"] == alone["run"]
+    assert described[20]["marks"] == alone["marks"] == [to_plain(toy_data.index.marks)]
+    assert [values["interrupted"] for values in described.values()] == [False, False]
     sources = [read_shard(toy_data.path / shard.file)[0] for shard in toy_data.index.train.shards]
     longest = max(source.lengths.max() for source in sources)
     assert described[20]["longest_source"] == alone["longest_source"] == longest

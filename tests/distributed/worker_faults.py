@@ -49,11 +49,11 @@ def poison(self: Trainer) -> None:
     self.engine.module.forward = poisoned  # type: ignore[method-assign]
 
 
-def save_in_a_storm(self: Saver) -> None:
+def save_in_a_storm(self: Saver, *, interrupted: bool) -> None:
     if WHAT.startswith("SIG"):
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.Signals[WHAT])
-    save(self)
+    save(self, interrupted=interrupted)
 
 
 def save_slowly(*arguments: Any, **options: Any) -> None:

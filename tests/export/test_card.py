@@ -31,8 +31,9 @@ def card(info: ModelInfo, name: str, library: str) -> str:
             theirs=score,
             length_penalty=1.0,
             tried={1.0: 30.0},
+            tuned_lines=1000,
             longest=10,
-            checks=[Check(name="a", found=name)],
+            checks=[Check(name="a", found=name), Check(name="b", found=name, state="warn", remedy=name)],
         )
     )
 

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import re
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -30,7 +31,7 @@ Lines = tuple[list[str], list[str]]
 @pytest.fixture
 def few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dev texts of a test are short, and so are outputs of models that never learned to end them."""
-    monkeypatch.setattr(module, "LEAST_LINES", 20)
+    monkeypatch.setattr(gate, "COMPARED_LINES", 20)
     monkeypatch.setattr(gate, "LENGTH_PENALTIES", (0.4, 1.0))
     monkeypatch.setattr(huggingface, "_LONGEST_OUTPUT", 12)
 
@@ -85,9 +86,29 @@ def make_settings(
     return make
 
 
-def run(settings: ExportSettings) -> tuple[Export, list[Check]]:
+class Watched:
+    """Progress as it was reported."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.total, self.done = 0, 0
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+    def begin(self, total: int) -> None:
+        self.total = total
+
+    def stage(self, name: str) -> None:
+        pass
+
+    def advance(self, units: int) -> None:
+        self.done += units
+
+
+def run(settings: ExportSettings, progress: Watched | None = None) -> tuple[Export, list[Check]]:
     shown: list[Check] = []
-    made = export(settings, CPU, progress=lambda _: None, show=shown.extend)
+    made = export(settings, CPU, progress=progress or Watched(), show=shown.extend)
     return made, shown
 
 
@@ -95,7 +116,7 @@ def refused(settings: ExportSettings, message: str) -> list[str]:
     """Export what must be refused; gives the names of the checks that failed."""
     shown: list[Check] = []
     with pytest.raises(UserError, match=message):
-        export(settings, CPU, progress=lambda _: None, show=shown.extend)
+        export(settings, CPU, progress=Watched(), show=shown.extend)
     assert not settings.out.exists()
     assert not settings.out.parent.exists() or not list(settings.out.parent.iterdir())
     return failed(shown)
@@ -243,7 +264,7 @@ def test_other_token_ids_are_refused(
 def test_another_search_is_refused(
     make_settings: Callable[..., ExportSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Greedy outputs that differ in one line of a hundred, and another BLEU."""
+    """Greedy outputs that differ in one line of a hundred."""
     greedy = ctranslate2_peer.CTranslate2Peer.greedy
 
     def other_greedy(self, sources: Sequence[list[int]], longest: int) -> list[list[int]]:
@@ -252,9 +273,21 @@ def test_another_search_is_refused(
 
     monkeypatch.setattr(ctranslate2_peer.CTranslate2Peer, "greedy", other_greedy)
     assert refused(make_settings(to="ctranslate2"), "was not written") == ["greedy search"]
-    monkeypatch.setattr(ctranslate2_peer.CTranslate2Peer, "greedy", greedy)
+
+
+@pytest.mark.usefixtures("few_lines")
+def test_another_bleu_of_the_same_model_is_a_caution(
+    make_settings: Callable[..., ExportSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module.Translator, "translate", lambda self, lines: translations(lines))
-    assert refused(make_settings(to="ctranslate2"), "was not written") == ["beam search"]
+    settings = make_settings(to="ctranslate2")
+    made, checks = run(settings)
+    assert [check.name for check in checks if check.state == "warn"] == ["beam search"]
+    assert abs(made.search.bleu.value - made.dev.bleu(made.dev.outputs).value) > gate.BLEU_TOLERANCE
+    card = (settings.out / "README.md").read_text(encoding="utf-8")
+    assert "| beam search | **Caution:** " in card
+    assert "the models agree and their searches differ" in card
+    assert {check["state"] for check in made.report()["checks"]} == {"ok", "warn"}
 
 
 def translations(lines: Sequence[str]) -> list[object]:
@@ -265,8 +298,60 @@ def translations(lines: Sequence[str]) -> list[object]:
     return [Translation(hypotheses=(ScoredText(text=f"{text} {line}", score=0.0, tokens=()),)) for line in lines]
 
 
-def test_too_few_lines_are_refused(make_settings: Callable[..., ExportSettings], toy_lines: Lines) -> None:
-    refused(make_settings(to="hf", lines=30), r"^--src has 30 lines: give at least 1,000 lines of dev text")
+def test_few_lines_are_a_caution(make_settings: Callable[..., ExportSettings], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "LENGTH_PENALTIES", (0.4,))
+    monkeypatch.setattr(huggingface, "_LONGEST_OUTPUT", 12)
+    settings = make_settings(to="ctranslate2", lines=3)
+    _, checks = run(settings)
+    assert [(check.name, check.state) for check in checks[:2]] == [("dev text", "warn"), ("token ids", "ok")]
+    assert checks[0].found.startswith("only 3 lines were compared")
+    card = (settings.out / "README.md").read_text(encoding="utf-8")
+    assert "| dev text | **Caution:** only 3 lines were compared" in card
+
+
+@pytest.mark.usefixtures("few_lines")
+def test_a_sample_is_compared_and_stated_beforehand(
+    make_settings: Callable[..., ExportSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same lines each time; the outputs belong to the lines whose numbers are stated."""
+    for name, lines in (("COMPARED_LINES", 40), ("SEARCHED_LINES", 10), ("TUNED_LINES", 4)):
+        monkeypatch.setattr(gate, name, lines)
+        monkeypatch.setattr(module, name, lines, raising=False)
+    settings = make_settings(to="ctranslate2", lines=50, quantization="int8")
+    progress = Watched()
+    made, checks = run(settings, progress)
+    assert progress.said == [
+        "comparing 40 of 50 lines, 10 of them by beam search (samples, seed 1): less than a minute"
+    ]
+    # A line without text is not translated.
+    assert progress.total == progress.done + 1 > 0
+    assert checks[0].found == "the same for 40 lines and 57 hostile strings"
+    numbers = made.report()["line_numbers"]
+    assert (len(numbers), made.report()["sentences"], made.search.tuned_lines) == (10, 10, 4)
+    assert numbers == sorted(set(numbers))
+    assert numbers != list(range(1, 11))
+    lines = settings.source.read_text(encoding="utf-8").splitlines()
+    assert made.dev.sources == [lines[number - 1] for number in numbers]
+    peer = ctranslate2_peer.CTranslate2Peer(settings.out, CPU, longest=12)
+    assert peer.translate(made.dev.sources, made.search.length_penalty) == made.outputs
+    again = dataclasses.replace(settings, out=settings.out.with_name("again"))
+    assert run(again)[0].dev.numbers == numbers
+
+
+@pytest.mark.usefixtures("few_lines")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_nothing(number: signal.Signals, make_settings: Callable[..., ExportSettings]) -> None:
+    class Ended(Watched):
+        def stage(self, name: str) -> None:
+            if name == "our beam search":
+                assert len(list(settings.out.parent.iterdir())) == 2
+                signal.raise_signal(number)
+
+    settings = make_settings(to="ctranslate2")
+    with pytest.raises(SystemExit if number == signal.SIGTERM else KeyboardInterrupt):
+        run(settings, Ended())
+    assert list(settings.out.parent.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 @pytest.mark.usefixtures("few_lines")
@@ -277,7 +362,12 @@ def test_lines_that_ours_would_split_are_left_out(
     lines = settings.source.read_text(encoding="utf-8").splitlines()
     lines[3], lines[5], lines[7] = "  ", "a " * 200, ""
     settings.source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    refused(settings, r"^--src has 22 lines, 3 of them blank or too long: give at least 20 lines")
+    made, checks = run(settings)
+    assert made.dev.numbers == [number for number in range(1, 23) if number not in (4, 6, 8)]
+    assert (checks[0].name, checks[0].found[:13]) == ("dev text", "only 19 lines")
+    settings.source.write_text(" \n" * 22, encoding="utf-8")
+    other = dataclasses.replace(settings, out=settings.out.with_name("folder") / "other")
+    refused(other, r"^--src has 22 lines, all of them blank or too long: give dev text")
 
 
 def test_what_is_there_stays(make_settings: Callable[..., ExportSettings]) -> None:

@@ -3,7 +3,6 @@ import errno
 import fcntl
 import hashlib
 import json
-import shlex
 import shutil
 import socket
 import subprocess
@@ -27,7 +26,6 @@ from dist_transformer.run.folder import (
     average_notes,
     check_settings,
     describe_run,
-    next_command,
     open_run,
     remove_newer,
     run_identity,
@@ -36,7 +34,6 @@ from dist_transformer.run.folder import (
 from dist_transformer.run.ledger import Ledger
 from dist_transformer.run.lock import sole_training
 from dist_transformer.run.progress import Progress
-from dist_transformer.runtime.launch import as_typed, own_command
 from tests.run.sound_run import save
 
 DS_CONFIG = {"zero_optimization": {"stage": 1, "overlap_comm": True}}
@@ -341,19 +338,6 @@ def test_a_data_or_model_folder_is_not_written_over(name: str, config: TrainConf
     ):
         opened(config, held)
     assert [file.name for file in config.run_dir.iterdir()] == [name]
-
-
-def test_the_next_command_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
-    run_dir = tmp_path / "it's a run"
-    (run_dir / "weights").mkdir(parents=True)
-    for step in (10, 20):
-        (run_dir / "weights" / f"step-{step:08d}.safetensors").touch()
-    _, command = next_command(run_dir).splitlines()
-    typed = command.removeprefix("next:").strip()
-    words = shlex.split(typed)
-    flags = ["--run-dir", str(run_dir), "--last", "2", "--out", str(run_dir / "model")]
-    assert typed == as_typed(own_command("average", *flags))
-    assert words[-len(flags) - 1 :] == ["average", *flags]
 
 
 def test_a_name_that_is_no_utf_8_is_refused_at_the_start(config: TrainConfig) -> None:

@@ -27,6 +27,7 @@ from dist_transformer.base.files import regular, sha256_of, whole_path, write_fi
 from dist_transformer.base.verified import Content
 from dist_transformer.config.directions import Direction
 from dist_transformer.config.plain import OMIT_DEFAULT, to_plain
+from dist_transformer.data.folder.marks import LanguageMarks
 
 FORMAT_VERSION = 1
 REMEDY = "copy the data folder again, or prepare it again with dist-transformer prepare"
@@ -220,6 +221,8 @@ class DataIndex(_Counts):
     valid_text: TextInfo
     train: SplitInfo
     valid: SplitInfo
+    marks: LanguageMarks = dataclasses.field(default=LanguageMarks(), metadata=OMIT_DEFAULT)
+    """Pieces that are typical of one language, in the first shard; none in folders of older versions."""
 
     @property
     def direction(self) -> Direction:

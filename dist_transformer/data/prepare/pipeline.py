@@ -24,6 +24,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, move, whole_path, write_file
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.format import DataIndex, ShardInfo, SplitInfo, TextInfo
+from dist_transformer.data.folder.marks import LanguageMarks, find_marks
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.prepare.duplicates import count_repeats
 from dist_transformer.data.prepare.encode import (
@@ -260,9 +261,16 @@ def _finish(
         valid_text=valid_text,
         train=train,
         valid=valid,
+        marks=_marks(work.data / train.shards[0].file, tokenizer.source),
     )
     shards.write_index(work.data, index)
     work.complete()
+
+
+def _marks(shard: Path, tokenizer: Tokenizer) -> LanguageMarks:
+    """Find the marks of both languages in one shard, which is a random sample of the pairs."""
+    sides = (side.values[side.offsets[0] : side.offsets[-1]] for side in shards.read_shard(shard))
+    return find_marks(*sides, first_piece=tokenizer.first_piece)
 
 
 def _copy_text(source: Path, target: Path) -> None:

@@ -38,6 +38,9 @@ def test_tags_are_in_front_of_every_source_and_nowhere_else(tmp_path: Path) -> N
     assert "tags: <2de> <bt> in front of every en sentence" in report
     assert (plain.source_tags, index.source_tags) == ((), ("<2de>", "<bt>"))
     assert index.tokenizer_sha256 == plain.tokenizer_sha256
+    # Tags are no sign of a language.
+    assert index.marks == plain.marks
+    assert min(*plain.marks.source, *plain.marks.target) >= 4 + len(TAGS)
     before, after = DataFolder.open(tmp_path / "plain"), DataFolder.open(tmp_path / "tagged")
     after.verify()
     for old, new in ((before.train, after.train), (before.valid, after.valid)):
