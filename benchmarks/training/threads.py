@@ -52,7 +52,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, list[float]]:
         "passive": {"OMP_NUM_THREADS": cores, "OMP_WAIT_POLICY": "PASSIVE"},
     }
     command = [sys.executable, "-m", __spec__.name, *sys.argv[1:]]
-    trained, loops = {}, []
+    trained: dict[str, subprocess.Popen[str]] = {}
+    loops: list[subprocess.Popen[bytes]] = []
     rates: dict[str, list[float]] = {name: [] for name in ways}
     try:
         for name, variables in ways.items():
