@@ -53,7 +53,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, list[float]]:
     }
     command = [sys.executable, "-m", __spec__.name, *sys.argv[1:]]
     trained: dict[str, subprocess.Popen[str]] = {}
-    loops: list[subprocess.Popen[bytes]] = []
+    loops: list[subprocess.Popen[str]] = []
     rates: dict[str, list[float]] = {name: [] for name in ways}
     try:
         for name, variables in ways.items():
@@ -62,7 +62,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, list[float]]:
                 command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
             _answer_of(trained[name])
-        loops = [subprocess.Popen([sys.executable, "-c", "while 1: pass"]) for _ in range(arguments.busy)]
+        loops = [subprocess.Popen([sys.executable, "-c", "while 1: pass"], text=True) for _ in range(arguments.busy)]
         for _ in range(arguments.rounds):
             for name, process in trained.items():
                 assert process.stdin is not None
