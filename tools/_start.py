@@ -6,6 +6,7 @@ from pathlib import Path
 # Appended last, so that an installed package takes precedence.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from dist_transformer.runtime.interpreter import check_interpreter
+from dist_transformer.runtime.interpreter import check_interpreter, share_cores
 
 check_interpreter()
+share_cores()

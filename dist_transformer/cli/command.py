@@ -7,7 +7,7 @@ from importlib import import_module
 
 from dist_transformer.base.errors import UserError, exit_on_user_error
 from dist_transformer.runtime.extensions import import_extension
-from dist_transformer.runtime.interpreter import end_at_ctrl_c
+from dist_transformer.runtime.interpreter import end_at_ctrl_c, share_cores
 from dist_transformer.runtime.launch import take_number, take_values
 from dist_transformer.runtime.processes import adopt_streams, run_processes
 from dist_transformer.version import __version__
@@ -35,6 +35,7 @@ SHARED = ("train", "average", "translate", "evaluate", "score")
 
 def main() -> None:
     """Run the command that the command line names and exit with its status."""
+    share_cores()
     adopt_streams()
     words = without_launcher_flag(sys.argv[1:])
     # Training continues without its streams.

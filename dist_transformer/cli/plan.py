@@ -4,13 +4,15 @@ dist-transformer plan --preset big --nodes 2 --gpus 8 --gpu h100
 dist-transformer plan --against runs/mine
 
 Takes the flags of training. Memory follows from what DeepSpeed allocates. Speed comes from a model, not a measurement:
-a given share of the GPU's peak (--mfu). For a CPU no speed is predicted. --against compares the measurements of a run
-folder with the predictions for its settings and machine. The exit status is 1 if the run would not fit.
+a given share of the GPU's peak (--mfu), and the launches of kernels. For a CPU no speed is predicted; --measure trains
+for about ten seconds on those of this machine. --against compares the measurements of a run folder with the predictions
+for its settings and machine. The exit status is 1 if the run would not fit.
 """
 
 import argparse
 import dataclasses
 import json
+import os
 import shutil
 import sys
 import textwrap
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import tyro
 
 from dist_transformer.base.errors import UserError, say
@@ -30,7 +33,7 @@ from dist_transformer.config.stated import refuse_foreign_and_repeated, refuse_w
 from dist_transformer.config.table3 import preset_with_variant
 from dist_transformer.cost.hardware import GpuKind
 from dist_transformer.cost.speed import LINK_LATENCY, MFU, NETWORK_LATENCY
-from dist_transformer.preflight.measured import Comparison, compare, read_run
+from dist_transformer.preflight.measured import Comparison, compare, measure_step, read_run
 from dist_transformer.preflight.plan import Cluster, RunPlan, plan_run, what_would_fit
 from dist_transformer.run.outputs import claim_file
 from dist_transformer.training.assembly import cautions
@@ -57,6 +60,8 @@ class Arguments:
     """Longest job in hours that the scheduler allows."""
     mfu: float = MFU
     """Assumed share of the GPU's peak that training reaches."""
+    measure: bool = False
+    """Train for about ten seconds on this machine's CPU cores, to report its speed beside the prediction."""
     against: Path | None = None
     """Run folder: plan its settings on its machine, and compare with what it measured."""
     json: Path | None = None
@@ -78,17 +83,20 @@ def main() -> None:
         mfu=arguments.mfu,
     )
     comparisons: list[Comparison] = []
+    here, seconds = list[str](), None
     if arguments.against is None:
         plan = plan_run(arguments.train, cluster, load_ds_config(arguments.train.deepspeed_config))
+        seconds = measure_step(plan) if arguments.measure else None
+        here = speed_here(plan, seconds)
     else:
         run = read_run(arguments.against)
         plan = plan_run(run.config, run.cluster(cluster), run.ds_config, run.workload())
         comparisons = list(compare(plan, run))
-    say("\n".join((*describe(plan), *memory_table(plan), *speed_and_run(plan), *comparison_table(comparisons))))
+    say("\n".join((*describe(plan), *memory_table(plan), *speed_and_run(plan, here), *comparison_table(comparisons))))
     for caution in cautions(plan.config, epochs=plan.epochs, target_tokens=plan.work.corpus_target_tokens):
         say(f"warning: {caution}", file=sys.stderr)
     if arguments.json is not None:
-        write_json(arguments.json, plan, comparisons)
+        write_json(arguments.json, plan, comparisons, seconds)
     refuse_what_does_not_fit(plan)
 
 
@@ -162,8 +170,24 @@ def memory_table(plan: RunPlan) -> Iterator[str]:
     yield "needed: the peak, 5% for gaps and 1.5 GiB for CUDA and libraries; >: the run's own setting"
 
 
-def speed_and_run(plan: RunPlan) -> Iterator[str]:
+def speed_here(plan: RunPlan, seconds: float | None) -> list[str]:
+    """Describe the speed of this machine: nothing if it has a GPU and its CPU cores were not measured.
+
+    Args:
+        seconds: measured time of a step; None if it was not measured.
+    """
+    cores = len(os.sched_getaffinity(0))
+    where = f"here      this machine, {cores} CPU core(s): "
+    if seconds is not None:
+        rate, hours = plan.target_tokens_per_step / seconds, plan.config.max_steps * seconds / 3600
+        return [f"{where}{rate:,.0f} target tokens/s, MEASURED in one process; all steps {hours:,.1f} h"]
+    return [] if torch.cuda.is_available() else [f"{where}not measured: add --measure"]
+
+
+def speed_and_run(plan: RunPlan, here: list[str]) -> Iterator[str]:
+    """Describe speed, duration and disk, after the lines on the speed of this machine."""
     yield ""
+    yield from here
     cluster, time = plan.cluster, plan.step_time
     if time is None or plan.gpu is None:
         why = (
@@ -175,17 +199,24 @@ def speed_and_run(plan: RunPlan) -> Iterator[str]:
     else:
         peak = plan.gpu.bf16_tflops if plan.config.arithmetic == "bf16" else plan.gpu.fp32_tflops
         yield (
-            f"speed     {plan.target_tokens_per_second:,.0f} target tokens/s: a MODEL, not a measurement "
-            f"(--mfu {cluster.mfu:g} of {peak:g} TFLOP/s)"
+            f"speed     {cluster.gpu}: {plan.target_tokens_per_second:,.0f} target tokens/s: a MODEL, not a "
+            f"measurement (--mfu {cluster.mfu:g} of {peak:g} TFLOP/s)"
         )
         yield (
             f"          a step {1000 * time.total:,.1f} ms: operations {1000 * time.compute:,.1f}, update "
             f"{1000 * time.update:,.1f}, communication {1000 * time.communication:,.1f}"
         )
+        if time.launches > time.compute + time.update:
+            yield (
+                f"          limited by the launches of its kernels, {1000 * time.launches:,.1f} ms on the host: larger "
+                "steps are faster"
+            )
         if cluster.world_size > 1:
             yield from basis_of_communication(plan, plan.gpu)
     yield f"run       {plan.config.max_steps:,} steps, {plan.training_flops:.2e} FLOPs"
-    if plan.hours is not None and plan.jobs is not None:
+    if plan.hours is not None and plan.jobs is not None and cluster == Cluster(gpu=cluster.gpu, mfu=cluster.mfu):
+        yield f"          {plan.hours:,.1f} h on one {cluster.gpu}, without validation and saving"
+    elif plan.hours is not None and plan.jobs is not None:
         jobs = f"{plan.jobs} job{'s' * (plan.jobs > 1)} of {cluster.job_hours:g} h, {plan.jobs - 1} requeue(s)"
         yield f"          {plan.hours:,.1f} h, without validation and saving: {jobs}"
     if plan.epochs is not None:
@@ -223,7 +254,7 @@ def shown(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:,.2f}"
 
 
-def write_json(path: Path, plan: RunPlan, comparisons: list[Comparison]) -> None:
+def write_json(path: Path, plan: RunPlan, comparisons: list[Comparison], here_seconds: float | None) -> None:
     values: dict[str, Any] = {
         "cluster": dataclasses.asdict(plan.cluster),
         "workload": dataclasses.asdict(plan.work),
@@ -236,6 +267,7 @@ def write_json(path: Path, plan: RunPlan, comparisons: list[Comparison]) -> None
         ],
         "speed_is": "a model, not a measurement",
         "step_seconds": plan.step_time and dataclasses.asdict(plan.step_time) | {"total": plan.step_time.total},
+        "measured_here_step_seconds": here_seconds,
         "target_tokens_per_step": plan.target_tokens_per_step,
         "target_tokens_per_second": plan.target_tokens_per_second,
         "hours": plan.hours,

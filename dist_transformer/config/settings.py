@@ -406,7 +406,7 @@ class TrainConfig:
         return replace(self, **{name: replace(getattr(self, name), **group) for name, group in groups.items()}, **rest)
 
 
-RUN_IDENTITY = ("data_sha256", "init_from_sha256", "deepspeed")
+RUN_IDENTITY = ("data_sha256", "init_from_sha256", "deepspeed", "threads")
 """Entries of a run's config.json other than the settings."""
 
 FLAT_GROUPS: dict[str, type] = {

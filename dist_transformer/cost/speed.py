@@ -1,7 +1,8 @@
 """Predicted time of a step: a model, not a measurement.
 
-time = floating-point operations ÷ (peak · MFU) + bytes of the update ÷ memory bandwidth + bytes sent ÷ link +
-consecutive messages · latency. The model assumes no overlap between the parts.
+time = max(floating-point operations ÷ (peak · MFU) + bytes of the update ÷ memory bandwidth, kernel launches · time of
+one) + bytes sent ÷ link + consecutive messages · latency. The host launches kernels while the GPU computes, and small
+models wait for the host; nothing else overlaps.
 
 Collectives are modelled as rings, which NCCL and gloo use for large tensors. docs/planning.md compares the
 model with real steps with gloo on links of known rates; no GPUs were measured.
@@ -23,6 +24,14 @@ Small models reach less."""
 LINK_LATENCY, NETWORK_LATENCY = 5e-6, 15e-6
 """Seconds per small message between two GPUs of a node, and between two nodes: round figures, not measured."""
 
+LAUNCH_SECONDS = 50e-6
+"""Host time per kernel launch, with Python, autograd and DeepSpeed. A step of `big` in eight micro-batches took 415 ms
+compiled and 358 ms not compiled on one H100, because of the host (2026-11-23); compiled it has 7,321 launches
+(`results/null-gpu.json`)."""
+# Launches per sublayer and micro-batch, forward and backward, and per update, from the counts for `big` with its 30
+# sublayers: 979 in one micro-batch, 7,321 in eight.
+_SUBLAYER_LAUNCHES, _UPDATE_LAUNCHES = 30, 73
+
 Backend = Literal["nccl", "gloo"]
 
 # The norm of the gradient is an all-reduce of one number.
@@ -38,10 +47,18 @@ class StepTime:
     compute: float
     update: float
     communication: float
+    launches: float
+    """Time in which the host launches the kernels."""
 
     @property
     def total(self) -> float:
-        return self.compute + self.update + self.communication
+        return max(self.compute + self.update, self.launches) + self.communication
+
+
+def launches_of_step(config: ModelConfig, *, accumulation: int) -> int:
+    """Estimate the kernel launches of one step on each rank."""
+    sublayers = 2 * config.encoder_layers + 3 * config.decoder_layers
+    return accumulation * sublayers * _SUBLAYER_LAUNCHES + _UPDATE_LAUNCHES
 
 
 def predict_step(
@@ -71,6 +88,7 @@ def predict_step(
     updated = sizes.parameters / (world if zero.stage else 1)
     return StepTime(
         compute=operations / (peak * 1e12 * mfu),
+        launches=launches_of_step(config, accumulation=accumulation) * LAUNCH_SECONDS,
         update=updated * _UPDATE_BYTES / (gpu.memory_gb_per_second * 1e9),
         communication=communication_seconds(
             zero,

@@ -33,6 +33,7 @@ def judge(facts: Sequence[Facts], *, run_gib: float, verified: bool = False) -> 
         _gpus(facts),
         *_gpu_memory(facts),
         _cpus(facts),
+        *_load(facts),
         _memory(facts),
         _open_files(facts),
         *judge_network(facts),
@@ -167,6 +168,23 @@ def _cpus(facts: Sequence[Facts]) -> Check:
         state="warn",
         remedy="let each process use all CPUs of the job (srun --cpu-bind=none), and ask for whole nodes (--exclusive)",
     )
+
+
+def _load(facts: Sequence[Facts]) -> Iterator[Check]:
+    """Report the load of the busiest node."""
+    known = [(fact, fact.load) for fact in facts if fact.load is not None]
+    if not known:
+        return
+    busiest, (load, cores) = max(known, key=lambda each: each[1][0] / each[1][1])
+    found = f"at most {load:.1f} on {cores} core(s) ({busiest.host})"
+    if load <= cores:
+        yield Check(name="load", found=found)
+        return
+    remedy = (
+        f"other work slows {busiest.host} down: let it end, use another machine, or train on CPUs with fewer threads "
+        "(OMP_NUM_THREADS)"
+    )
+    yield Check(name="load", found=found, state="warn", remedy=remedy)
 
 
 def _least(facts: Sequence[Facts], value: Callable[[Facts], float], least: float, good: float) -> tuple[Facts, str]:

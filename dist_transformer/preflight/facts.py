@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from dist_transformer.preflight.nccl import NcclFacts, Port, look_at_nccl
-from dist_transformer.runtime.device import cpus_beside
+from dist_transformer.runtime.device import cpus_beside, load_of_machine
 from dist_transformer.runtime.versions import hash_of_code
 from dist_transformer.runtime.world import World
 
@@ -105,6 +105,8 @@ class Facts:
     gpu: Gpu | None = None
     cpus: int = 0
     """CPUs that this process may use."""
+    load: tuple[float, int] | None = None
+    """Load average of the node in the last minute, and its cores; None if it is not known."""
     available_bytes: int = 0
     """Memory that this process can still allocate: an equal share of the node's free memory per rank."""
     open_files: int = 0
@@ -147,6 +149,7 @@ def gather(world: World, *, run_dir: Path | None, cache_dir: Path | None) -> Fac
         built_for=torch.version.cuda or "",
         gpu=_gpu(world.local_rank),
         cpus=len(os.sched_getaffinity(0)),
+        load=load_of_machine(),
         available_bytes=_available_memory() // world.local_size,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         volumes={name: look_at(path) for name, path in folders.items()},

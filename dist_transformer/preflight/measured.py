@@ -1,20 +1,30 @@
 """Measurements of a run folder, compared with the plan of the run."""
 
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.cost.hardware import CPU, kind_of_device
 from dist_transformer.cost.memory import SENTENCE_TOKENS
+from dist_transformer.data.tokenizer import EOS_ID
+from dist_transformer.model.packed import PackedBatch, pack_side
+from dist_transformer.model.transformer import Transformer
 from dist_transformer.preflight.plan import Cluster, RunPlan, Workload, look_at_work
 from dist_transformer.run.environment import read_environments
 from dist_transformer.run.folder import settings_of
 from dist_transformer.run.layout import SETTINGS_FILE, checkpoints_of, read_records
+from dist_transformer.runtime.device import cores_of_rank, threads_are_given, threads_for
+
+_MEASURED_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +123,45 @@ def _median(values: list[float]) -> float:
 def _newest_checkpoint(run_dir: Path) -> int | None:
     folders = checkpoints_of(run_dir)
     return sum(file.stat().st_size for file in folders[0].iterdir()) if folders else None
+
+
+def measure_step(plan: RunPlan) -> float:
+    """Train on random sentences for about ten seconds on CPU cores, with plain torch in fp32 and one process.
+
+    Returns:
+        seconds of one step: its micro-batches and an update.
+    """
+    config, length = plan.config, round(SENTENCE_TOKENS)
+    at_once = config.batch.packs_on_a_cpu(1)
+    tokens = max(length, at_once * config.batch.max_target_tokens)
+    cores = cores_of_rank(1)
+    if not threads_are_given():
+        torch.set_num_threads(threads_for(width=config.model.width, tokens=tokens, cores=cores))
+    model = Transformer(config.model).train()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    batch, spent, done = _random_batch(tokens, length, config.model.vocab_size), [0.0, 0.0], 0
+    started = time.monotonic()
+    while done < 2 or time.monotonic() - started < _MEASURED_SECONDS:
+        begun = time.monotonic()
+        (model(batch, config.optimizer.label_smoothing).loss / tokens).backward()
+        computed = time.monotonic()
+        optimizer.step()
+        optimizer.zero_grad()
+        if done:
+            # The first one fills caches.
+            spent = [spent[0] + computed - begun, spent[1] + time.monotonic() - computed]
+        done += 1
+    micro_batches = -(-config.batch.packs_per_step // at_once)
+    return (micro_batches * spent[0] + spent[1]) / (done - 1)
+
+
+def _random_batch(tokens: int, length: int, vocabulary: int) -> PackedBatch:
+    drawn = np.random.default_rng(1)
+    lengths = np.full(tokens // length, length)
+    count = int(lengths.sum())
+    ids = drawn.integers(EOS_ID + 1, vocabulary, count)
+    side = pack_side(ids, lengths, size=count, offset_count=len(lengths) + 1, max_length=length)
+    return PackedBatch(source=side, target=side, labels_T=torch.from_numpy(ids))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

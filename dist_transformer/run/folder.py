@@ -46,6 +46,8 @@ from dist_transformer.run.lock import sole_training
 from dist_transformer.run.warm_start import InitialWeights, read_initial_weights
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.agreement import require_agreement
+from dist_transformer.runtime.device import kept_threads, threads_are_given
+from dist_transformer.runtime.interpreter import MOST_THREADS
 
 # Another value of one of these makes it another run. Every other setting may change on resume, and is reported.
 _FIXED = ("model", "batch", "seed", "data_sha256", "data_weights", "data_temperature", "init_from")
@@ -54,7 +56,7 @@ _FREE = "batch.packs_per_micro_batch"
 
 
 def open_run(
-    config: TrainConfig, described: dict[str, Any], data: DataFolder, held: ExitStack
+    config: TrainConfig, described: dict[str, Any], data: DataFolder, held: ExitStack, *, cores: int | None = None
 ) -> tuple[CheckpointReader | InitialWeights | None, list[str], Fence]:
     """Lock the run folder, choose where to start, refuse settings that differ, and write the run's settings.
 
@@ -64,6 +66,7 @@ def open_run(
         described: the settings, as `describe_run` gives them; the hash of the initial weights is added.
         data: the data folder whose tokenizer the run uses.
         held: holds the lock of the folder until it is closed.
+        cores: cores of a rank on CPUs, which keeps its earlier threads on a resume unless they are given; None on GPUs.
 
     Returns:
         the checkpoint or the initial weights that training starts from, lines for the user, and the fence of the
@@ -118,6 +121,9 @@ def open_run(
             before, rebuilt = settings_before(run_dir, path)
             described["init_from_sha256"] = before.get("init_from_sha256")
             notes += rebuilt
+            if cores is not None and not threads_are_given() and (recorded := recorded_threads(before, run_dir)):
+                described["threads"], kept = kept_threads(recorded, chosen=described["threads"], cores=cores)
+                notes += [kept] if kept else []
             notes += [f"setting changed: {line}" for line in check_settings(run_dir, described, before)]
             require_own_checkpoint(run_dir, reader, described)
             by_main(lambda: require_ledger(run_dir, reader))
@@ -174,7 +180,7 @@ def _begin(
 
 
 def describe_run(config: TrainConfig, folders: Sequence[Path], ds_config: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of `config.json`: the resolved settings and the identity of the data.
+    """Return the content of `config.json`: the resolved settings, the identity of the data, and the threads per rank.
 
     Args:
         folders: the data folders on local disk.
@@ -184,6 +190,7 @@ def describe_run(config: TrainConfig, folders: Sequence[Path], ds_config: dict[s
         "data_sha256": [sha256_of(folder / INDEX_FILE) for folder in folders],
         "init_from_sha256": None,
         "deepspeed": ds_config,
+        "threads": None,
     }
 
 
@@ -221,6 +228,20 @@ def settings_before(run_dir: Path, checkpoint: Path) -> tuple[dict[str, Any], li
         if not isinstance(repeated, dict):
             raise
         return repeated, [f"{error}: it is rebuilt from {checkpoint / MANIFEST_FILE}"]
+
+
+def recorded_threads(before: dict[str, Any], run_dir: Path) -> int | None:
+    """Return the threads per rank of the run's last start; None on a GPU.
+
+    Raises:
+        UserError: the entry is no number of threads.
+    """
+    found = before.get("threads")
+    if found is None or (type(found) is int and 1 <= found <= MOST_THREADS):
+        return found
+    raise UserError(
+        f"{run_dir / SETTINGS_FILE}: threads is {found!r:.40}: write null or a number from 1 to {MOST_THREADS}"
+    )
 
 
 def check_settings(run_dir: Path, wanted: dict[str, Any], before: dict[str, Any]) -> list[str]:

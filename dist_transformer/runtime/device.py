@@ -1,4 +1,8 @@
-"""The device that a process computes on."""
+"""The device that a process computes on, and its threads on a CPU.
+
+The number of threads can change the last digits of sums. So it follows from the shape of the work, not from a
+measurement at the start, and a run keeps the number that it began with. OMP_NUM_THREADS overrides it.
+"""
 
 import ctypes
 import os
@@ -11,6 +15,11 @@ import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.runtime.world import World
+
+# Width times target tokens of a micro-batch, below which a rank has one thread. It lies between `tiny` and `multi30k`,
+# and was chosen, not fitted: results/threads.json was measured on two shared cores, where neither way wins clearly.
+_ENOUGH_FOR_THREADS = 2**18
+_VARIABLE = "OMP_NUM_THREADS"
 
 
 def find_device(name: str | None = None, world: World | None = None) -> torch.device:
@@ -129,3 +138,68 @@ def _members(ranges: str) -> set[int]:
         first, _, last = span.partition("-")
         numbers.update(range(int(first), int(last or first) + 1))
     return numbers
+
+
+def cores_of_rank(local_size: int) -> int:
+    """Return this rank's share of the cores that its node lets it use, at least 1."""
+    return max(1, len(os.sched_getaffinity(0)) // local_size)
+
+
+def threads_are_given() -> bool:
+    """Decide whether the user or a launcher chose the number of threads."""
+    return _VARIABLE in os.environ
+
+
+def threads_for(*, width: int, tokens: int, cores: int) -> int:
+    """Return 1 for small work, otherwise one thread per core.
+
+    Args:
+        width: d_model.
+        tokens: target tokens of a micro-batch.
+        cores: the rank's cores.
+    """
+    return cores if width * tokens >= _ENOUGH_FOR_THREADS else 1
+
+
+def kept_threads(recorded: int, *, chosen: int, cores: int) -> tuple[int, str | None]:
+    """Return the threads of a resumed run, and a line for the user if another number would be chosen today.
+
+    Args:
+        recorded: threads that it had.
+        chosen: number by the rule for this machine.
+        cores: the rank's cores, which the threads may not exceed.
+    """
+    kept = min(recorded, cores)
+    if kept == chosen:
+        return kept, None
+    return kept, (
+        f"keeps {kept} thread(s) per rank, as before, so that its sums stay the same; a new run would have {chosen}: "
+        f"set {_VARIABLE} to change it"
+    )
+
+
+def load_of_machine() -> tuple[float, int] | None:
+    """Return the load average of the last minute and the cores of the machine; None if the system has no such figure.
+
+    The load counts the work of all users, so it is compared with all cores, not only with those of this process.
+    """
+    try:
+        return os.getloadavg()[0], os.cpu_count() or 1
+    except OSError:
+        return None
+
+
+def load_caution(load: tuple[float, int] | None, threads: int) -> str | None:
+    """Return a line with the remedy if more work wants to run than there are cores, otherwise None.
+
+    Args:
+        load: as from `load_of_machine`.
+        threads: threads of this process.
+    """
+    if load is None or load[0] <= load[1]:
+        return None
+    fewer = f", or set {_VARIABLE} below {threads}" if threads > 1 else ""
+    return (
+        f"the load average is {load[0]:.1f} on {load[1]} core(s), so other work slows this machine down: let it end, "
+        f"or use another machine{fewer}"
+    )

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.runtime.device import beside, find_device, keep_freed_memory
+from dist_transformer.runtime.device import beside, cores_of_rank, find_device, keep_freed_memory, threads_are_given
 from dist_transformer.runtime.launch import RANK_VARIABLES
 from dist_transformer.runtime.rendezvous import LOOPBACK_IS_DOWN, address_is_here, end_launch, loopback_is_down, meet
 from dist_transformer.runtime.world import World
@@ -151,8 +151,7 @@ def _claim_device(world: World, name: str | None) -> torch.device:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         return device
-    if "OMP_NUM_THREADS" not in os.environ:
-        cores = len(os.sched_getaffinity(0))
-        torch.set_num_threads(max(1, cores // world.local_size))
+    if not threads_are_given():
+        torch.set_num_threads(cores_of_rank(world.local_size))
     keep_freed_memory()
     return device

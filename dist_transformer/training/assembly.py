@@ -28,6 +28,13 @@ from dist_transformer.run.progress import Progress
 from dist_transformer.run.warm_start import InitialWeights
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.agreement import require_agreement
+from dist_transformer.runtime.device import (
+    cores_of_rank,
+    load_caution,
+    load_of_machine,
+    threads_are_given,
+    threads_for,
+)
 from dist_transformer.runtime.world import World
 from dist_transformer.training.engine.ds_config import load_ds_config
 from dist_transformer.training.engine.engine import Engine
@@ -89,7 +96,12 @@ def assemble(
         config, data = dataclasses.replace(config, batch=batch), data.at_once(batch.packs_at_once)
     validators = _make_validators(config, data)
     _check_lengths(config, data, validators)
-    origin, notes, fence = open_run(config, described, data.first, held)
+    cores = described["threads"] = None
+    if device.type == "cpu":
+        cores, described["threads"] = choose_threads(config, world)
+    origin, notes, fence = open_run(config, described, data.first, held, cores=cores)
+    if described["threads"] is not None and not threads_are_given():
+        torch.set_num_threads(described["threads"])
     watchdog.publish_in(config.run_dir)
     model = _make_model(config, origin).to(device)
     positions_PD = model.position_vectors(_PICTURED_POSITIONS).detach().float().cpu().numpy()
@@ -175,6 +187,18 @@ def _choose_packs(
     )
 
 
+def choose_threads(config: TrainConfig, world: World) -> tuple[int, int]:
+    """Choose the threads of a rank on CPUs. Collective: every rank must call it.
+
+    Returns:
+        the fewest cores of a rank, and the threads that were given, or those by the rule for this shape.
+    """
+    cores = min(distributed.gather_objects(cores_of_rank(world.local_size)))
+    tokens = config.batch.packs_at_once * config.batch.max_target_tokens
+    chosen = threads_for(width=config.model.width, tokens=tokens, cores=cores)
+    return cores, torch.get_num_threads() if threads_are_given() else chosen
+
+
 def _peak_flops(config: TrainConfig, world: World, device: torch.device) -> float | None:
     """Return the peak of all ranks, assuming equal GPUs; None for CPUs, whose peak is not known."""
     if device.type != "cuda":
@@ -233,6 +257,7 @@ def _introduce(
         planned_epochs(config, data),
         sum(folder.index.train.target_tokens for folder in data.folders),
     )
+    threads = f", {torch.get_num_threads()} thread(s) each" if engine.device.type == "cpu" else ""
     skipped = f", {data.plan.skipped:,} of them too long for a pack" if data.plan.skipped else ""
     reporter.say(
         f"{corpora} ({languages}): {pairs:,} pairs{skipped}\n"
@@ -240,13 +265,16 @@ def _introduce(
         f"at most {batch:,} target tokens (--batch.target-tokens-per-step {batch})\n"
         f"{config.max_steps:,} steps, about {epochs:,.{1 if epochs < 100 else 0}f} epochs of {target_tokens:,} "
         "target tokens\n"
-        f"{world.size} rank(s) on {engine.device.type}, ZeRO-{engine.stage}, {config.arithmetic}, "
+        f"{world.size} rank(s) on {engine.device.type}{threads}, ZeRO-{engine.stage}, {config.arithmetic}, "
         f"accumulation {config.batch.accumulation_steps(world.size)} of {config.batch.packs_at_once} pack(s)"
     )
     for note in notes:
         reporter.say(note)
     for caution in cautions(config, epochs=epochs, target_tokens=target_tokens):
         reporter.say(f"warning: {caution}")
+    slow = load_caution(load_of_machine(), torch.get_num_threads()) if threads else None
+    if slow:
+        reporter.say(f"warning: {slow}")
 
 
 def rate_cautions(config: TrainConfig, origin: CheckpointReader) -> Iterator[str]:
@@ -272,6 +300,7 @@ def _record_setting(
     """Record the machine, the learning rates and the position vectors for later inspection of the run."""
     reporter.fence()
     environment = describe_environment(world_size=world.size, local_size=world.local_size)
+    environment["threads"] = torch.get_num_threads()
     record_environment(config.run_dir, {**environment, "state_bytes": state_bytes(engine)}, step=reporter.first_step)
     peak = min(config.optimizer.warmup_steps, config.max_steps)
     steps = sorted({peak, *(round(step) for step in np.linspace(1, config.max_steps, 500))})

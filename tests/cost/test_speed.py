@@ -8,7 +8,15 @@ import pytest
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.cost.hardware import GpuKind
 from dist_transformer.cost.memory import ModelSizes, ZeroSettings
-from dist_transformer.cost.speed import Backend, StepTime, Traffic, communication_seconds, predict_step, traffic
+from dist_transformer.cost.speed import (
+    Backend,
+    StepTime,
+    Traffic,
+    communication_seconds,
+    launches_of_step,
+    predict_step,
+    traffic,
+)
 
 BIG = dataclasses.replace(PRESETS["big"].model, vocab_size=37_000)
 # Round rates: 100 and 10 TFLOP/s, 1,000 GB/s of memory, 100 GB/s between GPUs.
@@ -42,6 +50,28 @@ def test_operations_are_the_papers_model() -> None:
     """
     assert step(1).compute == pytest.approx(1.289e12 / 50e12, rel=5e-3)
     assert step(1, precision="fp32").compute == pytest.approx(10 * step(1).compute)
+
+
+def test_a_small_model_waits_for_the_launches_of_its_kernels() -> None:
+    """The null GPU counts 979 launches of `big` in one micro-batch and 7,321 in eight; each takes the host 50 µs."""
+    assert launches_of_step(BIG, accumulation=1) == pytest.approx(979, rel=0.01)
+    assert launches_of_step(BIG, accumulation=8) == pytest.approx(7321, rel=0.01)
+    tiny = PRESETS["tiny"].model
+    settings: dict[str, Any] = {"gpus_per_node": 1, "nodes": 1, "network_gbit": 400, "precision": "bf16", "mfu": 0.5}
+    sizes = ModelSizes(parameters=5_000_000, persistent=0, persistent_tensors=0, constants=0)
+    found = predict_step(
+        tiny,
+        ZeroSettings(stage=1),
+        GPU,
+        sizes=sizes,
+        accumulation=1,
+        source_tokens=2048,
+        target_tokens=2048,
+        **settings,
+    )
+    # (2 · 2 + 3 · 2) sublayers of 30 launches and 73 of the update.
+    assert found.total == found.launches == pytest.approx(373 * 50e-6)
+    assert found.compute + found.update < found.total / 10
 
 
 def test_the_update_moves_thirty_bytes_a_parameter() -> None:
@@ -127,4 +157,4 @@ def test_alone_nothing_is_sent() -> None:
 
 def test_the_whole_is_its_parts() -> None:
     found = step(2)
-    assert found.total == found.compute + found.update + found.communication
+    assert found.total == max(found.compute + found.update, found.launches) + found.communication

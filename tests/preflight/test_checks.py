@@ -58,6 +58,7 @@ def facts_of(rank: int) -> Facts:
         driver="570.86.15",
         built_for="13.0",
         cpus=64,
+        load=(3.5, 128),
         available_bytes=50 * GIB,
         open_files=65_536,
         volumes=volumes(),
@@ -197,6 +198,7 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
         (on_nccl(locked_bytes=8 * 2**20), "locked memory", "fail", "at most 8 MiB per process (n2)", "LimitMEMLOCK"),
         (on_nccl(locked_bytes=GIB), "locked memory", "warn", "at most 1,024 MiB per process (n2)", "LimitMEMLOCK"),
         (on_n2(driver="535.104.05"), "GPUs", "warn", "driver 570.86.15 on n1; NVIDIA H100", "with one driver"),
+        (on_n2(load=(140.0, 128)), "load", "warn", "at most 140.0 on 128 core(s) (n2)", "OMP_NUM_THREADS"),
         (gpu_on_rank(3, cpus_beside=0), "CPUs", "warn", "none close to the GPU of rank 3 on n2", "--cpu-bind=none"),
         (
             lambda fact: {"clock_offset": {1: 0.5, 2: -7.5}.get(fact.rank)},

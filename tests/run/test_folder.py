@@ -66,6 +66,7 @@ def test_what_is_written(config: TrainConfig, run_dir: Path) -> None:
     assert written.pop("data_sha256") == [hashlib.sha256(index).hexdigest()]
     assert written.pop("deepspeed") == DS_CONFIG
     assert written.pop("init_from_sha256") is None
+    assert written.pop("threads") is None
     assert from_plain(TrainConfig, written, "config.json") == config
 
 
@@ -293,6 +294,37 @@ def opened(config: TrainConfig, held: ExitStack) -> tuple[str | None, list[str]]
     folder = SimpleNamespace(path=Path(config.corpora.data[0]))
     origin, notes, _ = open_run(config, described(config), folder, held)  # type: ignore[arg-type]
     return origin.path.name if isinstance(origin, CheckpointReader) else None, notes
+
+
+def test_a_resume_keeps_the_threads_of_the_run(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    folder = SimpleNamespace(path=Path(config.corpora.data[0]))
+
+    def start(threads: int, cores: int) -> tuple[int, list[str]]:
+        wanted = {**described(config), "threads": threads}
+        with ExitStack() as held:
+            _, notes, _ = open_run(config, wanted, folder, held, cores=cores)  # type: ignore[arg-type]
+        recorded = json.loads((config.run_dir / "config.json").read_text())["threads"]
+        assert recorded == wanted["threads"]
+        return recorded, notes
+
+    assert start(4, 4) == (4, [])
+    ledger = Ledger(config.run_dir / "ledger.jsonl")
+    ledger.add(1, pair_hash=1, target_tokens=1)
+    ledger.flush()
+    save(config.run_dir, Progress(step=1, ledger_chain=ledger.chain))
+    threads, notes = start(16, 16)
+    assert (threads, notes[0].startswith("keeps 4 thread(s) per rank")) == (4, True)
+    # Fewer cores, then a number that the user gives.
+    threads, notes = start(2, 2)
+    assert (threads, notes[0]) == (2, "setting changed: threads: 4 -> 2")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert start(3, 2)[0] == 3
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    file = config.run_dir / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "threads": "many"}))
+    with pytest.raises(UserError, match=r"config\.json: threads is 'many': write null or a number"):
+        start(2, 2)
 
 
 def test_a_run_takes_its_folder_and_moves_the_pointer_off_a_damaged_checkpoint(config: TrainConfig) -> None:

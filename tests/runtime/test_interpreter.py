@@ -93,7 +93,10 @@ def test_an_old_python_can_read_it(path: Path) -> None:
 def test_the_interpreter_is_checked_first(path: Path) -> None:
     first = ast.unparse(ast.parse(path.read_text(encoding="utf-8")).body[1])
     # Before that, only the folder that a stranger may have filled leaves the path.
-    calls = (("search_path", "leave_current_folder"), ("interpreter", "check_interpreter", "end_at_ctrl_c"))
+    calls = (
+        ("search_path", "leave_current_folder"),
+        ("interpreter", "check_interpreter", "end_at_ctrl_c", "share_cores"),
+    )
     check = "".join(
         f"\n    from dist_transformer.runtime.{module} import {', '.join(names)}"
         + "".join(f"\n    {name}()" for name in names)
