@@ -42,8 +42,7 @@ for file in sorted(Path(sys.argv[1]).glob("offline-run-*/*.wandb")):
     found = {"steps": []}
     for record in records(file.read_bytes()):
         if record.WhichOneof("record_type") == "run":
-            branch = record.run.branch_point
-            found |= {"id": record.run.run_id, "after": [branch.run, branch.value]}
+            found["id"] = record.run.run_id
         elif record.WhichOneof("record_type") == "history":
             names = {item.key or item.nested_key[0] for item in record.history.item}
             if "train/loss" in names:
@@ -86,5 +85,4 @@ def test_a_resume_has_no_step_twice(installed: Path, distributions: Path, toy_da
     train(programs, tmp_path, toy_data.path, 8)
     first, second = runs(programs, tmp_path)
     assert first["steps"] == [1, 2, 3, 4, 5, 6]
-    # wandb removes what the first start has after step 4.
-    assert second == {"id": first["id"], "after": [first["id"], 4], "steps": [5, 6, 7, 8]}
+    assert second == {"id": first["id"], "steps": [7, 8]}

@@ -26,42 +26,49 @@ def init(*, dir, config, **place):
     return Run()
 """
 PROGRAM = """
-import sys
+import json, sys
 from pathlib import Path
 from dist_transformer.reporting.sinks import SINKS
 import dist_transformer.reporting.wandb_sink
 
 sink = SINKS["wandb"](Path(sys.argv[1]), int(sys.argv[2]))
-sink.record("train", 7, {"loss": 0.5, "note": "text"})
+for step in json.loads(sys.argv[3]):
+    sink.record("train", step, {"loss": step / 2, "note": "text"})
 sink.close()
 """
 
 
-def start(run: Path, continues_after: int) -> tuple[dict[str, str], list[object]]:
-    """Give the place of the run, and the calls after it."""
-    done = run_python("-c", PROGRAM, run, continues_after, PYTHONPATH=str(run.parent))
+def start(run: Path, continues_after: int, steps: list[int]) -> tuple[str, list[object]]:
+    """Give the id of the run, and the steps that it gets."""
+    done = run_python("-c", PROGRAM, run, continues_after, json.dumps(steps), PYTHONPATH=str(run.parent))
     assert done.returncode == 0, done.stderr
-    (name, steps, place), *calls = (json.loads(line) for line in done.stdout.splitlines())
-    assert (name, steps, place.pop("name"), place.pop("settings")) == ("init", 9, "run", {"console": "off"})
-    return place, calls
+    (name, most, place), *calls, last = (json.loads(line) for line in done.stdout.splitlines())
+    identity = place.pop("id")
+    assert (name, most, last) == ("init", 9, ["finish"])
+    assert place == {"name": "run", "resume": "allow", "settings": {"console": "off"}}
+    assert [values for _, values, _ in calls] == [{"train/loss": step / 2} for step in steps[len(steps) - len(calls) :]]
+    return identity, [step for _, _, step in calls]
 
 
-def test_a_resume_continues_the_run_after_the_step_of_its_checkpoint(tmp_path: Path) -> None:
+def test_a_resume_continues_the_run_and_sends_no_step_twice(tmp_path: Path) -> None:
     (tmp_path / "wandb.py").write_text(FAKE, encoding="utf-8")
     run = tmp_path / "run"
     (run / "wandb").mkdir(parents=True)
     (run / "config.json").write_text('{"max_steps": 9, "run_dir": "/home/someone/run"}', encoding="utf-8")
-    first, calls = start(run, 0)
-    assert calls == [["log", {"train/loss": 0.5}, 7], ["finish"]]
-    assert start(run, 4)[0] == {"resume_from": f"{first['id']}?_step=4"}
+    # The save of step 4 ends late.
+    first, steps = start(run, 0, [3, 4, 5, 6, 4])
+    assert steps == [3, 4, 5, 6, 6]
+    assert start(run, 4, [5, 6, 7]) == (first, [7])
+    assert start(run, 4, [5, 6, 7, 8, 8]) == (first, [8, 8])
     # A start without a checkpoint is another run, and so is the first one with this sink.
-    second, _ = start(run, 0)
-    assert second.keys() == {"id"}
-    assert second != first
-    (run / "wandb" / "id").unlink()
-    assert start(run, 4)[0].keys() == {"id"}
+    second, steps = start(run, 0, [1])
+    assert steps == [1]
+    (run / "wandb" / "run.json").unlink()
+    third, steps = start(run, 4, [5])
+    assert steps == [5]
+    assert len({first, second, third}) == 3
 
 
 def test_without_wandb_the_remedy_is_named(tmp_path: Path) -> None:
-    done = run_python("-c", f"import sys\nsys.modules['wandb'] = None\n{PROGRAM}", tmp_path, 0)
+    done = run_python("-c", f"import sys\nsys.modules['wandb'] = None\n{PROGRAM}", tmp_path, 0, "[]")
     assert "UserError: wandb is not installed: pip install 'dist_transformer[wandb]'" in done.stderr
