@@ -28,7 +28,7 @@ class WandbSink:
             raise UserError("wandb is not installed: pip install 'dist_transformer[wandb]'") from None
         self._file = run_dir / "wandb" / "run.json"
         is_resumed = continues_after > 0 and self._file.is_file()
-        self._sent = read_json(self._file) if is_resumed else {"id": uuid.uuid4().hex, "step": 0}
+        self._sent: dict[str, Any] = read_json(self._file) if is_resumed else {"id": uuid.uuid4().hex, "step": 0}
         self._known: int = self._sent["step"]
         self._run = wandb.init(
             dir=run_dir,
