@@ -370,9 +370,8 @@ def _model_card(name: str, info: ModelInfo, parameters: int, notes: Sequence[str
     )
     ways = ", ".join(f"from {code(source)} to {code(target)}" for source, target in pairs)
     direction = ["--direction", info.all_directions[0].name] if len(pairs) > 1 else []
-    # For a shell: a name in it may hold spaces and quotes, or commands of its own.
-    translate = shlex.join(["dist-transformer", "translate", "--model", name, *direction])
-    evaluate = shlex.join(["dist-transformer", "evaluate", "--model", name, *direction])
+    # For a shell: a name in it may hold spaces and quotes, or commands of its own. The folder may move.
+    flags = " ".join(['--model "$MODEL"', *map(shlex.quote, direction)])
     table = "\n".join(f"| {key} | {escaped(str(value))} |" for key, value in settings.items())
     return f"""---
 language:
@@ -388,9 +387,10 @@ A Transformer (Vaswani et al. 2017) for translation {ways}.
 - Weights: {averaged}; {parameters:,} parameters, fp32
 - `tokenizer.json`, SHA-256 {code(info.tokenizer_sha256)}, normalises text before it splits it into pieces
 {listed}
-Translate, one sentence per line: {code(f"{translate} < input.txt > output.txt")}
+Set `MODEL` to the path of this folder; a shell in the folder does so with `MODEL=$PWD`. Then, in any folder:
 
-Measure: {code(f"{evaluate} --src F --ref F")} prints BLEU, chrF and TER with their signatures.
+- Translate, one sentence per line: {code(f"dist-transformer translate {flags} < input.txt > output.txt")}
+- Measure: {code(f"dist-transformer evaluate {flags} --src F --ref F")} prints BLEU, chrF and TER with their signatures.
 
 | setting | value |
 |---|---|

@@ -97,7 +97,7 @@ def test_directions_come_back_and_are_chosen(
     card = (tmp_path / "m/README.md").read_text()
     assert 'language:\n- "en"\n- "de"\npipe' in card
     assert "from `en` to `de`, from `de` to `en`." in card
-    assert "translate --model m --direction en-de < input.txt" in card
+    assert 'translate --model "$MODEL" --direction en-de < input.txt' in card
 
 
 def test_a_tied_matrix_is_stored_once(model_info: ModelInfo, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_notes_are_lines_of_the_card(model_info: ModelInfo, random_model: Transf
     weights = dict(random_model.state_dict())
     write_model_folder(tmp_path / "m", info=model_info, weights=weights, tokenizer_json=b"{}", notes=["one", "two"])
     card = (tmp_path / "m" / "README.md").read_text()
-    assert "before it splits it into pieces\n- one\n- two\n\nTranslate" in card
+    assert "before it splits it into pieces\n- one\n- two\n\nSet `MODEL`" in card
 
 
 def test_an_older_model_is_replaced(copy: Path, model_info: ModelInfo, random_model: Transformer) -> None:

@@ -19,19 +19,26 @@ _LONGEST_MESSAGE = 4_000
 # Control characters, halves of surrogate pairs, and line and paragraph separators.
 _UNSHOWN = ("Cc", "Cs", "Zl", "Zp")
 
+# Start of the text of an OSError; the words after it say the same.
+_ERROR_NUMBER = re.compile(r"\[Errno -?\d+\] ")
+
 
 class UserError(Exception):
     """Bad input, settings or files. The message is one sentence for the user; no traceback is shown.
 
     Names and values in it may come from hostile files: characters that move the cursor or end the line are escaped.
-    Secrets of URLs are hidden, which errors of libraries may contain.
+    Secrets of URLs are hidden, which errors of libraries may contain, and the numbers of the system's errors.
     """
 
     def __str__(self) -> str:
-        text = without_secrets(super().__str__())
+        text = _for_a_person(super().__str__())
         if len(text) > _LONGEST_MESSAGE:
             text = f"{text[: _LONGEST_MESSAGE // 2]} … {text[-_LONGEST_MESSAGE // 4 :]}"
         return text if text.isprintable() else "".join(map(_shown, text))
+
+
+def _for_a_person(text: str) -> str:
+    return _ERROR_NUMBER.sub("", without_secrets(text))
 
 
 def _shown(character: str) -> str:
@@ -49,12 +56,12 @@ def printable(text: str) -> str:
 
 
 def say(text: object = "", *, file: TextIO | None = None) -> None:
-    """Print a line for a person and flush it, without the secrets of URLs.
+    """Print a line for a person and flush it, without the secrets of URLs and the numbers of the system's errors.
 
     Control characters are escaped, and characters that the encoding lacks.
     """
     stream = sys.stdout if file is None else file
-    line = printable(without_secrets(str(text)))
+    line = printable(_for_a_person(str(text)))
     encoding = getattr(stream, "encoding", None) or "utf-8"
     print(line.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 

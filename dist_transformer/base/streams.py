@@ -14,7 +14,8 @@ _NAMES = {1: "stdout", 2: "stderr"}
 class OwnStream(io.RawIOBase):
     """A file descriptor whose first failed write calls `on_loss`; data that it does not accept is lost.
 
-    Every write is tried, so that a log continues when its disk has room again.
+    Every write is tried, so that a log continues when its disk has room again. A write is complete, also if the system
+    takes the data in parts. If a signal handler raises within it, the rest of the data is lost.
 
     Args:
         on_loss: called with the first error; what it raises goes to the writer.
@@ -34,13 +35,15 @@ class OwnStream(io.RawIOBase):
         return os.isatty(self._descriptor)
 
     def write(self, data: "bytes | bytearray | memoryview") -> int:  # type: ignore[override]
+        given = left = memoryview(data).cast("B")
         try:
-            return os.write(self._descriptor, data)
+            while left:
+                left = left[os.write(self._descriptor, left) :]
         except OSError as error:
             if not self._has_lost:
                 self._has_lost = True
                 self._on_loss(error)
-            return len(data)
+        return len(given)
 
 
 def own_stream(
@@ -51,8 +54,9 @@ def own_stream(
     Args:
         errors: how characters that the encoding lacks are written; None: as in `like`.
     """
+    # No BufferedWriter is between them: it would write its data again after an exception of a signal handler.
     return io.TextIOWrapper(
-        io.BufferedWriter(OwnStream(descriptor, on_loss)),  # type: ignore[type-var]
+        OwnStream(descriptor, on_loss),  # type: ignore[type-var]
         encoding=getattr(like, "encoding", "utf-8"),
         errors=errors or getattr(like, "errors", "backslashreplace"),
         line_buffering=errors is not None or getattr(like, "line_buffering", False),
@@ -129,7 +133,7 @@ def is_closed(stream: TextIO) -> bool:
 
 
 def _raw(stream: TextIO) -> OwnStream | None:
-    raw = getattr(getattr(stream, "buffer", None), "raw", None)
+    raw = getattr(stream, "buffer", None)
     return raw if isinstance(raw, OwnStream) else None
 
 

@@ -120,8 +120,8 @@ def translate_stream(arguments: argparse.Namespace, device: torch.device) -> Non
         if first == 0:
             warn_of_wrong_side(chunk, translator, info)
         translations = translator.translate(chunk, first=first)
-        for number, translation in enumerate(translations, first):
-            sys.stdout.buffer.write(output.text_of(number, translation).encode("utf-8"))
+        texts = [output.text_of(number, translation) for number, translation in enumerate(translations, first)]
+        sys.stdout.buffer.write("".join(texts).encode("utf-8"))
         sys.stdout.buffer.flush()
         notes += count_notes(translations)
         if at_terminal:

@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ class Evaluation:
     seconds: float
     """Time of decoding, without loading and scoring."""
     world_size: int
+    model_folder: Path | None = None
+    """Folder of the model; None if it was not read from one."""
 
     def report(self, hypotheses_file: Path) -> dict[str, Any]:
         """Convert to JSON values; `hypotheses_file` is the caller's file for the hypotheses."""
@@ -50,6 +52,7 @@ class Evaluation:
             "split_over": self.split_over,
             "split_sentences": self.split_sentences,
             "hypotheses": str(hypotheses_file),
+            "model": None if self.model_folder is None else str(self.model_folder),
             "steps": list(self.info.steps),
             "corpus": self.info.corpus,
             "direction": self.info.direction.name,
@@ -113,7 +116,7 @@ def evaluate(
         )
     ):
         warn(caution)
-    return evaluate_model(
+    evaluation = evaluate_model(
         model,
         tokenizer,
         info,
@@ -124,6 +127,7 @@ def evaluate(
         split_over=split_over,
         lowercase=lowercase,
     )
+    return replace(evaluation, model_folder=model_folder)
 
 
 def read_test_set(source: Path, *references: Path) -> ReferencedText:

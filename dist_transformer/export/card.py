@@ -17,8 +17,6 @@ class Card:
     """Contents of an exported model's README."""
 
     name: str
-    folder: str
-    """Name of the folder in the example."""
     library: str
     """`transformers` or `ctranslate2`."""
     info: ModelInfo
@@ -114,7 +112,6 @@ trained with dist_transformer and exported for {self.library}.
     def _usage(self) -> str:
         text = _TRANSFORMERS if self.library == "transformers" else _CTRANSLATE2
         return text.format(
-            folder=self.folder,
             length_penalty=self.length_penalty,
             longest=self.longest,
             beam=ctranslate2_peer.BEAM_SIZE,
@@ -161,7 +158,7 @@ _TRANSFORMERS = """## Use
 
 ```python
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-folder = {folder!r}
+folder = "."  # this folder; elsewhere, its path
 tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
 inputs = tokenizer(["A sentence.", "Another one."], padding=True, return_tensors="pt")
 outputs = model.generate(**inputs)
@@ -175,7 +172,7 @@ _CTRANSLATE2 = """## Use
 
 ```python
 import ctranslate2, tokenizers
-folder = {folder!r}
+folder = "."  # this folder; elsewhere, its path
 tokenizer, translator = tokenizers.Tokenizer.from_file(f"{{folder}}/tokenizer.json"), ctranslate2.Translator(folder)
 search = dict(beam_size={beam}, patience={patience}, length_penalty={length_penalty}, max_decoding_length={longest})
 search |= dict(min_decoding_length=0, disable_unk=True, suppress_sequences={never})

@@ -280,7 +280,6 @@ class _Job:
         settings = self.settings
         return Card(
             name=settings.name or settings.out.absolute().name,
-            folder=settings.out.absolute().name,
             library=LIBRARIES[settings.to],
             info=self.info,
             tags=self.tokenizer.source.tags,

@@ -70,8 +70,8 @@ def _picture(
         title=title,
         section="3.2.2 and the appendix",
         caption=(
-            f"{reading} One panel for each of {layers} layers and {heads} heads; darker is more. The weights of a row "
-            "sum to 1. All panels have one scale."
+            f"{reading} One panel for each of {layers} layers and {heads} heads; a stronger colour is more. The "
+            "weights of a row sum to 1. All panels have one scale."
         ),
         alt=f"{title}: {layers * heads} heat maps of {len(queries)} rows and {len(keys)} columns.",
         figure=head_figure(maps_LHTS, queries, keys),

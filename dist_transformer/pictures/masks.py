@@ -76,6 +76,8 @@ def mask_picture() -> Picture:
             row[0].set_ylabel("query")
         patches = [Patch(color=_VISIBLE, label="visible"), Patch(color=_HIDDEN, label="hidden")]
         figure.legend(handles=patches, loc="outside lower center", ncols=2, frameon=False)
+        # The layout needs a second drawing; after the first one, titles can be outside.
+        figure.draw_without_rendering()
     computed, needed = len(targets) * widest**2, sum(len(words) ** 2 for words in targets)
     return Picture(
         name="masks",

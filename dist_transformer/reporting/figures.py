@@ -256,7 +256,7 @@ def as_png(figure: "Figure") -> bytes:
 
 
 def as_svg(figure: "Figure") -> str:
-    """Save a figure as an `<svg>` element for a page. Equal figures give equal strings.
+    """Save a figure as an `<svg>` element without a ground, for a light or dark page. Equal figures give equal strings.
 
     Text stays text, so a browser shows characters for which this machine has no font.
     """
@@ -275,7 +275,8 @@ def _saved(figure: "Figure", kind: str) -> bytes:
     buffer = io.BytesIO()
     with picture_style():
         # A time stamp in the file would make equal pictures differ.
-        figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
+        is_svg = kind == "svg"
+        figure.savefig(buffer, format=kind, metadata={"Date": None} if is_svg else None, transparent=is_svg)
     return buffer.getvalue()
 
 

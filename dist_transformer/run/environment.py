@@ -1,7 +1,7 @@
 """Record versions and hardware of each start of a run in the run folder, for its report.
 
 RUN/environment.json is a list with one entry per start of the run: {"step": steps done before, "time": UTC, versions,
-hardware, ranks}. It contains no user, host or path, so that a run folder can be shared.
+hardware, ranks, settings}. It contains no user, host or path, so that a run folder can be shared.
 """
 
 import json

@@ -204,6 +204,16 @@ def settings_of(described: dict[str, Any], file: Path) -> TrainConfig:
     return from_plain(TrainConfig, values, str(file))
 
 
+def shareable_settings(described: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of `describe_run` by dotted name, without the identity of the data and without any path."""
+    flat = omitted_defaults(TrainConfig) | _flatten(described)
+    return {
+        name: value
+        for name, value in flat.items()
+        if name not in ("data", "run_dir", "data_sha256", "init_from_sha256") and "/" not in str(value)
+    }
+
+
 def run_identity(described: dict[str, Any]) -> str:
     """Return 16 hexadecimal digits that are equal for two runs whose settings would let one resume the other."""
     settings = _flatten({name: described[name] for name in _FIXED})

@@ -21,7 +21,7 @@ from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.run.checkpoint.reader import CheckpointReader
 from dist_transformer.run.checkpoint.writer import CheckpointWriter
 from dist_transformer.run.environment import describe_environment, record_environment
-from dist_transformer.run.folder import describe_run, open_run, run_identity, settings_of
+from dist_transformer.run.folder import describe_run, open_run, run_identity, settings_of, shareable_settings
 from dist_transformer.run.layout import LEDGER_FILE, METRICS_FILE
 from dist_transformer.run.ledger import Ledger
 from dist_transformer.run.progress import Progress
@@ -154,7 +154,7 @@ def assemble(
         notes += rate_cautions(config, origin)
     _introduce(config, world, data, engine, reporter, notes)
     if world.is_main:
-        _record_setting(config, world, engine, reporter, positions_PD)
+        _record_setting(config, described, world, engine, reporter, positions_PD)
     return Trainer(
         config=config,
         world=world,
@@ -295,13 +295,22 @@ def rate_cautions(config: TrainConfig, origin: CheckpointReader) -> Iterator[str
 
 
 def _record_setting(
-    config: TrainConfig, world: World, engine: Engine, reporter: Reporter, positions_PD: np.ndarray
+    config: TrainConfig,
+    described: dict[str, Any],
+    world: World,
+    engine: Engine,
+    reporter: Reporter,
+    positions_PD: np.ndarray,
 ) -> None:
-    """Record the machine, the learning rates and the position vectors for later inspection of the run."""
+    """Record settings, machine, learning rates and position vectors of this start, for later inspection of the run."""
     reporter.fence()
-    environment = describe_environment(world_size=world.size, local_size=world.local_size)
-    environment["threads"] = torch.get_num_threads()
-    record_environment(config.run_dir, {**environment, "state_bytes": state_bytes(engine)}, step=reporter.first_step)
+    entry = {
+        **describe_environment(world_size=world.size, local_size=world.local_size),
+        "threads": torch.get_num_threads(),
+        "state_bytes": state_bytes(engine),
+        "settings": shareable_settings(described),
+    }
+    record_environment(config.run_dir, entry, step=reporter.first_step)
     peak = min(config.optimizer.warmup_steps, config.max_steps)
     steps = sorted({peak, *(round(step) for step in np.linspace(1, config.max_steps, 500))})
     rates = [learning_rate(step, config) for step in steps]

@@ -2,11 +2,13 @@
 
 import io
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from dist_transformer.base.errors import exit_on_user_error, printable, say
+from dist_transformer.base.errors import UserError, exit_on_user_error, printable, say
+from dist_transformer.base.files import SETTINGS_BYTES, read_small
 
 
 @pytest.mark.parametrize(
@@ -29,6 +31,23 @@ def test_a_character_that_an_encoding_lacks_is_an_escape(encoding: str, shown: s
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     say("→ ü", file=stream)
     assert stream.buffer.getvalue().decode(encoding) == f"{shown}\n"  # type: ignore[attr-defined]
+
+
+def test_an_error_of_the_system_is_shown_without_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    large = tmp_path / "config.json"
+    large.write_bytes(b" " * (SETTINGS_BYTES + 1))
+    found = []
+    for path in (large, tmp_path / "missing"):
+        with pytest.raises(OSError, match="Errno") as raised:
+            read_small(path)
+        found.append(UserError(f"{path.name} cannot be read ({raised.value})"))
+        say(f"note: {path.name} cannot be read ({raised.value})")
+    texts = [
+        "config.json cannot be read (it has 1,048,577 bytes, but at most 1,048,576 are expected)",
+        f"missing cannot be read (No such file or directory: '{tmp_path / 'missing'}')",
+    ]
+    assert [str(error) for error in found] == texts
+    assert capsys.readouterr().out.splitlines() == [f"note: {text}" for text in texts]
 
 
 @pytest.mark.parametrize(

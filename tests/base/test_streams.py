@@ -25,19 +25,29 @@ raise SystemExit(75)
 """
 
 
-def run(tmp_path: Path, redirected: str) -> tuple[int, str]:
-    """Status of the program, and what the shell's own stdout and stderr got."""
-    words = shlex.join([sys.executable, "-c", PROGRAM, str(tmp_path / "kept")])
+def run(program: str, arguments: str, redirected: str) -> tuple[int, str]:
+    """Status of a program, and what the shell's own stdout and stderr got; the arguments are words of the shell."""
     done = subprocess.run(
-        ["bash", "-c", f"{words} {redirected}; exit ${{PIPESTATUS[0]}}"],
+        [
+            "bash",
+            "-c",
+            f"{shlex.join([sys.executable, '-c', program])} {arguments} {redirected}; exit ${{PIPESTATUS[0]}}",
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
         timeout=120,
     )
-    assert (tmp_path / "kept").read_text() == "kept\n"
     return done.returncode, done.stdout
+
+
+def run_training(tmp_path: Path, redirected: str) -> tuple[int, str]:
+    """Run a program that continues after its streams are lost."""
+    kept = tmp_path / "kept"
+    ended = run(PROGRAM, shlex.quote(str(kept)), redirected)
+    assert kept.read_text() == "kept\n"
+    return ended
 
 
 @pytest.mark.parametrize(
@@ -52,11 +62,11 @@ def run(tmp_path: Path, redirected: str) -> tuple[int, str]:
     ],
 )
 def test_a_process_outlives_its_streams(tmp_path: Path, redirected: str, seen: str) -> None:
-    assert run(tmp_path, redirected) == (75, seen)
+    assert run_training(tmp_path, redirected) == (75, seen)
 
 
 def test_a_reader_that_has_read_enough(tmp_path: Path) -> None:
-    status, seen = run(tmp_path, "| head -n 1")
+    status, seen = run_training(tmp_path, "| head -n 1")
     assert status == 75
     assert sorted(seen.splitlines()) == [
         "line 0",
@@ -104,17 +114,10 @@ exit_on_user_error(main)
 
 
 def test_a_tool_ends_well_only_if_it_is_stdout_that_was_closed() -> None:
-    words = shlex.join([sys.executable, "-c", TOOL])
     for what, redirected, status in (("print", "| head -n 1", 0), ("connect", "| cat", 1), ("connect", "", 1)):
-        done = subprocess.run(
-            ["bash", "-c", f"{words} {what} {redirected}; exit ${{PIPESTATUS[0]}}"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-        assert done.returncode == status, done.stderr
-        assert ("BrokenPipeError" in done.stderr) == (status == 1)
+        ended, seen = run(TOOL, what, redirected)
+        assert ended == status, seen
+        assert ("BrokenPipeError" in seen) == (status == 1)
 
 
 # A command that prints, as every command does it.
@@ -140,36 +143,66 @@ FULL = "error: standard output cannot be written (No space left on device): choo
 CLOSED = "error: standard output is closed: open it, for instance with > FILE or > /dev/null"
 
 
-def run_command_line(what: str, redirected: str, command: str = COMMAND) -> tuple[int, list[str]]:
-    """Status of a command, and the lines that the shell's own stdout and stderr got."""
-    words = shlex.join([sys.executable, "-c", command])
-    done = subprocess.run(
-        ["bash", "-c", f"{words} {what} {redirected}"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    return done.returncode, done.stdout.splitlines()
-
-
 @pytest.mark.parametrize("what", ["say", "bytes", "exit", "print"])
 def test_a_result_that_cannot_be_written_is_one_error(what: str) -> None:
     """No traceback, and no second message at the interpreter's end."""
-    status, lines = run_command_line(what, "> /dev/full")
+    status, seen = run(COMMAND, what, "> /dev/full")
+    lines = seen.splitlines()
     assert (status, lines[-1]) == (1, FULL)
     # What is printed without a flush fails at the end.
     assert lines[:-1] == (["a note"] if what in ("bytes", "print") and lines[:-1] else [])
-    assert run_command_line(what, ">&-") == (1, [CLOSED])
+    assert run(COMMAND, what, ">&-") == (1, f"{CLOSED}\n")
 
 
 @pytest.mark.parametrize("redirected", ["2> /dev/full", "2>&-", "2>&- <&-"])
 def test_a_lost_note_changes_nothing_and_is_not_in_the_result(redirected: str) -> None:
-    assert run_command_line("print", redirected) == (0, ["a line"])
+    assert run(COMMAND, "print", redirected) == (0, "a line\n")
 
 
 def test_an_argument_that_is_not_utf8_is_one_error() -> None:
-    status, lines = run_command_line(r"$'caf\xe9.txt'", "")
-    assert status == 1
-    assert lines == [r"error: the argument caf\udce9.txt is not UTF-8: write it in UTF-8, or rename the file"]
+    error = r"error: the argument caf\udce9.txt is not UTF-8: write it in UTF-8, or rename the file"
+    assert run(COMMAND, r"$'caf\xe9.txt'", "") == (1, f"{error}\n")
+
+
+# It fills the pipe, whose reader waits for the line on stderr: the signal comes when a part of a write is done.
+INTERRUPTED = """
+import signal, sys
+from dist_transformer.base.streams import guard_streams
+
+class Stop(Exception):
+    pass
+
+def handle(*_):
+    print("signal", file=sys.stderr, flush=True)
+    if sys.argv[1] == "raises":
+        raise Stop
+
+guard_streams(print)
+signal.signal(signal.SIGALRM, handle)
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+try:
+    for first in range(0, 20_000, 500):
+        text = "".join(f"line {number}\\n" for number in range(first, first + 500))
+        sys.stdout.buffer.write(text.encode()) if sys.argv[2] == "bytes" else print(text, end="")
+        sys.stdout.flush()
+except Stop:
+    pass
+print("end")
+"""
+
+
+@pytest.mark.parametrize("kind", ["text", "bytes"])
+@pytest.mark.parametrize("handler", ["raises", "returns"])
+def test_a_signal_within_a_write_prints_no_line_twice(handler: str, kind: str) -> None:
+    """The rest of that write follows, unless the handler raises."""
+    words = [sys.executable, "-c", INTERRUPTED, handler, kind]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stderr.readline() == "signal\n"
+        printed = process.stdout.read()
+    whole = "".join(f"line {number}\n" for number in range(20_000))
+    before = printed.removesuffix("end\n")
+    assert process.returncode == 0
+    assert before != printed
+    assert before == whole if handler == "returns" else 0 < len(before) < len(whole) and whole.startswith(before)

@@ -60,6 +60,7 @@ def test_the_same_scores_on_one_rank_and_on_two(model_folder: Path, files: tuple
     assert report["synthetic"] is True
     assert report["corpus"] == "toy grammar"
     assert report["steps"] == [100, 200]
+    assert report["model"] == str(model_folder)
     lines = hypotheses[0].decode("utf-8").split("\n")[:-1]
     expected = score(lines, reference.read_text(encoding="utf-8").split("\n")[:-1], target_language="de")
     assert {name: report[name] for name in expected.report()} == expected.report()

@@ -1,7 +1,9 @@
 """tools/translate.py as a user runs it."""
 
 import os
+import re
 import select
+import shlex
 import shutil
 import subprocess
 import sys
@@ -24,6 +26,18 @@ def command(model: Path) -> list[str]:
 
 def translate(model: Path, text: str | bytes, *options: str) -> subprocess.CompletedProcess[str]:
     return run_python(*command(model), *options, input=text)
+
+
+def test_the_command_of_a_card_works_from_any_folder_after_a_move(model_folder: Path, tmp_path: Path) -> None:
+    moved = Path(shutil.copytree(model_folder, tmp_path / "else where" / "renamed"))
+    (words,) = re.findall(r"`(dist-transformer translate .*)`", (moved / "README.md").read_text(encoding="utf-8"))
+    (tmp_path / "input.txt").write_text("a\n\n", encoding="utf-8")
+    program = f'dist-transformer() {{ "{sys.executable}" -m dist_transformer "$@"; }}'
+    script = f"{program}; cd {shlex.quote(str(moved))}; MODEL=$PWD; cd {shlex.quote(str(tmp_path))}; {words}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", script], env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "output.txt").read_text(encoding="utf-8").splitlines()) == 2
 
 
 def test_one_line_for_each_line(model_folder: Path, toy_lines: Lines) -> None:

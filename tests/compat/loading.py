@@ -26,7 +26,7 @@ print(json.dumps({
 
 # The example of the card, in which the lines of the file stand for its sentences.
 CTRANSLATE2 = """
-import json, re, sys
+import json, os, re, sys
 
 card = open(sys.argv[1] + "/README.md", encoding="utf-8").read()
 lines = open(sys.argv[2], encoding="utf-8").read().splitlines()
@@ -34,6 +34,7 @@ lines = open(sys.argv[2], encoding="utf-8").read().splitlines()
 assert '["A sentence.", "Another one."]' in example
 made = {}
 example = example.replace('["A sentence.", "Another one."]', "lines").replace("print(", "made.update(outputs=")
+os.chdir(sys.argv[1])
 exec(example, {"lines": lines, "made": made})
 print(json.dumps(made))
 """

@@ -95,7 +95,7 @@ def test_a_training_outlives_its_outputs(toy_data: DataFolder, tmp_path: Path) -
     output = piped.output()
     assert output.count(LOST) == 2, output
     assert "stdout cannot be written (Broken pipe): training continues" in output
-    assert "TensorBoard's file cannot be written ([Errno 17] File exists" in output
+    assert "TensorBoard's file cannot be written (File exists" in output
     output = full.output()
     assert output.count(LOST) == 1, output
     assert "stdout cannot be written (No space left on device): training continues" in output
@@ -123,5 +123,5 @@ def test_a_training_outlives_the_disk_of_tensorboard(toy_data: DataFolder, tmp_p
         pytest.skip(str(error))
     output = Started(ALONE, toy_data, tmp_path / "run", redirected="").output()
     assert output.count(LOST) == 1, output
-    assert "TensorBoard's file cannot be written ([Errno 28] No space left on device): training continues" in output
+    assert "TensorBoard's file cannot be written (No space left on device): training continues" in output
     assert "finished at step 8" in output

@@ -19,7 +19,6 @@ def card(info: ModelInfo, name: str, library: str) -> str:
     return str(
         Card(
             name=name,
-            folder=name,
             library=library,
             info=info,
             tags=[name],

@@ -182,9 +182,10 @@ def test_a_folder_for_ctranslate2(
     assert made.precision == "float32"
     names = {"README.md", "config.json", "model.bin", "shared_vocabulary.json", "tokenizer.json"}
     assert {path.name for path in settings.out.iterdir()} == names
-    monkeypatch.chdir(settings.out.parent)
     example = in_card(settings).replace('"A sentence.", "Another one."', f"*{made.dev.sources[:3]!r}")
     compiled = compile(example, "card", "exec")
+    # The card does not depend on the folder's place and name.
+    monkeypatch.chdir(settings.out.rename(settings.out.with_name("moved")))
     capsys.readouterr()
     # The card is the code that users run.
     exec(compiled, {})

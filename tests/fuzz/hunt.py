@@ -2,9 +2,11 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import hypothesis
+import torch
 from hypothesis import HealthCheck, Phase
 
 from dist_transformer.base.files import sha256_of
@@ -65,6 +67,14 @@ def hunt(kind: Format, lab: Lab, *, cases: int, seed: int = SEED) -> Hunt:
     )
     hypothesis.seed(seed)(settings(hypothesis.given(kind.damage(sound))(examine)))()
     return result
+
+
+@cache
+def sound_files(folder: Path) -> Lab:
+    """Make the sound files of every format, once for each folder."""
+    torch.set_num_threads(1)
+    folder.mkdir()
+    return Lab(folder, make_model(folder / "sound model"))
 
 
 def make_model(path: Path) -> Path:

@@ -17,7 +17,7 @@ from dist_transformer.run import environment, ledger
 from tests.fuzz import formats, harness, sizes
 from tests.fuzz.formats import FORMATS, Format, Lab
 from tests.fuzz.harness import READ, REFUSED, attempt
-from tests.fuzz.hunt import hunt, make_model
+from tests.fuzz.hunt import hunt, sound_files
 
 _CASES = 12
 KINDS = {kind.name: kind for kind in FORMATS}
@@ -25,8 +25,7 @@ KINDS = {kind.name: kind for kind in FORMATS}
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    folder = tmp_path_factory.mktemp("fuzz")
-    return Lab(folder, make_model(folder / "sound model"))
+    return sound_files(tmp_path_factory.mktemp("fuzz") / "formats")
 
 
 @pytest.mark.system

@@ -36,6 +36,27 @@ def test_the_page_fits_a_phone_and_a_wide_window(browser: Browser, tmp_path: Pat
 
 
 @pytest.mark.slice(name="browser")
+@pytest.mark.parametrize("is_dark", [False, True])
+def test_pictures_are_light_or_dark_as_the_page(browser: Browser, tmp_path: Path, is_dark: bool) -> None:
+    page = write_pictures(tmp_path / "out", [cost_picture()], [])
+    html = page.read_text(encoding="utf-8")
+    # Only the picture, on the ground of the page.
+    page.write_text(
+        html.replace(
+            "</style>", "main > *, figcaption, h2 { display: none } section { display: block !important }</style>"
+        )
+    )
+    shot = tmp_path / "page.png"
+    browser.run(
+        page.as_uri(), 1280, f"--screenshot={shot}", f"--blink-settings=preferredColorScheme={0 if is_dark else 1}"
+    )
+    pixels_HW = np.asarray(Image.open(shot).convert("L"))
+    assert (pixels_HW.mean() < 60) == is_dark
+    # Its text and lines differ from the ground.
+    assert (abs(pixels_HW.astype(int) - int(pixels_HW[0, 0])) > 150).sum() > 1000
+
+
+@pytest.mark.slice(name="browser")
 def test_the_browser_shows_the_pictures(browser: Browser, tmp_path: Path) -> None:
     page = write_pictures(tmp_path / "out", [cost_picture()], [])
     picture = tmp_path / "page.png"

@@ -29,6 +29,7 @@ from dist_transformer.run.folder import (
     open_run,
     remove_newer,
     run_identity,
+    shareable_settings,
     write_settings,
 )
 from dist_transformer.run.ledger import Ledger
@@ -126,6 +127,14 @@ def test_a_setting_that_files_leave_out_has_its_default(
         changed_settings(run_dir, wanted)
     floor = config.changed(optimizer=dataclasses.replace(config.optimizer, min_lr=1e-4))
     assert "optimizer.min_lr: 0.0 -> 0.0001" in changed_settings(run_dir, described(floor))
+
+
+def test_settings_to_share_name_no_place(config: TrainConfig) -> None:
+    shared = shareable_settings(described(config))
+    assert shared["max_steps"] == config.max_steps
+    assert shared["model.attention"] == config.model.attention
+    assert "/" not in json.dumps(shared)
+    assert not {"data", "run_dir", "data_sha256", "init_from_sha256"} & shared.keys()
 
 
 def test_what_cannot_be_resumed_is_another_run(config: TrainConfig) -> None:

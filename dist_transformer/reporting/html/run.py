@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from safetensors import SafetensorError
@@ -43,6 +43,16 @@ class ScoreFile:
     modified: float
     """Time of the last change in seconds since 1970."""
     values: dict[str, Any]
+
+    @property
+    def model(self) -> str | None:
+        """Name of the evaluated model folder, with the steps of its weights; None if neither is recorded."""
+        folder, steps = self.values.get("model"), self.values.get("steps")
+        name = PurePath(folder).name if isinstance(folder, str) else ""
+        known = [step for step in steps if isinstance(step, int)] if isinstance(steps, list) else []
+        mean = f"mean of {len(known)}, steps" if len(known) > 1 else "step"
+        weights = f"{mean} {' to '.join(f'{step:,}' for step in sorted({min(known), max(known)}))}" if known else ""
+        return f"{name} ({weights})" if name and weights else name or weights or None
 
     @property
     def metrics(self) -> list[tuple[str, float, str]]:

@@ -12,6 +12,10 @@ CSS = """
     --first: #6fb1f2; --second: #f2994a; --third: #7c8792; --good: #5ecb8b; --wait: #e3b341;
   }
 }
+@media screen and (prefers-color-scheme: dark) {
+  /* The figures of matplotlib are drawn for white, without a ground: light becomes dark, and hues stay. */
+  .map img { filter: invert(0.9) hue-rotate(180deg); }
+}
 @media print {
   :root {
     color-scheme: light;
@@ -107,13 +111,14 @@ th { text-align: left; font-size: 12.5px; font-weight: 600; color: var(--soft); 
 th, td { padding: 7px 16px 7px 0; vertical-align: top; border-bottom: 1px solid var(--rule); }
 th:last-child, td:last-child { padding-right: 0; }
 td.number, th.number { text-align: right; white-space: nowrap; }
+td.name { min-width: 13ch; }
 .texts { table-layout: fixed; }
 .texts td { white-space: pre-wrap; }
 .texts .step { width: 72px; }
 
 .maps { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 500px), 1fr)); gap: 26px 36px; }
 .map.wide { grid-column: 1 / -1; }
-.map .scroll { overflow-x: auto; background: #ffffff; border: 1px solid var(--rule); padding: 8px; }
+.map .scroll { overflow-x: auto; border: 1px solid var(--rule); padding: 8px; }
 .map img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
 .map.wide img { max-width: none; }
 

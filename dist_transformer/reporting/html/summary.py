@@ -90,7 +90,9 @@ def headline_bleu(run: Run) -> Bleu | None:
         newest = run.scores[0]
         sentences = number(newest.values, "sentences")
         of = f", {sentences:,.0f} sentences" if sentences else ""
-        return Bleu(value=newest.values["bleu"], signature=newest.values["signature"], where=f"{newest.name}{of}")
+        model = f": {newest.model}" if newest.model else ""
+        where = f"{newest.name}{model}{of}"
+        return Bleu(value=newest.values["bleu"], signature=newest.values["signature"], where=where)
     signatures: dict[int, str] = {}
     for sheet in run.sheets:
         # The mean over several directions has no signature.

@@ -20,8 +20,12 @@ _METRIC_NAMES = {
     "chrf": "chrF",
     "ter": "TER (lower is better)",
 }
+# Columns of the table that compares score files.
+_COMPARED = ("Model", "File", "Sentences", "BLEU", "chrF", "TER (lower is better)", "Signature of BLEU")
 # These have no default, or come from the data.
 _GIVEN = frozenset({"data", "run_dir", "vocab_size"})
+# Entries of a start that are not about its machine.
+_NOT_OF_THE_MACHINE = ("step", "time", "settings")
 _ENVIRONMENT_NAMES = {
     "python": "Python",
     "torch": "PyTorch",
@@ -39,10 +43,35 @@ _ENVIRONMENT_NAMES = {
 
 
 def scores(run: Run) -> Html:
-    """Lay out every score file with its full signatures, newest first."""
+    """Lay out every score file with its full signatures, newest first; several are compared in one table before."""
     if not run.scores:
         return element("p", "No score file in this folder: dist-transformer evaluate --json RUN/bleu.json writes one.")
-    return join(*(_score_file(file) for file in run.scores))
+    compared = _compared(run.scores) if len(run.scores) > 1 else ""
+    return join(compared, *(_score_file(file) for file in run.scores))
+
+
+def _compared(files: list[ScoreFile]) -> Html:
+    """Lay out one row per score file."""
+    heads = [element("th", name, class_=_class_of(name), scope="col") for name in _COMPARED]
+    rows = []
+    for file in files:
+        sentences = number(file.values, "sentences")
+        cells = (
+            file.model or "not recorded",
+            file.name,
+            "not recorded" if sentences is None else f"{sentences:,.0f}",
+            *(f"{file.values[name]:.2f}" for name in ("bleu", "chrf", "ter")),
+            file.values["signature"],
+        )
+        named = zip(_COMPARED, cells, strict=True)
+        rows.append(
+            element("tr", *(element("td", cell, data_label=name, class_=_class_of(name)) for name, cell in named))
+        )
+    return element("table", element("thead", element("tr", *heads)), element("tbody", *rows), class_="stacks")
+
+
+def _class_of(column: str) -> str:
+    return {"Model": "name", "File": "name", "Signature of BLEU": "mono"}.get(column, "number")
 
 
 def _score_file(file: ScoreFile) -> Html:
@@ -51,6 +80,7 @@ def _score_file(file: ScoreFile) -> Html:
     notes = values.get("notes")
     seconds, ranks = number(values, "seconds"), number(values, "world_size")
     facts = [
+        f"model: {file.model}" if file.model else "",
         f"{sentences:,.0f} sentences" if sentences is not None else "",
         f"{split:,.0f} of them split" if split else "",
         f"decoded in {seconds:,.1f} s" if seconds is not None else "",
@@ -142,7 +172,7 @@ def environment(run: Run) -> Html:
     if not starts:
         return element("p", "The run folder does not record the machine and the versions of training.")
     newest = starts[-1]
-    known = [name for name in newest if name not in ("step", "time")]
+    known = [name for name in newest if name not in _NOT_OF_THE_MACHINE]
     rows = [
         element(
             "tr",
@@ -173,11 +203,24 @@ def _history(starts: list[dict[str, Any]]) -> Html:
         return Html()
     lines = [element("li", f"first start {_start(starts[0])}")]
     for before, now in pairwise(starts):
-        names = [name for name in (before | now) if name not in ("step", "time") and before.get(name) != now.get(name)]
-        changes = [
-            f"{_ENVIRONMENT_NAMES.get(name, name)} {_environment_value(before.get(name))} → "
-            f"{_environment_value(now.get(name))}"
-            for name in names
-        ]
+        changes = [*_changes(before, now), *_changes(*(_settings_of(start) for start in (before, now)))]
         lines.append(element("li", f"resumed {_start(now)}: {', '.join(changes) or 'nothing changed'}"))
     return join(element("h3", "Starts"), element("ol", *lines))
+
+
+def _settings_of(start: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that a start recorded; empty if it recorded none, as those of older versions."""
+    recorded = start.get("settings")
+    return recorded if isinstance(recorded, dict) else {}
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """List what differs between two starts; nothing is known to differ if one of them recorded nothing."""
+    if not before or not now:
+        return []
+    names = [name for name in before | now if name not in _NOT_OF_THE_MACHINE and before.get(name) != now.get(name)]
+    return [
+        f"{_ENVIRONMENT_NAMES.get(name, name)} {_environment_value(before.get(name))} → "
+        f"{_environment_value(now.get(name))}"
+        for name in names
+    ]

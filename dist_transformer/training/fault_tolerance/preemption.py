@@ -10,6 +10,7 @@ import time
 import torch
 import torch.distributed as dist
 
+from dist_transformer.base.errors import say
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.world import World
 from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
@@ -87,7 +88,7 @@ def seconds_left(walltime_minutes: float, *, age: float) -> float | None:
     try:
         answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
-        print(f"squeue does not report the job's time limit ({error}): give --walltime-minutes", file=sys.stderr)
+        say(f"squeue does not report the job's time limit ({error}): give --walltime-minutes", file=sys.stderr)
         return None
     return parse_slurm_duration(answer)
 

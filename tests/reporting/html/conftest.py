@@ -110,7 +110,7 @@ def write_run(run: Path, records: list[dict[str, Any]], **changes: Any) -> Path:
     return run
 
 
-def write_scores(file: Path, bleu: float) -> None:
+def write_scores(file: Path, bleu: float, **more: Any) -> None:
     signatures = {"bleu": SIGNATURE, "chrf": "nrefs:1|case:mixed|nc:6", "ter": "nrefs:1|case:lc|tok:tercom"}
     values = {
         "bleu": bleu,
@@ -123,6 +123,7 @@ def write_scores(file: Path, bleu: float) -> None:
         "hypotheses": "/home/someone/bleu.hypotheses.txt",
         "seconds": 12.34,
         "world_size": 2,
+        **more,
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(values), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -194,6 +195,8 @@ def test_attention_maps_are_images_within_the_page(run_dir: Path, read_page: Rea
     kind, _, content = image.get("src").partition(",")
     assert kind == "data:image/svg+xml;base64"
     picture = lxml.etree.fromstring(base64.b64decode(content))
+    # It has no ground of its own, so that it can follow the page's light or dark.
+    assert b"fill: #ffffff" not in lxml.etree.tostring(picture)
     texts = {"".join(text.itertext()) for text in picture.iter("{http://www.w3.org/2000/svg}text")}
     assert {"Decoder layer 1", "Decoder layer 2", "dog", "schläft", "gern"} <= texts
     assert image.get("alt") == "Cross-attention for: the dog sleeps"
@@ -204,7 +207,7 @@ def test_scores(run_dir: Path, read_page: ReadPage) -> None:
     found = section(read_page(run_dir), "Scores")
     assert sorted(heading.text for heading in found.xpath("./h3")) == ["bleu.json", "model/other.json"]
     place = [heading.text for heading in found.xpath("./h3")].index("bleu.json")
-    assert rows(found.xpath("./table")[place]) == [
+    assert rows(found.xpath("./h3/following-sibling::table[1]")[place]) == [
         ["Metric", "Score", "Signature"],
         ["BLEU", "23.46", SIGNATURE],
         ["chrF", "61.50", "nrefs:1|case:mixed|nc:6"],
@@ -213,6 +216,22 @@ def test_scores(run_dir: Path, read_page: ReadPage) -> None:
     assert words(found.xpath("./p")[place]) == (
         "1,000 sentences, 2 of them split, decoded in 12.3 s, on 2 rank(s), hypotheses in …/bleu.hypotheses.txt"
     )
+
+
+def test_several_evaluations_are_rows_of_one_table(run_dir: Path, read_page: ReadPage) -> None:
+    assert len(section(read_page(run_dir), "Scores").xpath("./table")) == 1
+    write_scores(run_dir / "best.json", 30.0, model="/home/someone/runs/1/best five", steps=[60, 20, 40])
+    os.utime(run_dir / "bleu.json", (1, 1))
+    document = read_page(run_dir)
+    found = section(document, "Scores")
+    name = "best five (mean of 3, steps 20 to 60)"
+    assert rows(found.xpath("./table")[0]) == [
+        ["Model", "File", "Sentences", "BLEU", "chrF", "TER (lower is better)", "Signature of BLEU"],
+        [name, "best.json", "1,000", "30.00", "61.50", "44.25", SIGNATURE],
+        ["not recorded", "bleu.json", "1,000", "23.46", "61.50", "44.25", SIGNATURE],
+    ]
+    assert words(found.xpath("./p")[0]).startswith(f"model: {name}, 1,000 sentences, ")
+    assert f"best.json: {name}, 1,000 sentences" in words(document.xpath("//header/div[@class='bleu']")[0])
 
 
 def test_settings_are_grouped_and_changes_marked(run_dir: Path, read_page: ReadPage) -> None:
@@ -245,6 +264,22 @@ def test_environment(run_dir: Path, read_page: ReadPage) -> None:
         "resumed after step 40 (2026-01-02T03:04:05+00:00): PyTorch 2.11.0 → 2.13.0, "
         "GPUs of the host none → 8 × Fast <GPU>, 80 GiB, new none → 1",
     ]
+
+
+def test_settings_that_changed_at_a_start(run_dir: Path, read_page: ReadPage) -> None:
+    """A start of a version that recorded no settings is compared with none."""
+    when = {"time": "2026-01-02T03:04:05+00:00"}
+    settings = [None, {"max_steps": 80, "seed": 1, "save_every": 5}, {"max_steps": 120, "seed": 1, "precision": "bf16"}]
+    starts = [{"step": 40 * at, **when, **({"settings": each} if each else {})} for at, each in enumerate(settings)]
+    (run_dir / "environment.json").write_text(json.dumps([*starts, {**starts[2], "settings": "damaged"}]))
+    found = section(read_page(run_dir), "Environment")
+    assert [words(item).partition(": ")[2] for item in found.xpath(".//li")] == [
+        "",
+        "nothing changed",
+        "max_steps 80 → 120, save_every 5 → none, precision none → bf16",
+        "nothing changed",
+    ]
+    assert rows(found.xpath(".//table")[0]) == []
 
 
 def test_checkpoints(run_dir: Path, read_page: ReadPage) -> None:
