@@ -134,7 +134,7 @@ def write_best(result: Sweep, out: Path) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, shares_work=True)
     add_folder(parser, "--run-dir", "RUN", "run folder, with --last, --best or --sweep")
     parser.add_argument("--last", type=int, metavar="N", help="average the newest N weight files")
     parser.add_argument(

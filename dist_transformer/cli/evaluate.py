@@ -136,7 +136,7 @@ def check_arguments(arguments: argparse.Namespace) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, shares_work=True)
     add_model_option(parser, required=False)
     parser.add_argument("--src", type=Path, metavar="F", help="source text for --model, one sentence per line")
     parser.add_argument("--hypotheses", type=Path, nargs="+", metavar="F", help="files of translations, line by line")

@@ -24,10 +24,11 @@ import tyro
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.files import write_file
 from dist_transformer.base.paths import require_usable
-from dist_transformer.config.flags import print_above_help, require_usable_places
+from dist_transformer.config.flags import check_flags, flags_of_training, print_above_help, require_usable_places
+from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
-from dist_transformer.config.stated import refuse_foreign_and_repeated, refuse_without_effect, stated_by_flags
-from dist_transformer.config.table3 import preset_with_variant
+from dist_transformer.config.stated import refuse_without_effect, stated_by_flags
+from dist_transformer.config.table3 import VARIANTS, preset_with_variant
 from dist_transformer.cost.hardware import GpuKind
 from dist_transformer.cost.speed import LINK_LATENCY, MFU, NETWORK_LATENCY
 from dist_transformer.preflight.measured import Comparison, compare, read_run
@@ -93,7 +94,9 @@ def main() -> None:
 
 
 def parse_arguments(arguments: list[str]) -> Arguments:
-    refuse_foreign_and_repeated(arguments)
+    own = {f"--{name.replace('_', '-')}": () for name in Arguments.__dataclass_fields__ if name != "train"}
+    choices = flags_of_training() | own | {"--preset": [*PRESETS], "--variant": [*VARIANTS]}
+    check_flags(arguments, choices, program="dist-transformer plan", also=("--import",))
     chooser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     chooser.add_argument("--preset", default="base")
     chooser.add_argument("--variant", default="base")

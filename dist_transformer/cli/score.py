@@ -132,7 +132,7 @@ def _write(file: IO[bytes], content: bytes) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, shares_work=True)
     add_model_option(parser)
     parser.add_argument("--src", type=Path, required=True, metavar="F", help="source text, one sentence per line")
     parser.add_argument("--tgt", type=Path, required=True, metavar="F", help="translations, line by line")

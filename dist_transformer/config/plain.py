@@ -11,6 +11,7 @@ from tyro.conf import OmitArgPrefixes
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import SETTINGS_BYTES, read_small
+from dist_transformer.config.wrong_names import nearest
 
 T = TypeVar("T")
 # OmitArgPrefixes[Group] is Annotated[Group, this].
@@ -74,6 +75,25 @@ def _as_text(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
+def hints_of_settings(kind: type) -> dict[str, Any]:
+    """Return the type hint of every setting of a dataclass, by dotted name, such as `model.width`."""
+    hints, flat = typing.get_type_hints(kind), _flat_groups(kind)
+    found: dict[str, Any] = {}
+    for name, hint in hints.items():
+        if dataclasses.is_dataclass(hint):
+            place = "" if name in flat else f"{name}."
+            found |= {f"{place}{inner}": each for inner, each in hints_of_settings(typing.cast(type, hint)).items()}
+        else:
+            found[name] = hint
+    return found
+
+
+def choices_of(hint: Any) -> list[Any]:
+    """List the values that a type hint names: those of Literal, also next to None."""
+    kinds = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    return [choice for kind in kinds if typing.get_origin(kind) is Literal for choice in typing.get_args(kind)]
+
+
 def _flat_groups(kind: type) -> dict[str, type]:
     """Find the fields of a dataclass that are groups without a prefix in flags and files."""
     hints = typing.get_type_hints(kind, include_extras=True)
@@ -128,7 +148,7 @@ def _plain_value(hint: Any, value: Any, where: str, remedy: str) -> Any:
         return from_plain(typing.cast(type, hint), value, where, remedy=remedy)
     origin, options = typing.get_origin(hint), typing.get_args(hint)
     kinds = options if origin in (types.UnionType, typing.Union) else (hint,)
-    choices = [choice for kind in kinds if typing.get_origin(kind) is Literal for choice in typing.get_args(kind)]
+    choices = choices_of(hint)
     if value in choices:
         return value
     if origin is tuple and isinstance(value, list):
@@ -140,6 +160,8 @@ def _plain_value(hint: Any, value: Any, where: str, remedy: str) -> Any:
     if type(value) in kinds or (float in kinds and type(value) is int):
         return value
     wanted = " or ".join(map(repr, choices)) if choices else getattr(hint, "__name__", str(hint))
+    near = nearest(str(value), map(str, choices))
+    remedy = f"did you mean {near}?" if near else remedy
     raise UserError(f"{where} must be {wanted}, not {value!r:.60}: {remedy}")
 
 

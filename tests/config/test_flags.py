@@ -54,7 +54,24 @@ def test_the_settings_of_a_run_serve_another_one(tmp_path: Path) -> None:
     ("name", "content", "said"),
     [
         ("a.json", '{"learning": 3}', r"a\.json: unknown setting 'learning': remove it"),
-        ("a.json", '{"model": {"widht": 3}}', r"a\.json: model: unknown setting 'widht'"),
+        (
+            "a.json",
+            '{"model": {"widht": 3}}',
+            r"a\.json: model\.widht is not a setting here: did you mean model\.width\?$",
+        ),
+        ("a.json", '{"norm": "pre"}', r"a\.json: norm is not a setting here: did you mean model\.norm\?$"),
+        ("a.json", '{"lr": 3}', r"a\.json: lr is not a setting here: use optimizer\.peak_lr, or optimizer\.lr_scale"),
+        ("a.json", '{"optimizer": {"lr": 3}}', r"a\.json: optimizer\.lr is not a setting here: use optimizer\.peak_lr"),
+        (
+            *("a.json", '{"max_tokens": 4096, "update_freq": [4]}'),
+            r"a\.json: max_tokens, update_freq are not settings here: for .* use batch\.target_tokens_per_step, .* as ",
+        ),
+        ("a.toml", "[training]\nbatch_size = 3", r"a\.toml: training\.batch_size is not a setting here: use batch\."),
+        (
+            "a.json",
+            '{"model": {"norm": "prr"}}',
+            r"a\.json: model: norm must be 'post' or 'pre', not 'prr': did you mean",
+        ),
         ("a.json", '{"max_steps": "many"}', r"a\.json: max_steps must be int, not 'many'"),
         ("a.json", '{"max_steps": 0}', r"a\.json: max_steps is 0: give a number above 0"),
         ("a.json", "[]", r"a\.json must hold a JSON object"),
@@ -101,9 +118,9 @@ def test_all_flags_of_other_toolkits_are_named_at_once() -> None:
     with pytest.raises(UserError) as refused:
         parsed(*HERE, "--arch", "transformer", "--max-tokens", 4096, "--update-freq=4", "--lr", 3)
     said = str(refused.value)
-    assert said.startswith("--arch, --max-tokens, --update-freq, --lr are not flags here: use for --arch --preset; ")
+    assert said.startswith("--arch, --max-tokens, --update-freq, --lr are not flags here: for --arch use --preset; ")
     # 4,096 x 4 tokens for each process; a pack of 4,096 would make a step of 64 times that.
-    assert "for --max-tokens and --update-freq --batch.target-tokens-per-step" in said
+    assert "for --max-tokens and --update-freq use --batch.target-tokens-per-step" in said
     assert "multiply --max-tokens, --update-freq and the processes" in said
 
 
