@@ -34,6 +34,7 @@ LAYERS = [
     {"data.tokenizer", "model"},
     {"cost", "data.text", "data.folder"},
     {"data.prepare", "data.loading"},
+    {"model_paths"},
     {"model_folder"},
     {"run", "inference"},
     {"evaluation"},

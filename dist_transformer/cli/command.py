@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 
 from dist_transformer.base.errors import UserError, exit_on_user_error
@@ -95,7 +96,8 @@ def run(words: Sequence[str]) -> None:
         raise UserError(f"{name!r} is not a command: {remedy}")
     processes, arguments = take_number(arguments, "--processes") if name in SHARED else (None, arguments)
     if processes is not None and not {"-h", "--help"} & set(arguments):
-        raise SystemExit(run_processes(processes, [name, *arguments]))
+        check = partial(refuse_wrong_arguments, name, arguments)
+        raise SystemExit(run_processes(processes, [name, *arguments], check))
     extensions, arguments = take_values(arguments, "--import")
     for extension in extensions:
         import_extension(extension)
@@ -103,6 +105,17 @@ def run(words: Sequence[str]) -> None:
     if name == "train":
         end_at_ctrl_c()
     import_module(f"dist_transformer.cli.{name}").main()
+
+
+def refuse_wrong_arguments(name: str, arguments: Sequence[str]) -> None:
+    """Parse the arguments of a command that several processes will run: to start them takes seconds.
+
+    With --import, only the processes know the names that it registers.
+    """
+    if take_values(arguments, "--import")[0]:
+        return
+    sys.argv = [f"dist-transformer {name}", *arguments]
+    import_module(f"dist_transformer.cli.{name}").parse_arguments()
 
 
 def overview() -> str:

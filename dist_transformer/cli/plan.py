@@ -17,7 +17,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -29,13 +29,12 @@ from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.config.stated import refuse_without_effect, stated_by_flags
 from dist_transformer.config.table3 import VARIANTS, preset_with_variant
-from dist_transformer.cost.hardware import GpuKind
-from dist_transformer.cost.speed import LINK_LATENCY, MFU, NETWORK_LATENCY
-from dist_transformer.preflight.measured import Comparison, compare, read_run
-from dist_transformer.preflight.plan import Cluster, RunPlan, plan_run, what_would_fit
+from dist_transformer.cost.hardware import LINK_LATENCY, MFU, NETWORK_LATENCY, GpuKind
 from dist_transformer.run.outputs import claim_file
-from dist_transformer.training.assembly import cautions
-from dist_transformer.training.engine.ds_config import load_ds_config
+
+if TYPE_CHECKING:
+    from dist_transformer.preflight.measured import Comparison
+    from dist_transformer.preflight.plan import RunPlan
 
 _GIB = 2**30
 
@@ -67,6 +66,12 @@ class Arguments:
 
 def main() -> None:
     arguments = parse_arguments(sys.argv[1:])
+
+    from dist_transformer.preflight.measured import compare, read_run
+    from dist_transformer.preflight.plan import Cluster, plan_run
+    from dist_transformer.training.assembly import cautions
+    from dist_transformer.training.engine.ds_config import load_ds_config
+
     config = arguments.train
     inputs = (*config.corpora.data, config.deepspeed_config, config.checkpoints.init_from, arguments.against)
     claim_file(arguments.json, "--json", inputs)
@@ -120,7 +125,7 @@ def parse_arguments(arguments: list[str]) -> Arguments:
     return parsed
 
 
-def describe(plan: RunPlan) -> Iterator[str]:
+def describe(plan: "RunPlan") -> Iterator[str]:
     config, cluster, work = plan.config, plan.cluster, plan.work
     batch = config.batch
     known = "assumed: give --data" if work.assumed else "of the data"
@@ -138,7 +143,7 @@ def describe(plan: RunPlan) -> Iterator[str]:
     yield f"text      vocabulary, source budget and fill {known}"
 
 
-def memory_table(plan: RunPlan) -> Iterator[str]:
+def memory_table(plan: "RunPlan") -> Iterator[str]:
     unit, name = (_GIB, "GiB") if plan.chosen.memory.peak > 2 * _GIB else (2**20, "MiB")
     of = f" of {plan.gpu.memory_gib * _GIB / unit:,.0f}" if plan.gpu else ""
     columns = ("weights", "optimizer", "gradients", "activations", "loss", "buffers", f"needed{of}", "host")
@@ -165,7 +170,7 @@ def memory_table(plan: RunPlan) -> Iterator[str]:
     yield "needed: the peak, 5% for gaps and 1.5 GiB for CUDA and libraries; >: the run's own setting"
 
 
-def speed_and_run(plan: RunPlan) -> Iterator[str]:
+def speed_and_run(plan: "RunPlan") -> Iterator[str]:
     yield ""
     cluster, time = plan.cluster, plan.step_time
     if time is None or plan.gpu is None:
@@ -200,7 +205,7 @@ def speed_and_run(plan: RunPlan) -> Iterator[str]:
     )
 
 
-def basis_of_communication(plan: RunPlan, gpu: GpuKind) -> Iterator[str]:
+def basis_of_communication(plan: "RunPlan", gpu: GpuKind) -> Iterator[str]:
     """Describe the assumptions behind the communication time."""
     network = plan.cluster.network_gbit or gpu.node_gbit
     between = f"{network:g} Gbit/s and {1e6 * NETWORK_LATENCY:g} µs between nodes, " if plan.cluster.nodes > 1 else ""
@@ -209,7 +214,7 @@ def basis_of_communication(plan: RunPlan, gpu: GpuKind) -> Iterator[str]:
     yield "          checked on slow links of known rates with gloo, not with NCCL on GPUs: docs/planning.md"
 
 
-def comparison_table(comparisons: list[Comparison]) -> Iterator[str]:
+def comparison_table(comparisons: "list[Comparison]") -> Iterator[str]:
     if not comparisons:
         return
     yield ""
@@ -226,7 +231,7 @@ def shown(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:,.2f}"
 
 
-def write_json(path: Path, plan: RunPlan, comparisons: list[Comparison]) -> None:
+def write_json(path: Path, plan: "RunPlan", comparisons: "list[Comparison]") -> None:
     values: dict[str, Any] = {
         "cluster": dataclasses.asdict(plan.cluster),
         "workload": dataclasses.asdict(plan.work),
@@ -254,7 +259,9 @@ def write_json(path: Path, plan: RunPlan, comparisons: list[Comparison]) -> None
         raise UserError(f"{path} cannot be written ({error.strerror}): choose another --json") from None
 
 
-def refuse_what_does_not_fit(plan: RunPlan) -> None:
+def refuse_what_does_not_fit(plan: "RunPlan") -> None:
+    from dist_transformer.preflight.plan import what_would_fit
+
     if plan.chosen.fits is not False:
         return
     remedy = what_would_fit(plan)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+import shlex
 import types
 import typing
 from pathlib import Path
@@ -194,6 +196,21 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
+def _instead_of_json(path: Path, content: bytes, error: ValueError) -> str:
+    """Describe a file that is not JSON, and the remedy: people keep settings in YAML and TOML, too."""
+    lines = (line.strip() for line in content.decode("utf-8", "replace").splitlines())
+    first = next((line for line in lines if line and not line.startswith(("#", "---", "%"))), "")
+    if path.suffix in (".yaml", ".yml") or re.match(r"[\w.-]+\s*:(\s|$)", first):
+        form, module, load = "YAML", "yaml", "yaml.safe_load(sys.stdin)"
+    elif path.suffix == ".toml" or re.match(r"\[+[\w.\"-]+\]+$|[\w.-]+\s*=\s*\S", first):
+        form, module, load = "TOML", "tomllib", "tomllib.loads(sys.stdin.read())"
+    else:
+        return f"cannot be read as JSON ({error}): restore or rewrite it"
+    code = f"import json, sys, {module}; print(json.dumps({load}, indent=1))"
+    words = shlex.join(["python", "-c", code])
+    return f"is {form}, not JSON: convert it with {words} < {shlex.quote(str(path))} > {shlex.quote(path.stem)}.json"
+
+
 def read_json(path: Path, *, most: int = SETTINGS_BYTES) -> dict[str, Any]:
     """Read a JSON object from a file of at most `most` bytes.
 
@@ -209,13 +226,16 @@ def read_json_with_bytes(path: Path, *, most: int = SETTINGS_BYTES) -> tuple[dic
     Raises:
         UserError: the file is missing or is not a JSON object.
     """
+    content = b""
     try:
         content = read_small(path, most=most)
         values = parse_json(content)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: check the path") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise UserError(f"{path} cannot be read as JSON ({error}): restore or rewrite it") from None
+    except ValueError as error:
+        raise UserError(f"{path} {_instead_of_json(path, content, error)}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold a JSON object, not {type(values).__name__}")
     return values, content

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from dist_transformer.config.plain import to_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig, TrainConfig
 from dist_transformer.model.transformer import Transformer
+from tests.conftest import run_python
 
 HERE = ["--data", "d", "--run-dir", "r"]
 
@@ -82,6 +84,28 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, content:
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=said):
         parsed("--config", tmp_path / name, *HERE)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "form"),
+    [
+        ("a b.yaml", "# Mine.\nmax_steps: 30\nmodel:\n  dropout: 0.4\n", "YAML"),
+        ("c.json", "max_steps: 30\nmodel: {dropout: 0.4}\n", "YAML"),
+        ("d.cfg", "max_steps = 30\n[model]\ndropout = 0.4\n", "TOML"),
+        ("e.json", "[model]\ndropout = 0.4\n", "TOML"),
+    ],
+)
+def test_another_form_is_named_with_what_converts_it(tmp_path: Path, name: str, content: str, form: str) -> None:
+    file = tmp_path / name
+    file.write_text(content)
+    with pytest.raises(UserError) as refused:
+        parsed("--config", file, *HERE)
+    said = str(refused.value)
+    assert said.startswith(f"{file} is {form}, not JSON: convert it with python -c ")
+    interpreter, *words = shlex.split(said.partition("convert it with ")[2])
+    assert (interpreter, words[-2:]) == ("python", [">", f"{file.stem}.json"])
+    converted = run_python(*words[:2], input=file.read_text())
+    assert json.loads(converted.stdout)["model"] == {"dropout": 0.4}
 
 
 def test_weights_in_a_file_are_for_the_folders_of_the_flag(tmp_path: Path) -> None:
