@@ -37,9 +37,7 @@ def main() -> None:
     # needs an orderly end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(0))
-    for model in arguments.model:
-        # Early, because the imports below take seconds.
-        read_model_info(model)
+    check_arguments(arguments)
 
     from dist_transformer.runtime.device import find_device
     from dist_transformer.serving.models import load_models
@@ -67,13 +65,19 @@ def main() -> None:
         os._exit(0)
 
 
-def decoding_settings(arguments: argparse.Namespace) -> "BeamSettings":
-    from dist_transformer.inference.beam import BeamSettings
-
+def check_arguments(arguments: argparse.Namespace) -> None:
+    """Check what can be checked before the libraries are imported, which takes seconds."""
     if len(arguments.model) > _MOST_MODELS:
         raise UserError(f"--model has {len(arguments.model)} folders: give one, or two to compare them")
     if arguments.max_characters < 1:
         raise UserError(f"--max-characters is {arguments.max_characters}: give 1 or more, such as 2000")
+    for model in arguments.model:
+        read_model_info(model)
+
+
+def decoding_settings(arguments: argparse.Namespace) -> "BeamSettings":
+    from dist_transformer.inference.beam import BeamSettings
+
     nbest = min(4, arguments.beam) if arguments.nbest is None else arguments.nbest
     return BeamSettings(beam_size=arguments.beam, length_penalty=arguments.length_penalty, nbest=nbest)
 
