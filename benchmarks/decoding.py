@@ -27,7 +27,7 @@ from dist_transformer.evaluation.bleu import corpus_bleu
 from dist_transformer.export.ctranslate2 import save_for_ctranslate2, translate_ids
 from dist_transformer.export.marian import marian_model
 from dist_transformer.inference.beam import BeamSettings
-from dist_transformer.inference.options import PRECISIONS
+from dist_transformer.inference.options import as_dtype
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import load_model
@@ -81,7 +81,7 @@ def run_decoding_benchmark(
     settings: DecodeBenchmark, device: torch.device, report: Callable[[str], None]
 ) -> dict[str, Any]:
     """Measure everything and return the figures."""
-    dtype = PRECISIONS[settings.precision or ("bf16" if device.type == "cuda" else "fp32")]
+    dtype = as_dtype(settings.precision or ("bf16" if device.type == "cuda" else "fp32"))
     model, vocabulary, info = load_model(settings.model, device, dtype)
     tokenizer = vocabulary.target
     wanted = {LABELS[name]: _NEEDS[name] for name in LABELS if name == "ours" or name in settings.peers}

@@ -115,7 +115,7 @@ def advice(out: Path) -> Iterator[str]:
     kind = GPUS.get(device_name())
     if best is not None and kind is not None and kind.bf16_tflops is not None:
         share = _share(best) * best["product_flops_per_second"] / (kind.bf16_tflops * 1e12)
-        yield f"cost/speed.py: MFU = {share:.2f}"
+        yield f"cost/hardware.py: MFU = {share:.2f}"
 
 
 def _share(step: dict[str, Any]) -> float:

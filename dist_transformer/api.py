@@ -3,12 +3,12 @@
 Bad input raises `UserError`, whose message is one sentence for the user. Paths are `str` or `Path`.
 """
 
-import difflib
+import inspect
 import json
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -22,6 +22,7 @@ from dist_transformer.base.files import write_file
 from dist_transformer.config.flags import over
 from dist_transformer.config.stated import refuse_without_effect, stated_by_values
 from dist_transformer.config.table3 import preset_with_variant
+from dist_transformer.config.wrong_names import known_parameters, refuse_wrong_settings
 from dist_transformer.data.folder.format import DataIndex
 from dist_transformer.data.prepare.pipeline import prepare as make_data_folder
 from dist_transformer.data.prepare.settings import PrepareSettings
@@ -76,7 +77,8 @@ def prepare(
     Raises:
         UserError: bad text, files or settings.
     """
-    _refuse_unknown("prepare", settings, PrepareSettings.__dataclass_fields__)
+    known = {*PrepareSettings.__dataclass_fields__, *inspect.signature(prepare).parameters} - {"settings"}
+    refuse_wrong_settings(settings, known, "prepare")
     return make_data_folder(
         PrepareSettings(
             out=Path(out),
@@ -133,7 +135,8 @@ def train(
     folders = [str(Path(path)) for path in _as_list(data)]
     values = {**settings, "data": folders, "run_dir": str(run_dir)}
     refuse_without_effect(
-        stated_by_values(values, "train"), over(preset_with_variant(preset, variant), values, "train")
+        stated_by_values(values, "train"),
+        over(preset_with_variant(preset, variant), values, "train", also=("preset", "variant", "processes", "imports")),
     )
     with tempfile.TemporaryDirectory(prefix="dist_transformer-") as folder:
         file = Path(folder) / "settings.json"
@@ -149,6 +152,7 @@ def train(
     return Run(Path(run_dir), finished=status == 0)
 
 
+@known_parameters
 def average(
     *,
     out: AnyPath,
@@ -190,6 +194,7 @@ def average(
     return write_mean(chosen.paths, Path(out), notes=[f"Chosen: {chosen.how}"])
 
 
+@known_parameters
 def evaluate(
     *,
     model: AnyPath,
@@ -242,10 +247,3 @@ def _as_list(paths: Paths) -> list[AnyPath]:
 def _text_files(source: Paths, target: Paths, source_name: str, target_name: str) -> list[PairSource]:
     sides = zip((source, target), (source_name, target_name), strict=True)
     return list(line_files(*(expand([Path(path) for path in _as_list(paths)], name) for paths, name in sides)))
-
-
-def _refuse_unknown(function: str, settings: dict[str, Any], known: Iterable[str]) -> None:
-    for name in settings:
-        if name not in known:
-            near = difflib.get_close_matches(name, list(known), n=1)
-            raise UserError(f"{function} has no setting {name!r}" + (f": did you mean {near[0]}?" if near else ""))

@@ -14,10 +14,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import safetensors.torch
-import torch
+from typing import TYPE_CHECKING, Any
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import (
@@ -32,22 +29,34 @@ from dist_transformer.base.files import (
 )
 from dist_transformer.base.locks import is_locked
 from dist_transformer.base.markdown import code, escaped, yaml_string
-from dist_transformer.base.tensor_file import LARGEST_HEADER, TensorFile, is_finite
 from dist_transformer.base.verified import Stated, has_own_hash, with_own_hash
 from dist_transformer.config.directions import Direction, choose_direction, worth_stating
-from dist_transformer.config.plain import OMIT_DEFAULT, from_plain, read_json, to_plain
+from dist_transformer.config.plain import OMIT_DEFAULT, from_plain, to_plain
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.folder.marks import LanguageMarks
 from dist_transformer.data.vocabulary.files import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
-from dist_transformer.model.transformer import Transformer
-from dist_transformer.runtime.launch import as_typed, own_command
+from dist_transformer.model_paths import (
+    CARD_FILE,
+    CONFIG_FILE,
+    OF_ANOTHER_LIBRARY,
+    REMEDY,
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
+    is_of_transformers,
+    no_model,
+)
+
+# Commands check their arguments with this module, and torch costs seconds: what reads or writes weights imports it.
+if TYPE_CHECKING:
+    import torch
+
+    from dist_transformer.base.tensor_file import TensorFile
+    from dist_transformer.model.transformer import Transformer
 
 FORMAT_VERSION = 2
 """Version of the format; since 2, config.json has the hash of the weights and its own."""
-CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, CARD_FILE = "config.json", "model.safetensors", "tokenizer.json", "README.md"
 
-_REMEDY = "write the folder again with dist-transformer average"
 # Takes 2 GiB during computation: 262,144 positions of a model of width 1,024.
 _MOST_POSITION_NUMBERS = 2**28
 
@@ -125,7 +134,7 @@ def write_model_folder(
     path: Path,
     *,
     info: ModelInfo,
-    weights: dict[str, torch.Tensor],
+    weights: "dict[str, torch.Tensor]",
     tokenizer_json: bytes,
     notes: Sequence[str] = (),
 ) -> None:
@@ -139,6 +148,11 @@ def write_model_folder(
     Raises:
         UserError: `path` holds something else, or cannot be written, or the weights are not finite.
     """
+    import safetensors.torch
+    import torch
+
+    from dist_transformer.base.tensor_file import is_finite
+
     refuse_other_content(path)
     fp32 = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in weights.items()}
     if broken := next((name for name, tensor in fp32.items() if not is_finite(tensor)), None):
@@ -189,64 +203,43 @@ def stated_weights(path: Path) -> Stated:
     Raises:
         UserError: `read_model_info` failed.
     """
-    return Stated(_read_config(path)[1].sha256, CONFIG_FILE, _REMEDY)
+    return Stated(_read_config(path)[1].sha256, CONFIG_FILE, REMEDY)
 
 
 def _read_config(path: Path) -> tuple[ModelInfo, WeightsInfo]:
     file = path / CONFIG_FILE
     for name in (CONFIG_FILE, WEIGHTS_FILE):
-        if not (path / name).exists():
-            raise _no_model(path, name)
+        # A file of weights has no names below it.
+        if not path.is_dir() or not (path / name).exists():
+            raise no_model(path, name)
+    if is_of_transformers(path):
+        raise UserError(f"{path} is not a model folder (it is a model for transformers): {OF_ANOTHER_LIBRARY}")
     try:
         content = read_small(file)
         values = json.loads(content)
         version, sha256 = values.pop("format_version", None), values.pop("sha256", None)
     except (OSError, ValueError, RecursionError, AttributeError, TypeError) as error:
-        raise UserError(f"{file} cannot be read as a JSON object ({error}): {_REMEDY}") from None
+        raise UserError(f"{file} cannot be read as a JSON object ({error}): {REMEDY}") from None
     if version != FORMAT_VERSION:
         remedy = "update dist_transformer"
         if version == 1:
-            remedy = f"format 1 has no hash of the weights, so {_REMEDY}"
+            remedy = f"format 1 has no hash of the weights, so {REMEDY}"
         raise UserError(f"{file} has format {version}, and this version reads {FORMAT_VERSION}: {remedy}")
     if not isinstance(sha256, str) or not sha256 or not has_own_hash(content, sha256):
-        raise UserError(f"{file} is damaged or was edited: its SHA-256 differs from the recorded one: {_REMEDY}")
-    weights = from_plain(WeightsInfo, values.pop("weights", {}), str(file), remedy=_REMEDY)
+        raise UserError(f"{file} is damaged or was edited: its SHA-256 differs from the recorded one: {REMEDY}")
+    weights = from_plain(WeightsInfo, values.pop("weights", {}), str(file), remedy=REMEDY)
     if weights != WeightsInfo(sha256=weights.sha256):
-        raise UserError(f"{file} records weights that are not fp32 or not finite: {_REMEDY}")
-    return from_plain(ModelInfo, values, str(file), remedy=_REMEDY), weights
-
-
-def is_of_transformers(path: Path) -> bool:
-    """Return whether a folder's config.json is that of a model for transformers, such as an export."""
-    try:
-        values = read_json(path / CONFIG_FILE)
-    except UserError:
-        return False
-    return "model_type" in values and "format_version" not in values
-
-
-def _no_model(path: Path, missing: str) -> UserError:
-    """Build the error about a path that is not a model folder: what it is instead, and the way to a model."""
-    inner = path / "model"
-    found, remedy = f"it has no {missing}", f"{_REMEDY}, or check the path"
-    if not path.exists():
-        found, remedy = "it does not exist", "check the path, or make a model with dist-transformer average"
-    elif all((inner / name).exists() for name in (CONFIG_FILE, WEIGHTS_FILE)):
-        remedy = f"give the model folder in it, {inner}"
-    elif (path / "weights").is_dir():
-        average = own_command("average", "--run-dir", path, "--out", inner)
-        remedy = f"make one from this run with {as_typed(average)}"
-    elif (path / "metrics.jsonl").exists():
-        found, remedy = "it is a run folder without weights", "average the run after its first save"
-    elif (path / "index.json").exists():
-        found, remedy = "it is a data folder", "give a folder that dist-transformer average wrote"
-    return UserError(f"{path} is not a model folder ({found}): {remedy}")
+        raise UserError(f"{file} records weights that are not fp32 or not finite: {REMEDY}")
+    return from_plain(ModelInfo, values, str(file), remedy=REMEDY), weights
 
 
 def load_model(
-    path: Path, device: torch.device, dtype: torch.dtype = torch.float32
-) -> tuple[Transformer, Vocabulary, ModelInfo]:
+    path: Path, device: "torch.device", dtype: "torch.dtype | None" = None
+) -> "tuple[Transformer, Vocabulary, ModelInfo]":
     """Read a model folder; the model is in evaluation mode.
+
+    Args:
+        dtype: dtype of the parameters; None: fp32.
 
     Raises:
         UserError: a file is missing or damaged, or they do not belong together.
@@ -254,23 +247,28 @@ def load_model(
     info, stated = _read_config(path)
     tokenizer = load_vocabulary(path / TOKENIZER_FILE)
     if tokenizer.sha256 != info.tokenizer_sha256:
-        raise UserError(f"{path / TOKENIZER_FILE} is not the tokenizer that the model was trained with: {_REMEDY}")
+        raise UserError(f"{path / TOKENIZER_FILE} is not the tokenizer that the model was trained with: {REMEDY}")
     if (entries := tokenizer.source.vocab_size) != info.model.vocab_size:
         raise UserError(
             f"{path / CONFIG_FILE} has a vocab_size of {info.model.vocab_size}, but the tokenizer has "
-            f"{entries} entries: {_REMEDY}"
+            f"{entries} entries: {REMEDY}"
         )
     _require_memory(path / WEIGHTS_FILE, info.model)
+    import torch
+
+    from dist_transformer.base.tensor_file import LARGEST_HEADER, TensorFile
+    from dist_transformer.model.transformer import Transformer
+
     model = Transformer(info.model)
     file = path / WEIGHTS_FILE
     most = LARGEST_HEADER + 4 * sum(tensor.numel() for tensor in model.state_dict().values())
-    weights = TensorFile.in_memory(file, Stated(stated.sha256, CONFIG_FILE, _REMEDY, most_bytes=most))
+    weights = TensorFile.in_memory(file, Stated(stated.sha256, CONFIG_FILE, REMEDY, most_bytes=most))
     _fill(model, weights)
     del weights
-    return for_decoding(model, device, dtype), tokenizer, info
+    return for_decoding(model, device, dtype or torch.float32), tokenizer, info
 
 
-def for_decoding(model: Transformer, device: torch.device, dtype: torch.dtype) -> Transformer:
+def for_decoding(model: "Transformer", device: "torch.device", dtype: "torch.dtype") -> "Transformer":
     """Put the model in evaluation mode on a device, with parameters in `dtype`."""
     return model.to(device).cast_parameters(dtype).eval()
 
@@ -288,35 +286,39 @@ def _require_memory(file: Path, model: ModelConfig) -> None:
     try:
         size = file.stat().st_size
     except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}): {_REMEDY}") from None
+        raise UserError(f"{file} cannot be read ({error.strerror}): {REMEDY}") from None
     if size < 4 * numbers:
         raise UserError(
             f"{file} has {size:,} bytes, too few for the model of {CONFIG_FILE}, which has more than {numbers:,} "
-            f"weights: {_REMEDY}"
+            f"weights: {REMEDY}"
         )
     if model.width * model.max_positions > _MOST_POSITION_NUMBERS:
         raise UserError(
             f"{file.parent / CONFIG_FILE} has {model.max_positions:,} positions of width {model.width:,}, above the "
-            f"limit of {_MOST_POSITION_NUMBERS:,} numbers: {_REMEDY}"
+            f"limit of {_MOST_POSITION_NUMBERS:,} numbers: {REMEDY}"
         )
 
 
-@torch.no_grad()
-def _fill(model: Transformer, stored: TensorFile) -> None:
+def _fill(model: "Transformer", stored: "TensorFile") -> None:
     """Copy the tensors of a file into the model, one at a time."""
+    import torch
+
+    from dist_transformer.base.tensor_file import is_finite
+
     expected, shapes = model.state_dict(), {name: stored.shape(name) for name in stored.names()}
     for name in sorted(expected.keys() | shapes.keys()):
         there, wanted = shapes.get(name), tuple(expected[name].shape) if name in expected else None
         if there != wanted:
             raise UserError(
                 f"{stored.path} does not fit {CONFIG_FILE}: tensor {name!r} is {there or 'absent'} in the file and "
-                f"{wanted or 'absent'} in the model: {_REMEDY}"
+                f"{wanted or 'absent'} in the model: {REMEDY}"
             )
     for name, parameter in expected.items():
         tensor = stored.tensor(name)
         if not is_finite(tensor):
-            raise UserError(f"{stored.path}: {name!r} holds numbers that are not finite: {_REMEDY}")
-        parameter.copy_(tensor)
+            raise UserError(f"{stored.path}: {name!r} holds numbers that are not finite: {REMEDY}")
+        with torch.no_grad():
+            parameter.copy_(tensor)
 
 
 def _is_model_folder(path: Path) -> bool:

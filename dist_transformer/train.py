@@ -26,14 +26,12 @@ from dist_transformer.config.flags import parse_training
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.run.outputs import claim_folder
-from dist_transformer.runtime import distributed
-from dist_transformer.runtime.agreement import require_agreement
-from dist_transformer.runtime.device import choose_precision
-from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
 from dist_transformer.training.fault_tolerance.launcher_watch import LauncherWatch
 from dist_transformer.training.fault_tolerance.signals import INTERRUPTED
-from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
+
+if TYPE_CHECKING:
+    from dist_transformer.training.fault_tolerance.watchdog import Watchdog
 
 if TYPE_CHECKING:
     import torch
@@ -43,17 +41,21 @@ _GRACE_SECONDS = 10
 
 def main() -> None:
     launchers = LauncherWatch()
-    # The name as it was started; `dist-transformer train` sets its own name in argv.
-    prog = "python -m dist_transformer.train" if sys.argv[0].endswith(".py") else sys.argv[0]
-    config, dry_run = parse_training(sys.argv[1:], prog=prog)
+    config, dry_run = parse_arguments()
     if not dry_run:
         inputs = (*config.corpora.data, config.deepspeed_config, config.checkpoints.init_from)
         claim_folder(config.run_dir, "--run-dir", inputs)
         claim_folder(config.corpora.cache_dir, "--cache-dir", (*inputs, config.run_dir))
     outlive_streams(remedy="training continues without these lines; metrics.jsonl in the run folder has the figures")
     world = read_world()
+    if world.size == 1:
+        # Early, because the imports below take seconds.
+        check_data(config, world)
     # DeepSpeed looks for an accelerator at import; without a GPU, tell it not to.
     import torch
+
+    from dist_transformer.runtime.process_group import process_group
+    from dist_transformer.training.fault_tolerance.watchdog import Watchdog
 
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -71,12 +73,23 @@ def main() -> None:
         raise SystemExit(INTERRUPTED)
 
 
+def parse_arguments() -> tuple[TrainConfig, bool]:
+    # The name as it was started; `dist-transformer train` sets its own name in argv.
+    prog = "python -m dist_transformer.train" if sys.argv[0].endswith(".py") else sys.argv[0]
+    return parse_training(sys.argv[1:], prog=prog)
+
+
 def check_files(config: TrainConfig, world: World) -> None:
     """Check what one rank can check alone: DeepSpeed's settings, and that the data folders are some."""
-    from dist_transformer.data.folder.reader import read_index
     from dist_transformer.training.engine.ds_config import load_ds_config
 
     load_ds_config(config.deepspeed_config)
+    check_data(config, world)
+
+
+def check_data(config: TrainConfig, world: World) -> None:
+    from dist_transformer.data.folder.reader import read_index
+
     # The others of a node get the data from its first rank.
     if world.local_rank == 0 and config.corpora.data != EMBEDDED_CORPUS:
         for place in config.corpora.data:
@@ -92,8 +105,11 @@ def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
     """
     from dist_transformer.averaging.choice import next_command
     from dist_transformer.reporting.reporter import format_seconds
+    from dist_transformer.runtime.agreement import require_agreement
+    from dist_transformer.runtime.process_group import process_group
     from dist_transformer.training.assembly import assemble
     from dist_transformer.training.fault_tolerance.preemption import seconds_left
+    from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
 
     limits = {
         Phase.SET_UP: 60 * config.timeouts.setup_timeout_minutes,
@@ -136,13 +152,18 @@ def _of_all_ranks(config: TrainConfig) -> dict[str, Any]:
 
 def _with_precision(config: TrainConfig, device: "torch.device") -> TrainConfig:
     """Choose the arithmetic if it was not given. Collective: every rank must call it."""
+    from dist_transformer.runtime import distributed
+    from dist_transformer.runtime.device import choose_precision
+
     chosen = distributed.gather_objects(choose_precision(device, config.precision))
     return config.changed(precision="fp32" if "fp32" in chosen else "bf16")
 
 
 @contextmanager
-def _failing(watchdog: Watchdog, world: World) -> Iterator[None]:
+def _failing(watchdog: "Watchdog", world: World) -> Iterator[None]:
     """Report an error to the other ranks, and only the first one to the user."""
+    from dist_transformer.training.fault_tolerance.watchdog import Phase
+
     try:
         yield
     except UserError as error:

@@ -33,6 +33,7 @@ LAYERS = [
     {"data.vocabulary", "model"},
     {"cost", "data.text", "data.folder"},
     {"data.prepare", "data.loading"},
+    {"model_paths"},
     {"model_folder"},
     {"run", "inference"},
     {"evaluation"},

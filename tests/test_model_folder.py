@@ -238,6 +238,50 @@ def test_another_folder_in_place_of_a_model(files: list[str], message: str, tmp_
         read_model_info(tmp_path)
 
 
+AVERAGE_RUN = r"make a model from that run with .* average --run-dir {place}/run --last 5 --out .*/run/model$"
+ONLY_OURS = r"only models that dist-transformer average wrote are read, so give such a folder, or train one with"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("model/model.safetensors", r"it is a file of one\): give its folder, {place}/model$"),
+        ("model/tokenizer.json", r"it is a file of one\): give its folder, {place}/model$"),
+        (
+            "run/weights/step-00000001.safetensors",
+            r"it is a weight file of a run\): .* average --checkpoints {given}",
+        ),
+        ("run/checkpoints/step-00000001", r"it is a checkpoint\): .* average --checkpoints {given} --out MODEL$"),
+        (*("run/checkpoints/step-00000001/part-0.safetensors", r"it is a file of a checkpoint\): "),),
+        ("run/checkpoints", r"it is the checkpoints of a run\): " + AVERAGE_RUN),
+        ("run/weights", r"it is the weights of a run\): " + AVERAGE_RUN),
+        ("run", r"it has no config.json\): make one from this run with .* average --run-dir {place}/run --last 5"),
+        ("other/pytorch_model.bin", rf"it is a weight file of another library\): {ONLY_OURS}"),
+        ("other/model.npz", rf"it is a weight file of another library\): {ONLY_OURS}"),
+        ("other/checkpoint_best.pt", rf"it is a weight file of another library\): {ONLY_OURS}"),
+        ("other", rf"it holds checkpoint_best.pt, weights of another library\): {ONLY_OURS}"),
+        ("hub", rf"it is a model for transformers\): {ONLY_OURS}"),
+        ("hub/model.safetensors", rf"it is a weight file of another library\): {ONLY_OURS}"),
+        ("notes.txt", r"it is a file\): give a folder that dist-transformer average wrote$"),
+    ],
+)
+def test_what_people_have_in_place_of_a_model(given: str, message: str, model_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(model_folder, tmp_path / "model")
+    for name in (
+        *("run/metrics.jsonl", "run/weights/step-00000001.safetensors", "notes.txt"),
+        *(f"run/checkpoints/step-00000001/{name}" for name in ("manifest.json", "state.json", "part-0.safetensors")),
+        *(f"other/{name}" for name in ("pytorch_model.bin", "model.npz", "checkpoint_best.pt")),
+        *("hub/config.json", "hub/model.safetensors"),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('{"model_type": "marian"}' if name == "hub/config.json" else "")
+    places = {"place": re.escape(str(tmp_path)), "given": re.escape(str(tmp_path / given))}
+    for name, place in places.items():
+        message = message.replace(f"{{{name}}}", place)
+    with pytest.raises(UserError, match=rf"^{places['given']} is not a model folder \({message}"):
+        load_model(tmp_path / given, CPU)
+
+
 def test_a_path_of_nothing_in_place_of_a_model(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"modle is not a model folder \(it does not exist\): check the path, or make a"
@@ -451,6 +495,6 @@ def test_a_model_that_the_weights_are_too_small_for_gets_no_memory(
     values["model"].update({"head_width": 2**14} if field == "heads" else {})
     values["model"].update({"width": 2**10} if field == "max_positions" else {})
     restate(copy, model=values["model"])
-    monkeypatch.setattr(module, "Transformer", None)
+    monkeypatch.setattr("dist_transformer.model.transformer.Transformer", None)
     with pytest.raises(UserError, match=r"too few for the|above the limit of .* numbers"):
         load_model(copy, CPU)

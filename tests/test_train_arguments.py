@@ -98,20 +98,31 @@ def test_the_folders_are_required(missing: str, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    ("flags", "named"),
+    ("flags", "said"),
     [
-        (["--model.norm", "sandwich"], "--model.norm"),
-        (["--max-steps", "many"], "--max-steps"),
-        (["--batch-tokens", "3"], "--batch-tokens"),
+        ("--model.norm sandwich", "--model.norm sandwich is unknown: choose one of post, pre"),
+        ("--model.norm=Post", "--model.norm Post is unknown: did you mean post?"),
+        ("--precision fp16", "--precision fp16 is unknown: did you mean bf16?"),
+        ("--preset bsae", "--preset bsae is unknown: did you mean base?"),
+        ("--xyz 3", "--xyz is not a flag here: see train --help"),
         # An abbreviation of --preset is no way to set it.
-        (["--pres", "tiny"], "--pres"),
+        ("--pres tiny", "--pres is not a flag here: did you mean --preset?"),
+        ("--max-step 3", "--max-step is not a flag here: did you mean --max-steps?"),
+        ("--width 3 --model.head 2", "for --width use --model.width; for --model.head use --model.heads"),
+        ("-max-steps 3", "-max-steps is not a flag here: did you mean --max-steps?"),
     ],
 )
-def test_a_wrong_flag_is_refused_by_name(flags: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_flag_is_refused_by_name(flags: str, said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        settings([*FOLDERS, *flags.split()])
+    assert said in str(refused.value)
+
+
+def test_a_wrong_number_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        settings([*FOLDERS, *flags])
+        settings([*FOLDERS, "--max-steps", "many"])
     assert stopped.value.code == 2
-    assert named in capsys.readouterr().err
+    assert "--max-steps" in capsys.readouterr().err
 
 
 def test_validation_speaks_through_the_command_line() -> None:

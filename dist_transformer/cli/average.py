@@ -29,30 +29,26 @@ import argparse
 import sys
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tqdm import tqdm
-
-from dist_transformer.averaging.choice import ChosenWeights, choose_weights
-from dist_transformer.averaging.comparison import compare_with_newest
-from dist_transformer.averaging.mean import average
-from dist_transformer.averaging.sweep import Candidate, DevSet, Sweep, sweep, sweep_files, validation_text, write_sweep
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
 from dist_transformer.data.text.lines import require_readable
 from dist_transformer.inference.options import (
-    PRECISIONS,
     add_decoding_options,
     add_device_option,
     add_direction_options,
+    as_dtype,
     beam_settings,
     decoding_flags,
 )
 from dist_transformer.model_folder import refuse_other_content
 from dist_transformer.run.outputs import claim_folder
-from dist_transformer.runtime.agreement import require_agreement
-from dist_transformer.runtime.distributed import error_of_all, on_all_ranks, rank
-from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
+
+if TYPE_CHECKING:
+    from dist_transformer.averaging.choice import ChosenWeights
+    from dist_transformer.averaging.sweep import Candidate, Sweep
 
 # Value of `--best` without a number; --sweep gives the numbers then.
 _NO_NUMBER = "N"
@@ -60,6 +56,9 @@ _NO_NUMBER = "N"
 
 def main() -> None:
     arguments = parse_arguments()
+
+    from dist_transformer.averaging.sweep import sweep_files
+
     check_arguments(arguments)
     inputs = (arguments.run_dir, *(arguments.checkpoints or ()), arguments.src, arguments.ref)
     tables = sweep_files(arguments.out) if arguments.sweep is not None else ()
@@ -73,6 +72,11 @@ def main() -> None:
 
 
 def average_once(arguments: argparse.Namespace) -> None:
+    from tqdm import tqdm
+
+    from dist_transformer.averaging.comparison import compare_with_newest
+    from dist_transformer.averaging.mean import average
+
     paths, notes = arguments.checkpoints, []
     if paths is None:
         chosen = choose(arguments, arguments.best if arguments.last is None else arguments.last)
@@ -87,17 +91,24 @@ def average_once(arguments: argparse.Namespace) -> None:
     say(f"averaged {len(paths)} set(s) of weights, steps {', '.join(map(str, info.steps))}: {arguments.out}")
 
 
-def print_warnings(chosen: ChosenWeights) -> None:
+def print_warnings(chosen: "ChosenWeights") -> None:
     for warning in chosen.warnings:
         say(f"warning: {warning}", file=sys.stderr)
 
 
-def choose(arguments: argparse.Namespace, count: int | None) -> ChosenWeights:
+def choose(arguments: argparse.Namespace, count: int | None) -> "ChosenWeights":
+    from dist_transformer.averaging.choice import choose_weights
+
     rule = {"last": count} if arguments.best is None else {"best": count}
     return choose_weights(arguments.run_dir, **rule, every=arguments.every, by=arguments.by)
 
 
 def run_sweep(arguments: argparse.Namespace, world: World) -> None:
+    from dist_transformer.averaging.sweep import DevSet, sweep, validation_text
+    from dist_transformer.runtime.agreement import require_agreement
+    from dist_transformer.runtime.distributed import error_of_all, on_all_ranks, rank
+    from dist_transformer.runtime.process_group import process_group
+
     counts = parse_counts(arguments.sweep)
 
     def check_files() -> None:
@@ -118,7 +129,7 @@ def run_sweep(arguments: argparse.Namespace, world: World) -> None:
             source=source,
             reference=reference,
             settings=beam_settings(arguments),
-            dtype=PRECISIONS[arguments.precision],
+            dtype=as_dtype(arguments.precision),
             max_batch_tokens=arguments.batch_tokens,
             direction=arguments.direction,
             tags=None if arguments.tag is None else tuple(arguments.tag),
@@ -128,15 +139,19 @@ def run_sweep(arguments: argparse.Namespace, world: World) -> None:
         on_all_ranks(lambda: write_best(result, arguments.out) if rank() == 0 else None)
 
 
-def print_candidate(candidate: Candidate) -> None:
+def print_candidate(candidate: "Candidate") -> None:
     """Print a candidate's score as soon as it is known."""
     print_warnings(candidate.chosen)
     say(f"N = {candidate.count}: {candidate.bleu:.2f} BLEU, {candidate.evaluation.seconds:.0f} s", file=sys.stderr)
 
 
-def write_best(result: Sweep, out: Path) -> None:
+def write_best(result: "Sweep", out: Path) -> None:
     """Write the table and the best mean."""
     # The table is printed first, so that a full disk does not lose the results.
+
+    from dist_transformer.averaging.mean import average
+    from dist_transformer.averaging.sweep import write_sweep
+
     best = result.best
     try:
         say(result.table())
@@ -148,7 +163,7 @@ def write_best(result: Sweep, out: Path) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, shares_work=True)
     add_folder(parser, "--run-dir", "RUN", "run folder")
     parser.add_argument("--last", type=int, metavar="N", help="average the newest N weight files")
     parser.add_argument(

@@ -1,11 +1,12 @@
 """The program `dist-transformer`: one command per module of this folder."""
 
-import difflib
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 
 from dist_transformer.base.errors import UserError, exit_on_user_error
+from dist_transformer.config.wrong_names import LIST_FLAGS, command_meant
 from dist_transformer.runtime.extensions import import_extension
 from dist_transformer.runtime.interpreter import end_at_ctrl_c, share_cores
 from dist_transformer.runtime.launch import take_number, take_values
@@ -31,6 +32,27 @@ COMMANDS = {
 }
 # Commands that share their work among processes.
 SHARED = ("train", "average", "translate", "evaluate", "score")
+
+COMPLETION = f"""\
+if [ -n "${{ZSH_VERSION-}}" ]; then
+  autoload -Uz compinit bashcompinit && compinit -i && bashcompinit
+fi
+_dist_transformer() {{
+  local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD - 1]}}" lines
+  COMPREPLY=()
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    lines=$("$1" {LIST_FLAGS} 2>/dev/null)
+  else
+    lines=$("$1" "${{COMP_WORDS[1]}}" {LIST_FLAGS} 2>/dev/null)
+    case "$word" in
+      -*) lines=$(printf '%s\\n' "$lines" | cut -d ' ' -f 1) ;;
+      *) lines=$(printf '%s\\n' "$lines" | grep -e "^$before " | cut -d ' ' -f 2-) ;;
+    esac
+  fi
+  COMPREPLY=($(compgen -W "$lines" -- "$word"))
+}}
+complete -o default -F _dist_transformer dist-transformer"""
+"""Shell code that completes commands, flags and their choices in bash and zsh, and otherwise names of files."""
 
 
 def main() -> None:
@@ -63,13 +85,20 @@ def run(words: Sequence[str]) -> None:
     if name in ("-V", "--version"):
         print(f"dist-transformer {__version__}")
         return
+    if name == "--completion":
+        print(COMPLETION)
+        return
+    if name == LIST_FLAGS:
+        print("\n".join(COMMANDS))
+        return
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        remedy = f"did you mean {near[0]}?" if near else "see dist-transformer --help"
+        near = command_meant(name, COMMANDS)
+        remedy = f"did you mean {near}?" if near else "see dist-transformer --help"
         raise UserError(f"{name!r} is not a command: {remedy}")
     processes, arguments = take_number(arguments, "--processes") if name in SHARED else (None, arguments)
     if processes is not None and not {"-h", "--help"} & set(arguments):
-        raise SystemExit(run_processes(processes, [name, *arguments]))
+        check = partial(refuse_wrong_arguments, name, arguments)
+        raise SystemExit(run_processes(processes, [name, *arguments], check))
     extensions, arguments = take_values(arguments, "--import")
     for extension in extensions:
         import_extension(extension)
@@ -77,6 +106,17 @@ def run(words: Sequence[str]) -> None:
     if name == "train":
         end_at_ctrl_c()
     import_module(f"dist_transformer.cli.{name}").main()
+
+
+def refuse_wrong_arguments(name: str, arguments: Sequence[str]) -> None:
+    """Parse the arguments of a command that several processes will run: to start them takes seconds.
+
+    With --import, only the processes know the names that it registers.
+    """
+    if take_values(arguments, "--import")[0]:
+        return
+    sys.argv = [f"dist-transformer {name}", *arguments]
+    import_module(f"dist_transformer.cli.{name}").parse_arguments()
 
 
 def overview() -> str:
@@ -87,6 +127,7 @@ def overview() -> str:
         "Train the Transformer for translation, from one CPU to a cluster of GPUs.\n\n"
         f"commands:\n{rows}\n\n"
         f"`dist-transformer COMMAND --help` lists the flags of a command.\n"
+        '`eval "$(dist-transformer --completion)"` in bash or zsh completes them.\n'
         f"{', '.join(SHARED[:-1])} and {SHARED[-1]} take --processes N:\n"
         "they run in N processes on this machine, one per GPU if there are GPUs.\n"
         "Every command takes --import MODULE or --import FILE.py: your own code that\n"

@@ -13,6 +13,7 @@ leaves nothing on disk. No check waits longer than --timeout; ranks that are mis
 import argparse
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
@@ -20,15 +21,20 @@ from dist_transformer.base.checks import check_table, failed
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.paths import usable_place
 from dist_transformer.cli.parser import make_parser
-from dist_transformer.preflight.preflight import PreflightSettings, preflight
 from dist_transformer.run.outputs import claim_folder
 from dist_transformer.runtime.world import read_world
+
+if TYPE_CHECKING:
+    from dist_transformer.preflight.preflight import PreflightSettings
 
 _GRACE_SECONDS = 3
 
 
 def main() -> None:
     settings = parse_arguments()
+
+    from dist_transformer.preflight.preflight import preflight
+
     world = read_world()
     try:
         with tqdm(bar_format="{desc}", disable=None if world.is_main else True, leave=False) as bar:
@@ -44,7 +50,7 @@ def main() -> None:
         raise
 
 
-def parse_arguments() -> PreflightSettings:
+def parse_arguments() -> "PreflightSettings":
     parser = make_parser(__doc__)
     parser.add_argument("--run-dir", type=Path, metavar="RUN", help="run folder of the training (default: not checked)")
     parser.add_argument(
@@ -71,6 +77,9 @@ def parse_arguments() -> PreflightSettings:
     # DeepSpeed's launcher adds this flag; the environment has the same value.
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+
+    from dist_transformer.preflight.preflight import PreflightSettings
+
     # Negated, so that NaN is refused too.
     if not (arguments.timeout > 0 and arguments.run_gib >= 0):
         parser.error("--timeout must be above 0, and --run-gib 0 or above")

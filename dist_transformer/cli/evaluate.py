@@ -24,29 +24,30 @@ of the difference. It takes 100 kB of memory per line.
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.lines import require_readable
 from dist_transformer.evaluation.compare import compare
-from dist_transformer.evaluation.evaluate import Evaluation, evaluate, hypotheses_file, write_evaluation, write_report
+from dist_transformer.evaluation.report import hypotheses_file, write_report
 from dist_transformer.inference.options import (
-    PRECISIONS,
     add_decoding_options,
     add_device_option,
     add_direction_options,
     add_model_option,
     add_split_option,
+    as_dtype,
     beam_settings,
     choose_split_over,
     decoding_flags,
 )
 from dist_transformer.model_folder import read_model_info
 from dist_transformer.run.outputs import claim_file
-from dist_transformer.runtime.agreement import require_agreement
-from dist_transformer.runtime.distributed import error_of_all
-from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
+
+if TYPE_CHECKING:
+    from dist_transformer.evaluation.evaluate import Evaluation
 
 
 def main() -> None:
@@ -65,11 +66,20 @@ def main() -> None:
 
 def evaluate_model_folder(arguments: argparse.Namespace, world: World) -> None:
     def check_files() -> None:
-        beam_settings(arguments)
         read_model_info(arguments.model).facing(arguments.direction, arguments.tag)
         # Only the first rank reads the texts.
         for path in (arguments.src, *arguments.ref) if world.is_main else ():
             require_readable(path)
+        beam_settings(arguments)
+
+    if world.size == 1:
+        # Early, because the imports below take seconds.
+        check_files()
+
+    from dist_transformer.evaluation.evaluate import evaluate, write_evaluation
+    from dist_transformer.runtime.agreement import require_agreement
+    from dist_transformer.runtime.distributed import error_of_all
+    from dist_transformer.runtime.process_group import process_group
 
     group = process_group(world, device_name=arguments.device, ready=check_files)
     with group as device, error_of_all(world):
@@ -80,7 +90,7 @@ def evaluate_model_folder(arguments: argparse.Namespace, world: World) -> None:
             references=arguments.ref,
             settings=beam_settings(arguments),
             device=device,
-            dtype=PRECISIONS[arguments.precision],
+            dtype=as_dtype(arguments.precision),
             max_batch_tokens=arguments.batch_tokens,
             split_over=choose_split_over(arguments.split_over, None),
             lowercase=arguments.lowercase,
@@ -109,7 +119,7 @@ def score_files(arguments: argparse.Namespace) -> None:
             write_report(comparison.report(), arguments.json)
 
 
-def print_scores(evaluation: Evaluation) -> None:
+def print_scores(evaluation: "Evaluation") -> None:
     info = evaluation.info
     synthetic = " (SYNTHETIC: the scores say nothing about real text)" if info.synthetic else ""
     say(f"trained on {info.corpus}{synthetic}")
@@ -138,7 +148,7 @@ def check_arguments(arguments: argparse.Namespace) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, shares_work=True)
     add_model_option(parser, required=False)
     parser.add_argument("--src", type=Path, metavar="F", help="source text for --model, one sentence per line")
     parser.add_argument("--hypotheses", type=Path, nargs="+", metavar="F", help="files of translations, line by line")

@@ -23,7 +23,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -31,18 +31,30 @@ from dist_transformer.base.checks import Check, check_table
 from dist_transformer.base.errors import say
 from dist_transformer.base.files import write_file
 from dist_transformer.cli.parser import make_parser
-from dist_transformer.evaluation.evaluate import hypotheses_file
-from dist_transformer.export.ctranslate2 import QUANTIZATIONS
-from dist_transformer.export.export import LIBRARIES, Export, ExportSettings, export
+from dist_transformer.evaluation.report import hypotheses_file
+from dist_transformer.export.libraries import LIBRARIES, QUANTIZATIONS
 from dist_transformer.inference.options import add_device_option, add_direction_options, add_model_option
+from dist_transformer.model_folder import read_model_info
 from dist_transformer.run.outputs import claim_file, claim_folder
-from dist_transformer.runtime.device import find_device
+
+if TYPE_CHECKING:
+    from dist_transformer.export.export import Export
 
 _BAR = "{desc}: {percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}"
 
 
 def main() -> None:
     arguments = parse_arguments()
+    inputs = (arguments.model, arguments.src, arguments.ref)
+    claim_folder(arguments.out, "--out", inputs)
+    if arguments.json is not None:
+        claim_file(arguments.json, "--json", (*inputs, arguments.out), beside=[hypotheses_file(arguments.json)])
+    # Early, because the imports below take seconds.
+    read_model_info(arguments.model)
+
+    from dist_transformer.export.export import ExportSettings, export
+    from dist_transformer.runtime.device import find_device
+
     settings = ExportSettings(
         model=arguments.model,
         to=arguments.to,
@@ -55,10 +67,6 @@ def main() -> None:
         name=arguments.name,
         license=arguments.license,
     )
-    inputs = (arguments.model, arguments.src, arguments.ref)
-    claim_folder(arguments.out, "--out", inputs)
-    if arguments.json is not None:
-        claim_file(arguments.json, "--json", (*inputs, arguments.out), beside=[hypotheses_file(arguments.json)])
     device = find_device(arguments.device)
     if device.type == "cpu":
         # transformers imports DeepSpeed if it is installed. DeepSpeed would look for an accelerator, and warn.
@@ -72,7 +80,7 @@ def main() -> None:
         write_json(made, arguments.json)
 
 
-def _show(checks: Sequence[Check]) -> None:
+def _show(checks: "Sequence[Check]") -> None:
     with tqdm.external_write_mode():
         print(check_table(checks), flush=True)
 
@@ -97,7 +105,7 @@ class _Bar:
         self.bar.update(units)
 
 
-def write_json(made: Export, file: Path) -> None:
+def write_json(made: "Export", file: Path) -> None:
     """Write the results to `file`, and the exported model's outputs, one per line, to a file in the same folder."""
     outputs = hypotheses_file(file)
     write_file(outputs, "".join(f"{' '.join(line.splitlines())}\n" for line in made.outputs))

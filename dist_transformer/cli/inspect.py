@@ -10,6 +10,7 @@ tokens; fill is the share of these budgets that is text, over one epoch.
 import argparse
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.files import write_file
@@ -17,15 +18,19 @@ from dist_transformer.cli.parser import add_folder, folder_of, make_parser
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.format import SplitInfo
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.loading.events import EpochSummary
-from dist_transformer.data.loading.plan import resolve_budgets
-from dist_transformer.data.loading.statistics import count_lengths, first_epoch, length_histograms, random_examples
-from dist_transformer.reporting.figures import as_png, length_picture
 from dist_transformer.run.outputs import claim_file
+
+if TYPE_CHECKING:
+    from dist_transformer.data.loading.events import EpochSummary
 
 
 def main() -> None:
     arguments = parse_arguments()
+
+    from dist_transformer.data.loading.plan import resolve_budgets
+    from dist_transformer.data.loading.statistics import count_lengths, first_epoch, length_histograms, random_examples
+    from dist_transformer.reporting.figures import as_png, length_picture
+
     claim_file(arguments.png, "--png", [arguments.data])
     for name in ("examples", "seed"):
         if (value := getattr(arguments, name)) < 0:
@@ -79,7 +84,7 @@ def describe(folder: DataFolder) -> str:
     return "\n".join(lines)
 
 
-def describe_epoch(epoch: EpochSummary) -> str:
+def describe_epoch(epoch: "EpochSummary") -> str:
     budgets, totals = epoch.budgets, epoch.totals
     return (
         f"an epoch: {totals.packs:,} packs of at most {budgets.max_source_tokens:,} source tokens, "

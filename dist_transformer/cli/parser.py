@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, NoReturn
 
 from dist_transformer.base.paths import usable_path
 from dist_transformer.base.urls import without_secrets
+from dist_transformer.config.wrong_names import LIST_FLAGS, list_flags, nearest, refuse_wrong_flags
 
 # Paragraphs with these beginnings are commands or tables; their lines are kept.
 _AS_IT_IS = re.compile(r"dist-transformer |srun |deepspeed | ")
@@ -37,10 +39,15 @@ def _fill(paragraph: str, width: int) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser that refuses a flag given twice, and paths and numbers that nothing can have."""
+    """Parser that refuses wrong flags, a flag given twice, and paths and numbers that nothing can have.
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
+    Args:
+        taken: flags that the program takes out of the command line before.
+    """
+
+    def __init__(self, *arguments: Any, taken: Sequence[str] = (), **settings: Any) -> None:
         super().__init__(*arguments, **settings)
+        self.taken = taken
         self.given: set[str] = set()
         for kind in (None, "store"):
             self.register("action", kind, _StoreOnce)
@@ -51,9 +58,27 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         super().error(without_secrets(message))
 
-    def parse_known_args(self, *arguments: Any, **settings: Any) -> Any:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = sys.argv[1:] if args is None else args
+        if LIST_FLAGS in words:
+            print(list_flags(self._flags() | dict.fromkeys(self.taken, ())))
+            raise SystemExit
+        refuse_wrong_flags(words, self._option_string_actions, program=self.prog, also=self.taken)
         self.given.clear()
-        return super().parse_known_args(*arguments, **settings)
+        return super().parse_known_args(words, namespace)
+
+    def _flags(self) -> dict[str, Sequence[str]]:
+        """Return the flags that --help shows, each with its choices."""
+        shown = [action for action in self._actions if action.help is not argparse.SUPPRESS]
+        flags = {flag: action.choices or () for action in shown for flag in action.option_strings}
+        return {flag: list(map(str, choices)) for flag, choices in flags.items() if flag.startswith("--")}
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            near = nearest(str(value), map(str, action.choices or ()))
+            raise argparse.ArgumentError(action, f"{error.message}: did you mean {near}?") if near else error from None
 
 
 def _whole(text: str) -> int:
@@ -96,9 +121,15 @@ class _StoreOnce(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """Make the parser of a command; `description` is the docstring of its module."""
-    return _Parser(description=description, formatter_class=_Help, allow_abbrev=False)
+def make_parser(description: str | None, *, shares_work: bool = False) -> argparse.ArgumentParser:
+    """Make the parser of a command.
+
+    Args:
+        description: docstring of its module.
+        shares_work: whether several processes can share its work.
+    """
+    taken = ("--processes", "--import") if shares_work else ("--import",)
+    return _Parser(description=description, formatter_class=_Help, allow_abbrev=False, taken=taken)
 
 
 def add_folder(parser: argparse.ArgumentParser, flag: str, metavar: str, text: str) -> None:

@@ -14,13 +14,21 @@ from dist_transformer.base.errors import say
 from dist_transformer.base.files import refuse_content
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.inference.options import add_direction_options, add_model_option
-from dist_transformer.pictures.collection import PictureSettings, make_pictures
-from dist_transformer.pictures.page import write_pictures
+from dist_transformer.model_folder import read_model_info
 from dist_transformer.run.outputs import claim_folder
 
 
 def main() -> None:
     arguments = parse_arguments()
+    claim_folder(arguments.out, "--out", (arguments.model, arguments.learned_model))
+    refuse_content(arguments.out)
+    # Early, because the imports below take seconds.
+    for model in filter(None, (arguments.model, arguments.learned_model)):
+        read_model_info(model)
+
+    from dist_transformer.pictures.collection import PictureSettings, make_pictures
+    from dist_transformer.pictures.page import write_pictures
+
     settings = PictureSettings(
         model=arguments.model,
         source=arguments.src_text,
@@ -29,8 +37,6 @@ def main() -> None:
         direction=arguments.direction,
         tags=None if arguments.tag is None else tuple(arguments.tag),
     )
-    claim_folder(arguments.out, "--out", (arguments.model, arguments.learned_model))
-    refuse_content(arguments.out)
     made = make_pictures(settings)
     say(write_pictures(arguments.out, made.pictures, made.notes))
 

@@ -19,25 +19,24 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import tyro
 
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.files import write_file
 from dist_transformer.base.paths import require_usable
-from dist_transformer.config.flags import print_above_help, require_usable_places
+from dist_transformer.config.flags import check_flags, flags_of_training, print_above_help, require_usable_places
+from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
-from dist_transformer.config.stated import refuse_foreign_and_repeated, refuse_without_effect, stated_by_flags
-from dist_transformer.config.table3 import preset_with_variant
-from dist_transformer.cost.hardware import GpuKind
-from dist_transformer.cost.speed import LINK_LATENCY, MFU, NETWORK_LATENCY
-from dist_transformer.preflight.measured import Comparison, compare, measure_step, read_run
-from dist_transformer.preflight.plan import Cluster, RunPlan, plan_run, what_would_fit
+from dist_transformer.config.stated import refuse_without_effect, stated_by_flags
+from dist_transformer.config.table3 import VARIANTS, preset_with_variant
+from dist_transformer.cost.hardware import LINK_LATENCY, MFU, NETWORK_LATENCY, GpuKind
 from dist_transformer.run.outputs import claim_file
-from dist_transformer.training.assembly import cautions
-from dist_transformer.training.engine.ds_config import load_ds_config
+
+if TYPE_CHECKING:
+    from dist_transformer.preflight.measured import Comparison
+    from dist_transformer.preflight.plan import RunPlan
 
 _GIB = 2**30
 
@@ -71,6 +70,12 @@ class Arguments:
 
 def main() -> None:
     arguments = parse_arguments(sys.argv[1:])
+
+    from dist_transformer.preflight.measured import compare, measure_step, read_run
+    from dist_transformer.preflight.plan import Cluster, plan_run
+    from dist_transformer.training.assembly import cautions
+    from dist_transformer.training.engine.ds_config import load_ds_config
+
     config = arguments.train
     inputs = (*config.corpora.data, config.deepspeed_config, config.checkpoints.init_from, arguments.against)
     claim_file(arguments.json, "--json", inputs)
@@ -101,7 +106,9 @@ def main() -> None:
 
 
 def parse_arguments(arguments: list[str]) -> Arguments:
-    refuse_foreign_and_repeated(arguments)
+    own = {f"--{name.replace('_', '-')}": () for name in Arguments.__dataclass_fields__ if name != "train"}
+    choices = flags_of_training() | own | {"--preset": [*PRESETS], "--variant": [*VARIANTS]}
+    check_flags(arguments, choices, program="dist-transformer plan", also=("--import",))
     chooser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     chooser.add_argument("--preset", default="base")
     chooser.add_argument("--variant", default="base")
@@ -125,7 +132,7 @@ def parse_arguments(arguments: list[str]) -> Arguments:
     return parsed
 
 
-def describe(plan: RunPlan) -> Iterator[str]:
+def describe(plan: "RunPlan") -> Iterator[str]:
     config, cluster, work = plan.config, plan.cluster, plan.work
     batch = config.batch
     known = "assumed: give --data" if work.assumed else "of the data"
@@ -143,7 +150,7 @@ def describe(plan: RunPlan) -> Iterator[str]:
     yield f"text      vocabulary, source budget and fill {known}"
 
 
-def memory_table(plan: RunPlan) -> Iterator[str]:
+def memory_table(plan: "RunPlan") -> Iterator[str]:
     unit, name = (_GIB, "GiB") if plan.chosen.memory.peak > 2 * _GIB else (2**20, "MiB")
     of = f" of {plan.gpu.memory_gib * _GIB / unit:,.0f}" if plan.gpu else ""
     columns = ("weights", "optimizer", "gradients", "activations", "loss", "buffers", f"needed{of}", "host")
@@ -170,12 +177,13 @@ def memory_table(plan: RunPlan) -> Iterator[str]:
     yield "needed: the peak, 5% for gaps and 1.5 GiB for CUDA and libraries; >: the run's own setting"
 
 
-def speed_here(plan: RunPlan, seconds: float | None) -> list[str]:
+def speed_here(plan: "RunPlan", seconds: float | None) -> list[str]:
     """Describe the speed of this machine: nothing if it has a GPU and its CPU cores were not measured.
 
     Args:
         seconds: measured time of a step; None if it was not measured.
     """
+
     cores = len(os.sched_getaffinity(0))
     where = f"here      this machine, {cores} CPU core(s): "
     if seconds is not None:
@@ -184,7 +192,7 @@ def speed_here(plan: RunPlan, seconds: float | None) -> list[str]:
     return [] if torch.cuda.is_available() else [f"{where}not measured: add --measure"]
 
 
-def speed_and_run(plan: RunPlan, here: list[str]) -> Iterator[str]:
+def speed_and_run(plan: "RunPlan", here: list[str]) -> Iterator[str]:
     """Describe speed, duration and disk, after the lines on the speed of this machine."""
     yield ""
     yield from here
@@ -214,7 +222,7 @@ def speed_and_run(plan: RunPlan, here: list[str]) -> Iterator[str]:
         if cluster.world_size > 1:
             yield from basis_of_communication(plan, plan.gpu)
     yield f"run       {plan.config.max_steps:,} steps, {plan.training_flops:.2e} FLOPs"
-    if plan.hours is not None and plan.jobs is not None and cluster == Cluster(gpu=cluster.gpu, mfu=cluster.mfu):
+    if plan.hours is not None and plan.jobs is not None and cluster == type(cluster)(gpu=cluster.gpu, mfu=cluster.mfu):
         yield f"          {plan.hours:,.1f} h on one {cluster.gpu}, without validation and saving"
     elif plan.hours is not None and plan.jobs is not None:
         jobs = f"{plan.jobs} job{'s' * (plan.jobs > 1)} of {cluster.job_hours:g} h, {plan.jobs - 1} requeue(s)"
@@ -228,7 +236,7 @@ def speed_and_run(plan: RunPlan, here: list[str]) -> Iterator[str]:
     )
 
 
-def basis_of_communication(plan: RunPlan, gpu: GpuKind) -> Iterator[str]:
+def basis_of_communication(plan: "RunPlan", gpu: GpuKind) -> Iterator[str]:
     """Describe the assumptions behind the communication time."""
     network = plan.cluster.network_gbit or gpu.node_gbit
     between = f"{network:g} Gbit/s and {1e6 * NETWORK_LATENCY:g} µs between nodes, " if plan.cluster.nodes > 1 else ""
@@ -237,7 +245,7 @@ def basis_of_communication(plan: RunPlan, gpu: GpuKind) -> Iterator[str]:
     yield "          checked on slow links of known rates with gloo, not with NCCL on GPUs: docs/planning.md"
 
 
-def comparison_table(comparisons: list[Comparison]) -> Iterator[str]:
+def comparison_table(comparisons: "list[Comparison]") -> Iterator[str]:
     if not comparisons:
         return
     yield ""
@@ -254,7 +262,7 @@ def shown(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:,.2f}"
 
 
-def write_json(path: Path, plan: RunPlan, comparisons: list[Comparison], here_seconds: float | None) -> None:
+def write_json(path: Path, plan: "RunPlan", comparisons: "list[Comparison]", here_seconds: float | None) -> None:
     values: dict[str, Any] = {
         "cluster": dataclasses.asdict(plan.cluster),
         "workload": dataclasses.asdict(plan.work),
@@ -283,7 +291,9 @@ def write_json(path: Path, plan: RunPlan, comparisons: list[Comparison], here_se
         raise UserError(f"{path} cannot be written ({error.strerror}): choose another --json") from None
 
 
-def refuse_what_does_not_fit(plan: RunPlan) -> None:
+def refuse_what_does_not_fit(plan: "RunPlan") -> None:
+    from dist_transformer.preflight.plan import what_would_fit
+
     if plan.chosen.fits is not False:
         return
     remedy = what_would_fit(plan)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from dist_transformer.base.errors import say
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
-from dist_transformer.reporting.html.page import write_report
 from dist_transformer.run.outputs import claim_file
 
 
@@ -19,5 +18,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="page to write (default: RUN/report.html)")
     arguments = parser.parse_args()
     run_dir = folder_of(parser, arguments, "--run-dir")
+
+    from dist_transformer.reporting.html.page import write_report
+
     claim_file(arguments.out, "--out", [run_dir])
     say(write_report(run_dir, arguments.out))

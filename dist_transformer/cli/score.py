@@ -22,7 +22,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.files import make_folder, whole_path
@@ -31,15 +31,20 @@ from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.text.lines import require_readable
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.evaluation.languages import wrong_side
-from dist_transformer.inference.attention_maps import readable_pieces
-from dist_transformer.inference.options import PRECISIONS, add_device_option, add_direction_options, add_model_option
-from dist_transformer.inference.scoring import SCORED_TOKENS, PairScore, score_files
+from dist_transformer.inference.options import (
+    PRECISIONS,
+    SCORED_TOKENS,
+    add_device_option,
+    add_direction_options,
+    add_model_option,
+    as_dtype,
+)
 from dist_transformer.model_folder import load_model, read_model_info
 from dist_transformer.run.outputs import claim_file
-from dist_transformer.runtime.agreement import require_agreement
-from dist_transformer.runtime.distributed import error_of_all, on_all_ranks
-from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
+
+if TYPE_CHECKING:
+    from dist_transformer.inference.scoring import PairScore
 
 
 def main() -> None:
@@ -53,11 +58,20 @@ def main() -> None:
         for path in (arguments.src, arguments.tgt) if world.is_main else ():
             require_readable(path)
 
+    if world.size == 1:
+        # Early, because the imports below take seconds.
+        check_files()
+
+    from dist_transformer.inference.scoring import score_files
+    from dist_transformer.runtime.agreement import require_agreement
+    from dist_transformer.runtime.distributed import error_of_all, on_all_ranks
+    from dist_transformer.runtime.process_group import process_group
+
     group = process_group(world, device_name=arguments.device, ready=check_files)
     with group as device, error_of_all(world):
         require_agreement(vars(arguments))
         model, tokenizer, info = on_all_ranks(
-            lambda: load_model(arguments.model, device, PRECISIONS[arguments.precision])
+            lambda: load_model(arguments.model, device, as_dtype(arguments.precision))
         )
         info = on_all_ranks(lambda: info.facing(arguments.direction, arguments.tag))
 
@@ -87,7 +101,9 @@ def main() -> None:
                 write("".join(as_output(score, tokenizer, per_token=arguments.per_token) for score in scores))
 
 
-def as_output(score: PairScore, tokenizer: Vocabulary, *, per_token: bool) -> str:
+def as_output(score: "PairScore", tokenizer: "Vocabulary", *, per_token: bool) -> str:
+    from dist_transformer.inference.attention_maps import readable_pieces
+
     if not per_token:
         return f"{score.log_probability:.6f}\n"
     line = {
@@ -107,6 +123,8 @@ def output_of(world: World, out: Path | None) -> Iterator[Callable[[str], None]]
     Raises:
         UserError: rank 0 cannot write; every rank raises it.
     """
+    from dist_transformer.runtime.distributed import on_all_ranks
+
     # In one process, a closed pipe such as `| head` ends the command without an error message.
     errors = () if out is None and world.size == 1 else (OSError, UserError)
 
@@ -147,7 +165,7 @@ def _write(file: IO[bytes], content: bytes) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, shares_work=True)
     add_model_option(parser)
     parser.add_argument("--src", type=Path, required=True, metavar="F", help="source text, one sentence per line")
     parser.add_argument("--tgt", type=Path, required=True, metavar="F", help="translations, line by line")

@@ -16,15 +16,16 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.cli.parser import make_parser
-from dist_transformer.inference.beam import BeamSettings
-from dist_transformer.inference.options import PRECISIONS, add_device_option, add_direction_options
-from dist_transformer.runtime.device import find_device
-from dist_transformer.serving.models import load_models
-from dist_transformer.serving.server import MOST_WAITING, address_of, is_loopback, make_app, open_socket, serve
+from dist_transformer.inference.options import PRECISIONS, add_device_option, add_direction_options, as_dtype
+from dist_transformer.model_folder import read_model_info
 from dist_transformer.serving.worker import Worker
+
+if TYPE_CHECKING:
+    from dist_transformer.inference.beam import BeamSettings
 
 # The page shows two side by side.
 _MOST_MODELS = 2
@@ -36,11 +37,17 @@ def main() -> None:
     # needs an orderly end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(0))
+    check_arguments(arguments)
+
+    from dist_transformer.runtime.device import find_device
+    from dist_transformer.serving.models import load_models
+    from dist_transformer.serving.server import MOST_WAITING, address_of, is_loopback, make_app, open_socket, serve
+
     settings = decoding_settings(arguments)
     device = find_device(arguments.device)
     listening = open_socket(arguments.host, arguments.port)
     way = {"direction": arguments.direction, "tags": arguments.tag}
-    models = load_models(arguments.model, device, PRECISIONS[arguments.precision], settings, **way)
+    models = load_models(arguments.model, device, as_dtype(arguments.precision), settings, **way)
     local, worker = is_loopback(listening), Worker(MOST_WAITING)
     if not local:
         port = listening.getsockname()[1]
@@ -58,11 +65,19 @@ def main() -> None:
         os._exit(0)
 
 
-def decoding_settings(arguments: argparse.Namespace) -> BeamSettings:
+def check_arguments(arguments: argparse.Namespace) -> None:
+    """Check what can be checked before the libraries are imported, which takes seconds."""
     if len(arguments.model) > _MOST_MODELS:
         raise UserError(f"--model has {len(arguments.model)} folders: give one, or two to compare them")
     if arguments.max_characters < 1:
         raise UserError(f"--max-characters is {arguments.max_characters}: give 1 or more, such as 2000")
+    for model in arguments.model:
+        read_model_info(model)
+
+
+def decoding_settings(arguments: argparse.Namespace) -> "BeamSettings":
+    from dist_transformer.inference.beam import BeamSettings
+
     nbest = min(4, arguments.beam) if arguments.nbest is None else arguments.nbest
     return BeamSettings(beam_size=arguments.beam, length_penalty=arguments.length_penalty, nbest=nbest)
 

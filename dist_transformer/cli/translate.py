@@ -36,36 +36,34 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.files import expand
 from dist_transformer.data.text.lines import decode_lines, read_stream, require_readable
 from dist_transformer.evaluation.languages import wrong_side
-from dist_transformer.inference.beam import BeamSettings
-from dist_transformer.inference.corpus import CorpusJob, parts_of, require_free, translate_corpus
 from dist_transformer.inference.formats import FORMATS, OutputFormat
 from dist_transformer.inference.options import (
-    PRECISIONS,
     add_decoding_options,
     add_device_option,
     add_direction_options,
     add_model_option,
     add_split_option,
+    as_dtype,
     beam_settings,
     choose_split_over,
 )
-from dist_transformer.inference.sampling import SamplingSettings
-from dist_transformer.inference.translator import Translation, Translator, count_notes, noted
+from dist_transformer.inference.parts import parts_of
 from dist_transformer.model_folder import ModelInfo, load_model, read_model_info
 from dist_transformer.run.outputs import claim_file
-from dist_transformer.runtime.agreement import require_agreement
-from dist_transformer.runtime.device import find_device
-from dist_transformer.runtime.distributed import error_of_all, gather_objects, on_all_ranks, rank
-from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
+
+if TYPE_CHECKING:
+    import torch
+
+    from dist_transformer.inference.beam import BeamSettings
+    from dist_transformer.inference.translator import Translation, Translator
 
 # Lines that are in memory at a time; batches are formed from them.
 _CHUNK_LINES = {"cpu": 2_000, "cuda": 10_000}
@@ -79,10 +77,18 @@ _PLACES = ("model", "input", "output", "device", "local_rank")
 def main() -> None:
     arguments = parse_arguments()
     world = read_world()
-    if arguments.input is None and world.size == 1:
+    if world.size == 1:
+        # Early, because the imports below take seconds.
         _require_fitting(arguments, world)
-        translate_stream(arguments, find_device(arguments.device))
-        return
+        if arguments.input is None:
+            translate_stream(arguments)
+            return
+        check_model(arguments)
+
+    from dist_transformer.runtime.agreement import require_agreement
+    from dist_transformer.runtime.distributed import error_of_all
+    from dist_transformer.runtime.process_group import process_group
+
     group = process_group(
         world,
         device_name=arguments.device,
@@ -96,25 +102,38 @@ def main() -> None:
 
 def check_files(arguments: argparse.Namespace, world: World) -> None:
     """Check what one rank can check alone: flags, places, the model's description, and that the inputs can be read."""
+    from dist_transformer.inference.corpus import require_free
+
     _require_fitting(arguments, world)
     search_settings(arguments)
-    chunk_lines(arguments, torch.device("cpu"))
+    chunk_lines(arguments, "cpu")
     require_free(arguments.output)
-    read_model_info(arguments.model).facing(arguments.direction, arguments.tag)
+    check_model(arguments)
     for path in expand(arguments.input, "--input"):
         require_readable(path)
 
 
-def translate_stream(arguments: argparse.Namespace, device: torch.device) -> None:
+def check_model(arguments: argparse.Namespace) -> None:
+    read_model_info(arguments.model).facing(arguments.direction, arguments.tag)
+
+
+def translate_stream(arguments: argparse.Namespace) -> None:
     """Translate standard input to standard output."""
     if sys.stdin is None:
         raise UserError("standard input is closed: give it a text, such as < FILE, or give --input and --output")
     output = output_format(arguments)
+    # Early, because the imports below take seconds.
+    check_model(arguments)
+
+    from dist_transformer.inference.translator import count_notes
+    from dist_transformer.runtime.device import find_device
+
+    device = find_device(arguments.device)
     translator, info = load_translator(arguments, device)
     at_terminal = sys.stdin.isatty()
     prompt = f"{info.direction.name}> " if at_terminal and sys.stderr.isatty() else ""
     lines = decode_lines(typed_lines(prompt), _INPUT) if at_terminal else read_stream(sys.stdin.buffer, _INPUT)
-    first, lines_at_once = 0, 1 if at_terminal else chunk_lines(arguments, device)
+    first, lines_at_once = 0, 1 if at_terminal else chunk_lines(arguments, device.type)
     notes = Counter[str]()
     while chunk := list(itertools.islice(lines, lines_at_once)):
         if first == 0:
@@ -131,9 +150,13 @@ def translate_stream(arguments: argparse.Namespace, device: torch.device) -> Non
     say_notes(notes)
 
 
-def translate_files(arguments: argparse.Namespace, device: torch.device) -> None:
+def translate_files(arguments: argparse.Namespace, device: "torch.device") -> None:
     """Translate the inputs to the output. Collective: every rank must call it."""
-    output, lines_at_once = output_format(arguments), chunk_lines(arguments, device)
+    from dist_transformer.inference.corpus import CorpusJob, translate_corpus
+    from dist_transformer.inference.translator import count_notes
+    from dist_transformer.runtime.distributed import gather_objects, on_all_ranks
+
+    output, lines_at_once = output_format(arguments), chunk_lines(arguments, device.type)
     translator, info = on_all_ranks(lambda: load_translator(arguments, device))
     how = {name: value for name, value in vars(arguments).items() if name not in _PLACES}
     # Settings that the device decides are recorded under their own flags.
@@ -148,7 +171,7 @@ def translate_files(arguments: argparse.Namespace, device: torch.device) -> None
     )
     notes = Counter[str]()
 
-    def translate(lines: list[str], first: int) -> list[Translation]:
+    def translate(lines: list[str], first: int) -> "list[Translation]":
         if first == 0:
             warn_of_wrong_side(lines, translator, info, job.inputs[0])
         translations = translator.translate(lines, first=first)
@@ -168,18 +191,24 @@ def warn_of_wrong_side(lines: list[str], translator: Translator, info: ModelInfo
 
 def say_notes(notes: Counter[str]) -> None:
     """Tell, on the first rank, how many lines were not translated as they stand."""
+    from dist_transformer.inference.translator import noted
+    from dist_transformer.runtime.distributed import rank
+
     if rank() == 0:
         for note in noted(notes):
             say(f"note: {note}", file=sys.stderr)
 
 
-def load_translator(arguments: argparse.Namespace, device: torch.device) -> tuple[Translator, ModelInfo]:
+def load_translator(arguments: argparse.Namespace, device: "torch.device") -> "tuple[Translator, ModelInfo]":
+    from dist_transformer.inference.sampling import SamplingSettings
+    from dist_transformer.inference.translator import Translator
+
     settings = search_settings(arguments)
     sampling = None
     if arguments.sample:
         temperature = 1.0 if arguments.temperature is None else arguments.temperature
         sampling = SamplingSettings(seed=arguments.seed, top_k=arguments.top_k, temperature=temperature)
-    model, tokenizer, info = load_model(arguments.model, device, PRECISIONS[arguments.precision])
+    model, tokenizer, info = load_model(arguments.model, device, as_dtype(arguments.precision))
     info = info.facing(arguments.direction, arguments.tag)
     translator = Translator(
         model,
@@ -195,7 +224,7 @@ def load_translator(arguments: argparse.Namespace, device: torch.device) -> tupl
     return translator, info
 
 
-def search_settings(arguments: argparse.Namespace) -> BeamSettings:
+def search_settings(arguments: argparse.Namespace) -> "BeamSettings":
     return beam_settings(arguments, nbest=1 if arguments.nbest is None else arguments.nbest)
 
 
@@ -206,8 +235,8 @@ def output_format(arguments: argparse.Namespace) -> OutputFormat:
     )
 
 
-def chunk_lines(arguments: argparse.Namespace, device: torch.device) -> int:
-    lines = _CHUNK_LINES[device.type] if arguments.chunk_lines is None else arguments.chunk_lines
+def chunk_lines(arguments: argparse.Namespace, device_type: str) -> int:
+    lines = _CHUNK_LINES[device_type] if arguments.chunk_lines is None else arguments.chunk_lines
     if lines < 1:
         raise UserError(f"--chunk-lines is {lines}: give 1 or more")
     return int(lines)
@@ -253,7 +282,7 @@ def typed_lines(prompt: str) -> Iterator[bytes]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, shares_work=True)
     add_model_option(parser)
     parser.add_argument("--input", type=Path, nargs="+", metavar="F", help="text files, or patterns (default: stdin)")
     parser.add_argument("--output", type=Path, metavar="OUT", help="one file for all inputs (default: stdout)")

@@ -20,11 +20,13 @@ from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.paths import usable_place
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
 from dist_transformer.run.outputs import claim_folder
-from dist_transformer.run.verify import verify_run
 
 
 def main() -> None:
     arguments = parse_arguments()
+
+    from dist_transformer.run.verify import verify_run
+
     claim_folder(arguments.cache_dir, "--cache-dir", (arguments.run_dir, *arguments.data))
     # disable=None: a bar in a terminal, nothing in a file.
     with tqdm(unit=" steps", disable=None, leave=False) as bar:

@@ -5,7 +5,8 @@ import math
 import shutil
 import textwrap
 import tomllib
-from collections.abc import Sequence
+import typing
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,23 @@ import tyro
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import read_small
 from dist_transformer.base.paths import require_usable, usable_path
-from dist_transformer.config.plain import from_plain, read_json, to_plain
+from dist_transformer.config.plain import choices_of, from_plain, hints_of_settings, read_json, to_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import EMBEDDED_CORPUS, RUN_IDENTITY, ModelConfig, TrainConfig
 from dist_transformer.config.stated import (
-    refuse_foreign_and_repeated,
+    refuse_repeated,
     refuse_without_effect,
     stated_by_flags,
     stated_by_values,
 )
 from dist_transformer.config.table3 import VARIANTS, preset_with_variant
+from dist_transformer.config.wrong_names import (
+    LIST_FLAGS,
+    list_flags,
+    refuse_wrong_choices,
+    refuse_wrong_flags,
+    refuse_wrong_settings,
+)
 
 # Entries of a run's config.json that belong to that run alone; a new run gets its own.
 _OF_THE_RUN = ("run_dir", "resume", *RUN_IDENTITY)
@@ -39,7 +47,10 @@ def parse_training(arguments: Sequence[str], *, prog: str) -> tuple[TrainConfig,
         UserError: an unknown preset or variant, a file that cannot be used, a flag of another toolkit, a flag that is
             given twice, or a setting without effect.
     """
-    refuse_foreign_and_repeated(arguments)
+    choices = flags_of_training() | {"--preset": [*PRESETS], "--variant": [*VARIANTS]}
+    choices |= dict.fromkeys(("--config", "--test-mode", "--local_rank"), ())
+    # The program takes these two before this command starts.
+    check_flags(arguments, choices, program=prog, also=("--processes", "--import"))
     chooser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     chooser.add_argument("--preset", default="base")
     chooser.add_argument("--variant", default="base")
@@ -76,6 +87,39 @@ def parse_training(arguments: Sequence[str], *, prog: str) -> tuple[TrainConfig,
     return config, chosen.dry_run
 
 
+def flags_of_training() -> dict[str, Sequence[str]]:
+    """Return the flag of every setting of training, with its choices if it has some."""
+    return {f"--{name.replace('_', '-')}": _words_of(hint) for name, hint in hints_of_settings(TrainConfig).items()}
+
+
+def _words_of(hint: Any) -> list[str]:
+    """List the words that a flag takes for the choices of a setting, also for none."""
+    choices = [str(choice) for choice in choices_of(hint)]
+    return [*choices, "None"] if choices and type(None) in typing.get_args(hint) else choices
+
+
+def check_flags(
+    words: Sequence[str], choices: Mapping[str, Sequence[str]], *, program: str, also: Iterable[str] = ()
+) -> None:
+    """Refuse wrong flags, flags that are given twice, and values that are none of a flag's choices.
+
+    If `words` asks for it, list the flags for completion in a shell, and end the program.
+
+    Args:
+        choices: flags of the command, with their choices.
+        also: flags that the program takes out of the command line before.
+
+    Raises:
+        UserError: there is one.
+    """
+    if LIST_FLAGS in words:
+        print(list_flags({**choices, **dict.fromkeys((*also, "--help"), ())}))
+        raise SystemExit
+    refuse_repeated(words)
+    refuse_wrong_flags(words, {*choices, "--help", "-h"}, program=program, also=also, any_spelling=True)
+    refuse_wrong_choices(words, choices)
+
+
 def require_usable_places(config: TrainConfig) -> None:
     """Check the names of files and folders in the settings.
 
@@ -109,12 +153,19 @@ def _read_settings(file: Path) -> tuple[dict[str, Any], bool]:
     )
 
 
-def over(default: TrainConfig, values: dict[str, Any], where: str) -> TrainConfig:
+def over(default: TrainConfig, values: dict[str, Any], where: str, *, also: Iterable[str] = ()) -> TrainConfig:
     """Override the settings of `default` with `values`, which are plain values as in config.json.
+
+    Args:
+        also: what can be given beside the settings, and may have been meant by a wrong name.
 
     Raises:
         UserError: an unknown name or a wrong value; the message names `where`.
     """
+    known = hints_of_settings(TrainConfig)
+    groups = {name.partition(".")[0] for name in known if "." in name}
+    given = [name for name in stated_by_values(values, where) if name not in groups]
+    refuse_wrong_settings(given, {*known, *also}, where, only_with_remedy=True)
     plain = to_plain(default)
     for name, value in values.items():
         whole = isinstance(value, dict) and isinstance(plain.get(name), dict)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+import shlex
 import types
 import typing
 from pathlib import Path
@@ -11,6 +13,7 @@ from tyro.conf import OmitArgPrefixes
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import SETTINGS_BYTES, read_small
+from dist_transformer.config.wrong_names import nearest
 
 T = TypeVar("T")
 # OmitArgPrefixes[Group] is Annotated[Group, this].
@@ -74,6 +77,25 @@ def _as_text(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
+def hints_of_settings(kind: type) -> dict[str, Any]:
+    """Return the type hint of every setting of a dataclass, by dotted name, such as `model.width`."""
+    hints, flat = typing.get_type_hints(kind), _flat_groups(kind)
+    found: dict[str, Any] = {}
+    for name, hint in hints.items():
+        if dataclasses.is_dataclass(hint):
+            place = "" if name in flat else f"{name}."
+            found |= {f"{place}{inner}": each for inner, each in hints_of_settings(typing.cast(type, hint)).items()}
+        else:
+            found[name] = hint
+    return found
+
+
+def choices_of(hint: Any) -> list[Any]:
+    """List the values that a type hint names: those of Literal, also next to None."""
+    kinds = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    return [choice for kind in kinds if typing.get_origin(kind) is Literal for choice in typing.get_args(kind)]
+
+
 def _flat_groups(kind: type) -> dict[str, type]:
     """Find the fields of a dataclass that are groups without a prefix in flags and files."""
     hints = typing.get_type_hints(kind, include_extras=True)
@@ -128,7 +150,7 @@ def _plain_value(hint: Any, value: Any, where: str, remedy: str) -> Any:
         return from_plain(typing.cast(type, hint), value, where, remedy=remedy)
     origin, options = typing.get_origin(hint), typing.get_args(hint)
     kinds = options if origin in (types.UnionType, typing.Union) else (hint,)
-    choices = [choice for kind in kinds if typing.get_origin(kind) is Literal for choice in typing.get_args(kind)]
+    choices = choices_of(hint)
     if value in choices:
         return value
     if origin is tuple and isinstance(value, list):
@@ -140,6 +162,8 @@ def _plain_value(hint: Any, value: Any, where: str, remedy: str) -> Any:
     if type(value) in kinds or (float in kinds and type(value) is int):
         return value
     wanted = " or ".join(map(repr, choices)) if choices else getattr(hint, "__name__", str(hint))
+    near = nearest(str(value), map(str, choices))
+    remedy = f"did you mean {near}?" if near else remedy
     raise UserError(f"{where} must be {wanted}, not {value!r:.60}: {remedy}")
 
 
@@ -172,6 +196,21 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
+def _instead_of_json(path: Path, content: bytes, error: ValueError) -> str:
+    """Describe a file that is not JSON, and the remedy: people keep settings in YAML and TOML, too."""
+    lines = (line.strip() for line in content.decode("utf-8", "replace").splitlines())
+    first = next((line for line in lines if line and not line.startswith(("#", "---", "%"))), "")
+    if path.suffix in (".yaml", ".yml") or re.match(r"[\w.-]+\s*:(\s|$)", first):
+        form, module, load = "YAML", "yaml", "yaml.safe_load(sys.stdin)"
+    elif path.suffix == ".toml" or re.match(r"\[+[\w.\"-]+\]+$|[\w.-]+\s*=\s*\S", first):
+        form, module, load = "TOML", "tomllib", "tomllib.loads(sys.stdin.read())"
+    else:
+        return f"cannot be read as JSON ({error}): restore or rewrite it"
+    code = f"import json, sys, {module}; print(json.dumps({load}, indent=1))"
+    words = shlex.join(["python", "-c", code])
+    return f"is {form}, not JSON: convert it with {words} < {shlex.quote(str(path))} > {shlex.quote(path.stem)}.json"
+
+
 def read_json(path: Path, *, most: int = SETTINGS_BYTES) -> dict[str, Any]:
     """Read a JSON object from a file of at most `most` bytes.
 
@@ -187,13 +226,16 @@ def read_json_with_bytes(path: Path, *, most: int = SETTINGS_BYTES) -> tuple[dic
     Raises:
         UserError: the file is missing or is not a JSON object.
     """
+    content = b""
     try:
         content = read_small(path, most=most)
         values = parse_json(content)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: check the path") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise UserError(f"{path} cannot be read as JSON ({error}): restore or rewrite it") from None
+    except ValueError as error:
+        raise UserError(f"{path} {_instead_of_json(path, content, error)}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold a JSON object, not {type(values).__name__}")
     return values, content

@@ -9,6 +9,8 @@ from typing import Any, Generic, TypeVar
 
 import tyro
 
+from dist_transformer.config.wrong_names import nearest
+
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,9 +32,10 @@ class Registry(Generic[F]):
         """Known names: built-in ones first, then the others in registration order."""
         return tuple(self._entries)
 
-    @property
-    def remedy(self) -> str:
-        """Second half of the message about an unknown name."""
+    def remedy_for(self, name: object) -> str:
+        """Return the second half of the message about an unknown name."""
+        if near := nearest(str(name), self.names):
+            return f"did you mean {near}, or is --import with the file that registers this {self.setting} missing?"
         return (
             f"this {self.setting} is not known: give the file that registers it with --import "
             f"(docs/extending.md), or choose one of {', '.join(self.names)}"

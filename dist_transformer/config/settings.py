@@ -59,7 +59,7 @@ def _require_positive(config: object, *names: str) -> None:
 
 def _require_known(config: object, name: str, registry: Registry[Any]) -> None:
     value = getattr(config, name)
-    _require(value in registry, name, value, registry.remedy)
+    _require(value in registry, name, value, registry.remedy_for(value))
 
 
 # Far above any translation model, and low enough that a hostile model file is described within seconds.

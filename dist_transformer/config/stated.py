@@ -1,62 +1,12 @@
-"""Checks of what a user states: flags of other toolkits, repetitions, settings without effect."""
+"""Checks of what a user states: repetitions, and settings without effect."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.paths import refuse_secrets
 from dist_transformer.config.settings import TrainConfig
-
-_STEP = (
-    "--batch.target-tokens-per-step, the target tokens of a step on all processes together, as --batch.packs-per-step "
-    "packs of --batch.max-target-tokens"
-)
-_PEAK = "--optimizer.peak-lr, or --optimizer.lr-scale with the noam schedule"
-# Flags of other toolkits, and their counterparts here.
-_FOREIGN = {
-    "--batch-size": _STEP,
-    "--per-device-train-batch-size": _STEP,
-    "--max-tokens": f"{_STEP} (for fairseq's, multiply --max-tokens, --update-freq and the processes)",
-    "--update-freq": f"{_STEP} (for fairseq's, multiply --max-tokens, --update-freq and the processes)",
-    "--accum-count": f"{_STEP}; accumulation follows from it and the processes",
-    "--gradient-accumulation-steps": f"{_STEP}; accumulation follows from it and the processes",
-    "--lr": _PEAK,
-    "--learning-rate": _PEAK,
-    "--lr-scheduler": "--optimizer.schedule",
-    "--lr-scheduler-type": "--optimizer.schedule",
-    "--warmup-updates": "--optimizer.warmup-steps",
-    "--warmup-steps": "--optimizer.warmup-steps",
-    "--adam-betas": "--optimizer.beta1 and --optimizer.beta2",
-    "--weight-decay": "--optimizer.weight-decay",
-    "--clip-norm": "--optimizer.max-grad-norm",
-    "--max-grad-norm": "--optimizer.max-grad-norm",
-    "--epochs": "--max-steps; `plan` prints how many epochs that is",
-    "--max-epoch": "--max-steps; `plan` prints how many epochs that is",
-    "--num-train-epochs": "--max-steps; `plan` prints how many epochs that is",
-    "--max-update": "--max-steps",
-    "--train-steps": "--max-steps",
-    "--save-interval-updates": "--save-every",
-    "--validate-interval-updates": "--validate-every",
-    "--fp16": "--precision bf16, which needs no loss scaling",
-    "--bf16": "--precision bf16",
-    "--fp32": "--precision fp32",
-    "--dropout": "--model.dropout",
-    "--d-model": "--model.width",
-    "--encoder-embed-dim": "--model.width",
-    "--encoder-ffn-embed-dim": "--model.ffn-width",
-    "--layers": "--model.encoder-layers and --model.decoder-layers",
-    "--encoder-layers": "--model.encoder-layers",
-    "--decoder-layers": "--model.decoder-layers",
-    "--share-all-embeddings": "--model.tie-embeddings, the default",
-    "--label-smoothing": "--optimizer.label-smoothing",
-    "--save-dir": "--run-dir",
-    "--output-dir": "--run-dir",
-    "--restore-file": "--init-from with a model folder; a run resumes by itself",
-    "--finetune-from-model": "--init-from with a model folder",
-    "--arch": "--preset",
-    "--deepspeed": "--deepspeed_config, with the name of a shipped one (zero2) or a file",
-}
+from dist_transformer.config.wrong_names import plain_name
 
 
 def _has_one_folder(config: TrainConfig) -> bool:
@@ -93,8 +43,8 @@ _WITHOUT_EFFECT: dict[str, tuple[Callable[[TrainConfig], bool], str]] = {
 }
 
 
-def refuse_foreign_and_repeated(words: Sequence[str]) -> None:
-    """Refuse flags of other toolkits, all at once, and flags that are given twice, of which only one would count.
+def refuse_repeated(words: Sequence[str]) -> None:
+    """Refuse flags that are given twice, of which only one would count.
 
     Also refuse the secrets of URLs, because errors of the parser repeat words.
 
@@ -104,17 +54,7 @@ def refuse_foreign_and_repeated(words: Sequence[str]) -> None:
     for word in words:
         refuse_secrets(word)
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
-    names = [_name_of(flag) for flag in flags]
-    foreign = {flag: _FOREIGN[name] for flag, name in zip(flags, names, strict=True) if name in _FOREIGN}
-    if len(foreign) == 1:
-        ((flag, ours),) = foreign.items()
-        raise UserError(f"{flag} is not a flag here: use {ours}")
-    if foreign:
-        remedies: dict[str, list[str]] = {}
-        for flag, ours in foreign.items():
-            remedies.setdefault(ours, []).append(flag)
-        uses = "; ".join(f"for {' and '.join(flags)} {ours}" for ours, flags in remedies.items())
-        raise UserError(f"{', '.join(foreign)} are not flags here: use {uses}")
+    names = [plain_name(flag) for flag in flags]
     twice = next((flag for flag, name in zip(flags, names, strict=True) if names.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"{twice} is given twice: give it once, with all its values")
@@ -123,15 +63,13 @@ def refuse_foreign_and_repeated(words: Sequence[str]) -> None:
 def stated_by_flags(words: Iterable[str]) -> dict[str, str]:
     """Map the settings that a command line states, such as `optimizer.peak_lr`, to their flags."""
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
-    return {_name_of(flag)[2:].replace("-", "_"): flag for flag in flags}
+    return {plain_name(flag).replace("-", "_"): flag for flag in flags}
 
 
 def stated_by_values(values: Mapping[str, Any], where: str) -> dict[str, str]:
     """Map the settings in plain values, as in config.json, to their names after `where`."""
-    inner = {
-        f"{name}.{key}" for name, value in values.items() if isinstance(value, Mapping) for key in value
-    } | values.keys()
-    return {name: f"{where}: {name}" for name in inner}
+    inner = [f"{name}.{key}" for name, value in values.items() if isinstance(value, Mapping) for key in value]
+    return {name: f"{where}: {name}" for name in (*values, *inner)}
 
 
 def refuse_without_effect(stated: Mapping[str, str], config: TrainConfig) -> None:
@@ -149,8 +87,3 @@ def refuse_without_effect(stated: Mapping[str, str], config: TrainConfig) -> Non
     packs, tokens = (stated.get(f"batch.{name}_per_step") for name in ("packs", "target_tokens"))
     if packs and tokens:
         raise UserError(f"{packs} and {tokens} both set the size of a step: give one of them")
-
-
-def _name_of(flag: str) -> str:
-    """Give the name that all spellings of a flag share: with hyphens, without the `no-` that switches it off."""
-    return re.sub(r"(^--|\.)no-", r"\1", flag.replace("_", "-"))

@@ -12,6 +12,7 @@ from typing import Any
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
+from dist_transformer.config.wrong_names import meant
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +101,7 @@ def find_variant(row: str) -> Variant:
         UserError: there is no row of that name.
     """
     if row not in VARIANTS:
-        raise UserError(f"--variant {row} is unknown: choose one of {', '.join(VARIANTS)}")
+        raise UserError(f"--variant {row} is unknown: {meant(row, VARIANTS)}")
     return VARIANTS[row]
 
 
@@ -111,7 +112,7 @@ def preset_with_variant(preset: str, variant: str) -> TrainConfig:
         UserError: an unknown name.
     """
     if preset not in PRESETS:
-        raise UserError(f"--preset {preset} is unknown: choose one of {', '.join(PRESETS)}")
+        raise UserError(f"--preset {preset} is unknown: {meant(preset, PRESETS)}")
     return apply_variant(PRESETS[preset], variant)
 
 

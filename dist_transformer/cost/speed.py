@@ -12,17 +12,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.cost.hardware import GpuKind
+from dist_transformer.cost.hardware import LINK_LATENCY, NETWORK_LATENCY, GpuKind
 from dist_transformer.cost.memory import BYTES, STAGE_0_BUCKET, ModelSizes, ZeroSettings
 from dist_transformer.model.transformer import training_flops
-
-MFU = 0.33
-"""Default share of the GPU's peak: the value of NVIDIA's DeepLearningExamples with `big` on one A100 (its MLPerf v0.7
-submission: 0.41). This project reached 0.32 on one H100, and 0.38 compiled (2026-11-23, `results/gpu-check-h100.json`).
-Small models reach less."""
-
-LINK_LATENCY, NETWORK_LATENCY = 5e-6, 15e-6
-"""Seconds per small message between two GPUs of a node, and between two nodes: round figures, not measured."""
 
 LAUNCH_SECONDS = 50e-6
 """Host time per kernel launch, with Python, autograd and DeepSpeed. A step of `big` in eight micro-batches took 415 ms

@@ -1,6 +1,5 @@
 """Translate a test set with a model folder and score it, on any number of ranks."""
 
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -10,12 +9,11 @@ from typing import Any
 
 import torch
 
-from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import make_folder, write_file
 from dist_transformer.data.text.files import read_aligned
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.evaluation.bleu import Score, Scores, score
 from dist_transformer.evaluation.languages import wrong_side
+from dist_transformer.evaluation.report import hypotheses_file, write_report
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.scoring import longest_line, score_ids
 from dist_transformer.inference.translator import Translator, count_notes, noted
@@ -205,29 +203,6 @@ def write_evaluation(evaluation: Evaluation, file: Path) -> None:
     hypotheses = hypotheses_file(file)
     text = "".join(f"{line}\n" for line in evaluation.hypotheses)
     write_report(evaluation.report(hypotheses), file, beside={hypotheses: text})
-
-
-def hypotheses_file(report: Path) -> Path:
-    """Return the file of the hypotheses beside a report."""
-    return report.with_name(f"{report.stem}.hypotheses.txt")
-
-
-def write_report(report: dict[str, Any], file: Path, *, beside: dict[Path, str] | None = None) -> None:
-    """Write a report as JSON.
-
-    Args:
-        beside: text files in the same folder, which are written first.
-
-    Raises:
-        UserError: the files cannot be written.
-    """
-    try:
-        make_folder(file.parent)
-        for path, text in (beside or {}).items():
-            write_file(path, text)
-        write_file(file, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    except OSError as error:
-        raise UserError(f"{file} cannot be written ({error.strerror}): choose another place") from None
 
 
 def reference_nll(

@@ -11,7 +11,6 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, SPECIALS, UNK_ID
 from dist_transformer.model.transformer import Transformer
 
-QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
 _END = SPECIALS[EOS_ID]
 # Never part of an output; for <unk>, CTranslate2 has its own flag.
 SUPPRESSED = [[SPECIALS[0]], [SPECIALS[BOS_ID]]]
@@ -32,7 +31,7 @@ def save_for_ctranslate2(
 
     Args:
         pieces: vocabulary by id.
-        quantization: one of `QUANTIZATIONS`; None: fp32.
+        quantization: one of `libraries.QUANTIZATIONS`; None: fp32.
 
     Raises:
         UserError: CTranslate2 does not support the configuration.

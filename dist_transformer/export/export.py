@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -22,7 +22,7 @@ from dist_transformer.base.files import (
 from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.export.card import Card
-from dist_transformer.export.ctranslate2 import QUANTIZATIONS, refuse_what_ctranslate2_lacks
+from dist_transformer.export.ctranslate2 import refuse_what_ctranslate2_lacks
 from dist_transformer.export.ctranslate2_peer import CTranslate2Peer, write_ctranslate2
 from dist_transformer.export.gate import (
     COMPARED_LINES,
@@ -47,15 +47,13 @@ from dist_transformer.export.huggingface import (
     write_generation_config,
     write_huggingface,
 )
+from dist_transformer.export.libraries import LIBRARIES, QUANTIZATIONS, Target
 from dist_transformer.export.marian import refuse_what_marian_lacks
 from dist_transformer.export.peer import Peer, require_library
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import CARD_FILE, TOKENIZER_FILE, ModelInfo, load_model, read_model_info
-
-Target = Literal["hf", "ctranslate2"]
-LIBRARIES: dict[Target, str] = {"hf": "transformers", "ctranslate2": "ctranslate2"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -44,7 +44,7 @@ from dist_transformer.base.verified import with_own_hash
 from dist_transformer.data.text.compressed import is_compressed
 from dist_transformer.data.text.lines import read_lines
 from dist_transformer.inference.manifest import MANIFEST_FILE, manifest_of, require_same
-from dist_transformer.inference.parts import Part, Source, in_chunks, is_source_of, read_source
+from dist_transformer.inference.parts import Part, Source, in_chunks, is_source_of, parts_of, read_source
 from dist_transformer.inference.translator import Translation
 from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks, rank, world_size
 
@@ -74,11 +74,6 @@ class CorpusJob:
     @property
     def parts(self) -> Path:
         return parts_of(self.output)
-
-
-def parts_of(output: Path) -> Path:
-    """Return the folder of the parts of an output."""
-    return output.with_name(f"{output.name}.parts")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,11 +9,15 @@ Numbers count input lines, and ranks a line's translations, from 0.
 
 import json
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.inference.translator import ScoredText, Translation
+
+# Torch costs seconds, and the flags need the names of the formats.
+if TYPE_CHECKING:
+    from dist_transformer.inference.translator import ScoredText, Translation
 
 FORMATS = ("moses", "tsv", "jsonl")
 
@@ -38,7 +42,7 @@ class OutputFormat:
         """Whether every input line has exactly one line."""
         return self.nbest in (None, "jsonl")
 
-    def text_of(self, number: int, translation: Translation) -> str:
+    def text_of(self, number: int, translation: "Translation") -> str:
         """Return the output of one input line.
 
         Args:
@@ -58,7 +62,7 @@ class OutputFormat:
                 return "".join(f"{number} ||| {one.text} ||| {one.score:.6f}\n" for one in translation.hypotheses)
 
 
-def _tsv(number: int, rank: int, one: ScoredText) -> str:
+def _tsv(number: int, rank: int, one: "ScoredText") -> str:
     text = one.text.replace("\t", " ")
     return f"{number}\t{rank}\t{one.score:.6f}\t{text}\n"
 

@@ -19,6 +19,11 @@ from dist_transformer.base.sole_writer import Fence
 _BLOCK = 2**20
 
 
+def parts_of(output: Path) -> Path:
+    """Return the folder of the parts of an output."""
+    return output.with_name(f"{output.name}.parts")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
     """Text of the inputs."""

@@ -16,13 +16,12 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.base.tensor_file import is_finite
 from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, Vocabulary
+from dist_transformer.inference.options import SCORED_TOKENS
 from dist_transformer.model.loss import logit_rows
 from dist_transformer.model.packed import PackedTokens, pack_side
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.distributed import broadcast_object, gather_objects, on_all_ranks, rank, world_size
 
-# Tokens per batch, counted on the longer side of each pair.
-SCORED_TOKENS = {"cpu": 4096, "cuda": 32768}
 # Lines that are held in memory, and from which batches are formed.
 _LINES_AT_ONCE = 10_000
 

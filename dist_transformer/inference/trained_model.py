@@ -10,6 +10,7 @@ from typing import Literal, overload
 import torch
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.wrong_names import known_parameters
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.attention_maps import BEGIN, attention_maps, readable_pieces
 from dist_transformer.inference.beam import BeamSettings
@@ -54,6 +55,7 @@ class TrainedModel:
     _products: Products = field(default_factory=Products, init=False, repr=False, compare=False)
 
     @classmethod
+    @known_parameters
     def load(
         cls,
         path: str | os.PathLike[str],
@@ -119,6 +121,7 @@ class TrainedModel:
         split_over: int | Literal["no"] | None = ...,
     ) -> list[list[ScoredText]]: ...
 
+    @known_parameters
     def translate(
         self,
         lines: str | Sequence[str],
@@ -173,6 +176,7 @@ class TrainedModel:
         texts = [translation.text for translation in translations]
         return texts[0] if isinstance(lines, str) else texts
 
+    @known_parameters
     def score(self, src: Sequence[str], tgt: Sequence[str], *, batch_tokens: int | None = None) -> list[PairScore]:
         """Compute log p(tgt[i] | src[i]) as a sum and per token, in natural logarithms.
 
@@ -192,6 +196,7 @@ class TrainedModel:
             max_batch_tokens=batch_tokens,
         )
 
+    @known_parameters
     def attention(self, src: str, tgt: str) -> Attention:
         """Return the attention of every layer and head while the model reads `src` and produces `tgt`.
 

@@ -11,6 +11,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.batches import Batch, make_batches
 from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
+from dist_transformer.inference.options import BATCH_TOKENS
 from dist_transformer.inference.sampling import SamplingSettings, sample
 from dist_transformer.inference.scoring import not_finite
 from dist_transformer.inference.splitting import LEAST_LIMIT, join_texts, split_sentences, split_text
@@ -18,10 +19,6 @@ from dist_transformer.model.products import Products
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.distributed import gather_objects, on_all_ranks, rank, world_size
 
-# Padded source tokens times beam size. CPU: `base` in fp32 decodes 5.5, 5.6 and 5.9 sentences per CPU second at 4,096,
-# 8,192 and 16,384, where outputs as long as their sources take 0.4 GB. CUDA, by calculation: 2,048 hypotheses of
-# sentences of up to 31 tokens, for which `base` in bf16 keeps 2.3 GB, and 0.8 GB for the probabilities of 37k words.
-BATCH_TOKENS = {"cpu": 16384, "cuda": 65536}
 # Whether the next sentence takes the slot of one that ended. On a CPU this took 1.5 times as long as steps that get
 # smaller, because every step attends to the room of the longest sentence.
 _REFILLS = {"cpu": False, "cuda": True}

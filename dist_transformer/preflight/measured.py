@@ -15,7 +15,7 @@ from dist_transformer.config.plain import read_json
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.cost.hardware import CPU, kind_of_device
 from dist_transformer.cost.memory import SENTENCE_TOKENS
-from dist_transformer.data.tokenizer import EOS_ID
+from dist_transformer.data.vocabulary.tokenizer import EOS_ID
 from dist_transformer.model.packed import PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.preflight.plan import Cluster, RunPlan, Workload, look_at_work

@@ -10,7 +10,7 @@ from typing import Any
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.cost.costs import VOCAB_SIZE
-from dist_transformer.cost.hardware import GpuKind, gpu_kind
+from dist_transformer.cost.hardware import MFU, GpuKind, gpu_kind
 from dist_transformer.cost.memory import (
     SENTENCE_TOKENS,
     Memory,
@@ -20,7 +20,7 @@ from dist_transformer.cost.memory import (
     predict_memory,
 )
 from dist_transformer.cost.micro_batches import packs_that_fit
-from dist_transformer.cost.speed import MFU, StepTime, predict_step
+from dist_transformer.cost.speed import StepTime, predict_step
 from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.model.transformer import training_flops
 from dist_transformer.training.engine.ds_config import DEFAULT_ZERO

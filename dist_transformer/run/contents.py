@@ -10,7 +10,8 @@ import torch
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import is_pickle
 from dist_transformer.data.folder.format import TOKENIZER_FILE
-from dist_transformer.model_folder import CONFIG_FILE, WEIGHTS_FILE, is_of_transformers, load_model
+from dist_transformer.model_folder import load_model
+from dist_transformer.model_paths import CONFIG_FILE, WEIGHTS_FILE, is_of_transformers
 from dist_transformer.run.layout import CHECKPOINTS, FOLDERS, POINTER, WEIGHT_HASHES, WEIGHTS
 
 STEP_NAME = re.compile(r"step-(\d{8,})")

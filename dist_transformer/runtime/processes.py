@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,8 +24,11 @@ _VARIABLE = "DIST_TRANSFORMER_STREAMS"
 _STREAMS = {0: os.O_RDONLY, 1: os.O_WRONLY | os.O_APPEND, 2: os.O_WRONLY | os.O_APPEND}
 
 
-def run_processes(count: int, words: Sequence[str]) -> int:
+def run_processes(count: int, words: Sequence[str], check: Callable[[], object] = lambda: None) -> int:
     """Run `dist-transformer` with these words as `count` ranks; return the launcher's exit status.
+
+    Args:
+        check: called before the ranks start, which takes seconds; it may raise.
 
     Raises:
         UserError: `count` is below 1 or above 1,024, this process is one of several ranks already, or the launcher
@@ -34,6 +37,7 @@ def run_processes(count: int, words: Sequence[str]) -> int:
     if not 1 <= count <= MOST_PROCESSES:
         raise UserError(f"--processes is {count}: give 1 to {MOST_PROCESSES:,}")
     require_no_launch("--processes")
+    check()
     import torch
 
     with tempfile.TemporaryDirectory(prefix="dist_transformer-ranks-") as folder:

@@ -254,8 +254,8 @@ def test_gpu_check_says_what_its_steps_speak_for(tmp_path: Path, monkeypatch: py
     assert list(gpu_check.advice(tmp_path)) == [
         "64 pack(s) at a time: compiled 300, not compiled 250: config/settings.py: compile: bool = True",
         "8 pack(s) at a time: compiled 59, not compiled 68: config/settings.py: compile: bool = False",
-        "cost/speed.py: MFU = 0.30",
+        "cost/hardware.py: MFU = 0.30",
     ]
     file.write_text(json.dumps({"figures": {"step-64": step(250, 0.4)}}))
-    assert list(gpu_check.advice(tmp_path)) == ["cost/speed.py: MFU = 0.24"]
+    assert list(gpu_check.advice(tmp_path)) == ["cost/hardware.py: MFU = 0.24"]
     assert list(gpu_check.advice(tmp_path / "missing")) == []

@@ -71,6 +71,66 @@ def test_help_at_80_columns(name: str) -> None:
     assert f"usage: dist-transformer {'COMMAND' if name == 'dist-transformer' else name} " in page
 
 
+# In a process of its own, because this one has imported the libraries.
+EARLY = """
+import contextlib, io, sys
+from pathlib import Path
+from dist_transformer.base.errors import UserError
+from dist_transformer.cli import command
+from dist_transformer.cli.command import COMMANDS, run
+
+SHARED = [f"{name} --processes 2 --wrong" for name in command.SHARED]
+MISSING = ["export --model none --to hf --src a --ref a --out b", "serve --model none", "pictures --model none --out b",
+    "translate --model none", "translate --model none --input a --output b", "evaluate --model none --src a --ref a",
+    "score --model none --src a --tgt a", "train --data none --run-dir b"]
+Path("a").touch()
+for words in [f"{name} {flag}" for name in COMMANDS for flag in ("--wrong", "--help")] + SHARED + MISSING:
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            run(words.split())
+        except (SystemExit, UserError) as error:
+            said = str(error)
+    late = {"torch", "deepspeed", "transformers", "datasets", "tensorboard", "matplotlib"} & sys.modules.keys()
+    expected = "0" if "--help" in words else "--wrong is not a flag" if "--wrong" in words else "none"
+    assert expected in said and not late, (words, said, late)
+"""
+
+
+@pytest.mark.system
+def test_wrong_arguments_are_refused_before_the_libraries_are_imported(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", EARLY], check=True, cwd=tmp_path, env=environment)
+
+
+COMPLETE = """
+eval "$(dist-transformer --completion)"
+for line in "ev" "train --optimizer.pe" "train --model.norm p" "translate --precision " "serve --mo" "verify runs/x"; do
+  COMP_WORDS=(dist-transformer $line)
+  [ "${line% }" = "$line" ] || COMP_WORDS+=("")
+  COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+  _dist_transformer dist-transformer
+  echo "${COMPREPLY[*]}"
+done
+complete -p dist-transformer
+"""
+
+
+@pytest.mark.system
+def test_a_shell_completes_commands_flags_and_choices() -> None:
+    # In place of the installed program.
+    program = f'dist-transformer() {{ {sys.executable} -m dist_transformer "$@"; }}\n'
+    done = subprocess.run(["bash", "-c", program + COMPLETE], check=True, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "evaluate",
+        "--optimizer.peak-lr",
+        "post pre",
+        "fp32 bf16",
+        "--model",
+        "",
+        "complete -o default -F _dist_transformer dist-transformer",
+    ]
+
+
 def test_no_help_page_is_of_a_command_that_is_gone() -> None:
     assert {path.stem for path in FOLDER.iterdir()} == set(ALL)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from dist_transformer.config.plain import to_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig, TrainConfig
 from dist_transformer.model.transformer import Transformer
+from tests.conftest import run_python
 
 HERE = ["--data", "d", "--run-dir", "r"]
 
@@ -54,7 +56,24 @@ def test_the_settings_of_a_run_serve_another_one(tmp_path: Path) -> None:
     ("name", "content", "said"),
     [
         ("a.json", '{"learning": 3}', r"a\.json: unknown setting 'learning': remove it"),
-        ("a.json", '{"model": {"widht": 3}}', r"a\.json: model: unknown setting 'widht'"),
+        (
+            "a.json",
+            '{"model": {"widht": 3}}',
+            r"a\.json: model\.widht is not a setting here: did you mean model\.width\?$",
+        ),
+        ("a.json", '{"norm": "pre"}', r"a\.json: norm is not a setting here: did you mean model\.norm\?$"),
+        ("a.json", '{"lr": 3}', r"a\.json: lr is not a setting here: use optimizer\.peak_lr, or optimizer\.lr_scale"),
+        ("a.json", '{"optimizer": {"lr": 3}}', r"a\.json: optimizer\.lr is not a setting here: use optimizer\.peak_lr"),
+        (
+            *("a.json", '{"max_tokens": 4096, "update_freq": [4]}'),
+            r"a\.json: max_tokens, update_freq are not settings here: for .* use batch\.target_tokens_per_step, .* as ",
+        ),
+        ("a.toml", "[training]\nbatch_size = 3", r"a\.toml: training\.batch_size is not a setting here: use batch\."),
+        (
+            "a.json",
+            '{"model": {"norm": "prr"}}',
+            r"a\.json: model: norm must be 'post' or 'pre', not 'prr': did you mean",
+        ),
         ("a.json", '{"max_steps": "many"}', r"a\.json: max_steps must be int, not 'many'"),
         ("a.json", '{"max_steps": 0}', r"a\.json: max_steps is 0: give a number above 0"),
         ("a.json", "[]", r"a\.json must hold a JSON object"),
@@ -65,6 +84,28 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, content:
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=said):
         parsed("--config", tmp_path / name, *HERE)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "form"),
+    [
+        ("a b.yaml", "# Mine.\nmax_steps: 30\nmodel:\n  dropout: 0.4\n", "YAML"),
+        ("c.json", "max_steps: 30\nmodel: {dropout: 0.4}\n", "YAML"),
+        ("d.cfg", "max_steps = 30\n[model]\ndropout = 0.4\n", "TOML"),
+        ("e.json", "[model]\ndropout = 0.4\n", "TOML"),
+    ],
+)
+def test_another_form_is_named_with_what_converts_it(tmp_path: Path, name: str, content: str, form: str) -> None:
+    file = tmp_path / name
+    file.write_text(content)
+    with pytest.raises(UserError) as refused:
+        parsed("--config", file, *HERE)
+    said = str(refused.value)
+    assert said.startswith(f"{file} is {form}, not JSON: convert it with python -c ")
+    interpreter, *words = shlex.split(said.partition("convert it with ")[2])
+    assert (interpreter, words[-2:]) == ("python", [">", f"{file.stem}.json"])
+    converted = run_python(*words[:2], input=file.read_text())
+    assert json.loads(converted.stdout)["model"] == {"dropout": 0.4}
 
 
 def test_weights_in_a_file_are_for_the_folders_of_the_flag(tmp_path: Path) -> None:
@@ -101,9 +142,9 @@ def test_all_flags_of_other_toolkits_are_named_at_once() -> None:
     with pytest.raises(UserError) as refused:
         parsed(*HERE, "--arch", "transformer", "--max-tokens", 4096, "--update-freq=4", "--lr", 3)
     said = str(refused.value)
-    assert said.startswith("--arch, --max-tokens, --update-freq, --lr are not flags here: use for --arch --preset; ")
+    assert said.startswith("--arch, --max-tokens, --update-freq, --lr are not flags here: for --arch use --preset; ")
     # 4,096 x 4 tokens for each process; a pack of 4,096 would make a step of 64 times that.
-    assert "for --max-tokens and --update-freq --batch.target-tokens-per-step" in said
+    assert "for --max-tokens and --update-freq use --batch.target-tokens-per-step" in said
     assert "multiply --max-tokens, --update-freq and the processes" in said
 
 

@@ -9,7 +9,8 @@ def test_names_are_known_before_their_code() -> None:
     assert "round" in registry
     assert "oval" not in registry
     assert registry.names == ("round", "square")
-    assert registry.remedy.endswith("or choose one of round, square")
+    assert registry.remedy_for("oval").endswith("or choose one of round, square")
+    assert "did you mean square, or is --import" in registry.remedy_for("sqare")
 
 
 def test_code_is_found_by_its_name() -> None:

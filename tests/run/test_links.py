@@ -12,7 +12,7 @@ import pytest
 from dist_transformer.averaging.mean import average
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
-from dist_transformer.evaluation.evaluate import write_report as write_scores
+from dist_transformer.evaluation.report import write_report as write_scores
 from dist_transformer.evaluation.samples import SampleSheet, write_sheet
 from dist_transformer.reporting.board import Board
 from dist_transformer.reporting.html.page import write_report

@@ -269,13 +269,13 @@ def test_a_signal_ends_it_while_models_are_loaded(model_folder: Path, tmp_path: 
     """A user's file makes loading last."""
     (tmp_path / "slow.py").write_text(
         "import time\n"
-        "from dist_transformer.cli import serve\n"
+        "from dist_transformer.serving import models\n"
         "\n"
         "def load(*arguments, **options):\n"
         "    print('loading', flush=True)\n"
         "    time.sleep(60)\n"
         "\n"
-        "serve.load_models = load\n"
+        "models.load_models = load\n"
     )
     program = [sys.executable, "-m", "dist_transformer", "serve", "--import", tmp_path / "slow.py"]
     with subprocess.Popen(

@@ -1,0 +1,111 @@
+"""Names that a command does not have: those of other toolkits, near misses, and completion in a shell."""
+
+import inspect
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from dist_transformer.base.errors import UserError
+from dist_transformer.cli.command import COMMANDS, run
+from dist_transformer.config import wrong_names
+from dist_transformer.config.wrong_names import LIST_FLAGS, known_parameters, plain_name
+
+
+def flags_of(command: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Sequence[str]]:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        run([command, LIST_FLAGS])
+    assert not ended.value.code
+    rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    return {flag: choices for flag, *choices in rows}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("translate --beam-size 3", "--beam-size is not a flag here: use --beam"),
+        ("translate --num_beams=3", "--num_beams is not a flag here: use --beam"),
+        ("translate --max-tokens 3", "--max-tokens is not a flag here: use --batch-tokens"),
+        ("translate --output-file a --src-lang de", "for --output-file use --output; for --src-lang use --direction"),
+        ("translate -m a", "-m is not a flag here: use --model"),
+        ("translate -model a", "-model is not a flag here: did you mean --model?"),
+        ("translate --lenght-penalty 1", "--lenght-penalty is not a flag here: did you mean --length-penalty?"),
+        ("translate --length_penalty 1", "--length_penalty is not a flag here: did you mean --length-penalty?"),
+        ("translate --gpus 2", "--gpus is not a flag here: use --processes N"),
+        ("translate --xyz", "--xyz is not a flag here: see dist-transformer translate --help"),
+        ("evaluate --source a --reference b", "for --source use --src; for --reference use --ref"),
+        ("evaluate --fp16", "--fp16 is not a flag here: use --precision bf16, which needs no loss scaling"),
+        ("score --target a", "--target is not a flag here: use --tgt"),
+        ("serve --n-best 4", "--n-best is not a flag here: use --nbest"),
+        ("serve --gpus 2", "--gpus is not a flag here: use --device"),
+        ("export --quantization int8", "--quantization is not a flag here: use --quantize"),
+        ("export --output-dir a", "--output-dir is not a flag here: use --out"),
+        ("average --inputs a", "--inputs is not a flag here: use --checkpoints"),
+        ("average --num-epoch-checkpoints 5", "--num-epoch-checkpoints is not a flag here: use --last"),
+        ("prepare --srcdict a --source-lang de", "for --srcdict use --tokenizer; for --source-lang use --src-lang"),
+        ("prepare --num-workers 2", "--num-workers is not a flag here: use --workers"),
+        ("train --wandb", "--wandb is not a flag here: use --import FILE.py with a sink"),
+        ("train --accumulate 4", "--accumulate is not a flag here: use --batch.target-tokens-per-step"),
+        ("train --source a --input b", "for --source and --input use --data with a folder that"),
+        ("train --src-lang de", "--src-lang is not a flag here: use --data with a folder that"),
+        ("plan --num-gpus 2", "--num-gpus is not a flag here: use --gpus"),
+        ("plan --job-hour 2", "--job-hour is not a flag here: did you mean --job-hours?"),
+        ("demo --save-dir a", "--save-dir is not a flag here: use --run-dir"),
+        ("doctor --time-out 3", "--time-out is not a flag here: did you mean --timeout?"),
+        ("verify --run a", "--run is not a flag here: use --run-dir"),
+        ("report --output-file a", "--output-file is not a flag here: use --out"),
+        ("inspect --example 3", "--example is not a flag here: did you mean --examples?"),
+        ("pictures --source a", "--source is not a flag here: use --src-text"),
+        ("fairseq-train", "'fairseq-train' is not a command: did you mean train?"),
+        ("generate", "'generate' is not a command: did you mean translate?"),
+        ("evalute", "'evalute' is not a command: did you mean evaluate?"),
+    ],
+)
+def test_a_wrong_name_leads_to_ours(words: str, said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        run(words.split())
+    assert said in str(refused.value)
+
+
+def test_a_counterpart_is_one_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    ours = {plain_name(flag) for command in COMMANDS for flag in flags_of(command, capsys)}
+    # Parameters of `prepare` in Python.
+    ours |= {"source-language", "target-language"}
+    firsts = [re.search(r"--[a-z][\w.-]*", remedy) for remedies in wrong_names._COUNTERPARTS for remedy in remedies]
+    assert {plain_name(first[0]) for first in firsts if first} - ours == set()
+    names = [name for names in wrong_names._COUNTERPARTS.values() for name in names.split()]
+    assert sorted(names) == sorted(set(names))
+    assert set(wrong_names._COMMANDS.values()) <= COMMANDS.keys()
+
+
+def test_an_unknown_keyword_of_a_function_leads_to_ours() -> None:
+    @known_parameters
+    def search(*, beam: int = 4, precision: str = "fp32") -> tuple[int, str]:
+        return beam, precision
+
+    assert search(beam=2) == (2, "fp32")
+    assert list(inspect.signature(search).parameters) == ["beam", "precision"]
+    with pytest.raises(UserError, match=r"^search: beam_size is not a setting here: use beam$"):
+        search(beam_size=2)
+    with pytest.raises(UserError, match=r"^search: precison is not a setting here: did you mean precision\?$"):
+        search(precison="bf16")
+    with pytest.raises(
+        UserError, match=r"^search: xyz, fp16 are not settings here: for xyz leave it out; for fp16 use"
+    ):
+        search(xyz=2, fp16=True)
+
+
+def test_a_wrong_choice_has_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(["translate", "--model", "a", "--precision", "fp16"])
+    assert capsys.readouterr().err.endswith("(choose from 'fp32', 'bf16'): did you mean bf16?\n")
+
+
+def test_words_that_are_no_flags_are_taken() -> None:
+    check = wrong_names.refuse_wrong_flags
+    check(["-0.5", "-", "a-b", "-- a", "-d a b", "-mVALUE", "--", "--xyz"], ["-m"], program="p")
+    check(["--a_b", "--no-a-b", "--x.no-y"], ["--a-b", "--x.y"], program="p", any_spelling=True)
+    check(["--xyz", "--help"], [], program="p")
+    with pytest.raises(UserError, match="--a_b is not a flag here: did you mean --a-b"):
+        check(["--a_b"], ["--a-b"], program="p")
