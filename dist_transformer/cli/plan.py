@@ -184,6 +184,8 @@ def speed_here(plan: "RunPlan", seconds: float | None) -> list[str]:
         seconds: measured time of a step; None if it was not measured.
     """
 
+    import torch
+
     cores = len(os.sched_getaffinity(0))
     where = f"here      this machine, {cores} CPU core(s): "
     if seconds is not None:
