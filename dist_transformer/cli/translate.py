@@ -182,7 +182,7 @@ def translate_files(arguments: argparse.Namespace, device: "torch.device") -> No
     say_notes(sum(map(Counter[str], gather_objects(notes)), Counter[str]()))
 
 
-def warn_of_wrong_side(lines: list[str], translator: Translator, info: ModelInfo, file: Path | None = None) -> None:
+def warn_of_wrong_side(lines: list[str], translator: "Translator", info: "ModelInfo", file: Path | None = None) -> None:
     """Warn if the first lines are in the language that the model writes."""
     flags = "the text, and --direction"
     if caution := wrong_side(info, translator.tokenizer, sources=lines, source_file=file, flags=flags):
