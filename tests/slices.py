@@ -37,6 +37,9 @@ SLICES = {
     "commands": Slice(files=("README.md", "docs/", "dist_transformer/cli/", "dist_transformer/config/", "tools/")),
     "container": Slice(files=("containers/", "pyproject.toml", "constraints.txt"), processes=1),
     "exports": Slice(files=("dist_transformer/export/", "dist_transformer/model_folder"), processes=1),
+    "newcomer": Slice(
+        files=("README.md", "Makefile", "dist_transformer/cli/", "dist_transformer/averaging/"), processes=1
+    ),
     "pickles": Slice(files=("dist_transformer/base/", "dist_transformer/model_folder")),
     "reproduce": Slice(files=("dist_transformer/model/", "dist_transformer/training/", "dist_transformer/inference/")),
     # What is installed from the wheel; continuous integration always runs it, with one of the others.
