@@ -88,17 +88,17 @@ def test_from_a_text_to_a_translation(clone: Path) -> None:
     """Two interruptions: the printed command averages what is worth it, and swapped files get a warning."""
     run(clone, "dist-transformer", "prepare", "--toy", "3000", "--vocab-size", "500", "--out", "data/toy")
     train = ("dist-transformer", "train", *SMALL, "--data", "data/toy", "--run-dir", "runs/toy")
-    said = interrupt(clone, "step 1", *train, "--max-steps", "150", "--log-every", "1")
-    assert "Traceback" not in said
-    interrupted = weight_steps(clone)
-    interrupt(clone, "resumed", *train, "--max-steps", "150", "--log-every", "1")
+    for step in ("1/150", "100/150"):
+        said = interrupt(clone, step, *train, "--max-steps", "150", "--log-every", "1")
+        assert "the same command resumes from here" in said
+        assert "Traceback" not in said
     said = run(clone, *train, "--max-steps", "150")
     (command,) = re.findall(r"^next: +(.*)$", said, flags=re.MULTILINE)
     said = run(clone, *command.split())
     averaged = [int(step) for step in re.findall(r"steps ([\d, ]+)", said.splitlines()[-1])[0].split(",")]
     assert averaged
-    assert set(averaged) <= {30, 60, 90, 120, 150} - set(interrupted)
-    assert not set(averaged) & {step for step in averaged if step <= 20}
+    # The regular saves after the warm-up, or the newest of them if the mean is worse.
+    assert set(averaged) <= {30, 60, 90, 120, 150}
 
     text = ("--src", "data/toy/valid/source.txt", "--ref", "data/toy/valid/target.txt")
     said = run(clone, "dist-transformer", "evaluate", "--model", "runs/toy/model", *text, "--json", "right.json")
@@ -106,10 +106,6 @@ def test_from_a_text_to_a_translation(clone: Path) -> None:
     swapped = (text[0], text[3], text[2], text[1])
     said = run(clone, "dist-transformer", "evaluate", "--model", "runs/toy/model", *swapped, "--json", "wrong.json")
     assert "looks like" in said
-
-
-def weight_steps(clone: Path) -> list[int]:
-    return [int(re.findall(r"\d+", file.stem)[-1]) for file in (clone / "runs/toy/weights").glob("*.safetensors")]
 
 
 def test_training_keeps_its_share_of_busy_cores(clone: Path) -> None:
