@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.data.vocabulary import byte_bpe_file as module
+from dist_transformer.data.vocabulary import byte_bpe as module
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.files import load_vocabulary
 
@@ -17,7 +17,7 @@ Change = Callable[[dict[str, Any]], object]
 
 @pytest.fixture(scope="module")
 def sound() -> bytes:
-    return learn_byte_bpe(["hello, hello world"] * 3, vocab_size=268)._file
+    return learn_byte_bpe(["hello, hello world"] * 3, vocab_size=268).content
 
 
 def replaced(*place: str | int, value: Any) -> Change:
