@@ -238,7 +238,7 @@ def test_another_folder_in_place_of_a_model(files: list[str], message: str, tmp_
         read_model_info(tmp_path)
 
 
-AVERAGE_RUN = r"make a model from that run with .* average --run-dir {place}/run --last 5 --out .*/run/model$"
+AVERAGE_RUN = r"make a model from that run with .* average --run-dir {place}/run --out .*/run/model$"
 ONLY_OURS = r"only models that dist-transformer average wrote are read, so give such a folder, or train one with"
 
 
@@ -255,7 +255,7 @@ ONLY_OURS = r"only models that dist-transformer average wrote are read, so give 
         (*("run/checkpoints/step-00000001/part-0.safetensors", r"it is a file of a checkpoint\): "),),
         ("run/checkpoints", r"it is the checkpoints of a run\): " + AVERAGE_RUN),
         ("run/weights", r"it is the weights of a run\): " + AVERAGE_RUN),
-        ("run", r"it has no config.json\): make one from this run with .* average --run-dir {place}/run --last 5"),
+        ("run", r"it has no config.json\): make one from this run with .* average --run-dir {place}/run"),
         ("other/pytorch_model.bin", rf"it is a weight file of another library\): {ONLY_OURS}"),
         ("other/model.npz", rf"it is a weight file of another library\): {ONLY_OURS}"),
         ("other/checkpoint_best.pt", rf"it is a weight file of another library\): {ONLY_OURS}"),

@@ -349,6 +349,8 @@ def test_a_signal_leaves_nothing(number: signal.Signals, make_settings: Callable
                 signal.raise_signal(number)
 
     settings = make_settings(to="ctranslate2")
+    # A shell that runs the tests in the background has SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(SystemExit if number == signal.SIGTERM else KeyboardInterrupt):
         run(settings, Ended())
     assert list(settings.out.parent.iterdir()) == []

@@ -106,9 +106,15 @@ def test_no_preset_is_absurd_on_its_corpus(name: str) -> None:
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_training_begins_with_its_epochs_and_the_warnings(
-    toy_data: DataFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str], quiet: bool
+    toy_data: DataFolder,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    quiet: bool,
 ) -> None:
     """2,000 pairs of 75,600 target tokens: 36 steps of 2,048 and one that is not full."""
+    # Other work on this machine adds a warning.
+    monkeypatch.setattr(assembly, "load_of_machine", lambda: None)
     config = PRESETS["tiny"].changed(data=(str(toy_data.path),), max_steps=100)
     data = open_training_data(config.corpora, config.batch, seed=1)
     engine: Any = SimpleNamespace(parameters=1234, stage=1, device=torch.device("cpu"))

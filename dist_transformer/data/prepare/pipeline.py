@@ -61,7 +61,7 @@ from dist_transformer.runtime.launch import as_typed
 CHUNK_PAIRS = 50_000
 
 # Classes in the index, for messages.
-_INDEX = (DataIndex, SplitInfo, ShardInfo, TextInfo)
+_INDEX = (DataIndex, SplitInfo, ShardInfo, TextInfo, LanguageMarks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
