@@ -224,7 +224,7 @@ def speed_and_run(plan: "RunPlan", here: list[str]) -> Iterator[str]:
         if cluster.world_size > 1:
             yield from basis_of_communication(plan, plan.gpu)
     yield f"run       {plan.config.max_steps:,} steps, {plan.training_flops:.2e} FLOPs"
-    if plan.hours is not None and plan.jobs is not None and cluster == type(cluster)(gpu=cluster.gpu, mfu=cluster.mfu):
+    if plan.hours is not None and plan.jobs is not None and cluster.is_one_gpu:
         yield f"          {plan.hours:,.1f} h on one {cluster.gpu}, without validation and saving"
     elif plan.hours is not None and plan.jobs is not None:
         jobs = f"{plan.jobs} job{'s' * (plan.jobs > 1)} of {cluster.job_hours:g} h, {plan.jobs - 1} requeue(s)"

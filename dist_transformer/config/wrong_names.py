@@ -27,6 +27,7 @@ _DATA = "--data with a folder that dist-transformer prepare makes of the text"
 _RANKS = "--processes N of the program dist-transformer, one process per GPU, or a launcher such as torchrun"
 _RESUME = "--init-from with a model folder; a run resumes by itself"
 _SINK = "--import FILE.py with a sink that you register (docs/extending.md); TensorBoard's files are always written"
+_WANDB = "--import dist_transformer.reporting.wandb_sink, which sends the records of a run to Weights & Biases"
 _NO_MODEL = "--preset for the network, --init-from for a model to start from, or --run-dir for the folder to write"
 _DIRECTION = "--direction SRC-TGT, such as en-de"
 
@@ -72,7 +73,8 @@ _COUNTERPARTS: dict[tuple[str, ...], str] = {
     ("--best-by",): "best-checkpoint-metric metric-for-best-model optimized-metric valid-metrics",
     ("--patience",): "early-stopping early-stopping-patience max-num-checkpoint-not-improved",
     ("--log-every",): "log-interval log-freq logging-steps disp-freq report-every",
-    (_SINK,): "wandb wandb-project use-wandb report-to tensorboard tensorboard-logdir tensorboard-log-dir",
+    (_WANDB,): "wandb wandb-project use-wandb report-to",
+    (_SINK,): "tensorboard tensorboard-logdir tensorboard-log-dir",
     (_RESUME, "--model"): "restore-file finetune-from-model train-from resume-from-checkpoint pretrained-model params "
     "model-name-or-path load-checkpoint",
     ("--test-mode",): "dry-run smoke-test",

@@ -25,7 +25,6 @@ def write_ctranslate2(
     folder: Path,
     model: Transformer,
     tokenizer: Vocabulary,
-    tokenizer_json: bytes,
     tags: Sequence[str],
     *,
     quantization: str | None = None,
@@ -39,7 +38,7 @@ def write_ctranslate2(
         UserError: CTranslate2 does not support the model.
     """
     save_for_ctranslate2(model, tokenizer.source.pieces, folder, quantization=quantization)
-    write_file(folder / TOKENIZER_FILE, source_tokenizer(tokenizer, tokenizer_json, tags, knows_specials=False))
+    write_file(folder / TOKENIZER_FILE, source_tokenizer(tokenizer, tags, knows_specials=False))
 
 
 class CTranslate2Peer:

@@ -10,11 +10,9 @@ import torch
 from dist_transformer.base.checks import Check, failed
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import (
-    TOKENIZER_BYTES,
     folder_beside,
     make_folder,
     move,
-    read_small,
     refuse_content,
     sync,
     write_file,
@@ -53,7 +51,7 @@ from dist_transformer.export.peer import Peer, require_library
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.model_folder import CARD_FILE, TOKENIZER_FILE, ModelInfo, load_model, read_model_info
+from dist_transformer.model_folder import CARD_FILE, ModelInfo, load_model, read_model_info
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,11 +141,10 @@ def export(
     info = info.facing(settings.direction, settings.tags)
     translator = Translator(model, tokenizer, device, BeamSettings(), tags=info.direction.tags)
     dev = dev_text(pairs, translator, info)
-    tokenizer_json = read_small(settings.model / TOKENIZER_FILE, most=TOKENIZER_BYTES)
     try:
         make_folder(settings.out.absolute().parent)
         with folder_beside(settings.out) as folder, folder_beside(settings.out) as quantised_folder:
-            job = _Job(settings, device, translator, info, tokenizer_json, dev, len(pairs), progress)
+            job = _Job(settings, device, translator, info, dev, len(pairs), progress)
             made = job.run(folder, quantised_folder, show)
             _finish(folder if settings.quantization is None else quantised_folder, settings.out)
     except OSError as error:
@@ -190,7 +187,6 @@ class _Job:
     device: torch.device
     translator: Translator
     info: ModelInfo
-    tokenizer_json: bytes
     dev: DevText
     lines: int
     """Lines of the user's file, of which `dev` is a sample."""
@@ -256,10 +252,10 @@ class _Job:
         """Fill a folder, and load it as a user does."""
         tags = self.info.direction.tags
         if self.settings.to == "hf":
-            write_huggingface(folder, self.model, self.tokenizer, self.tokenizer_json, tags)
+            write_huggingface(folder, self.model, self.tokenizer, tags)
             self._write_generation_config(folder, BeamSettings().length_penalty)
             return HuggingFacePeer(folder, self.device)
-        write_ctranslate2(folder, self.model, self.tokenizer, self.tokenizer_json, tags, quantization=quantization)
+        write_ctranslate2(folder, self.model, self.tokenizer, tags, quantization=quantization)
         return CTranslate2Peer(folder, self.device, longest=self.longest, tags=self.tokenizer.source.tags)
 
     def _write_generation_config(self, folder: Path, length_penalty: float) -> None:

@@ -28,9 +28,7 @@ def longest_output(max_positions: int) -> int:
     return min(max_positions - 1, _LONGEST_OUTPUT)
 
 
-def write_huggingface(
-    folder: Path, model: Transformer, tokenizer: Vocabulary, tokenizer_json: bytes, tags: Sequence[str]
-) -> None:
+def write_huggingface(folder: Path, model: Transformer, tokenizer: Vocabulary, tags: Sequence[str]) -> None:
     """Fill `folder`, except for the file of `write_generation_config`.
 
     Args:
@@ -42,7 +40,7 @@ def write_huggingface(
     marian = marian_model(model)
     _quiet()
     marian.save_pretrained(folder)
-    write_file(folder / TOKENIZER_FILE, source_tokenizer(tokenizer, tokenizer_json, tags, knows_specials=True))
+    write_file(folder / TOKENIZER_FILE, source_tokenizer(tokenizer, tags, knows_specials=True))
     write_file(folder / CONFIG_FILE, tokenizer_config(model.config.max_positions))
 
 

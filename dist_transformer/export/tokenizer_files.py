@@ -11,14 +11,14 @@ CONFIG_FILE = "tokenizer_config.json"
 _END = SPECIALS[EOS_ID]
 
 
-def source_tokenizer(tokenizer: Vocabulary, tokenizer_json: bytes, tags: Sequence[str], *, knows_specials: bool) -> str:
+def source_tokenizer(tokenizer: Vocabulary, tags: Sequence[str], *, knows_specials: bool) -> str:
     """Return our tokenizer.json with the tags before every text and `</s>` after it.
 
     Args:
         knows_specials: keep the list of special tokens. A text that spells one may then become that token, unless the
             program sets `split_special_tokens`. Without the list this cannot happen, and decoding keeps all tokens.
     """
-    state: dict[str, Any] = json.loads(tokenizer_json)
+    state: dict[str, Any] = json.loads(tokenizer.content)
     if not knows_specials:
         state["added_tokens"] = []
     added = dict(zip((*tags, _END), (*tokenizer.source.tag_ids(tags), EOS_ID), strict=True))

@@ -62,6 +62,11 @@ class Cluster:
     def world_size(self) -> int:
         return self.nodes * self.gpus
 
+    @property
+    def is_one_gpu(self) -> bool:
+        """Whether nothing is described but a single GPU and its share of the peak."""
+        return self == Cluster(gpu=self.gpu, mfu=self.mfu)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:

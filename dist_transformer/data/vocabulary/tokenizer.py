@@ -1,7 +1,7 @@
 """The interface of all vocabularies: a tokenizer for each side, in one file.
 
-Other rooms see only these classes and `load`: which kinds there are is known in this room. Every kind has the special
-tokens as its first ids, and the tags after them.
+Other rooms see these classes and `load_vocabulary`: which kinds there are is known in this room. Every kind has the
+special tokens as its first ids, and the tags after them.
 """
 
 import functools
