@@ -459,8 +459,6 @@ def test_forgotten_tags_are_found(
     make_settings: Callable[..., ExportSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = tokenizer_files.source_tokenizer
-    monkeypatch.setattr(
-        huggingface, "source_tokenizer", lambda one, file, tags, **more: whole(one, file, tags[1:], **more)
-    )
+    monkeypatch.setattr(huggingface, "source_tokenizer", lambda one, tags, **more: whole(one, tags[1:], **more))
     settings = make_settings(to="hf", directions=DIRECTIONS, direction="de-en")
     assert refused(settings, r"was not written, .*\(token ids\)") == ["token ids"]
