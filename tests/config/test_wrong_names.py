@@ -46,6 +46,7 @@ def flags_of(command: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Sequ
         ("prepare --srcdict a --source-lang de", "for --srcdict use --tokenizer; for --source-lang use --src-lang"),
         ("prepare --num-workers 2", "--num-workers is not a flag here: use --workers"),
         ("train --wandb", "--wandb is not a flag here: use --import dist_transformer.reporting.wandb_sink"),
+        ("train --cpu", "--cpu is not a flag here: use CUDA_VISIBLE_DEVICES= in the environment"),
         ("train --tensorboard", "--tensorboard is not a flag here: use --import FILE.py with a sink"),
         ("train --accumulate 4", "--accumulate is not a flag here: use --batch.target-tokens-per-step"),
         ("train --source a --input b", "for --source and --input use --data with a folder that"),
