@@ -121,7 +121,7 @@ def test_a_password_in_a_url_is_not_taken(tool: str, commands: Commands, lived: 
     ended = commands.run((tool, *SMALL, *url) if tool == "train" else (tool, *url), lived)
     assert ended.status == 1
     said = " ".join(ended.output.split())
-    assert "ftp://***@localhost/data holds a password, which would be written to logs and to the run folder" in said
+    assert "ftp://***@localhost/data holds a password, a query or a fragment" in said
     assert "hunter2" not in ended.output
     assert not (lived / "elsewhere" / "config.json").exists()
 
