@@ -11,6 +11,7 @@ import tempfile
 import traceback
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 from dist_transformer.base.errors import TransientError, UserError, say
 from dist_transformer.base.paths import usable_place
@@ -22,6 +23,7 @@ from dist_transformer.data.text.files import JsonlFile, PairSource, TsvFile, exp
 from dist_transformer.data.text.hub import HubDataset
 from dist_transformer.data.text.tables import ParquetFile
 from dist_transformer.data.text.toy_corpus import MOST_TOY_PAIRS, make_toy_corpus, write_toy_corpus
+from dist_transformer.data.vocabulary.normalization import Normalization
 from dist_transformer.run.outputs import claim_folder
 
 
@@ -160,9 +162,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--lowercase", action="store_true", help="lowercase all text (default: keep case)")
     parser.add_argument(
         "--normalization",
-        choices=["nfkc", "nfc"],
-        help="Unicode form of all text. nfkc replaces variants by plain characters, such as full-width punctuation by "
-        "ASCII; nfc keeps them, as Chinese needs (default: that of --tokenizer, or nfkc)",
+        choices=get_args(Normalization),
+        help="what is done to all text. clean removes invisible characters, turns all white space into spaces, and "
+        "replaces variants by plain characters, such as full-width punctuation by ASCII; clean-nfc keeps the variants, "
+        "as Chinese needs. nfkc and nfc do the same without the cleaning (default: that of --tokenizer, or clean)",
     )
     parser.add_argument("--src-lang", metavar="L", help="source language (default: from the file name, train.en → en)")
     parser.add_argument("--tgt-lang", metavar="L", help="target language (default: from the file name)")

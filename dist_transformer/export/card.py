@@ -150,8 +150,9 @@ def _result(check: Check) -> str:
 
 
 _LINES = """\
-- **Lines.** {library} also translates a line of spaces; dist_transformer gives a blank line for it. A text with more
-  tokens than the model has positions is an error; dist_transformer translates it in parts.
+- **Lines.** {library} also translates a line of spaces, or of characters that the tokenizer removes; dist_transformer
+  gives a blank line for it. A text with more tokens than the model has positions is an error; dist_transformer
+  translates it in parts.
 """
 
 _TRANSFORMERS = """## Use

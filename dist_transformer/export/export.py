@@ -163,7 +163,7 @@ def dev_text(pairs: Sequence[tuple[str, str]], translator: Translator, info: Mod
     fits = [
         (number, *pair)
         for number, (pair, length) in enumerate(zip(pairs, lengths, strict=True), 1)
-        if pair[0].strip() and length <= translator.max_source_tokens
+        if not translator.tokenizer.source.is_blank(pair[0]) and length <= translator.max_source_tokens
     ]
     if not fits:
         raise UserError(

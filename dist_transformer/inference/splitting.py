@@ -36,9 +36,9 @@ _LOOK_AHEAD = 2
 def split_text(text: str, tokenizer: Tokenizer, limit: int) -> list[str]:
     """Cut a text into its sentences, and sentences of more than `limit` tokens into smaller parts.
 
-    The parts hold all of the text in order, except white space between them. A long sentence is cut at the last white
-    space within the limit. Without white space, it is cut between two characters, if possible not before a combining
-    mark.
+    The parts hold all of the text in order, except white space between them, and joiners at a cut within a word. A long
+    sentence is cut at the last white space within the limit. Without white space, it is cut between two characters, if
+    possible not before a combining mark.
 
     Args:
         limit: maximum tokens per part, at least `LEAST_LIMIT`.

@@ -169,9 +169,11 @@ class Translator:
         """Return the tokens of all sources to decode, and the range of them per line: none, the line, or its parts."""
         sources: list[list[int]] = []
         places = []
-        for line, ids in zip(lines, self.tokenizer.source.encode_batch(list(lines)), strict=True):
+        # What the vocabulary removes would hide ends of sentences, and could be a part on its own.
+        lines = [self.tokenizer.source.clean(line) for line in lines]
+        for line, ids in zip(lines, self.tokenizer.source.encode_batch(lines), strict=True):
             first = len(sources)
-            if not _is_blank(line):
+            if not self.tokenizer.source.is_blank(line):
                 parts = self._parts(line, len(ids))
                 encoded = [ids] if parts == [line] else self.tokenizer.source.encode_batch(parts)
                 sources += [[*self.prefix, *part] for part in encoded]
@@ -272,10 +274,6 @@ def _joined(parts: Sequence[tuple[ScoredText, ...]]) -> tuple[ScoredText, ...]:
         )
         for alike in zip(*parts, strict=False)
     )
-
-
-def _is_blank(line: str) -> bool:
-    return not line or line.isspace()
 
 
 def _one_line(text: str) -> str:

@@ -10,6 +10,8 @@ from dist_transformer.base.errors import UserError
 Kind = Literal["cross", "encoder", "decoder"]
 """Kind of attention: cross-attention, self-attention of the encoder, self-attention of the decoder."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
+NO_TEXT = "there is no text: type a sentence"
+"""Error for a text that has nothing to translate."""
 # JSON may escape a character outside the Basic Multilingual Plane as \ud83d\ude00.
 _BYTES_PER_CHARACTER = 12
 # Room for names, numbers and the ids of a hypothesis that is short enough for a map.
@@ -107,5 +109,5 @@ def _checked_text(text: object, max_characters: int) -> str:
         raise UserError(f"the text has {len(text):,} characters and {max_characters:,} are allowed: give a shorter one")
     line = checked_line(text)
     if not line.strip():
-        raise UserError("there is no text: type a sentence")
+        raise UserError(NO_TEXT)
     return line

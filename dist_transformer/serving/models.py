@@ -13,7 +13,7 @@ from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.scoring import not_finite
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model_folder import ModelInfo, load_model
-from dist_transformer.serving.messages import AttentionRequest, Kind
+from dist_transformer.serving.messages import NO_TEXT, AttentionRequest, Kind
 
 # Longer sentences have no maps: a picture of 128 by 128 words is illegible, and a layer of 8 such heads is 0.7 MB.
 LONGEST_MAP = 128
@@ -91,9 +91,12 @@ def translate(model: ServedModel, text: str) -> dict[str, Any]:
         sentence is longer than any in the training; `has_maps`.
 
     Raises:
-        UserError: the model's numbers are not finite, or the device has not enough memory.
+        UserError: the vocabulary leaves nothing of the text, or the model's numbers are not finite, or the device has
+            not enough memory.
     """
     tokenizer = model.translator.tokenizer
+    if tokenizer.source.is_blank(text):
+        raise UserError(NO_TEXT)
     (translation,) = model.translator.translate([text])
     split = translation.split
     source = model.translator.source_ids(text)

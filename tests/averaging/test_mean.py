@@ -21,6 +21,7 @@ from dist_transformer.averaging.mean import average
 from dist_transformer.base import files
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
+from dist_transformer.data.vocabulary.normalization import Normalization
 from dist_transformer.model_folder import load_model, read_model_info
 from dist_transformer.run.checkpoint.tensors import parameter_shapes
 from dist_transformer.run.layout import step_name
@@ -107,7 +108,8 @@ def test_the_sources_are_not_changed(mixed: list[Path], tmp_path: Path) -> None:
 
 
 def test_the_card_says_how_text_is_normalised(run: Path, tmp_path: Path) -> None:
-    for normalization, rule in (("nfkc", "NFKC, lowercase"), ("nfc", "NFC, lowercase")):
+    rules: dict[Normalization, str] = {"clean": "clean text, NFKC, lowercase", "nfc": "NFC, lowercase"}
+    for normalization, rule in rules.items():
         tokenizer = learn_byte_bpe(["a b"], vocab_size=300, lowercase=True, normalization=normalization)
         average([save(run / normalization, 1, tokenizer=tokenizer)], tmp_path / rule)
         card = (tmp_path / rule / "README.md").read_text(encoding="utf-8")

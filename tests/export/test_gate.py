@@ -324,8 +324,8 @@ def test_a_sample_is_compared_and_stated_beforehand(
     assert progress.said == [
         "comparing 40 of 50 lines, 10 of them by beam search (samples, seed 1): less than a minute"
     ]
-    # A line without text is not translated.
-    assert progress.total == progress.done + 1 > 0
+    # Lines without text are not translated: the empty one, and U+0000 alone.
+    assert progress.total == progress.done + 2 > 0
     assert checks[0].found == "the same for 40 lines and 57 hostile strings"
     numbers = made.report()["line_numbers"]
     assert (len(numbers), made.report()["sentences"], made.search.tuned_lines) == (10, 10, 4)
@@ -363,7 +363,7 @@ def test_lines_that_ours_would_split_are_left_out(
 ) -> None:
     settings = make_settings(to="ctranslate2", lines=22)
     lines = settings.source.read_text(encoding="utf-8").splitlines()
-    lines[3], lines[5], lines[7] = "  ", "a " * 200, ""
+    lines[3], lines[5], lines[7] = "  ", "a " * 200, "\u200b\u00ad"
     settings.source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     made, checks = run(settings)
     assert made.dev.numbers == [number for number in range(1, 23) if number not in (4, 6, 8)]

@@ -83,7 +83,8 @@ def test_parts_fit_and_hold_all_of_the_text(tokenizer: Tokenizer, text: str, lim
     assert all(part.strip() for part in parts)
     assert max((len(tokenizer.encode(part)) for part in parts), default=0) <= limit
     whole = "".join(tokenizer.decode(tokenizer.encode(part)) for part in parts)
-    assert without_space(whole) == without_space(tokenizer.normalize(text))
+    # A joiner at a cut is no longer between two letters.
+    assert without_space(whole).replace("\u200d", "") == without_space(tokenizer.normalize(text)).replace("\u200d", "")
 
 
 @pytest.mark.parametrize("text", ["x", "猫", ".", "! ", ' "', " "])

@@ -69,6 +69,21 @@ def test_blank_lines_stay_blank_and_are_not_decoded(make, toy_lines: Lines, monk
     assert make().translate([]) == []
 
 
+INVISIBLE = "\u200b\u00ad\u2060\u200e\ufe0f\x00\u200d"
+
+
+def test_characters_that_nobody_sees_change_nothing(make, toy_lines: Lines) -> None:
+    lines = toy_lines[0][:3]
+    translator = make(split_over=20)
+    expected = translator.translate([*lines, " ".join(lines)])
+    assert expected[-1].split == Split(limit=20, parts=3)
+    for sign in (*INVISIBLE, "\ufeff", "\u202a"):
+        planted = [sign + lines[0], lines[1].replace("e", f"e{sign}"), lines[2].replace(" ", "\u00a0") + sign]
+        assert translator.translate([*planted, f"{sign} ".join(lines) + f" {sign}"]) == expected
+    blank = translator.translate([INVISIBLE, *INVISIBLE, f"\t{INVISIBLE} {INVISIBLE}\u3000"])
+    assert {(t.text, t.hypotheses[0].tokens) for t in blank} == {("", ())}
+
+
 def test_an_overlong_line_is_translated_sentence_by_sentence(make, toy_lines: Lines) -> None:
     translator = make(nbest=3)
     assert translator.max_source_tokens == 160 - 1 - 50

@@ -12,7 +12,7 @@ import pyarrow as pa
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.format import TokenLists
 from dist_transformer.data.prepare.duplicates import pair_keys, write_keys
-from dist_transformer.data.prepare.ingest import SHUFFLE, VOCABULARY, Chunk, Report, is_empty, pair_hash
+from dist_transformer.data.prepare.ingest import SHUFFLE, VOCABULARY, Chunk, Report, pair_hash
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.words import words_of
@@ -55,11 +55,13 @@ class EncodeChunk:
         tokenizer = load_vocabulary(tokenizer_path(self.work))
         rows = np.setdiff1d(np.arange(self.chunk.pairs), np.array(self.rows, dtype=np.int64))
         sizes = self.chunk.sizes(self.work)[rows]
+        tokenizers = tokenizer.source, tokenizer.target
         parts, empty_parts = [], []
         for block in _blocks(sizes):
             texts = self.chunk.texts(self.work, rows[block])
             parts.append([words_of(tokenizer, side).encode(column) for side, column in enumerate(texts)])
-            empty_parts.append(np.fromiter(map(is_empty, *texts), dtype=bool, count=len(texts[0])))
+            blank = [list(map(side.is_blank, column)) for side, column in zip(tokenizers, texts, strict=True)]
+            empty_parts.append(np.any(blank, axis=0))
             progress(len(texts[0]))
         source, target = (TokenLists.concatenate(side) for side in zip(*parts, strict=True))
         tags = tokenizer.source.tag_ids(self.source_tags)

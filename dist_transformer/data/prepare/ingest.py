@@ -19,7 +19,7 @@ from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
 from dist_transformer.data.text.files import Pair, PairSource
-from dist_transformer.data.vocabulary.normalization import first_folded
+from dist_transformer.data.vocabulary.normalization import Normalization, clean, first_folded, folds, is_blank
 
 Report = Callable[[str], None]
 
@@ -124,8 +124,8 @@ class SurveyChunk:
     seed: int
     valid_pairs: int
     """Number of candidates for the validation text; 0 if validation text is given."""
-    folding: bool
-    """Whether to count the target lines that NFKC changes."""
+    normalization: Normalization
+    """Rule of the vocabulary. Target lines that NFKC changes are counted if it is part of the rule."""
 
     @property
     def name(self) -> str:
@@ -134,9 +134,12 @@ class SurveyChunk:
     def run(self, progress: Progress) -> dict[str, Any]:
         # A pair that was not read counts as empty here.
         sources, targets = self.chunk.texts(self.work, np.arange(self.chunk.pairs))
-        empty = np.fromiter(map(is_empty, sources, targets), dtype=bool, count=len(sources))
+        empty = np.fromiter(
+            map(is_empty, sources, targets, itertools.repeat(self.normalization)), dtype=bool, count=len(sources)
+        )
         numbers = self.chunk.first + np.flatnonzero(~empty)
-        folded = Counter(filter(None, map(first_folded, targets))) if self.folding else Counter()
+        cleaned = (clean(target, self.normalization) for target in targets if folds(self.normalization))
+        folded = Counter(filter(None, map(first_folded, cleaned)))
         progress(self.chunk.pairs)
         return {
             "usable": len(numbers),
@@ -202,7 +205,9 @@ def read_sources(runner: TaskRunner, settings: PrepareSettings, chunk_pairs: int
     return [Chunk(name=name, first=first, pairs=size) for (name, size), first in zip(pairs, firsts, strict=False)]
 
 
-def survey_chunks(runner: TaskRunner, settings: PrepareSettings, chunks: Sequence[Chunk], normalization: str) -> Survey:
+def survey_chunks(
+    runner: TaskRunner, settings: PrepareSettings, chunks: Sequence[Chunk], normalization: Normalization
+) -> Survey:
     wanted = 0 if settings.validation else settings.valid_pairs
     survey = Survey(usable=0, candidates=np.zeros(0, dtype=np.int64), folded=Counter())
 
@@ -216,7 +221,7 @@ def survey_chunks(runner: TaskRunner, settings: PrepareSettings, chunks: Sequenc
             chunk=chunk,
             seed=settings.seed,
             valid_pairs=wanted,
-            folding=normalization == "nfkc",
+            normalization=normalization,
         )
         for chunk in chunks
     ]
@@ -235,7 +240,7 @@ def warn_of_folding(settings: PrepareSettings, survey: Survey, pairs: int, repor
         character = min(survey.folded, key=lambda found: (-survey.folded[found], found))
         report(
             f"warning: NFKC changes {share:.1%} of the target lines, for example {character!r} -> "
-            f"{unicodedata.normalize('NFKC', character)!r}: --normalization nfc keeps them"
+            f"{unicodedata.normalize('NFKC', character)!r}: --normalization clean-nfc keeps them"
             + (", without --tokenizer" if settings.tokenizer else "")
         )
 
@@ -254,6 +259,6 @@ def first_by_hash(numbers: np.ndarray, seed: int, count: int) -> np.ndarray:
     return numbers[np.argsort(pair_hash(numbers, seed, HOLD_OUT))[:count]]
 
 
-def is_empty(source: str, target: str) -> bool:
-    """Return whether at least one side has only white space."""
-    return not source or not target or source.isspace() or target.isspace()
+def is_empty(source: str, target: str, normalization: Normalization) -> bool:
+    """Return whether a rule leaves nothing but white space of at least one side."""
+    return is_blank(source, normalization) or is_blank(target, normalization)

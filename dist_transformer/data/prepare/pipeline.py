@@ -53,7 +53,7 @@ from dist_transformer.data.prepare.worker_pool import WorkerPool
 from dist_transformer.data.text.files import Pair
 from dist_transformer.data.text.lines import LONGEST_LINE
 from dist_transformer.data.vocabulary.files import load_vocabulary
-from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION
+from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer, Vocabulary
 from dist_transformer.runtime.launch import as_typed
 
@@ -123,7 +123,7 @@ def _check_tokenizer(settings: PrepareSettings, tokenizer: Tokenizer, report: Re
         )
     if settings.normalization not in (None, tokenizer.normalization):
         raise UserError(
-            f"{settings.tokenizer} normalises by {tokenizer.normalization.upper()}, which excludes "
+            f"{settings.tokenizer} has the normalization {tokenizer.normalization}, which excludes "
             f"{settings.normalization}: leave out --normalization or --tokenizer"
         )
     tokenizer.source.tag_ids(settings.source_tags)
@@ -164,7 +164,7 @@ def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None
     ranks.lead(lambda: _finish(work, settings, infos, validation, pairs_read, dropped, overlap, repeats))
 
 
-def _normalization(settings: PrepareSettings) -> str:
+def _normalization(settings: PrepareSettings) -> Normalization:
     if settings.tokenizer is not None:
         return load_vocabulary(settings.tokenizer).source.normalization
     return settings.normalization or DEFAULT_NORMALIZATION
@@ -195,8 +195,9 @@ def _validation(
 
 def _given_validation(settings: PrepareSettings, report: Report) -> _Validation:
     read = [pair for source in settings.validation for pair in source.pairs()]
+    normalization = _normalization(settings)
     given = [pair for pair in read if pair is not None]
-    pairs = [pair for pair in given if not is_empty(*pair)]
+    pairs = [pair for pair in given if not is_empty(*pair, normalization)]
     names = ", ".join(source.name for source in settings.validation)
     if not pairs:
         raise UserError(f"the validation text ({names}) has no pair with text on both sides: give other files")

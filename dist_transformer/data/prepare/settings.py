@@ -27,7 +27,7 @@ class PrepareSettings:
     """Tags of the vocabulary in front of every source sentence, in this order."""
     lowercase: bool = False
     normalization: Normalization | None = None
-    """Unicode normalization; None: that of the given tokenizer, or nfkc."""
+    """Rule of a learned vocabulary for text; None: that of the given tokenizer, or clean."""
     max_tokens: int = 256
     """Maximum tokens per side, the special token and the tags included; longer pairs are dropped."""
     max_length_ratio: float = 3.0

@@ -1,8 +1,9 @@
 """Encoding of texts word by word: a word that was seen before is looked up instead of being encoded again.
 
-Byte-level BPE encodes `a b` as it encodes `a` and then ` b`. Normalization never joins an ASCII space with
-the character before it, and a pre-token begins at each ASCII space between two characters that are not white space.
-Texts with any other white space are encoded as a whole, and so are all texts of the kinds that do not split like that.
+Byte-level BPE encodes `a b` as it encodes `a` and then ` b`. Texts are cleaned first, so that no word vanishes. What
+else normalization does never joins an ASCII space with the character before it, and a pre-token begins at each ASCII
+space between two characters that are not white space. Texts with any other white space are encoded as a whole, and so
+are all texts of the kinds that do not split like that.
 """
 
 import functools
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dist_transformer.data.folder.format import TokenLists
+from dist_transformer.data.vocabulary.normalization import may_be_cleaned
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer, Vocabulary
 
 # Maximum words of a dictionary, about 30 MB. Beyond it, the less frequent words are removed, down to half this number.
@@ -40,8 +42,11 @@ class WordIds:
         if not self._gains or not texts:
             return self._encode_whole(texts)
         joined = " ".join(texts)
+        # All texts at once: the checks for each text would take a third of the time.
+        if may_be_cleaned(joined):
+            texts = [self._tokenizer.clean(text) for text in texts]
+            joined = " ".join(texts)
         words = joined.split()
-        # All texts at once: this check for each text would take a third of the time.
         if not words or " ".join(words) != joined:
             is_regular = np.array([" ".join(text.split()) == text != "" for text in texts])
             if not is_regular.all():

@@ -1,27 +1,31 @@
 """One joint byte-level BPE for both languages.
 
-Text is normalised (NFKC or NFC, optionally lowercase) and split into words, and the UTF-8 bytes of each word are merged
-into pieces. All 256 bytes are in the vocabulary, so `<unk>` never occurs, and decoding returns exactly the normalised
-text. `tokenizer.json` holds everything: the normalisation, the rule for words and the tags.
+Text is normalised (cleaned, NFKC or NFC, optionally lowercase) and split into words, and the UTF-8 bytes of each word
+are merged into pieces. All 256 bytes are in the vocabulary, so `<unk>` never occurs, and decoding returns exactly the
+normalised text. `tokenizer.json` holds everything: the normalisation, the rule for words and the tags.
 """
 
 import itertools
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, get_args
 
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.directions import check_tags
 from dist_transformer.data.vocabulary.byte_bpe_file import check_byte_bpe_file
-from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
+from dist_transformer.data.vocabulary.normalization import (
+    DEFAULT_NORMALIZATION,
+    REPLACED_PATTERNS,
+    Normalization,
+    normalizer_of,
+    rule_name,
+)
 from dist_transformer.data.vocabulary.tokenizer import LARGEST_VOCABULARY, SPECIALS, Tokenizer
 
 SMALLEST_VOCABULARY = len(SPECIALS) + 256
-
-_FORMS: dict[Normalization, type[normalizers.Normalizer]] = {"nfkc": normalizers.NFKC, "nfc": normalizers.NFC}
 
 # A combining mark, or the zero-width (non-)joiner that many scripts use inside words; it belongs to what it follows.
 _MARK = r"\p{M}\u200c\u200d"
@@ -91,7 +95,7 @@ class ByteBpe(Tokenizer):
 
     @property
     def text_rule(self) -> str:
-        return self.normalization.upper() + ", lowercase" * self.lowercase
+        return rule_name(self.normalization) + ", lowercase" * self.lowercase
 
     def normalize(self, text: str) -> str:
         """Return the text that decoding gives back. The tokenizers library computes NFKC and NFC by Unicode 12."""
@@ -114,7 +118,7 @@ def parse_byte_bpe(file: bytes) -> ByteBpe:
         ValueError: the content is not a tokenizer of this kind; the message continues a sentence that begins with the
             file's name.
     """
-    check_byte_bpe_file(file, (_WORD,))
+    check_byte_bpe_file(file, words=(_WORD,), normalizations=REPLACED_PATTERNS)
     try:
         backend = Backend.from_str(file.decode("utf-8"))
     except Exception as error:  # the library raises bare Exception
@@ -177,8 +181,7 @@ def _pipeline(
     normalization: Normalization, words: pre_tokenizers.PreTokenizer, *, lowercase: bool, tags: Sequence[str] = ()
 ) -> Backend:
     backend = Backend(models.BPE())
-    form = _FORMS[normalization]()
-    backend.normalizer = normalizers.Sequence([form, normalizers.Lowercase()] if lowercase else [form])
+    backend.normalizer = normalizer_of(normalization, lowercase=lowercase)
     backend.pre_tokenizer = words
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([*SPECIALS, *tags])
@@ -203,7 +206,9 @@ def _tags_of(backend: Backend) -> tuple[str, ...]:
 def _settings_of(backend: Backend, tags: Sequence[str]) -> tuple[Normalization, bool] | None:
     """Return normalisation and lowercase of a tokenizer that this or an earlier version trained; otherwise None."""
     frame = _frame(backend)
-    for normalization, lowercase, words in itertools.product(_FORMS, (False, True), (_WORDS, _FORMER_WORDS)):
+    for normalization, lowercase, words in itertools.product(
+        get_args(Normalization), (False, True), (_WORDS, _FORMER_WORDS)
+    ):
         if frame == _frame(_pipeline(normalization, words, lowercase=lowercase, tags=tags)):
             return normalization, lowercase
     return None

@@ -37,16 +37,19 @@ _MODEL = {
     "byte_fallback",
     "ignore_merges",
 }
-_NORMALIZERS = {"Sequence", "NFKC", "NFC", "Lowercase"}
+_NORMALIZERS = {"Sequence", "Replace", "NFKC", "NFC", "Lowercase"}
 _PRE_TOKENIZERS = {"Sequence", "Split", "ByteLevel"}
 _DECODERS = {"ByteLevel"}
+# Training writes six at most: four replacements, a form and lowercase.
+_MOST_STEPS = 6
 
 
-def check_byte_bpe_file(content: bytes, patterns: Collection[str]) -> None:
+def check_byte_bpe_file(content: bytes, *, words: Collection[str], normalizations: Collection[str]) -> None:
     """Refuse a file that the tokenizers library should not read.
 
     Args:
-        patterns: regular expressions that the file may contain.
+        words: regular expressions that its rule for words may contain.
+        normalizations: regular expressions that its normalizers may contain.
 
     Raises:
         ValueError: the file is refused; the message continues a sentence that begins with the file's name.
@@ -59,9 +62,9 @@ def check_byte_bpe_file(content: bytes, patterns: Collection[str]) -> None:
         raise ValueError("is not a tokenizer file (it does not have the parts of one)")
     problem = (
         next((f"it has a {name}" for name in _UNUSED if parts.get(name) is not None), None)
-        or _type_problem(parts.get("normalizer"), _NORMALIZERS, "normalizers", patterns)
-        or _type_problem(parts.get("pre_tokenizer"), _PRE_TOKENIZERS, "pretokenizers", patterns)
-        or _type_problem(parts.get("decoder"), _DECODERS, None, patterns)
+        or _type_problem(parts.get("normalizer"), _NORMALIZERS, "normalizers", normalizations)
+        or _type_problem(parts.get("pre_tokenizer"), _PRE_TOKENIZERS, "pretokenizers", words)
+        or _type_problem(parts.get("decoder"), _DECODERS, None, ())
         or _model_problem(parts["model"])
         or _added_problem(parts["added_tokens"], parts["model"]["vocab"])
     )
@@ -74,15 +77,15 @@ def _type_problem(part: Any, kinds: Collection[str], items: str | None, patterns
         return f"it has the unknown part {_shown(part)}"
     if part["type"] == "Sequence":
         inner = part.get(items or "")
-        # Training writes two at most. Sequences within sequences could be nested without limit.
-        if not isinstance(inner, list) or len(inner) > 2 or part.keys() != {"type", items}:
+        # Sequences within sequences could be nested without limit.
+        if not isinstance(inner, list) or len(inner) > _MOST_STEPS or part.keys() != {"type", items}:
             return f"it has the unknown part {_shown(part)}"
         plain = [kind for kind in kinds if kind != "Sequence"]
         return next(filter(None, (_type_problem(one, plain, None, patterns) for one in inner)), None)
     for name, value in part.items():
         if name == "pattern":
             if not (isinstance(value, dict) and value.keys() == {"Regex"} and value["Regex"] in patterns):
-                return f"it splits words by {_shown(value)}"
+                return "it has an unknown pattern"
         elif not isinstance(value, str | bool):
             return f"a part has {name} {_shown(value)}"
     return None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import write_file
-from dist_transformer.data.vocabulary.normalization import Normalization
+from dist_transformer.data.vocabulary.normalization import Normalization, clean, is_blank
 
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
@@ -94,11 +94,19 @@ class Tokenizer(Vocabulary):
     @property
     @abstractmethod
     def text_rule(self) -> str:
-        """Name of the normalisation for reports, such as "NFKC, lowercase"."""
+        """Name of the normalisation for reports, such as "clean text, NFKC, lowercase"."""
 
     @abstractmethod
     def normalize(self, text: str) -> str:
         """Return the text as its kind splits it into pieces."""
+
+    def clean(self, text: str) -> str:
+        """Do the first step of the normalisation: the text without characters that are removed, in the same pieces."""
+        return clean(text, self.normalization)
+
+    def is_blank(self, text: str) -> bool:
+        """Return whether a text has nothing to translate: its normalisation leaves nothing but white space."""
+        return is_blank(text, self.normalization)
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:

@@ -80,7 +80,8 @@ def test_normalised_text_is_trained_on_and_raw_text_kept(tmp_path: Path) -> None
     pairs = [("  ﬁne Ｘ </s>", "½ e\u0301\u2028x")] * 40
     run(tmp_path, pairs, keep_overlap=True)
     data = DataFolder.open(tmp_path / "out")
-    assert set(train_text(data)) == {tuple(unicodedata.normalize("NFKC", text) for text in pairs[0])}
+    expected = (unicodedata.normalize("NFKC", text.replace("\u2028", " ")) for text in pairs[0])
+    assert set(train_text(data)) == {tuple(expected)}
     assert data.valid_text() == ([pairs[0][0]] * 4, [pairs[0][1]] * 4)
 
 
@@ -92,18 +93,45 @@ def test_lowercase_and_reuse_of_a_tokenizer(tmp_path: Path) -> None:
     assert again.lowercase
     assert again.tokenizer_sha256 == index.tokenizer_sha256
     assert "lowercase, --vocab-size has no effect" in report[0]
-    assert "tokenizer.json, NFKC, lowercase, " in report[0]
+    assert "tokenizer.json, clean text, NFKC, lowercase, " in report[0]
     assert {target[:4] for _, target in train_text(DataFolder.open(tmp_path / "second"))} == {"wort"}
     run(tmp_path, corpus(50), "cased")
     with pytest.raises(UserError, match="keeps case, which excludes lowercase"):
         run(tmp_path, corpus(50), "third", tokenizer=tmp_path / "cased/tokenizer.json", lowercase=True)
 
 
+INVISIBLE = "\u200b\u00ad\u2060\u200e\ufe0f\x00"
+
+
+def test_lines_of_invisible_characters_are_empty(tmp_path: Path) -> None:
+    planted = [(INVISIBLE, "x"), ("x", f" {INVISIBLE}\t"), ("\u200c", "x"), ("x", "\ufeff")]
+    hidden = [(f"\ufeffword {i}", f"Wo\u00adrt\u00a0{i}") for i in range(40)]
+    changes = {**with_validation(tmp_path, [("a", "b"), *planted[:3]]), "max_length_ratio": 100.0}
+    index, _ = run(tmp_path, [*planted, *hidden], **changes)
+    assert (index.dropped["empty"], index.train.pairs) == (4, 40)
+    assert index.valid_dropped["empty"] == 3
+    assert set(train_text(DataFolder.open(tmp_path / "out"))) == {(f"word {i}", f"Wort {i}") for i in range(40)}
+    # A stored vocabulary keeps its rule, and so do the pairs that it prepares.
+    run(tmp_path, hidden, "stored", normalization="nfkc")
+    changes["tokenizer"] = tmp_path / "stored/tokenizer.json"
+    index, _ = run(tmp_path, [*planted, *hidden], "former", **changes)
+    assert (index.dropped["empty"], index.valid_dropped["empty"]) == (0, 0)
+    assert planted[-1] in train_text(DataFolder.open(tmp_path / "former"))
+
+
+def test_held_out_pairs_have_text_that_is_seen(tmp_path: Path) -> None:
+    index, _ = run(tmp_path, [(INVISIBLE, "x")] * 180 + corpus(20))
+    assert (index.valid_text.pairs, index.dropped["empty"]) == (2, 180)
+    assert index.valid.pairs == 2
+
+
 def test_nfc_keeps_full_width_forms(tmp_path: Path) -> None:
     pairs = [FULL_WIDTH] * 40
     _, report = run(tmp_path, pairs, "folded", keep_overlap=True)
     assert set(train_text(DataFolder.open(tmp_path / "folded"))) == {("a dog, a cat", "一条狗,一只猫!")}
-    assert any(re.fullmatch("vocabulary: .* entries, joint byte-level BPE, NFKC(;.*)?", line) for line in report)
+    assert any(
+        re.fullmatch("vocabulary: .* entries, joint byte-level BPE, clean text, NFKC(;.*)?", line) for line in report
+    )
     _, report = run(tmp_path, pairs, "kept", normalization="nfc", lowercase=True, keep_overlap=True)
     data = DataFolder.open(tmp_path / "kept")
     assert set(train_text(data)) == {FULL_WIDTH}
@@ -119,8 +147,8 @@ def test_a_given_tokenizer_decides_the_normalisation(tmp_path: Path) -> None:
         run(tmp_path, pairs, name, normalization=name, keep_overlap=True)
     run(tmp_path, pairs, "again", tokenizer=tmp_path / "nfc/tokenizer.json", keep_overlap=True)
     assert set(train_text(DataFolder.open(tmp_path / "again"))) == {FULL_WIDTH}
-    for name, other in (("nfkc", "nfc"), ("nfc", "nfkc")):
-        message = f"normalises by {name.upper()}, which excludes {other}: leave out --normalization"
+    for name, other in (("nfkc", "nfc"), ("nfc", "nfkc"), ("nfkc", "clean")):
+        message = f"has the normalization {name}, which excludes {other}: leave out --normalization"
         with pytest.raises(UserError, match=message):
             run(
                 tmp_path,
@@ -132,7 +160,7 @@ def test_a_given_tokenizer_decides_the_normalisation(tmp_path: Path) -> None:
             )
     _, report = run(tmp_path, pairs, "warned", tokenizer=tmp_path / "nfkc/tokenizer.json", keep_overlap=True)
     (warning,) = [line for line in report if "warning" in line]
-    assert warning.endswith(": --normalization nfc keeps them, without --tokenizer")
+    assert warning.endswith(": --normalization clean-nfc keeps them, without --tokenizer")
 
 
 def test_real_chinese_has_no_ceiling_under_nfc(tmp_path: Path) -> None:
@@ -143,13 +171,13 @@ def test_real_chinese_has_no_ceiling_under_nfc(tmp_path: Path) -> None:
     sources = tuple(line_files([folder / "valid.en"], [folder / "valid.zh"]))
     references = (folder / "test.zh").read_text(encoding="utf-8").split("\n")[:-1]
     best = {}
-    for form in ("nfkc", "nfc"):
+    for form in ("clean", "clean-nfc"):
         report: list[str] = []
         settings = PrepareSettings(out=tmp_path / form, sources=sources, vocab_size=1_000, normalization=form)
         prepare(settings, report.append)
         tokenizer = DataFolder.open(tmp_path / form).tokenizer()
         written = [tokenizer.decode(ids) for ids in tokenizer.encode_batch(references)]
         best[form] = sacrebleu.corpus_bleu(written, [references], tokenize="zh").score
-        assert any(line.startswith("warning: NFKC changes 34.1%") for line in report) == (form == "nfkc")
-    assert best["nfkc"] < 95
-    assert best["nfc"] == pytest.approx(100)
+        assert any(line.startswith("warning: NFKC changes 34.1%") for line in report) == (form == "clean")
+    assert best["clean"] < 95
+    assert best["clean-nfc"] == pytest.approx(100)

@@ -39,17 +39,17 @@ def test_folding_of_more_than_a_hundredth_is_said(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(module, "CHUNK_PAIRS", 70)
 
     def warnings(full_width: int, **changes: Any) -> list[str]:
-        # Neither the source side counts nor what both forms compose; the most frequent character is the example.
-        pairs = [(f"number {i}！", "x e\u0301") for i in range(200 - full_width)]
+        # Neither the source side counts nor what both rules change; the most frequent character is the example.
+        pairs = [(f"number {i}！", "x\u00a0e\u0301\u3000") for i in range(200 - full_width)]
         pairs += [(f"one more {i}", "好，" if i else "好！") for i in range(full_width)]
         _, report = run(tmp_path, pairs, f"{full_width}-{len(changes)}", **changes)
         return [line for line in report if "warning" in line]
 
     assert warnings(2) == []
     assert warnings(3) == [
-        "warning: NFKC changes 1.5% of the target lines, for example '，' -> ',': --normalization nfc keeps them"
+        "warning: NFKC changes 1.5% of the target lines, for example '，' -> ',': --normalization clean-nfc keeps them"
     ]
-    assert warnings(199, normalization="nfc") == []
+    assert warnings(199, normalization="clean-nfc") == []
 
 
 @pytest.mark.parametrize("count", [0, 1])

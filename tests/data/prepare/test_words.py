@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -24,11 +25,14 @@ TEXTS = (
     "你是谁？ 我不知道。 한국어 ไทย हिन्दी",
     "x" * 200 + " " + "y" * 63 + " " + "-" * 70,
     "", " ", "  ", "   ", "\u00a0", "line\u2028separator\x85next \x0c feed",
+    "\ufeffThe cat \u200b \u200c here\u200e", "the hy\u00adphen \u202a\u00a0 x", "\u200b\u00ad\u2060",
+    "می\u200cخواهم کتاب\u200cها می\u200cخواهم",
 )  # fmt: skip
 CHARACTERS = "ab'sĲİß \u00a0\u3000\t\u0301\u0308\u200d\u00a8½ﬁ12.-,你가\u1100\u1161🙂\x85\u2028"
+CHARACTERS += "\u200b\u200c\ufeff\u00ad\ufe0f\x00\x1fक"
 
 
-@pytest.fixture(scope="module", params=itertools.product(("nfkc", "nfc"), (False, True)))
+@pytest.fixture(scope="module", params=itertools.product(get_args(Normalization), (False, True)))
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     normalization: Normalization
     normalization, lowercase = request.param

@@ -32,7 +32,11 @@ def replaced(*place: str | int, value: Any) -> Change:
 HOSTILE: list[tuple[Change, str]] = [
     (replaced("normalizer", value={"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "Precompiled"),
     (replaced("normalizer", "normalizers", 0, value={"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "Precom"),
-    (replaced("pre_tokenizer", "pretokenizers", 0, "pattern", "Regex", value="(a*)*(b*)*$"), "splits words by"),
+    (
+        replaced("pre_tokenizer", "pretokenizers", 0, "pattern", "Regex", value="(a*)*(b*)*$"),
+        "it has an unknown pattern",
+    ),
+    (replaced("normalizer", "normalizers", 0, "pattern", "Regex", value="(a+)*$"), r"unknown pattern\)"),
     (replaced("model", "type", value="WordPiece"), "not byte-level BPE"),
     (replaced("model", "vocab", "<pad>", value=4 * 10**9), "do not have the ids 0 to"),
     (replaced("model", "vocab", "<pad>", value=1), "do not have the ids 0 to"),
