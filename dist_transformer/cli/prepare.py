@@ -23,6 +23,7 @@ from dist_transformer.data.text.files import JsonlFile, PairSource, TsvFile, exp
 from dist_transformer.data.text.hub import HubDataset
 from dist_transformer.data.text.tables import ParquetFile
 from dist_transformer.data.text.toy_corpus import MOST_TOY_PAIRS, make_toy_corpus, write_toy_corpus
+from dist_transformer.data.vocabulary.learning import DEFAULT_COVERAGE, LearnedKind
 from dist_transformer.data.vocabulary.normalization import Normalization
 from dist_transformer.run.outputs import claim_folder
 
@@ -144,7 +145,30 @@ def parse_arguments() -> argparse.Namespace:
         metavar="N",
         help="learn the vocabulary from about N pairs, drawn by --seed if there are more (default %(default)s)",
     )
-    parser.add_argument("--tokenizer", type=Path, metavar="T", help="use this tokenizer.json (default: learn one)")
+    parser.add_argument(
+        "--vocabulary",
+        choices=get_args(LearnedKind),
+        default=defaults["vocabulary"],
+        help="kind of vocabulary to learn: byte-level BPE, or the unigram model or BPE of SentencePiece "
+        "(default %(default)s)",
+    )
+    parser.add_argument(
+        "--byte-fallback",
+        action="store_true",
+        help="SentencePiece writes characters that are no pieces as bytes (default: as <unk>)",
+    )
+    parser.add_argument(
+        "--character-coverage",
+        type=float,
+        metavar="C",
+        help=f"share of the characters of the text that are pieces of SentencePiece (default {DEFAULT_COVERAGE})",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="T",
+        help="use this tokenizer.json, or this .model of SentencePiece (default: learn one)",
+    )
     parser.add_argument(
         "--tag",
         nargs="+",
@@ -225,6 +249,9 @@ def settings_from(arguments: argparse.Namespace, scratch: Path, workers: int) ->
         sources=tuple(sources),
         validation=tuple(validation),
         vocab_size=arguments.vocab_size,
+        vocabulary=arguments.vocabulary,
+        byte_fallback=arguments.byte_fallback,
+        character_coverage=arguments.character_coverage,
         tokenizer=arguments.tokenizer,
         tags=tuple(arguments.tag),
         source_tags=tuple(arguments.src_tag),

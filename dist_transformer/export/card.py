@@ -9,6 +9,7 @@ from dist_transformer.base.markdown import code, escaped, yaml_string
 from dist_transformer.evaluation.bleu import Score
 from dist_transformer.export import ctranslate2_peer, huggingface
 from dist_transformer.export.ctranslate2 import SUPPRESSED
+from dist_transformer.export.sentencepiece_files import language_code
 from dist_transformer.model_folder import ModelInfo
 
 
@@ -23,6 +24,8 @@ class Card:
     """Description of the model, for the exported direction."""
     tags: Sequence[str]
     """Tags of the vocabulary."""
+    tokenizer_library: str
+    """Library that reads the tokenizer's file: `tokenizers` or `sentencepiece`."""
     parameters: int
     license: str | None
     dev_name: str
@@ -99,19 +102,41 @@ trained with dist_transformer and exported for {self.library}.
 - BLEU on {self.dev_lines:,} lines of {code(self.dev_name)}, the dev text that chose the length penalty:
   {self.theirs.value:.2f} ({code(self.theirs.signature)})
 - The tokenizer normalises text before it splits it into pieces. `</s>` in a text stays text.
-{self._direction()}"""
+{self._direction()}{self._limits()}"""
 
     def _direction(self) -> str:
-        tags = self.info.direction.tags
-        return (
-            f"- The tokenizer puts {code(' '.join(tags))} in front of every text: the model has other directions.\n"
-            if tags
+        if not (tags := self.info.direction.tags):
+            return ""
+        who = "You put" if self._is_piecewise else "The tokenizer puts"
+        shown = language_code(*tags) if self._is_piecewise and self.library == "transformers" else " ".join(tags)
+        return f"- {who} {code(shown)} in front of every text: the model has other directions.\n"
+
+    @property
+    def _is_piecewise(self) -> bool:
+        return self.tokenizer_library == "sentencepiece"
+
+    def _limits(self) -> str:
+        """Name the texts that the tokenizer does not take as they are."""
+        if not self._is_piecewise:
+            return ""
+        tag = (
+            ", and `>>` at its beginning, which `MarianTokenizer` takes for a tag"
+            if self.library == "transformers"
             else ""
         )
+        return f"- Remove U+0000 from a text first{tag}.\n"
 
     def _usage(self) -> str:
-        text = _TRANSFORMERS if self.library == "transformers" else _CTRANSLATE2
+        tags = self.info.direction.tags
+        front = language_code(*tags) if self._is_piecewise else ""
+        if self.library == "transformers":
+            text = _TRANSFORMERS
+        else:
+            text = _CTRANSLATE2_PIECES if self._is_piecewise else _CTRANSLATE2
         return text.format(
+            texts=", ".join(json.dumps(front + text, ensure_ascii=False) for text in ("A sentence.", "Another one.")),
+            needs="transformers (4.57 or later, 5)" + " and sentencepiece" * self._is_piecewise,
+            tokens=", ".join([*(json.dumps(tag) for tag in tags), "*row", '"</s>"']),
             length_penalty=self.length_penalty,
             longest=self.longest,
             beam=ctranslate2_peer.BEAM_SIZE,
@@ -161,12 +186,12 @@ _TRANSFORMERS = """## Use
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 folder = "."  # this folder; elsewhere, its path
 tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
-inputs = tokenizer(["A sentence.", "Another one."], padding=True, return_tensors="pt")
+inputs = tokenizer([{texts}], padding=True, return_tensors="pt")
 outputs = model.generate(**inputs)
 print(tokenizer.batch_decode(outputs, skip_special_tokens=True))
 ```
 
-It needs only transformers (4.57 or later, 5). `generation_config.json` has the settings of the search.
+It needs only {needs}. `generation_config.json` has the settings of the search.
 """
 
 _CTRANSLATE2 = """## Use
@@ -184,6 +209,24 @@ print([tokenizer.decode([tokenizer.token_to_id(token) for token in each.hypothes
 
 The tokens are the pieces of `tokenizer.json`, which ends every source with `</s>`. CTranslate2 stores no search
 settings in the folder: pass those above.
+"""
+
+_CTRANSLATE2_PIECES = """## Use
+
+```python
+import ctranslate2, sentencepiece
+folder = "."  # this folder; elsewhere, its path
+tokenizer = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/sentencepiece.model")
+translator = ctranslate2.Translator(folder)
+search = dict(beam_size={beam}, patience={patience}, length_penalty={length_penalty}, max_decoding_length={longest})
+search |= dict(min_decoding_length=0, disable_unk=True, suppress_sequences={never})
+rows = tokenizer.encode(["A sentence.", "Another one."], out_type=str)
+found = translator.translate_batch([[{tokens}] for row in rows], **search)
+print([tokenizer.decode_pieces(each.hypotheses[0]) for each in found])
+```
+
+The tokens are the pieces of `sentencepiece.model`; every source ends with `</s>`. CTranslate2 stores no search settings
+in the folder: pass those above.
 """
 
 _DIFFERENCES_TRANSFORMERS = """\

@@ -1,5 +1,6 @@
 """A folder that CTranslate2 loads, with its tokenizer, and the model loaded from it."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,16 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer as Backend
 
-from dist_transformer.base.files import write_file
+from dist_transformer.base.files import TOKENIZER_BYTES, read_small, write_file
 from dist_transformer.data.vocabulary.tokenizer import EOS_ID, Vocabulary
 from dist_transformer.export.ctranslate2 import save_for_ctranslate2, translate_ids
 from dist_transformer.export.peer import SENTENCES, IdPair
+from dist_transformer.export.sentencepiece_files import MODEL_FILE, PieceTokenizer
 from dist_transformer.export.tokenizer_files import source_tokenizer
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import TOKENIZER_FILE
 
+VOCABULARY_FILE = "shared_vocabulary.json"
 BEAM_SIZE = 4
 PATIENCE = 2
 """Factor on the beam size. With 1, the search ends with the fourth finished hypothesis, though others may be better."""
@@ -38,26 +41,53 @@ def write_ctranslate2(
         UserError: CTranslate2 does not support the model.
     """
     save_for_ctranslate2(model, tokenizer.source.pieces, folder, quantization=quantization)
-    write_file(folder / TOKENIZER_FILE, source_tokenizer(tokenizer, tags, knows_specials=False))
+    if tokenizer.source.library == "sentencepiece":
+        write_file(folder / MODEL_FILE, tokenizer.source.library_file)
+    else:
+        write_file(folder / TOKENIZER_FILE, source_tokenizer(tokenizer, tags, knows_specials=False))
+
+
+class _WholeTokenizer:
+    """A tokenizer.json that holds all rules, read by `tokenizers`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._backend = Backend.from_file(str(folder / TOKENIZER_FILE))
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        return [row.ids for row in self._backend.encode_batch(list(lines))]
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        return [self._backend.decode(list(row)) for row in ids]
 
 
 class CTranslate2Peer:
-    """An exported folder, loaded with `ctranslate2` and `tokenizers` as by a user."""
+    """An exported folder, loaded with `ctranslate2` and the library of its tokenizer as by a user."""
 
-    def __init__(self, folder: Path, device: torch.device, *, longest: int, tags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        *,
+        longest: int,
+        tags: Sequence[str] = (),
+        front: Sequence[str] = (),
+    ) -> None:
         """Load the folder.
 
         Args:
             longest: most tokens per output.
             tags: tags of the vocabulary, which are never part of an output.
+            front: tags in front of every source.
         """
         import ctranslate2
 
         self.longest = longest
         self.tags = tags
-        self.tokenizer = Backend.from_file(str(folder / TOKENIZER_FILE))
-        vocabulary = self.tokenizer.get_vocab(with_added_tokens=True)
-        self.pieces = sorted(vocabulary, key=lambda piece: vocabulary[piece])
+        self.pieces: list[str] = json.loads(read_small(folder / VOCABULARY_FILE, most=TOKENIZER_BYTES))
+        self.reads_nul = not (model := folder / MODEL_FILE).exists()
+        self.tokenizer: _WholeTokenizer | PieceTokenizer = (
+            _WholeTokenizer(folder) if self.reads_nul else PieceTokenizer(str(model), self.pieces, front)
+        )
         self.translator: Any = ctranslate2.Translator(
             str(folder), device=device.type, device_index=device.index or 0, intra_threads=torch.get_num_threads()
         )
@@ -66,11 +96,14 @@ class CTranslate2Peer:
     def precision(self) -> str:
         return str(self.translator.compute_type)
 
+    def reads(self, text: str) -> bool:
+        return self.reads_nul or "\0" not in text
+
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        return [row.ids for row in self.tokenizer.encode_batch(list(lines))]
+        return self.tokenizer.encode(lines)
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        return [self.tokenizer.decode(list(row)) for row in ids]
+        return self.tokenizer.decode(ids)
 
     def log_probabilities(self, pairs: Sequence[IdPair]) -> list[np.ndarray]:
         found = self.translator.score_batch(

@@ -254,9 +254,9 @@ class _Job:
         if self.settings.to == "hf":
             write_huggingface(folder, self.model, self.tokenizer, tags)
             self._write_generation_config(folder, BeamSettings().length_penalty)
-            return HuggingFacePeer(folder, self.device)
+            return HuggingFacePeer(folder, self.device, tags)
         write_ctranslate2(folder, self.model, self.tokenizer, tags, quantization=quantization)
-        return CTranslate2Peer(folder, self.device, longest=self.longest, tags=self.tokenizer.source.tags)
+        return CTranslate2Peer(folder, self.device, longest=self.longest, tags=self.tokenizer.source.tags, front=tags)
 
     def _write_generation_config(self, folder: Path, length_penalty: float) -> None:
         positions = self.model.config.max_positions
@@ -277,6 +277,7 @@ class _Job:
             library=LIBRARIES[settings.to],
             info=self.info,
             tags=self.tokenizer.source.tags,
+            tokenizer_library=self.tokenizer.source.library,
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
             license=settings.license,
             dev_name=settings.source.name,

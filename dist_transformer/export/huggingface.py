@@ -12,6 +12,7 @@ from dist_transformer.base.files import write_file
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Vocabulary
 from dist_transformer.export.marian import marian_model
 from dist_transformer.export.peer import IdPair, in_batches
+from dist_transformer.export.sentencepiece_files import SOURCE_FILE, language_code, marian_tokenizer_files
 from dist_transformer.export.tokenizer_files import CONFIG_FILE, source_tokenizer, tokenizer_config
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import TOKENIZER_FILE
@@ -40,8 +41,12 @@ def write_huggingface(folder: Path, model: Transformer, tokenizer: Vocabulary, t
     marian = marian_model(model)
     _quiet()
     marian.save_pretrained(folder)
-    write_file(folder / TOKENIZER_FILE, source_tokenizer(tokenizer, tags, knows_specials=True))
-    write_file(folder / CONFIG_FILE, tokenizer_config(model.config.max_positions))
+    if tokenizer.source.library == "sentencepiece":
+        for name, content in marian_tokenizer_files(tokenizer, tags, model.config.max_positions).items():
+            write_file(folder / name, content)
+    else:
+        write_file(folder / TOKENIZER_FILE, source_tokenizer(tokenizer, tags, knows_specials=True))
+        write_file(folder / CONFIG_FILE, tokenizer_config(model.config.max_positions))
 
 
 def write_generation_config(folder: Path, tokenizer: Vocabulary, *, length_penalty: float, max_positions: int) -> None:
@@ -66,15 +71,27 @@ class HuggingFacePeer:
 
     precision = "float32"
 
-    def __init__(self, folder: Path, device: torch.device) -> None:
+    def __init__(self, folder: Path, device: torch.device, tags: Sequence[str] = ()) -> None:
+        """Load the folder.
+
+        Args:
+            tags: tags in front of every source.
+        """
         from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
         _quiet()
+        self.is_marian = (folder / SOURCE_FILE).exists()
+        # A MarianTokenizer reads the tag in the text; the other one adds tags itself.
+        self.front = language_code(*tags) if self.is_marian else ""
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self.model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder).to(device).eval()
 
+    def reads(self, text: str) -> bool:
+        # A MarianTokenizer takes `>>de<<` at the beginning for a tag, and no table of SentencePiece removes U+0000.
+        return not (self.is_marian and (text.startswith(">>") or "\0" in text))
+
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        return cast(list[list[int]], self.tokenizer(list(lines), verbose=False)["input_ids"])
+        return cast(list[list[int]], self.tokenizer([self.front + line for line in lines], verbose=False)["input_ids"])
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         return cast(list[str], self.tokenizer.batch_decode([list(row) for row in ids], skip_special_tokens=True))
@@ -117,7 +134,8 @@ class HuggingFacePeer:
     def translate(self, lines: Sequence[str], length_penalty: float) -> list[str]:
         texts = [""] * len(lines)
         for places in in_batches([len(line) for line in lines]):
-            inputs = self.tokenizer([lines[i] for i in places], padding=True, return_tensors="pt").to(self.model.device)
+            texts_in = [self.front + lines[i] for i in places]
+            inputs = self.tokenizer(texts_in, padding=True, return_tensors="pt").to(self.model.device)
             rows = self.model.generate(**inputs, length_penalty=length_penalty)
             for i, text in zip(places, self.tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True):
                 texts[i] = text

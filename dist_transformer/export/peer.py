@@ -22,6 +22,9 @@ class Peer(Protocol):
     def precision(self) -> str:
         """Type of its arithmetic, such as `float32`."""
 
+    def reads(self, text: str) -> bool:
+        """Return whether its tokenizer takes a text as it is; the folder's card says what it does not."""
+
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Encode lines to the ids that the model reads, `</s>` last."""
 

@@ -33,11 +33,14 @@ def source_tokenizer(tokenizer: Vocabulary, tags: Sequence[str], *, knows_specia
     return json.dumps(state, indent=2, ensure_ascii=False) + "\n"
 
 
-def tokenizer_config(max_positions: int) -> str:
-    """Return the config that transformers 4 and 5 read in addition to tokenizer.json."""
+def tokenizer_config(max_positions: int, tokenizer_class: str = "PreTrainedTokenizerFast") -> str:
+    """Return the config that transformers 4 and 5 read in addition to the vocabulary.
+
+    Args:
+        tokenizer_class: a name that both versions know; transformers 5 writes one that 4 does not know.
+    """
     config = {
-        # Both versions know this name; transformers 5 writes one that 4 does not know.
-        "tokenizer_class": "PreTrainedTokenizerFast",
+        "tokenizer_class": tokenizer_class,
         "pad_token": SPECIALS[PAD_ID],
         "unk_token": SPECIALS[UNK_ID],
         "bos_token": SPECIALS[BOS_ID],

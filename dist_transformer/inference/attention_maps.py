@@ -91,7 +91,7 @@ _JOINERS = "\u200c\u200d"
 
 def readable_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Return pieces in readable form, `</s>` last: a space is `▁`, and a part of a character is `�`."""
-    return [tokenizer.tag_of(i) or _readable(tokenizer.decode([i])) for i in ids] + [END]
+    return [tokenizer.tag_of(i) or _readable(tokenizer.piece_text(i)) for i in ids] + [END]
 
 
 def _readable(text: str) -> str:

@@ -1,3 +1,4 @@
+import itertools
 import re
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ HOSTILE = "x` [a](b) <b> | \n# c\n---\nlicense: y"
 HEAD = {"language", "license", "pipeline_tag", "library_name", "tags", "metrics", "model-index"}
 
 
-def card(info: ModelInfo, name: str, library: str) -> str:
+def card(info: ModelInfo, name: str, library: str, tokenizer: str) -> str:
     score = Score(value=30.0, signature=name)
     return str(
         Card(
@@ -22,6 +23,7 @@ def card(info: ModelInfo, name: str, library: str) -> str:
             library=library,
             info=info,
             tags=[name],
+            tokenizer_library=tokenizer,
             parameters=1,
             license=name,
             dev_name=name,
@@ -39,12 +41,12 @@ def card(info: ModelInfo, name: str, library: str) -> str:
 
 def test_names_change_no_structure_of_the_card(model_info: ModelInfo) -> None:
     """A reader of YAML and a renderer of Markdown find the same elements as in the card of a plain name."""
-    for library in ("transformers", "ctranslate2"):
+    for library, tokenizer in itertools.product(("transformers", "ctranslate2"), ("tokenizers", "sentencepiece")):
         pages = []
         for name in ("plain", HOSTILE):
             way = Direction(source_language=name, target_language=name, tags=(name,))
             info = replace(model_info, source_language=name, target_language=name, corpus=name, directions=(way,))
-            _, head, body = card(info, name, library).split("---\n", 2)
+            _, head, body = card(info, name, library, tokenizer).split("---\n", 2)
             values = yaml.safe_load(head)
             assert values.keys() == HEAD
             assert (values["language"], values["license"]) == ([name], name)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +20,8 @@ from dist_transformer.data.prepare.words import words_of
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
 from dist_transformer.data.text.files import Pair
-from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.files import load_vocabulary
-from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION
+from dist_transformer.data.vocabulary.tokenizer import UNK_ID, Tokenizer
 
 LONG_LINE = "long_line"
 """Reason for pairs with a line above `LONGEST_LINE`; reported only if there are such pairs."""
@@ -30,6 +30,10 @@ DROP_REASONS = ("empty", "too_long", "length_ratio", "in_validation", LONG_LINE)
 _RATIO_ALLOWANCE = 5
 # Texts that are encoded at a time: few, because the library's encodings take about 100 bytes per token.
 _ENCODE_ROWS, _ENCODE_BYTES = 4_096, 2**24
+
+
+# Characters that became <unk> and are shown, by language.
+_SHOWN_UNKNOWN = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,18 +54,21 @@ class EncodeChunk:
     def name(self) -> str:
         return f"encode-{self.chunk.name}"
 
-    def run(self, progress: Progress) -> dict[str, int]:
-        """Return the number of pairs found for each reason, and the tokens of the kept pairs."""
+    def run(self, progress: Progress) -> dict[str, Any]:
+        """Return the number of pairs for each reason, the tokens of the kept pairs, and unknown characters by side."""
         tokenizer = load_vocabulary(tokenizer_path(self.work))
         rows = np.setdiff1d(np.arange(self.chunk.pairs), np.array(self.rows, dtype=np.int64))
         sizes = self.chunk.sizes(self.work)[rows]
-        tokenizers = tokenizer.source, tokenizer.target
         parts, empty_parts = [], []
+        sides = (tokenizer.source, tokenizer.target)
+        unknown: tuple[Counter[str], ...] = tuple(Counter() for _ in sides)
         for block in _blocks(sizes):
             texts = self.chunk.texts(self.work, rows[block])
             parts.append([words_of(tokenizer, side).encode(column) for side, column in enumerate(texts)])
-            blank = [list(map(side.is_blank, column)) for side, column in zip(tokenizers, texts, strict=True)]
+            blank = [list(map(side.is_blank, column)) for side, column in zip(sides, texts, strict=True)]
             empty_parts.append(np.any(blank, axis=0))
+            for counted, side, column, ids in zip(unknown, sides, texts, parts[-1], strict=True):
+                counted.update(_unknown(side, column, ids))
             progress(len(texts[0]))
         source, target = (TokenLists.concatenate(side) for side in zip(*parts, strict=True))
         tags = tokenizer.source.tag_ids(self.source_tags)
@@ -82,25 +89,36 @@ class EncodeChunk:
         write_keys(self.work, self.chunk, keys)
         order = pair_hash(self.chunk.first + rows[kept], self.seed, SHUFFLE)
         by_order = np.argsort(order)
-        sides = {"src": source.take(kept[by_order]).prefixed(tags), "tgt": target.take(kept[by_order])}
-        columns = {side: lists.to_arrow() for side, lists in sides.items()}
+        kept_sides = {"src": source.take(kept[by_order]).prefixed(tags), "tgt": target.take(kept[by_order])}
+        columns = {side: lists.to_arrow() for side, lists in kept_sides.items()}
         shards.write_batch(self.chunk.ids(self.work), {"order": pa.array(order[by_order]), **columns})
         masks = (empty, too_long, unlike, in_validation, long_line)
         found = dict(zip(DROP_REASONS, (int(mask.sum()) for mask in masks), strict=True))
-        return {**found, "tokens": sum(len(lists.values) for lists in sides.values())}
+        tokens = sum(len(lists.values) for lists in kept_sides.values())
+        return {"counts": {**found, "tokens": tokens}, "unknown": unknown}
+
+
+def _unknown(tokenizer: Tokenizer, texts: Sequence[str], ids: TokenLists) -> Iterator[str]:
+    """Yield the characters that became `<unk>`."""
+    places = np.flatnonzero(ids.values == UNK_ID)
+    for row in np.unique(np.searchsorted(ids.offsets, places, side="right") - 1).tolist():
+        yield from tokenizer.unknown(texts[row])
 
 
 def encode_chunks(
-    runner: TaskRunner, settings: PrepareSettings, chunks: Sequence[Chunk], held_out: np.ndarray
+    runner: TaskRunner, settings: PrepareSettings, chunks: Sequence[Chunk], held_out: np.ndarray, report: Report
 ) -> tuple[Counter[str], int]:
     """Encode all chunks; return the number of pairs found for each reason, and the tokens of the kept pairs.
 
     Collective: every rank must call it.
     """
     total: Counter[str] = Counter(dict.fromkeys((*DROP_REASONS, "tokens"), 0))
+    unknown: list[Counter[str]] = [Counter(), Counter()]
 
-    def collect(_: int, found: dict[str, int]) -> None:
-        total.update(found)
+    def collect(_: int, found: dict[str, Any]) -> None:
+        total.update(found["counts"])
+        for counted, more in zip(unknown, found["unknown"], strict=True):
+            counted.update(more)
 
     def task(chunk: Chunk) -> EncodeChunk:
         return EncodeChunk(
@@ -115,9 +133,24 @@ def encode_chunks(
         )
 
     runner.run("encode", map(task, chunks), collect, sizes=[chunk.pairs for chunk in chunks])
-    everywhere: Counter[str] = sum(map(Counter, runner.ranks.gather(total)), Counter())
+    gathered = runner.ranks.gather([dict(counted) for counted in (total, *unknown)])
+    sums: list[Counter[str]] = [sum(map(Counter, one), Counter()) for one in zip(*gathered, strict=True)]
+    everywhere, *unknown = sums
+    for language, counted in zip(settings.languages, unknown, strict=True):
+        if counted:
+            remedy = "" if settings.tokenizer else ": --byte-fallback or a higher --character-coverage keeps them"
+            report(_unknown_line(language, counted) + remedy)
     stated = [reason for reason in DROP_REASONS if reason != LONG_LINE or everywhere[reason]]
     return Counter({reason: everywhere[reason] for reason in stated}), everywhere["tokens"]
+
+
+def _unknown_line(language: str, counted: Counter[str]) -> str:
+    most = sorted(counted, key=lambda character: (-counted[character], character))[:_SHOWN_UNKNOWN]
+    shown = ", ".join(f"{character!r} {counted[character]:,}" for character in most)
+    return (
+        f"unknown: {counted.total():,} characters of {language}, {len(counted):,} different ones, became <unk>; most "
+        f"often {shown}"
+    )
 
 
 def _blocks(sizes: np.ndarray) -> Iterator[slice]:
@@ -149,14 +182,7 @@ def make_tokenizer(
                 for column in chunk.texts(work, chosen):
                     yield from column
 
-        learned = learn_byte_bpe(
-            texts(),
-            vocab_size=settings.vocab_size,
-            lowercase=settings.lowercase,
-            normalization=settings.normalization or DEFAULT_NORMALIZATION,
-            tags=settings.tags,
-        )
-        learned.save(tokenizer_path(work))
+        settings.learning.learn(texts()).save(tokenizer_path(work))
         work.keep_result("vocabulary", taken)
     tokenizer = load_vocabulary(tokenizer_path(work)).source
     fewer = f"; the text gives fewer than the {settings.vocab_size:,} asked for"

@@ -124,7 +124,7 @@ class SurveyChunk:
     seed: int
     valid_pairs: int
     """Number of candidates for the validation text; 0 if validation text is given."""
-    normalization: Normalization
+    normalization: Normalization | None
     """Rule of the vocabulary. Target lines that NFKC changes are counted if it is part of the rule."""
 
     @property
@@ -206,7 +206,7 @@ def read_sources(runner: TaskRunner, settings: PrepareSettings, chunk_pairs: int
 
 
 def survey_chunks(
-    runner: TaskRunner, settings: PrepareSettings, chunks: Sequence[Chunk], normalization: Normalization
+    runner: TaskRunner, settings: PrepareSettings, chunks: Sequence[Chunk], normalization: Normalization | None
 ) -> Survey:
     wanted = 0 if settings.validation else settings.valid_pairs
     survey = Survey(usable=0, candidates=np.zeros(0, dtype=np.int64), folded=Counter())
@@ -259,6 +259,6 @@ def first_by_hash(numbers: np.ndarray, seed: int, count: int) -> np.ndarray:
     return numbers[np.argsort(pair_hash(numbers, seed, HOLD_OUT))[:count]]
 
 
-def is_empty(source: str, target: str, normalization: Normalization) -> bool:
+def is_empty(source: str, target: str, normalization: Normalization | None) -> bool:
     """Return whether a rule leaves nothing but white space of at least one side."""
     return is_blank(source, normalization) or is_blank(target, normalization)

@@ -123,8 +123,8 @@ def _check_tokenizer(settings: PrepareSettings, tokenizer: Tokenizer, report: Re
         )
     if settings.normalization not in (None, tokenizer.normalization):
         raise UserError(
-            f"{settings.tokenizer} has the normalization {tokenizer.normalization}, which excludes "
-            f"{settings.normalization}: leave out --normalization or --tokenizer"
+            f"{settings.tokenizer} has the normalization {tokenizer.normalization or 'of its own table'}, which "
+            f"excludes {settings.normalization}: leave out --normalization or --tokenizer"
         )
     tokenizer.source.tag_ids(settings.source_tags)
     note = ", --vocab-size has no effect" if settings.vocab_size not in (None, tokenizer.vocab_size) else ""
@@ -154,7 +154,7 @@ def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None
     validation = ranks.lead(lambda: _validation(work, settings, chunks, survey, report), kinds=(_Validation,))
     ranks.lead(lambda: make_tokenizer(work, settings, chunks, validation.held_out, report))
     ranks.lead(lambda: write_validation_keys(work, validation.pairs))
-    found, tokens = encode_chunks(runner, settings, chunks, validation.held_out)
+    found, tokens = encode_chunks(runner, settings, chunks, validation.held_out, report)
     overlap = found["in_validation"]
     dropped = Counter({**found, "in_validation": 0}) if settings.keep_overlap else found
     kept = pairs_read - len(validation.held_out) - dropped.total()
@@ -164,7 +164,7 @@ def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None
     ranks.lead(lambda: _finish(work, settings, infos, validation, pairs_read, dropped, overlap, repeats))
 
 
-def _normalization(settings: PrepareSettings) -> Normalization:
+def _normalization(settings: PrepareSettings) -> Normalization | None:
     if settings.tokenizer is not None:
         return load_vocabulary(settings.tokenizer).source.normalization
     return settings.normalization or DEFAULT_NORMALIZATION

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.text.files import PairSource
-from dist_transformer.data.vocabulary.byte_bpe import check_vocabulary
-from dist_transformer.data.vocabulary.normalization import Normalization
+from dist_transformer.data.vocabulary.learning import LearnedKind, Learning
+from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,9 +18,15 @@ class PrepareSettings:
     validation: tuple[PairSource, ...] = ()
     """Validation text; empty: `valid_pairs` pairs are held out from the sources."""
     vocab_size: int | None = None
-    """Vocabulary entries, special tokens and the 256 bytes included; required unless a tokenizer is given."""
+    """Vocabulary entries, special tokens and bytes included; required unless a tokenizer is given."""
+    vocabulary: LearnedKind = "byte-bpe"
+    """Kind of vocabulary to learn: byte-level BPE, or SentencePiece's unigram or BPE."""
+    byte_fallback: bool = False
+    """Whether SentencePiece writes characters that are no pieces as bytes, not as `<unk>`."""
+    character_coverage: float | None = None
+    """Share of the characters of the text that are pieces of SentencePiece; None: 0.9995."""
     tokenizer: Path | None = None
-    """A tokenizer.json to use unchanged, instead of learning one."""
+    """A tokenizer.json or a model of SentencePiece to use unchanged, instead of learning one."""
     tags: tuple[str, ...] = ()
     """Tags to reserve in a vocabulary that is learned."""
     source_tags: tuple[str, ...] = ()
@@ -61,16 +67,21 @@ class PrepareSettings:
         if self.tokenizer is None and self.vocab_size is None:
             raise UserError(
                 "vocab_size is missing: give --vocab-size (37000 is the paper's, 10000 suits 30,000 pairs), "
-                "or a tokenizer.json with --tokenizer"
+                "or a tokenizer.json or a SentencePiece model with --tokenizer"
             )
-        if self.tokenizer is None and self.vocab_size is not None:
-            check_vocabulary(self.vocab_size, self.tags)
+        if self.tokenizer is None:
+            _ = self.learning
             if missing := [tag for tag in self.source_tags if tag not in self.tags]:
                 raise UserError(f"--src-tag {missing[0]} is not in the vocabulary to be learned: give it to --tag, too")
-        if self.tokenizer is not None and self.tags:
+        new = {
+            f"--tag reserves {' '.join(self.tags)} in a new vocabulary": self.tags,
+            f"--vocabulary {self.vocabulary} learns a new vocabulary": self.vocabulary != "byte-bpe",
+            "--byte-fallback is for a new vocabulary": self.byte_fallback,
+            "--character-coverage is for a new vocabulary": self.character_coverage is not None,
+        }
+        if self.tokenizer is not None and (given := next((text for text, value in new.items() if value), None)):
             raise UserError(
-                f"--tag reserves {self.tags[0]} in a new vocabulary, but --tokenizer gives an existing one: leave out "
-                "--tag or --tokenizer"
+                f"{given}, but --tokenizer gives an existing one: leave out {given.split()[0]} or --tokenizer"
             )
         for field, least, most in (
             ("max_tokens", 2, 2**20),
@@ -91,6 +102,20 @@ class PrepareSettings:
                 f"pairs_per_shard {self.pairs_per_shard} × max_tokens {self.max_tokens} exceeds what one Arrow batch "
                 "holds (2^31 tokens): lower one of them"
             )
+
+    @property
+    def learning(self) -> Learning:
+        """Vocabulary to learn, if no tokenizer is given."""
+        assert self.vocab_size is not None
+        return Learning(
+            kind=self.vocabulary,
+            vocab_size=self.vocab_size,
+            lowercase=self.lowercase,
+            normalization=self.normalization or DEFAULT_NORMALIZATION,
+            tags=self.tags,
+            byte_fallback=self.byte_fallback,
+            character_coverage=self.character_coverage,
+        )
 
     @property
     def languages(self) -> tuple[str, str]:

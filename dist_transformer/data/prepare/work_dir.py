@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import sentencepiece
 import tokenizers
 
 from dist_transformer.base.errors import TransientError, UserError
@@ -107,7 +108,7 @@ def fingerprint(settings: PrepareSettings, chunk_pairs: int) -> str:
         return [type(source).__name__, fields, *map(identity, source.files())]
 
     facts = {
-        "versions": [_LAYOUT, __version__, tokenizers.__version__, chunk_pairs],
+        "versions": [_LAYOUT, __version__, tokenizers.__version__, sentencepiece.__version__, chunk_pairs],
         "settings": {
             field.name: getattr(settings, field.name)
             for field in dataclasses.fields(settings)

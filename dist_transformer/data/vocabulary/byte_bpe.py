@@ -23,9 +23,7 @@ from dist_transformer.data.vocabulary.normalization import (
     normalizer_of,
     rule_name,
 )
-from dist_transformer.data.vocabulary.tokenizer import LARGEST_VOCABULARY, SPECIALS, Tokenizer
-
-SMALLEST_VOCABULARY = len(SPECIALS) + 256
+from dist_transformer.data.vocabulary.tokenizer import SPECIALS, Tokenizer, check_size
 
 # A combining mark, or the zero-width (non-)joiner that many scripts use inside words; it belongs to what it follows.
 _MARK = r"\p{M}\u200c\u200d"
@@ -68,6 +66,8 @@ class ByteBpe(Tokenizer):
 
     kind = "joint byte-level BPE"
     encodes_words_apart = True
+    library = "tokenizers"
+    normalization: Normalization
 
     def __init__(
         self,
@@ -79,6 +79,7 @@ class ByteBpe(Tokenizer):
         tags: Sequence[str] = (),
     ) -> None:
         super().__init__(content, normalization, lowercase=lowercase, tags=tags)
+        self.library_file = content
         self._backend = backend
         # Not part of tokenizer.json: without it "</s>" in a sentence would become the end-of-sentence id.
         self._backend.encode_special_tokens = True
@@ -109,6 +110,9 @@ class ByteBpe(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._backend.decode([i for i in ids if i >= self.first_piece], skip_special_tokens=False)
+
+    def piece_text(self, token: int) -> str:
+        return self.decode([token])
 
 
 def parse_byte_bpe(file: bytes) -> ByteBpe:
@@ -148,7 +152,7 @@ def learn_byte_bpe(
     Raises:
         UserError: `vocab_size` has no room for the special tokens, the tags and the 256 bytes, or a tag is not valid.
     """
-    check_vocabulary(vocab_size, tags)
+    check_size(vocab_size, tags, all_bytes=True)
     # The trainer adds the tags at its end. If they were in the pipeline before, it would learn pieces across words.
     backend = _pipeline(normalization, _WORDS, lowercase=lowercase)
     trainer = trainers.BpeTrainer(
@@ -161,20 +165,6 @@ def learn_byte_bpe(
     backend.train_from_iterator(texts, trainer)
     file = backend.to_str(pretty=True).encode("utf-8")
     return ByteBpe(file, backend, normalization, lowercase=lowercase, tags=tags)
-
-
-def check_vocabulary(vocab_size: int, tags: Sequence[str] = ()) -> None:
-    """Raise a UserError unless a vocabulary of that size and with these tags can be learned."""
-    check_tags(tags)
-    least = SMALLEST_VOCABULARY + len(tags)
-    if vocab_size < least:
-        reserved = "special tokens, the tags" if tags else "special tokens"
-        raise UserError(
-            f"vocab_size {vocab_size} is too small: the {reserved} and the 256 bytes take {least}, "
-            "and 8,000 to 40,000 is usual"
-        )
-    if vocab_size > LARGEST_VOCABULARY:
-        raise UserError(f"vocab_size {vocab_size} is too large: give at most {LARGEST_VOCABULARY:,}")
 
 
 def _pipeline(

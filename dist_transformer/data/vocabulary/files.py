@@ -1,16 +1,23 @@
 """Reading of vocabulary files of every kind."""
 
 import functools
+import re
 from pathlib import Path
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import TOKENIZER_BYTES, read_small
+from dist_transformer.config.plain import parse_json
 from dist_transformer.data.vocabulary.byte_bpe import parse_byte_bpe
+from dist_transformer.data.vocabulary.sentence_piece import KIND, parse_sentence_piece, wrap_sentence_piece
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
+
+# How our own files and the models of SentencePiece begin: its first field is a piece.
+_OURS = re.compile(rb'\s*\{\s*"kind"')
+_MODEL = b"\n"
 
 
 def load_vocabulary(path: Path) -> Vocabulary:
-    """Read a vocabulary that `Vocabulary.save` wrote.
+    """Read a vocabulary that `Vocabulary.save` wrote, or a model of SentencePiece.
 
     Raises:
         UserError: the file is missing, or holds no vocabulary of a kind that this room describes.
@@ -22,7 +29,9 @@ def load_vocabulary(path: Path) -> Vocabulary:
     try:
         return _parse(content)
     except ValueError as error:
-        raise UserError(f"{path} {error}: give the tokenizer.json of a data or model folder") from None
+        raise UserError(
+            f"{path} {error}: give the tokenizer.json of a data or model folder, or a .model file"
+        ) from None
 
 
 @functools.lru_cache(maxsize=1)
@@ -32,4 +41,10 @@ def _parse(content: bytes) -> Vocabulary:
     Raises:
         ValueError: the content is no vocabulary; the message continues a sentence that begins with the file's name.
     """
+    if _OURS.match(content):
+        parts = parse_json(content)
+        if isinstance(parts, dict) and parts["kind"] == KIND:
+            return parse_sentence_piece(content, parts)
+    if content.startswith(_MODEL) and not content.lstrip().startswith(b"{"):
+        return wrap_sentence_piece(content)
     return parse_byte_bpe(content)

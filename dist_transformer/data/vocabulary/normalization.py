@@ -52,7 +52,7 @@ _IGNORABLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe0
 _VISIBLE = re.compile(r"[^\W\u115f\u1160\u3164\uffa0]")
 
 
-def clean(text: str, normalization: Normalization) -> str:
+def clean(text: str, normalization: Normalization | None) -> str:
     """Do the first step of a rule: remove characters that nobody sees, and make every white space a space.
 
     A text that is cleaned is split into the same pieces. nfkc and nfc clean nothing.
@@ -65,20 +65,20 @@ def may_be_cleaned(text: str) -> bool:
     return not text.isprintable() or _IGNORABLE.search(text) is not None
 
 
-def is_blank(text: str, normalization: Normalization) -> bool:
+def is_blank(text: str, normalization: Normalization | None) -> bool:
     """Return whether a rule leaves nothing of a text but white space."""
     # Nearly every text has a letter at its beginning, so the quick check pays.
     return _VISIBLE.search(text) is None and not clean(text, normalization).strip()
 
 
-def cleans(normalization: Normalization) -> bool:
+def cleans(normalization: Normalization | None) -> bool:
     """Return whether a rule removes what nobody sees."""
     return normalization in ("clean", "clean-nfc")
 
 
-def folds(normalization: Normalization) -> bool:
+def folds(normalization: Normalization | None) -> bool:
     """Return whether a rule replaces variants of a character."""
-    return _FORMS[normalization] == "nfkc"
+    return normalization is not None and _FORMS[normalization] == "nfkc"
 
 
 def rule_name(normalization: Normalization) -> str:

@@ -12,12 +12,24 @@ from pathlib import Path
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import write_file
+from dist_transformer.config.directions import check_tags
 from dist_transformer.data.vocabulary.normalization import Normalization, clean, is_blank
 
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
 
 LARGEST_VOCABULARY = 2**24
+
+
+def check_size(vocab_size: int, tags: Sequence[str], *, all_bytes: bool) -> None:
+    """Raise a UserError unless a vocabulary of that size, with these tags, and maybe all bytes, can be learned."""
+    check_tags(tags)
+    least = len(SPECIALS) + len(tags) + 256 * all_bytes
+    if vocab_size < least + (not all_bytes):
+        entries = "the special tokens" + ", the tags" * bool(tags) + " and the 256 bytes" * all_bytes
+        raise UserError(f"vocab_size {vocab_size} is too small: {entries} take {least}, and 8,000 to 40,000 is usual")
+    if vocab_size > LARGEST_VOCABULARY:
+        raise UserError(f"vocab_size {vocab_size} is too large: give at most {LARGEST_VOCABULARY:,}")
 
 
 class Vocabulary(ABC):
@@ -55,20 +67,25 @@ class Tokenizer(Vocabulary):
     Text that spells a special token or a tag, such as `</s>`, is encoded as text, and decoding returns it.
 
     Args:
+        normalization: rule of the vocabulary; None: one that its file describes in its own way.
         tags: entries that no text is encoded to, such as `<2de>`; they are put in front of a source as ids. Their ids
             follow those of the special tokens, in this order.
     """
 
     kind: str
     """Name for reports."""
+    library: str
+    """Name of the library that other programs read its file with."""
+    library_file: bytes
+    """Content of the file of that library."""
     encodes_words_apart: bool
     """Whether `a b` is encoded as `a` and then ` b`, so that ids of words can be looked up."""
 
     def __init__(
-        self, content: bytes, normalization: Normalization, *, lowercase: bool, tags: Sequence[str] = ()
+        self, content: bytes, normalization: Normalization | None, *, lowercase: bool, tags: Sequence[str] = ()
     ) -> None:
         super().__init__(content)
-        self.normalization: Normalization = normalization
+        self.normalization: Normalization | None = normalization
         self.tags: tuple[str, ...] = tuple(tags)
         self.lowercase = lowercase
         self.first_piece = len(SPECIALS) + len(self.tags)
@@ -125,6 +142,14 @@ class Tokenizer(Vocabulary):
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids to text; special tokens and tags are left out."""
+
+    def unknown(self, text: str) -> list[str]:
+        """Return the characters of a text that became `<unk>`."""
+        return []
+
+    @abstractmethod
+    def piece_text(self, token: int) -> str:
+        """Return the text of one piece, with the space that it begins with; U+FFFD for a part of a character."""
 
     def tag_ids(self, tags: Sequence[str]) -> list[int]:
         """Return the ids of tags.

@@ -1,0 +1,254 @@
+"""SentencePiece (Kudo and Richardson 2018): unigram, BPE or characters, as its library splits text.
+
+`tokenizer.json` holds the library's model byte for byte, in base64, and the ids of its pieces here: the special tokens
+come first, then the tags, then the other pieces in the library's order. Text is normalised by the table in the model.
+"""
+
+import base64
+import binascii
+import io
+import itertools
+import json
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import sentencepiece
+
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import write_file
+from dist_transformer.config.directions import check_tags
+from dist_transformer.data.vocabulary.normalization import Normalization, cleans, rule_name
+from dist_transformer.data.vocabulary.normalization_table import normalization_table
+from dist_transformer.data.vocabulary.sentence_piece_file import check_sentence_piece_file, without_file_names
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIALS, UNK_ID, Tokenizer
+
+KIND = "sentencepiece"
+ModelType = Literal["unigram", "bpe"]
+
+_PARTS = {"kind", "normalization", "tags", "ids", "model"}
+# How the library writes a space.
+_SPACE = "\u2581"
+# The sums that learning makes depend on the number of threads.
+_LEARNING_THREADS = 16
+_LONGEST_SENTENCE = 2**16
+_NUL = "\0"
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    content: bytes
+    kind: str
+    backend: sentencepiece.SentencePieceProcessor
+
+
+class SentencePiece(Tokenizer):
+    """SentencePiece model. Characters that it does not know become `<unk>`, unless it falls back to bytes.
+
+    Decoding returns the text that the model's own table makes, without spaces around it, and U+2047 for `<unk>`.
+    """
+
+    encodes_words_apart = False
+    library = "sentencepiece"
+
+    def __init__(
+        self,
+        content: bytes,
+        model: _Model,
+        ids: Sequence[int],
+        normalization: Normalization | None,
+        *,
+        tags: Sequence[str] = (),
+    ) -> None:
+        """Make a tokenizer.
+
+        Args:
+            ids: our id of each piece of the model.
+            normalization: rule that the model's table was made from; None: its own.
+
+        Raises:
+            ValueError: the ids do not fit; the message continues a sentence that begins with the file's name.
+        """
+        self._backend = backend = model.backend
+        lowercase = backend.normalize("ABC") == backend.normalize("abc")
+        super().__init__(content, normalization, lowercase=lowercase, tags=tags)
+        has_bytes = any(map(backend.is_byte, range(backend.get_piece_size())))
+        self.kind = f"SentencePiece {model.kind}" + " with byte fallback" * has_bytes
+        self.library_file = model.content
+        specials = _specials(backend)
+        others = sorted(ours for piece, ours in enumerate(ids) if piece not in specials)
+        if (
+            len(ids) != backend.get_piece_size()
+            or any(ids[piece] != ours for piece, ours in specials.items())
+            or others != list(range(self.first_piece, self.first_piece + len(others)))
+        ):
+            raise ValueError("has ids that do not number the pieces of its model")
+        self._ours = list(ids)
+        self._theirs = {ours: piece for piece, ours in enumerate(ids)}
+        self._pieces = [*SPECIALS, *tags]
+        self._pieces += [backend.id_to_piece(self._theirs[ours]) for ours in others]
+        if taken := {*SPECIALS, *tags} & {*self._pieces[self.first_piece :]}:
+            raise ValueError(f"has a piece of text that is spelled {min(taken)}, like a special token or a tag")
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._pieces)
+
+    @property
+    def pieces(self) -> list[str]:
+        return list(self._pieces)
+
+    @property
+    def text_rule(self) -> str:
+        rule = rule_name(self.normalization) if self.normalization else "the model's own rule for text"
+        return rule + ", lowercase" * self.lowercase
+
+    def normalize(self, text: str) -> str:
+        return self._backend.normalize(self._readable(text)).replace(_SPACE, " ").strip(" ")
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        # One thread: preparations and servers have processes of their own.
+        rows = self._backend.encode([self._readable(text) for text in texts], num_threads=1)
+        return [[self._ours[piece] for piece in row] for row in rows]
+
+    def token_starts(self, text: str) -> list[int]:
+        return [piece.begin for piece in self._backend.encode(text, out_type="immutable_proto").pieces]
+
+    def unknown(self, text: str) -> list[str]:
+        found = self._backend.encode(self._readable(text), out_type="immutable_proto").pieces
+        unknown = self._backend.unk_id()
+        return [character for piece in found if piece.id == unknown for character in piece.piece]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        known = [self._theirs[i] for i in ids if (i >= self.first_piece or i == UNK_ID) and i in self._theirs]
+        return self._backend.decode(known).strip(" ")
+
+    def piece_text(self, token: int) -> str:
+        return "\ufffd" if self._backend.is_byte(self._theirs[token]) else self._pieces[token].replace(_SPACE, " ")
+
+    def _readable(self, text: str) -> str:
+        """Return a text without U+0000, which no table of the library can remove."""
+        return text.replace(_NUL, "") if cleans(self.normalization) else text
+
+
+def parse_sentence_piece(content: bytes, parts: dict[str, Any]) -> SentencePiece:
+    """Make a tokenizer of the parts of a tokenizer.json.
+
+    Raises:
+        ValueError: they do not fit together; the message continues a sentence that begins with the file's name.
+    """
+    normalization, tags, ids = (parts.get(name) for name in ("normalization", "tags", "ids"))
+    if (
+        parts.keys() != _PARTS
+        or normalization not in (None, *get_args(Normalization))
+        or not (isinstance(tags, list) and all(isinstance(tag, str) for tag in tags))
+        or not (isinstance(ids, list) and all(type(number) is int for number in ids))
+        or not isinstance(parts["model"], str)
+    ):
+        raise ValueError("is not a tokenizer file (it does not have the parts of one)")
+    try:
+        check_tags(tags)
+        model = base64.b64decode(parts["model"], validate=True)
+    except (UserError, binascii.Error) as error:
+        raise ValueError(f"is not a tokenizer file ({error})") from None
+    return SentencePiece(content, _read(model), ids, normalization, tags=tags)
+
+
+def wrap_sentence_piece(
+    model: bytes, normalization: Normalization | None = None, tags: Sequence[str] = ()
+) -> SentencePiece:
+    """Make a tokenizer of the content of the library's file.
+
+    Raises:
+        ValueError: it cannot be used; the message continues a sentence that begins with the file's name.
+    """
+    read = _read(model)
+    specials, numbers = _specials(read.backend), itertools.count(len(SPECIALS) + len(tags))
+    ids = [specials[piece] if piece in specials else next(numbers) for piece in range(read.backend.get_piece_size())]
+    parts = {
+        "kind": KIND,
+        "normalization": normalization,
+        "tags": list(tags),
+        "ids": ids,
+        "model": base64.b64encode(model).decode("ascii"),
+    }
+    return SentencePiece(json.dumps(parts).encode("ascii"), read, ids, normalization, tags=tags)
+
+
+def learn_sentence_piece(
+    texts: Iterable[str],
+    *,
+    vocab_size: int,
+    model_type: ModelType,
+    byte_fallback: bool,
+    character_coverage: float,
+    normalization: Normalization,
+    lowercase: bool = False,
+    tags: Sequence[str] = (),
+) -> SentencePiece:
+    """Learn a joint vocabulary of at most `vocab_size` entries (special tokens and tags included).
+
+    The same texts and settings give the same file, byte for byte.
+
+    Args:
+        byte_fallback: keep the 256 bytes as pieces, and write unknown characters with them.
+        character_coverage: share of the characters of the texts that become pieces.
+
+    Raises:
+        UserError: the library cannot learn that many entries from these texts.
+    """
+    writer = io.BytesIO()
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder, "table.tsv")
+        write_file(table, normalization_table(normalization, lowercase=lowercase))
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=(text.replace(_NUL, "") for text in texts),
+                model_writer=writer,
+                model_type=model_type,
+                vocab_size=vocab_size - len(tags),
+                hard_vocab_limit=False,
+                byte_fallback=byte_fallback,
+                character_coverage=character_coverage,
+                normalization_rule_tsv=str(table),
+                max_sentence_length=_LONGEST_SENTENCE,
+                num_threads=_LEARNING_THREADS,
+                pad_id=PAD_ID,
+                unk_id=UNK_ID,
+                bos_id=BOS_ID,
+                eos_id=EOS_ID,
+                pad_piece=SPECIALS[PAD_ID],
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            raise UserError(
+                f"SentencePiece cannot learn {vocab_size:,} entries from this text ({_reason(error)}): give another "
+                "--vocab-size or --character-coverage"
+            ) from None
+    return wrap_sentence_piece(without_file_names(writer.getvalue()), normalization, tags)
+
+
+def _reason(error: RuntimeError) -> str:
+    """Return the last sentence of the library's error, without the place in its code."""
+    return str(error).rpartition("] ")[2].strip().rstrip(".")
+
+
+def _read(model: bytes) -> _Model:
+    """Read the content of the library's file.
+
+    Raises:
+        ValueError: it cannot be used; the message continues a sentence that begins with the file's name.
+    """
+    kind = check_sentence_piece_file(model)
+    try:
+        return _Model(model, kind, sentencepiece.SentencePieceProcessor(model_proto=model))
+    except RuntimeError as error:
+        raise ValueError(f"is not a SentencePiece model that its library can use ({_reason(error)})") from None
+
+
+def _specials(backend: sentencepiece.SentencePieceProcessor) -> dict[int, int]:
+    """Return our ids of the special tokens of a model, by its own."""
+    ids = {PAD_ID: backend.pad_id(), BOS_ID: backend.bos_id(), EOS_ID: backend.eos_id(), UNK_ID: backend.unk_id()}
+    return {theirs: ours for ours, theirs in ids.items() if theirs >= 0}
