@@ -173,8 +173,7 @@ class Translator:
         lines = [self.tokenizer.source.clean(line) for line in lines]
         for line, ids in zip(lines, self.tokenizer.source.encode_batch(lines), strict=True):
             first = len(sources)
-            # A rule of a file's own may leave nothing of a line.
-            if ids and not self.tokenizer.source.is_blank(line):
+            if not self.tokenizer.source.is_blank(line):
                 parts = self._parts(line, len(ids))
                 encoded = [ids] if parts == [line] else self.tokenizer.source.encode_batch(parts)
                 sources += [[*self.prefix, *part] for part in encoded]

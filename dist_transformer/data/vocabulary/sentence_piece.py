@@ -108,6 +108,11 @@ class SentencePiece(Tokenizer):
     def normalize(self, text: str) -> str:
         return self._backend.normalize(self._readable(text)).replace(_SPACE, " ").strip(" ")
 
+    def is_blank(self, text: str) -> bool:
+        # What a table of its own removes is not known here.
+        tries = self.normalization is None and not any(map(str.isalnum, text))
+        return super().is_blank(text) or (tries and not self.encode(text))
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         # One thread: preparations and servers have processes of their own.
         rows = self._backend.encode([self._readable(text) for text in texts], num_threads=1)

@@ -88,6 +88,15 @@ def test_unknown_characters(small_sentence_piece: bytes) -> None:
     assert tokenizer.piece_text(UNK_ID) == "<unk>"
 
 
+def test_blank_lines_by_a_rule_of_its_own(small_sentence_piece: bytes) -> None:
+    """The library's table nmt_nfkc makes a space of a byte order mark, and removes control characters."""
+    tokenizer = wrap_sentence_piece(small_sentence_piece)
+    assert [*map(tokenizer.is_blank, ("", " \t", "\ufeff", "\x01 \u200b", "hello", "北", "!", "\u00ad"))] == [
+        *[True] * 4,
+        *[False] * 4,
+    ]
+
+
 def test_places_of_tokens(small_sentence_piece: bytes) -> None:
     tokenizer = wrap_sentence_piece(small_sentence_piece)
     text = tokenizer.normalize("  hello   wörld 北 ﬁne")
