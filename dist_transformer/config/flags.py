@@ -227,4 +227,4 @@ def parameters(model: ModelConfig, *, vocab_size: int) -> int:
     encoder = model.encoder_layers * (attention + feed_forward + 2 * norm)
     decoder = model.decoder_layers * (2 * attention + feed_forward + 3 * norm)
     matrices = 1 if model.tie_embeddings else 3
-    return math.prod((matrices, vocab_size, model.width)) + encoder + decoder
+    return math.prod((matrices, vocab_size, model.width)) + vocab_size * model.output_bias + encoder + decoder

@@ -94,7 +94,8 @@ class ModelConfig:
     """Dropout on attention weights; the paper has none."""
     ffn_dropout: float = 0.0
     """Dropout inside the feed-forward layers; the paper has none."""
-    activation: Literal["relu", "gelu"] = "relu"
+    activation: Literal["relu", "gelu", "swish"] = "relu"
+    """Function inside the feed-forward layers; swish, x · sigmoid(x), is that of Marian's published models."""
     norm: Literal["post", "pre"] = "post"
     """post: LayerNorm(x + sublayer(x)), as in the paper; pre: x + sublayer(LayerNorm(x)), and a norm at the end."""
     positions: Annotated[str, POSITIONS.as_choices()] = "sinusoidal"
@@ -104,6 +105,8 @@ class ModelConfig:
     """Longest sentence in tokens."""
     tie_embeddings: bool = True
     """Share one matrix among source embedding, target embedding and output projection."""
+    output_bias: bool = field(default=False, metadata=OMIT_DEFAULT)
+    """Add a bias to the output projection, one number per entry of the vocabulary."""
     embedding_init: Literal["xavier", "normal"] = "normal"
     """xavier: uniform by fan; normal: N(0, 1 / width)."""
     vocab_size: int = 0

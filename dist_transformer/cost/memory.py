@@ -214,7 +214,7 @@ def activation_bytes(config: ModelConfig, micro: MicroBatch, precision: str) -> 
     queries, a sublayer keeps its input (bD), the dropout mask (D, one byte each) and the sum before the norm (bD).
     Attention also keeps queries, keys, values and its output (4 · bI) and the log-sum-exp of the softmax (4 bytes per
     head); without the fused kernel, it keeps the weights instead (per head and key: 4 bytes in fp32, and a copy in
-    bf16). Feed-forward also keeps its inner values (bF; with gelu, which needs its input too, 2bF).
+    bf16). Feed-forward also keeps its inner values (bF; with gelu or swish, which need their input too, 2bF).
     """
     element, width, heads = BYTES[precision], config.width, config.heads
     inner = heads * config.attention_head_width
@@ -223,8 +223,8 @@ def activation_bytes(config: ModelConfig, micro: MicroBatch, precision: str) -> 
         scores = 4 * heads
     else:
         scores = int(heads * micro.sentence_tokens * (4 if precision == "fp32" else 4 + element))
-    gelu = 2 if config.activation == "gelu" else 1
-    feed_forward = around + config.ffn_width * gelu * element
+    kept = 1 if config.activation == "relu" else 2
+    feed_forward = around + config.ffn_width * kept * element
     if config.ffn_dropout:
         feed_forward += config.ffn_width * (1 + element)
     self_attention = around + 4 * element * inner + scores

@@ -46,7 +46,7 @@ def save_for_ctranslate2(
         (config.encoder_layers, config.decoder_layers),
         config.heads,
         pre_norm=pre_norm,
-        activation=Activation.RELU if config.activation == "relu" else Activation.GELU,
+        activation={"relu": Activation.RELU, "gelu": Activation.GELU, "swish": Activation.SWISH}[config.activation],
     )
     state = {name: tensor.detach().float().cpu().numpy() for name, tensor in model.state_dict().items()}
     # Constant position vectors are not part of the state.
@@ -59,6 +59,8 @@ def save_for_ctranslate2(
     spec.encoder.embeddings[0].weight = source
     spec.decoder.embeddings.weight = state.get("target_embedding", source)
     spec.decoder.projection.weight = state.get("output_projection", source)
+    if "output_bias" in state:
+        spec.decoder.projection.bias = state["output_bias"]
     spec.decoder.start_from_zero_embedding = False
     spec.register_source_vocabulary(list(pieces))
     spec.register_target_vocabulary(list(pieces))

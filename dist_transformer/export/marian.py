@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 # Marian's constants, which have no counterpart among our weights.
 _CONSTANTS = {
-    "final_logits_bias",
     "model.encoder.embed_positions.weight",
     "model.decoder.embed_positions.weight",
 }
@@ -113,4 +112,5 @@ def marian_weights(model: Transformer) -> dict[str, torch.Tensor]:
             feed_forward(theirs, ours)
     shared = ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
     out |= {f"{name}.weight": state["embedding"][:, order] for name in shared}
+    out["final_logits_bias"] = state.get("output_bias", state["embedding"].new_zeros(model.config.vocab_size))[None]
     return out

@@ -245,6 +245,7 @@ class _Search:
             hidden_BD,
             self.model.output_weight,
             beams.alive_logp_Nk[:, :rows],
+            bias_V=self.model.output_bias,
             linear=self.state.linear,
             count=2 * beam,
             never=self.never_chosen,

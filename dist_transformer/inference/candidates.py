@@ -24,6 +24,7 @@ def best_extensions(
     weight_VD: torch.Tensor,
     alive_logp_Nk: torch.Tensor,
     *,
+    bias_V: torch.Tensor | None = None,
     linear: Linear,
     count: int,
     never: torch.Tensor,
@@ -35,7 +36,7 @@ def best_extensions(
 
     Args:
         hidden_BD: hidden states of the hypotheses, sentence-major: (N · k, D).
-        weight_VD: weight of the output projection.
+        weight_VD: weight of the output projection; `bias_V`, its bias, if any.
         alive_logp_Nk: log probability of the hypotheses.
         linear: computes the projection.
         never: tokens that are not chosen; the probabilities of the others stay the model's.
@@ -50,7 +51,8 @@ def best_extensions(
     kind, select = ("compiled", _select_compiled) if _compiles(hidden_BD) else (hidden_BD.device.type, _select)
     rows = max(1, _ELEMENTS[kind] // vocabulary)
     found = [
-        select(linear(hidden_RD, weight_VD, None), min(count, vocabulary), never) for hidden_RD in hidden_BD.split(rows)
+        select(linear(hidden_RD, weight_VD, bias_V), min(count, vocabulary), never)
+        for hidden_RD in hidden_BD.split(rows)
     ]
     value_BX, token_BX, end_B = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True))
     value_NkX, token_NkX = value_BX.view(sentences, beam, -1), token_BX.view(sentences, beam, -1)

@@ -154,7 +154,7 @@ class _Sampler:
         for hidden_RD, numbers_R, ends_R in zip(
             hidden_ND.split(rows), numbers_N.split(rows), ends_only_N.split(rows), strict=True
         ):
-            logits_RV = self.state.linear(hidden_RD, self.model.output_weight, None)
+            logits_RV = self.state.linear(hidden_RD, self.model.output_weight, self.model.output_bias)
             logp_RV = torch.log_softmax(logits_RV.float(), dim=-1)
             token_R = draw(logp_RV.index_fill(1, self.never_drawn, -torch.inf), numbers_R, self.settings)
             token_R = torch.where(ends_R, EOS_ID, token_R)

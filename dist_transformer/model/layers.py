@@ -1,5 +1,7 @@
 """Encoder and decoder layers (section 3.1)."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -11,15 +13,18 @@ from dist_transformer.model.dropout import dropout
 from dist_transformer.model.products import FusedLinear, Linear
 from dist_transformer.model.residual import Residual
 
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"gelu": functional.gelu, "swish": functional.silu}
+
 
 class FeedForward(nn.Module):
-    """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2 (section 3.3)."""
+    """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2 (section 3.3), or with another activation in place of max."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.inner = FusedLinear(config.width, config.ffn_width)
         self.outer = FusedLinear(config.ffn_width, config.width)
-        self.is_relu = config.activation == "relu"
+        # ReLU is part of the first product.
+        self.activation = _ACTIVATIONS.get(config.activation)
         self.dropout = config.ffn_dropout
 
     def reset_parameters(self) -> None:
@@ -28,13 +33,15 @@ class FeedForward(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        inner = self.inner(x, relu=True) if self.is_relu else functional.gelu(self.inner(x))
+        inner = self.inner(x, relu=self.activation is None)
+        if self.activation is not None:
+            inner = self.activation(inner)
         return self.outer(dropout(inner, self.dropout, self.training))
 
     def step(self, x_BD: torch.Tensor, linear: Linear) -> torch.Tensor:
         """Compute the same as `forward` without dropout, for decoding."""
         inner_BF = linear(x_BD, self.inner.weight, self.inner.bias)
-        inner_BF = functional.relu(inner_BF, inplace=True) if self.is_relu else functional.gelu(inner_BF)
+        inner_BF = functional.relu(inner_BF, inplace=True) if self.activation is None else self.activation(inner_BF)
         return linear(inner_BF, self.outer.weight, self.outer.bias)
 
 

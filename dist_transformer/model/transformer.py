@@ -19,6 +19,8 @@ from dist_transformer.model.packed import PackedBatch, PackedTokens
 from dist_transformer.model.positions import make_positions
 from dist_transformer.model.products import ComputedBy, Linear
 
+_BIAS_COLUMNS = 8
+
 
 class Transformer(nn.Module):
     """The model of sections 3.1 to 3.5.
@@ -33,6 +35,7 @@ class Transformer(nn.Module):
         if not config.tie_embeddings:
             self.target_embedding = nn.Parameter(torch.empty(config.vocab_size, config.width))
             self.output_projection = nn.Parameter(torch.empty(config.vocab_size, config.width))
+        self.output_bias = nn.Parameter(torch.empty(config.vocab_size)) if config.output_bias else None
         self.positions = make_positions(config)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
@@ -57,6 +60,8 @@ class Transformer(nn.Module):
                 nn.init.normal_(weight, std=self.config.width**-0.5)
             else:
                 nn.init.xavier_uniform_(weight)
+        if self.output_bias is not None:
+            nn.init.zeros_(self.output_bias)
 
     def _refuse_persistent_buffers(self) -> None:
         """Raise a UserError if a registered module would lose state, because weight files hold parameters only."""
@@ -91,6 +96,11 @@ class Transformer(nn.Module):
         names = ("embedding", "target_embedding", "output_projection")
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
+    def weights_of_pieces(self) -> dict[str, torch.Tensor]:
+        """Return the tensors with one row per entry of the vocabulary."""
+        bias = {} if self.output_bias is None else {"output_bias": self.output_bias}
+        return self.embedding_weights() | bias
+
     def position_vectors(self, count: int) -> torch.Tensor:
         """Return the vectors of the first `count` positions, or of all if there are fewer, shape (count, D)."""
         count = min(count, self.config.max_positions)
@@ -99,9 +109,12 @@ class Transformer(nn.Module):
     def forward(self, batch: PackedBatch, label_smoothing: float) -> LossSums:
         memory_SD = self.encode(batch.source)
         hidden_TD = self.decode(batch.target, memory_SD, batch.source)
+        weight_VD = self.output_weight
+        if self.output_bias is not None:
+            hidden_TD, weight_VD = _with_bias(hidden_TD, weight_VD, self.output_bias)
         return smoothed_cross_entropy(
             hidden_TD,
-            self.output_weight,
+            weight_VD,
             batch.labels_T,
             label_smoothing,
             compiled=self.training and self._compiled_layer is not None,
@@ -127,7 +140,7 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Project hidden states, shape (…, D), to logits, shape (…, V), in fp32."""
-        return functional.linear(hidden, self.output_weight).float()
+        return functional.linear(hidden, self.output_weight, self.output_bias).float()
 
     def new_decoder_state(
         self,
@@ -209,6 +222,19 @@ class Transformer(nn.Module):
         if not self._has_plain_attention or (self.training and self.config.attention_dropout):
             return "groups"
         return kernel_for(self.embedding, self.config.attention_head_width, longest=longest)
+
+
+def _with_bias(
+    hidden_TD: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make the bias a column of the weight, and 1 its hidden value, so that the loss needs no second kind of input.
+
+    Columns of zeros follow, because products are faster if the width is a multiple of 8.
+    """
+    one_T8, bias_V8 = (rows.new_zeros(len(rows), _BIAS_COLUMNS) for rows in (hidden_TD, weight_VD))
+    one_T8[:, 0] = 1
+    bias_V8 = torch.cat([bias_V.unsqueeze(1), bias_V8[:, 1:]], dim=1)
+    return torch.cat([hidden_TD, one_T8], dim=1), torch.cat([weight_VD, bias_V8], dim=1)
 
 
 def _run_layer(layer: nn.Module, *inputs: torch.Tensor | AttentionLayout) -> torch.Tensor:

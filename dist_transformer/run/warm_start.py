@@ -39,7 +39,7 @@ class InitialWeights:
     @torch.no_grad()
     def put_into(self, model: Transformer) -> None:
         """Replace the weights of an initialized model; rows of pieces that the folder lacks stay as they are."""
-        of_pieces = model.embedding_weights()
+        of_pieces = model.weights_of_pieces()
         for name, parameter in model.named_parameters():
             if self.rows is None or name not in of_pieces:
                 parameter.copy_(self.tensors[name])

@@ -125,7 +125,7 @@ def equal_sentences(count: int, length: int) -> PackedTokens:
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "swish"])
 def test_activations_are_what_autograd_keeps(norm: str, activation: str) -> None:
     """Measure real tensors, without dropout (its mask is larger on a CPU), in fp32, where attention is explicit."""
     config = ModelConfig(

@@ -169,12 +169,22 @@ def in_card(settings: ExportSettings) -> str:
 
 
 @pytest.mark.usefixtures("few_lines")
-@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"norm": "pre", "positions": "learned", "tie_embeddings": False},
+        {"activation": "swish", "output_bias": True},
+    ],
+    ids=["post", "pre", "bias"],
+)
 def test_a_folder_for_ctranslate2(
-    norm: str, make_settings: Callable[..., ExportSettings], monkeypatch: pytest.MonkeyPatch, capsys
+    changes: dict[str, object],
+    make_settings: Callable[..., ExportSettings],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys,
 ) -> None:
     """The lines of its card translate as was compared."""
-    changes = {"norm": norm, "positions": "learned", "tie_embeddings": False} if norm == "pre" else {}
     settings = make_settings(to="ctranslate2", changes=changes)
     made, checks = run(settings)
     assert [check.name for check in checks] == ROWS

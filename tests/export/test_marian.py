@@ -24,6 +24,16 @@ CONFIGS = {
     "one head, deep encoder": ModelConfig(
         width=24, encoder_layers=4, decoder_layers=1, heads=1, ffn_width=40, vocab_size=31, max_positions=48
     ),
+    "swish, output bias": ModelConfig(
+        width=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        heads=2,
+        ffn_width=64,
+        vocab_size=50,
+        activation="swish",
+        output_bias=True,
+    ),
     "gelu": ModelConfig(
         width=32, encoder_layers=1, decoder_layers=1, heads=8, ffn_width=64, vocab_size=50, activation="gelu"
     ),
@@ -43,8 +53,11 @@ def make_ours(config: ModelConfig) -> Transformer:
 
 def make_marian(model: Transformer) -> MarianMTModel:
     marian = marian_model(model).eval()
-    assert not marian.final_logits_bias.any()
-    ours, theirs = (sum(p.numel() for p in m.parameters() if p.requires_grad) for m in (model, marian))
+    assert marian.final_logits_bias.any() == (model.output_bias is not None)
+    ours, theirs = (
+        sum(p.numel() for name, p in m.named_parameters() if p.requires_grad and name != "output_bias")
+        for m in (model, marian)
+    )
     assert ours == theirs
     return marian
 

@@ -30,6 +30,8 @@ def make_model(seed: int = 3, *, sharpness: float = 3.0, vocab_size: int = 23, *
         model.output_projection.mul_(sharpness)
         # A steady preference for the end: without it a random model rarely stops before the limit.
         model.output_projection[EOS] *= 1.5
+        if model.output_bias is not None:
+            model.output_bias.normal_(std=0.5)
     return model
 
 
@@ -107,7 +109,8 @@ SETTINGS = [
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: f"k{s.beam_size}-a{s.length_penalty}-n{s.nbest}")
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_equals_a_plain_beam_search(settings: BeamSettings, norm: str) -> None:
-    model = make_model(norm=norm, positions="learned" if norm == "pre" else "sinusoidal")
+    other = {"positions": "learned", "output_bias": True, "activation": "swish"} if norm == "pre" else {}
+    model = make_model(norm=norm, **other)
     sources = make_sources(20)
     expected = [reference_search(model, source, settings) for source in sources]
     assert_same(beam_search(model, sources, settings=settings), expected)

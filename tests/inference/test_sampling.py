@@ -40,8 +40,9 @@ def greedy(model: Transformer, source: list[int], extra: int) -> tuple[list[int]
         tokens.append(token)
 
 
-def test_the_most_probable_token_alone_is_greedy() -> None:
-    model, sources = make_model(), make_sources(12)
+@pytest.mark.parametrize("output_bias", [False, True])
+def test_the_most_probable_token_alone_is_greedy(output_bias: bool) -> None:
+    model, sources = make_model(output_bias=output_bias), make_sources(12)
     found = sample(model, sources, keys_of(12), settings=SamplingSettings(top_k=1), **SEARCH)  # type: ignore[arg-type]
     expected = [greedy(model, source, 8) for source in sources]
     assert [one.tokens for one in found] == [tokens for tokens, _ in expected]

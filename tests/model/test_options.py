@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch.nn import functional
 
 from dist_transformer.model.attention import MultiHeadAttention
+from dist_transformer.model.packed import IGNORED
 from tests.model.small_batches import BATCH, gradients, hidden_states, make_model, one_thread
 
 __all__ = ["one_thread"]
@@ -15,6 +17,7 @@ __all__ = ["one_thread"]
         {"norm": "pre"},
         {"positions": "learned"},
         {"activation": "gelu"},
+        {"activation": "swish"},
         {"dropout": 0.3},
         {"attention_dropout": 0.3},
         {"ffn_dropout": 0.3},
@@ -22,7 +25,7 @@ __all__ = ["one_thread"]
         {"head_width": 5},
         {"embedding_init": "xavier"},
     ],
-    ids=lambda options: next(iter(options)),
+    ids=lambda options: "-".join(map(str, next(iter(options.items())))),
 )
 def test_option_changes_the_outcome_and_trains(options: dict[str, object]) -> None:
     plain, model = make_model(), make_model(**options)
@@ -55,6 +58,27 @@ def test_attention_from_outside_trains(distant: str) -> None:
     assert len([name for name in found if name.endswith("slopes_H")]) == 6
     for name, gradient in found.items():
         assert gradient.any(), f"{name} does not learn"
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_an_output_bias_is_part_of_the_logits(smoothing: float) -> None:
+    """Loss and gradients are those of torch's cross-entropy of the logits."""
+    model = make_model(output_bias=True)
+    assert model.output_bias is not None
+    assert not model.output_bias.any()
+    with torch.no_grad():
+        model.output_bias.normal_()
+    found = gradients(model, model(BATCH, smoothing).loss)
+    hidden_TD = model.decode(BATCH.target, model.encode(BATCH.source), BATCH.source)
+    logits_TV = hidden_TD @ model.embedding.t() + model.output_bias
+    torch.testing.assert_close(model.logits(hidden_TD), logits_TV)
+    loss = functional.cross_entropy(
+        logits_TV, BATCH.labels_T, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum"
+    )
+    assert model(BATCH, smoothing).loss.item() == pytest.approx(loss.item(), rel=1e-5)
+    for name, gradient in gradients(model, loss).items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5)
+    assert model.weights_of_pieces().keys() == {"embedding", "output_bias"}
 
 
 def test_untied_embeddings_have_one_use_each() -> None:

@@ -48,6 +48,7 @@ def test_size_of_the_papers_models(preset: str, parameters: int) -> None:
         # Inner width 12: each of the three attentions has 3 · 12 · (8 + 1) and 12 · 8 + 8, not 4 · 8 · (8 + 1).
         ({"head_width": 6}, 3 * (324 + 104 - 288)),
         ({"activation": "gelu"}, 0),
+        ({"output_bias": True}, 10),
         ({"attention_dropout": 0.1, "ffn_dropout": 0.1, "dropout": 0.3}, 0),
         ({"encoder_layers": 3}, 2 * 532),
         ({"decoder_layers": 3}, 2 * 836),
@@ -182,13 +183,17 @@ def test_residual_connection_is_the_equation(norm: str) -> None:
     torch.testing.assert_close(residual(x_TD, lambda x: x @ matrix), expected)
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "swish"])
 def test_feed_forward_is_the_equation(activation: str) -> None:
     layer = FeedForward(replace(SMALL, activation=activation))
     layer.reset_parameters()
     x_TD = torch.randn(9, 16)
     inner = x_TD @ layer.inner.weight.t() + layer.inner.bias
-    inner = inner.clamp(min=0) if activation == "relu" else inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2)))
+    inner = {
+        "relu": inner.clamp(min=0),
+        "gelu": inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2))),
+        "swish": inner / (1 + torch.exp(-inner)),
+    }[activation]
     torch.testing.assert_close(layer(x_TD), inner @ layer.outer.weight.t() + layer.outer.bias)
 
 
