@@ -149,8 +149,9 @@ def parse_arguments() -> argparse.Namespace:
         "--vocabulary",
         choices=get_args(LearnedKind),
         default=defaults["vocabulary"],
-        help="kind of vocabulary to learn: byte-level BPE, or the unigram model or BPE of SentencePiece "
-        "(default %(default)s)",
+        metavar="KIND",
+        help=f"kind of vocabulary to learn: {', '.join(get_args(LearnedKind)[:-1])} (SentencePiece's unigram model) or "
+        f"{get_args(LearnedKind)[-1]} (default %(default)s)",
     )
     parser.add_argument(
         "--byte-fallback",

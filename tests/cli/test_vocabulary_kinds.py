@@ -81,7 +81,7 @@ def test_the_folders_hold_the_librarys_own_file(kind: str, lived: Path, tmp_path
         [library.id_to_piece(i) for i in row] for row in library.encode(lines)
     ]
     (tmp_path / "own.model").write_bytes(ours.library_file)
-    files = ("--src", lived / "in.en", "--tgt", lived / "in.de", "--tokenizer", tmp_path / "own.model")
+    files = ("--src", lived / "train.en", "--tgt", lived / "train.de", "--tokenizer", tmp_path / "own.model")
     said = run_command(*TOOL, "prepare", *files, "--out", tmp_path / "data")
     assert "the model's own rule for text" in " ".join(said.split())
     theirs = DataFolder.open(tmp_path / "data").tokenizer().source
