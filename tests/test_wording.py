@@ -81,12 +81,15 @@ _PAGES = (
 _WORDS = re.compile(rf"\b({'|'.join(FORBIDDEN)})\b", re.IGNORECASE)
 
 
+_BINARY = {".pyc", ".png", ".svg", ".arrow", ".npy", ".safetensors"}
+
+
 def files() -> Iterator[Path]:
     """List the texts of the project, except for this file, which has the words."""
     for place in (*_SOURCES, *_PAGES, "tests"):
         path = ROOT / place
         found = sorted(path.rglob("*")) if path.is_dir() else [path]
-        texts = (file for file in found if file.is_file() and file.suffix not in {".pyc", ".png", ".svg"})
+        texts = (file for file in found if file.is_file() and file.suffix not in _BINARY)
         yield from (file for file in texts if file != Path(__file__))
 
 

@@ -40,7 +40,7 @@ from dist_transformer.run.outputs import claim_file, claim_folder
 if TYPE_CHECKING:
     from dist_transformer.export.export import Export
 
-_BAR = "{desc}: {percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}"
+BAR = "{desc}: {percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}"
 
 
 def main() -> None:
@@ -71,8 +71,8 @@ def main() -> None:
     if device.type == "cpu":
         # transformers imports DeepSpeed if it is installed. DeepSpeed would look for an accelerator, and warn.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    with tqdm(bar_format=_BAR, disable=None, leave=False) as bar:
-        made = export(settings, device, progress=_Bar(bar), show=_show)
+    with tqdm(bar_format=BAR, disable=None, leave=False) as bar:
+        made = export(settings, device, progress=Bar(bar), show=show_checks)
     if settings.license is None:
         print("note: the card states no license; --license adds one, such as cc-by-4.0")
     print(f"written: {settings.out}, for {LIBRARIES[settings.to]}; {settings.out / 'README.md'} shows how to load it")
@@ -80,12 +80,12 @@ def main() -> None:
         write_json(made, arguments.json)
 
 
-def _show(checks: "Sequence[Check]") -> None:
+def show_checks(checks: "Sequence[Check]") -> None:
     with tqdm.external_write_mode():
         print(check_table(checks), flush=True)
 
 
-class _Bar:
+class Bar:
     """Progress on standard error: a line, and a bar if it is a terminal."""
 
     def __init__(self, bar: "tqdm[Any]") -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dist_transformer.base.errors import UserError
 
 # Pieces of the vocabulary are letters, digits or signs, never a mixture, so no piece of text has this spelling.
-_TAG = re.compile(r"<[A-Za-z0-9][A-Za-z0-9_.:+-]*>")
+_TAG = re.compile(r"<[A-Za-z0-9][A-Za-z0-9_.:+-]*>|>>[A-Za-z0-9][A-Za-z0-9_.:+-]*<<")
 # Special tokens with this spelling.
 _TAKEN = frozenset({"<pad>", "<unk>", "<s>"})
 
@@ -34,8 +34,8 @@ def check_tags(tags: Sequence[str]) -> None:
     for tag in tags:
         if not _TAG.fullmatch(tag) or tag in _TAKEN:
             raise UserError(
-                f'"{tag}" cannot be a tag: give a name between < and >, such as <2de>, of letters, digits and _.:+- '
-                "that begins with a letter or digit, and none of <pad>, <unk> and <s>"
+                f'"{tag}" cannot be a tag: give a name between < and >, such as <2de>, or between >> and <<, of '
+                "letters, digits and _.:+- that begins with a letter or digit, and none of <pad>, <unk> and <s>"
             )
         if tags.count(tag) > 1:
             raise UserError(f"the tag {tag} is given twice: name each tag once")

@@ -85,6 +85,10 @@ class HuggingFacePeer:
         self.front = language_code(*tags) if self.is_marian else ""
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self.model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder).to(device).eval()
+        config = self.model.config
+        self.pad, self.begin, self.end = config.pad_token_id, config.decoder_start_token_id, config.eos_token_id
+        self.never: list[int] = []
+        """Tokens that greedy search does not choose, beside those of the folder's settings."""
 
     def reads(self, text: str) -> bool:
         # A MarianTokenizer takes `>>de<<` at the beginning for a tag, and no table of SentencePiece removes U+0000.
@@ -100,9 +104,9 @@ class HuggingFacePeer:
     def log_probabilities(self, pairs: Sequence[IdPair]) -> list[np.ndarray]:
         found = [np.empty(0)] * len(pairs)
         for places in in_batches([max(map(len, pair)) for pair in pairs], size=16):
-            tokens, mask = self._padded([[*pairs[i][0], EOS_ID] for i in places])
-            targets, target_mask = self._padded([[BOS_ID, *pairs[i][1]] for i in places])
-            labels, _ = self._padded([[*pairs[i][1], EOS_ID] for i in places])
+            tokens, mask = self._padded([[*pairs[i][0], self.end] for i in places])
+            targets, target_mask = self._padded([[self.begin, *pairs[i][1]] for i in places])
+            labels, _ = self._padded([[*pairs[i][1], self.end] for i in places])
             logits = self.model(
                 input_ids=tokens, attention_mask=mask, decoder_input_ids=targets, decoder_attention_mask=target_mask
             ).logits
@@ -115,18 +119,19 @@ class HuggingFacePeer:
     def greedy(self, sources: Sequence[list[int]], longest: int) -> list[list[int]]:
         found: list[list[int]] = [[] for _ in sources]
         for places in in_batches([len(source) for source in sources]):
-            tokens, mask = self._padded([[*sources[i], EOS_ID] for i in places])
+            tokens, mask = self._padded([[*sources[i], self.end] for i in places])
             rows = self.model.generate(
                 input_ids=tokens,
                 attention_mask=mask,
                 max_new_tokens=longest,
                 num_beams=1,
+                **({"suppress_tokens": [*self.never, self.pad]} if self.never else {}),
                 # These settings are for beams only.
                 early_stopping=False,
                 length_penalty=1.0,
             ).tolist()
             for i, row in zip(places, rows, strict=True):
-                end = row.index(EOS_ID) if EOS_ID in row else len(row)
+                end = row.index(self.end) if self.end in row else len(row)
                 found[i] = row[1:end]
         return found
 
@@ -144,7 +149,7 @@ class HuggingFacePeer:
     def _padded(self, sentences: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Pad sentences; return ids and mask."""
         longest = max(map(len, sentences))
-        tokens = torch.tensor([row + [PAD_ID] * (longest - len(row)) for row in sentences])
+        tokens = torch.tensor([row + [self.pad] * (longest - len(row)) for row in sentences])
         mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in sentences])
         return tokens.to(self.model.device), mask.to(self.model.device)
 

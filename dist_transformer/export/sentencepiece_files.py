@@ -36,7 +36,7 @@ def marian_tokenizer_files(tokenizer: Vocabulary, tags: Sequence[str], max_posit
 
 def language_code(*tags: str) -> str:
     """Return a tag as `MarianTokenizer` reads it at the beginning of a text: `<2de>` becomes `>>2de<<`."""
-    return "".join(f">>{tag[1:-1]}<<" for tag in tags)
+    return "".join(tag if tag.startswith(">>") else f">>{tag[1:-1]}<<" for tag in tags)
 
 
 class PieceTokenizer:

@@ -7,8 +7,8 @@ from pathlib import Path
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import TOKENIZER_BYTES, read_small
 from dist_transformer.config.plain import parse_json
+from dist_transformer.data.vocabulary import marian, sentence_piece
 from dist_transformer.data.vocabulary.byte_bpe import parse_byte_bpe
-from dist_transformer.data.vocabulary.sentence_piece import KIND, parse_sentence_piece, wrap_sentence_piece
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 
 # How our own files and the models of SentencePiece begin: its first field is a piece.
@@ -43,8 +43,11 @@ def _parse(content: bytes) -> Vocabulary:
     """
     if _OURS.match(content):
         parts = parse_json(content)
-        if isinstance(parts, dict) and parts["kind"] == KIND:
-            return parse_sentence_piece(content, parts)
+        kind = parts["kind"] if isinstance(parts, dict) else None
+        if kind == marian.KIND:
+            return marian.parse_marian(content, parts)
+        if kind == sentence_piece.KIND:
+            return sentence_piece.parse_sentence_piece(content, parts)
     if content.startswith(_MODEL) and not content.lstrip().startswith(b"{"):
-        return wrap_sentence_piece(content)
+        return sentence_piece.wrap_sentence_piece(content)
     return parse_byte_bpe(content)

@@ -158,7 +158,7 @@ def parse_sentence_piece(content: bytes, parts: dict[str, Any]) -> SentencePiece
         model = base64.b64decode(parts["model"], validate=True)
     except (UserError, binascii.Error) as error:
         raise ValueError(f"is not a tokenizer file ({error})") from None
-    return SentencePiece(content, _read(model), ids, normalization, tags=tags)
+    return SentencePiece(content, read_model(model), ids, normalization, tags=tags)
 
 
 def wrap_sentence_piece(
@@ -169,7 +169,7 @@ def wrap_sentence_piece(
     Raises:
         ValueError: it cannot be used; the message continues a sentence that begins with the file's name.
     """
-    read = _read(model)
+    read = read_model(model)
     specials, numbers = _specials(read.backend), itertools.count(len(SPECIALS) + len(tags))
     ids = [specials[piece] if piece in specials else next(numbers) for piece in range(read.backend.get_piece_size())]
     parts = {
@@ -240,7 +240,7 @@ def _reason(error: RuntimeError) -> str:
     return str(error).rpartition("] ")[2].strip().rstrip(".")
 
 
-def _read(model: bytes) -> _Model:
+def read_model(model: bytes) -> _Model:
     """Read the content of the library's file.
 
     Raises:

@@ -1,0 +1,175 @@
+"""The vocabulary of a MarianMT folder: two SentencePiece models that share one table of ids.
+
+`tokenizer.json` holds the three files byte for byte, in base64. A piece has the id of its spelling in the table,
+whatever model it comes from; what the table lacks becomes `<unk>`. Their ids are in another order: `</s>` and `<unk>`
+come first, `<pad>` last, and there is no `<s>`, because their decoder begins with `<pad>`. Entries such as `>>de<<` are
+tags.
+"""
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import sentencepiece
+
+from dist_transformer.base.errors import UserError
+from dist_transformer.config.directions import check_tags
+from dist_transformer.config.plain import parse_json
+from dist_transformer.data.vocabulary.sentence_piece import read_model
+from dist_transformer.data.vocabulary.tokenizer import (
+    BOS_ID,
+    LARGEST_VOCABULARY,
+    SPECIALS,
+    UNK_ID,
+    Tokenizer,
+    Vocabulary,
+)
+
+KIND = "marian"
+
+_FILES = ("source", "target", "table")
+_TAG = re.compile(r">>.+<<")
+_SPACE = "\u2581"
+
+
+class MarianVocabulary(Vocabulary):
+    """Vocabulary of a MarianMT folder.
+
+    Args:
+        source: model of the sources, `source.spm`; `target`, of the targets; `table`, `vocab.json`.
+
+    Raises:
+        ValueError: a file cannot be used; the message continues a sentence that begins with the file's name.
+    """
+
+    def __init__(self, content: bytes, *, source: bytes, target: bytes, table: bytes) -> None:
+        super().__init__(content)
+        self.table = table
+        self.their_ids = _order(_entries(table))
+        """Id of each entry in `table`; that of `<s>` is the one of `<pad>`."""
+        names = {number: piece for piece, number in _entries(table).items()}
+        pieces = [names[number] for number in self.their_ids]
+        pieces[BOS_ID] = SPECIALS[BOS_ID]
+        self._sides = tuple(_Side(content, model, pieces) for model in (source, target))
+
+    @property
+    def source(self) -> Tokenizer:
+        return self._sides[0]
+
+    @property
+    def target(self) -> Tokenizer:
+        return self._sides[1]
+
+
+class _Side(Tokenizer):
+    """One of the two models, with the table of both."""
+
+    kind = "SentencePiece of a MarianMT folder"
+    library = "sentencepiece"
+    encodes_words_apart = False
+    text_rule = "the models' own rules for text"
+
+    def __init__(self, content: bytes, model: bytes, pieces: Sequence[str]) -> None:
+        self._backend: sentencepiece.SentencePieceProcessor = read_model(model).backend
+        lowercase = self._backend.normalize("ABC") == self._backend.normalize("abc")
+        super().__init__(content, None, lowercase=lowercase, tags=[*filter(_TAG.fullmatch, pieces)])
+        self.library_file = model
+        self._pieces = list(pieces)
+        # Text that spells a special token or a tag is not one.
+        self._ids = {piece: i for i, piece in enumerate(pieces) if i >= self.first_piece}
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._pieces)
+
+    @property
+    def pieces(self) -> list[str]:
+        return list(self._pieces)
+
+    def normalize(self, text: str) -> str:
+        return self._backend.normalize(text).replace(_SPACE, " ").strip(" ")
+
+    def is_blank(self, text: str) -> bool:
+        return not any(map(str.isalnum, text)) and not self.encode(text)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        rows = self._backend.encode(list(texts), out_type=str, num_threads=1)
+        return [[self._ids.get(piece, UNK_ID) for piece in row] for row in rows]
+
+    def token_starts(self, text: str) -> list[int]:
+        return [piece.begin for piece in self._backend.encode(text, out_type="immutable_proto").pieces]
+
+    def unknown(self, text: str) -> list[str]:
+        return [char for piece in self._backend.encode(text, out_type=str) if piece not in self._ids for char in piece]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        pieces = [self._pieces[i] for i in ids if i >= self.first_piece or i == UNK_ID]
+        return self._backend.decode_pieces(pieces).replace(_SPACE, " ").strip(" ")
+
+    def piece_text(self, token: int) -> str:
+        piece = self._pieces[token]
+        return "\ufffd" if re.fullmatch("<0x[0-9A-F]{2}>", piece) else piece.replace(_SPACE, " ")
+
+
+def parse_marian(content: bytes, parts: dict[str, Any]) -> MarianVocabulary:
+    """Make a vocabulary of the parts of a tokenizer.json.
+
+    Raises:
+        ValueError: they do not fit together; the message continues a sentence that begins with the file's name.
+    """
+    if parts.keys() != {"kind", *_FILES} or not all(isinstance(parts[name], str) for name in _FILES):
+        raise ValueError("is not a tokenizer file (it does not have the parts of one)")
+    try:
+        files = {name: base64.b64decode(parts[name], validate=True) for name in _FILES}
+    except binascii.Error as error:
+        raise ValueError(f"is not a tokenizer file ({error})") from None
+    return MarianVocabulary(content, **files)
+
+
+def wrap_marian(*, source: bytes, target: bytes, table: bytes) -> MarianVocabulary:
+    """Make a vocabulary of the content of `source.spm`, `target.spm` and `vocab.json`.
+
+    Raises:
+        ValueError: a file cannot be used; the message continues a sentence that begins with the folder's name.
+    """
+    files = dict(zip(_FILES, (source, target, table), strict=True))
+    parts = {"kind": KIND} | {name: base64.b64encode(file).decode("ascii") for name, file in files.items()}
+    return MarianVocabulary(json.dumps(parts).encode("ascii"), **files)
+
+
+def _entries(table: bytes) -> dict[str, int]:
+    """Read a table of ids.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    try:
+        entries = parse_json(table)
+    except ValueError as error:
+        raise ValueError(f"has a vocab.json that cannot be read ({error})") from None
+    if not isinstance(entries, dict) or not all(type(number) is int for number in entries.values()):
+        raise ValueError("has a vocab.json that is not a table of ids")
+    if len(entries) > LARGEST_VOCABULARY or {*entries.values()} != {*range(len(entries))}:
+        raise ValueError(
+            f"has a vocab.json whose {len(entries):,} entries do not have the ids 0 to {len(entries) - 1:,}"
+        )
+    for name in SPECIALS:
+        if (name in entries) == (name == SPECIALS[BOS_ID]):
+            has = "has" if name in entries else "lacks"
+            raise ValueError(f"has a vocab.json that {has} {name}: their decoder begins with <pad>")
+    try:
+        check_tags([*filter(_TAG.fullmatch, entries)])
+    except UserError as error:
+        raise ValueError(f"has a vocab.json with an entry that is no language ({error})") from None
+    return entries
+
+
+def _order(entries: dict[str, int]) -> list[int]:
+    """Return their id of each of our entries: special tokens, tags, and the others in their order."""
+    specials = [entries[SPECIALS[0] if name == SPECIALS[BOS_ID] else name] for name in SPECIALS]
+    rest = sorted((number, piece) for piece, number in entries.items() if piece not in SPECIALS)
+    tags = [number for number, piece in rest if _TAG.fullmatch(piece)]
+    return [*specials, *tags, *(number for number, piece in rest if not _TAG.fullmatch(piece))]

@@ -1,0 +1,146 @@
+"""Import of a Hugging Face MarianMT folder: nothing is written unless our model gives the same outputs as theirs."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dist_transformer.base.checks import Check, failed
+from dist_transformer.base.errors import UserError
+from dist_transformer.config.directions import Direction, worth_stating
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.data.text.lines import read_lines
+from dist_transformer.data.text.toy_corpus import make_toy_corpus
+from dist_transformer.data.vocabulary.marian import MarianVocabulary
+from dist_transformer.data.vocabulary.tokenizer import UNK_ID
+from dist_transformer.export.gate import COMPARED_LINES, DevText, Gate, Progress
+from dist_transformer.export.huggingface import HuggingFacePeer, longest_output
+from dist_transformer.export.marian_folder import our_weights, read_config, read_languages, read_vocabulary
+from dist_transformer.export.peer import IdPair, require_library
+from dist_transformer.model_folder import ModelInfo, refuse_other_content, write_model_folder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportSettings:
+    folder: Path
+    """Folder of `MarianMTModel`."""
+    out: Path
+    source: Path | None = None
+    """Text to compare with, one sentence per line; None: synthetic English."""
+    source_language: str | None = None
+    """None: as the folder names it."""
+    target_language: str | None = None
+
+
+class OriginalPeer(HuggingFacePeer):
+    """The folder itself, with ids converted from and to ours."""
+
+    def __init__(self, folder: Path, device: torch.device, vocabulary: MarianVocabulary, tags: Sequence[str]) -> None:
+        super().__init__(folder, device, tags)
+        # Theirs reads `</s>` in a text as the end of the text. Ours keeps it text, so that is not compared.
+        self.tokenizer.split_special_tokens = True
+        self.theirs = vocabulary.their_ids
+        # That of <pad> is ours of <pad>, not of <s>.
+        self.ours = {theirs: ours for ours, theirs in reversed([*enumerate(self.theirs)])}
+        self.never = [self.theirs[i] for i in (UNK_ID, *vocabulary.source.tag_ids(vocabulary.source.tags))]
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        return [[self.ours[token] for token in row] for row in super().encode(lines)]
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        return super().decode([[self.theirs[token] for token in row] for row in ids])
+
+    def log_probabilities(self, pairs: Sequence[IdPair]) -> list[np.ndarray]:
+        return super().log_probabilities([(self._theirs(source), self._theirs(target)) for source, target in pairs])
+
+    def greedy(self, sources: Sequence[list[int]], longest: int) -> list[list[int]]:
+        found = super().greedy([self._theirs(source) for source in sources], longest)
+        return [[self.ours[token] for token in row] for row in found]
+
+    def _theirs(self, row: Sequence[int]) -> list[int]:
+        return [self.theirs[token] for token in row]
+
+
+def import_marian(
+    settings: ImportSettings, device: torch.device, *, progress: Progress, show: Callable[[Sequence[Check]], object]
+) -> ModelInfo:
+    """Write a model folder with the weights of a MarianMT folder, if all checks pass.
+
+    Args:
+        show: called once with all checks.
+
+    Raises:
+        UserError: a check failed, or the folder is not one of a model that ours can express. Nothing is left on disk.
+    """
+    require_library("transformers")
+    refuse_other_content(settings.out)
+    config, vocabulary = read_config(settings.folder), read_vocabulary(settings.folder)
+    tags = vocabulary.source.tags
+    if config.vocab_size != vocabulary.source.vocab_size - 1:
+        raise UserError(
+            f"{settings.folder} has {config.vocab_size:,} entries in config.json and "
+            f"{vocabulary.source.vocab_size - 1:,} in vocab.json: give a whole folder"
+        )
+    info = _info(settings, config, vocabulary)
+    progress.stage("reading")
+    peer = OriginalPeer(settings.folder, device, vocabulary, tags[:1])
+    model = our_weights(dict(peer.model.state_dict()), info.model, vocabulary).to(device)
+    dev = _dev_text(settings, vocabulary)
+    progress.begin(len(dev.sources))
+    longest = longest_output(config.max_positions)
+    gate = Gate(model, vocabulary, peer, dev, progress, longest=longest, tags=tags[:1])
+    checks = []
+    for check in (gate.token_ids, gate.decoding, gate.log_probabilities, gate.greedy):
+        progress.stage(check.__name__.replace("_", " "))
+        checks.append(check())
+    show(checks)
+    if names := failed(checks):
+        raise UserError(
+            f"{settings.out} was not written, because its outputs differ from those of {settings.folder} "
+            f"({', '.join(names)}): see the rows above"
+        )
+    write_model_folder(settings.out, info=info, weights=dict(model.state_dict()), tokenizer_json=vocabulary.content)
+    return info
+
+
+def _info(settings: ImportSettings, config: ModelConfig, vocabulary: MarianVocabulary) -> ModelInfo:
+    named = read_languages(settings.folder)
+    given = (settings.source_language, settings.target_language)
+    source, target = (mine or theirs for mine, theirs in zip(given, named, strict=True))
+    tags = vocabulary.source.tags
+    if source is None or (target is None and not tags):
+        raise UserError(f"{settings.folder} does not name its languages: give them with --src-lang and --tgt-lang")
+    directions = [Direction(source_language=source, target_language=tag.strip("<>"), tags=(tag,)) for tag in tags] or [
+        Direction(source_language=source, target_language=str(target))
+    ]
+    return ModelInfo(
+        model=dataclasses.replace(config, vocab_size=vocabulary.source.vocab_size),
+        tokenizer_sha256=vocabulary.sha256,
+        source_language=directions[0].source_language,
+        target_language=directions[0].target_language,
+        directions=worth_stating(directions),
+        corpus=f"imported from {settings.folder.name}",
+        synthetic=False,
+        steps=(0,),
+    )
+
+
+def _dev_text(settings: ImportSettings, vocabulary: MarianVocabulary) -> DevText:
+    if settings.source is None:
+        corpus = make_toy_corpus(train_pairs=COMPARED_LINES, valid_pairs=1, test_pairs=1)
+        lines = [source for source, _ in corpus.train]
+    else:
+        lines = list(read_lines(settings.source))
+    sources = [line for line in lines if not vocabulary.source.is_blank(line)]
+    dev = DevText(
+        numbers=list(range(1, len(sources) + 1)),
+        sources=sources,
+        # Any text has log-probabilities.
+        references=sources[::-1],
+        target_language="",
+        lowercase=False,
+    )
+    return dev.sample(COMPARED_LINES)

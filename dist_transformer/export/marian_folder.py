@@ -1,0 +1,153 @@
+"""Reading of Hugging Face's MarianMT folders: configuration, weights and vocabulary, as ours."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import SETTINGS_BYTES, TOKENIZER_BYTES, read_small
+from dist_transformer.config.plain import parse_json
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.data.vocabulary.marian import MarianVocabulary, wrap_marian
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID
+from dist_transformer.export.marian import marian_weights
+from dist_transformer.model.transformer import Transformer
+
+CONFIG_FILE = "config.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+NEVER = -100.0
+"""Bias of the output `<s>`, which their models lack: its probability is below e^-70 wherever theirs matter."""
+
+_ACTIVATIONS = {"swish": "swish", "silu": "swish", "relu": "relu", "gelu": "gelu"}
+_REMEDY = "give a folder of MarianMTModel that transformers wrote"
+
+
+def read_vocabulary(folder: Path) -> MarianVocabulary:
+    """Read the three files of the vocabulary.
+
+    Raises:
+        UserError: one is missing, or cannot be used.
+    """
+    source, target, table = (
+        _read(folder, name, TOKENIZER_BYTES) for name in ("source.spm", "target.spm", "vocab.json")
+    )
+    try:
+        return wrap_marian(source=source, target=target, table=table)
+    except ValueError as error:
+        raise UserError(f"{folder} {error}: {_REMEDY}") from None
+
+
+def read_languages(folder: Path) -> tuple[str | None, str | None]:
+    """Read source and target language from `tokenizer_config.json`; None where it names none."""
+    values = _json(folder, TOKENIZER_CONFIG_FILE)
+    source, target = (values.get(name) for name in ("source_lang", "target_lang"))
+    return (source if isinstance(source, str) else None, target if isinstance(target, str) else None)
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Read `config.json` as a model of ours.
+
+    Raises:
+        UserError: it is not of a MarianMT model, or of one that our model cannot express.
+    """
+    values = _json(folder, CONFIG_FILE)
+    path = folder / CONFIG_FILE
+    if values.get("model_type") != "marian":
+        raise UserError(f"{path} is of a model of type {values.get('model_type')!r}, not marian: {_REMEDY}")
+
+    def lacks(what: str) -> UserError:
+        return UserError(f"{path} has {what}, which a model here cannot express")
+
+    wanted: dict[str, Any] = {
+        "scale_embedding": True,
+        "static_position_embeddings": True,
+        "normalize_before": False,
+        "normalize_embedding": False,
+        "add_final_layer_norm": False,
+        "share_encoder_decoder_embeddings": True,
+        "tie_word_embeddings": True,
+        "add_bias_logits": False,
+    }
+    for name, value in wanted.items():
+        if values.get(name, value) != value:
+            raise lacks(f"{name} = {values[name]!r}")
+    if (activation := values.get("activation_function")) not in _ACTIVATIONS:
+        raise lacks(f"the activation {activation!r}")
+    if values.get("encoder_attention_heads") != values.get("decoder_attention_heads"):
+        raise lacks("different numbers of heads in encoder and decoder")
+    if values.get("encoder_ffn_dim") != values.get("decoder_ffn_dim"):
+        raise lacks("feed-forward layers of different widths in encoder and decoder")
+    if values.get("decoder_vocab_size") not in (None, values.get("vocab_size")):
+        raise lacks("two vocabularies")
+    if values.get("decoder_start_token_id") != values.get("pad_token_id"):
+        raise lacks("a decoder that does not begin with <pad>")
+    try:
+        return ModelConfig(
+            width=values["d_model"],
+            encoder_layers=values["encoder_layers"],
+            decoder_layers=values["decoder_layers"],
+            heads=values["encoder_attention_heads"],
+            ffn_width=values["encoder_ffn_dim"],
+            dropout=values.get("dropout", 0.1),
+            attention_dropout=values.get("attention_dropout", 0.0),
+            ffn_dropout=values.get("activation_dropout", 0.0),
+            activation=_ACTIVATIONS[activation],  # type: ignore[arg-type]
+            max_positions=values["max_position_embeddings"],
+            output_bias=True,
+            vocab_size=values["vocab_size"],
+        )
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path} is not the configuration of a MarianMT model ({error}): {_REMEDY}") from None
+
+
+def our_weights(theirs: dict[str, torch.Tensor], config: ModelConfig, vocabulary: MarianVocabulary) -> Transformer:
+    """Make our model of the weights of theirs. `<s>` gets the vector of `<pad>`, with which their decoder begins.
+
+    Args:
+        theirs: by the names of `MarianMTModel.state_dict()`.
+
+    Raises:
+        UserError: the weights do not fit the configuration.
+    """
+    model = Transformer(config).eval()
+    # The conversion of numbered weights shows where each of theirs belongs.
+    state = model.state_dict()
+    sizes = [tensor.numel() for tensor in state.values()]
+    numbered = torch.arange(sum(sizes), dtype=torch.float64).split(sizes)
+    places = Transformer(config)
+    for parameter, numbers in zip(places.parameters(), numbered, strict=True):
+        parameter.data = numbers.view(parameter.shape)
+    rows = torch.tensor(vocabulary.their_ids)
+    flat = torch.cat([tensor.flatten() for tensor in state.values()])
+    for name, place in marian_weights(places).items():
+        tensor = theirs.get(name)
+        if tensor is not None and name == "final_logits_bias":
+            tensor = tensor[:, rows]
+        elif tensor is not None and name.endswith(("shared.weight", "embed_tokens.weight", "lm_head.weight")):
+            tensor = tensor[rows]
+        if tensor is None or tensor.shape != place.shape:
+            raise UserError(f"the weights have no {name} that fits config.json: {_REMEDY}")
+        flat[place.long().flatten()] = tensor.flatten().float()
+    assert places.output_bias is not None
+    flat[int(places.output_bias[BOS_ID])] = NEVER
+    parts = flat.split(sizes)
+    model.load_state_dict({name: part.view(state[name].shape) for name, part in zip(state, parts, strict=True)})
+    return model
+
+
+def _read(folder: Path, name: str, most: int) -> bytes:
+    try:
+        return read_small(folder / name, most=most)
+    except OSError as error:
+        raise UserError(f"{folder / name} cannot be read ({error.strerror}): {_REMEDY}") from None
+
+
+def _json(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        values = parse_json(_read(folder, name, SETTINGS_BYTES))
+    except ValueError as error:
+        raise UserError(f"{folder / name} cannot be read as JSON ({error}): {_REMEDY}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{folder / name} is not a JSON object: {_REMEDY}")
+    return values

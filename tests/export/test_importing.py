@@ -1,0 +1,278 @@
+"""Folders of MarianMTModel, as transformers writes them, become model folders that give the same outputs."""
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import sentencepiece
+import torch
+from transformers import MarianConfig, MarianMTModel
+
+from dist_transformer.base.checks import Check
+from dist_transformer.base.errors import UserError
+from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, PAD_ID, SPECIALS
+from dist_transformer.export import huggingface, importing, marian_folder
+from dist_transformer.export.export import ExportSettings, export
+from dist_transformer.export.importing import ImportSettings, import_marian
+from dist_transformer.export.libraries import Target
+from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.translator import Translator
+from dist_transformer.model_folder import load_model
+
+CPU = torch.device("cpu")
+ROWS = ["token ids", "decoding", "log-probabilities", "greedy search"]
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "as published": {},
+    "deep encoder, languages": {
+        "layers": (3, 1),
+        "width": 16,
+        "heads": 2,
+        "activation": "relu",
+        "languages": (">>de<<", ">>nl<<"),
+    },
+    "one head, gelu": {"heads": 1, "activation": "gelu", "positions": 100},
+    "BPE": {"model_type": "bpe", "layers": (1, 2), "ffn": 24},
+}
+
+
+class Silent:
+    """No display."""
+
+    def say(self, line: str) -> None: ...
+    def begin(self, total: int) -> None: ...
+    def stage(self, name: str) -> None: ...
+    def advance(self, units: int) -> None: ...
+
+
+def write_folder(
+    folder: Path,
+    lines: tuple[list[str], list[str]],
+    *,
+    width: int = 32,
+    layers: tuple[int, int] = (2, 2),
+    heads: int = 4,
+    ffn: int = 48,
+    activation: str = "swish",
+    languages: tuple[str, ...] = (),
+    positions: int = 512,
+    model_type: str = "unigram",
+) -> MarianMTModel:
+    """Write a folder with random weights, large biases too, and `.spm` files that SentencePiece learned."""
+    folder.mkdir()
+    pieces: set[str] = set()
+    for side, text in zip(("source", "target"), lines, strict=True):
+        written = io.BytesIO()
+        settings = {"vocab_size": 150, "model_type": model_type, "hard_vocab_limit": False, "minloglevel": 2}
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(text), model_writer=written, **settings)
+        (folder / f"{side}.spm").write_bytes(written.getvalue())
+        library = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+        pieces |= {library.id_to_piece(i) for i in range(3, library.get_piece_size())}
+    table = ["</s>", "<unk>", *languages, *sorted(pieces), "<pad>"]
+    (folder / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(table)}, ensure_ascii=False))
+    names = {"source_lang": "en", "target_lang": "de", "tokenizer_class": "MarianTokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    torch.manual_seed(0)
+    pad = len(table) - 1
+    model = MarianMTModel(
+        MarianConfig(
+            vocab_size=len(table),
+            d_model=width,
+            encoder_layers=layers[0],
+            decoder_layers=layers[1],
+            encoder_attention_heads=heads,
+            decoder_attention_heads=heads,
+            encoder_ffn_dim=ffn,
+            decoder_ffn_dim=ffn,
+            activation_function=activation,
+            max_position_embeddings=positions,
+            scale_embedding=True,
+            pad_token_id=pad,
+            eos_token_id=0,
+            forced_eos_token_id=0,
+            decoder_start_token_id=pad,
+            bad_words_ids=[[pad]],
+        )
+    ).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "shared" not in name and "embed_positions" not in name:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        model.model.shared.weight.mul_(8)
+        model.model.shared.weight[pad] = 0
+        model.final_logits_bias.normal_(std=2)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def folder(request: pytest.FixtureRequest, toy_lines: tuple[list[str], list[str]], tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("marian") / "opus-mt-en-de"
+    write_folder(path, toy_lines, **SHAPES[request.param])
+    return path
+
+
+@pytest.fixture(scope="module")
+def plain(toy_lines: tuple[list[str], list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plain") / "theirs"
+    write_folder(path, toy_lines)
+    return path
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importing, "COMPARED_LINES", 30)
+    monkeypatch.setattr(huggingface, "_LONGEST_OUTPUT", 12)
+
+
+def run(folder: Path, out: Path, **more: Any) -> list[Check]:
+    checks: list[Check] = []
+    import_marian(ImportSettings(folder=folder, out=out, **more), CPU, progress=Silent(), show=checks.extend)
+    return checks
+
+
+@pytest.mark.usefixtures("few")
+def test_a_folder_of_any_shape(folder: Path, tmp_path: Path) -> None:
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    checks = run(folder, tmp_path / "model")
+    assert [(check.name, check.state) for check in checks] == [(name, "ok") for name in ROWS]
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    model, tokenizer, info = load_model(tmp_path / "model", CPU)
+    # By the files themselves.
+    table = json.loads((folder / "vocab.json").read_text())
+    theirs = safetensors.torch.load_file(folder / "model.safetensors")
+    assert tokenizer.source.pieces[: len(SPECIALS)] == [*SPECIALS]
+    assert {*tokenizer.source.pieces} == {*table, "<s>"}
+    assert tokenizer.source.library_file == (folder / "source.spm").read_bytes()
+    assert tokenizer.target.library_file == (folder / "target.spm").read_bytes()
+    assert model.output_bias is not None
+    for ours, piece in enumerate(tokenizer.source.pieces):
+        if ours != BOS_ID:
+            assert model.output_bias[ours] == theirs["final_logits_bias"][0, table[piece]]
+    assert torch.equal(model.embedding[BOS_ID], model.embedding[PAD_ID])
+    languages = [piece for piece in table if piece.startswith(">>")]
+    assert [*tokenizer.source.tags] == languages
+    names = [f"en-{language.strip('<>')}" for language in languages] or ["en-de"]
+    assert [direction.name for direction in info.all_directions] == names
+    assert info.model.max_positions == json.loads((folder / "config.json").read_text())["max_position_embeddings"]
+    tags = info.facing(info.all_directions[0].name).direction.tags
+    translator = Translator(model, tokenizer, CPU, BeamSettings(), tags=tags)
+    assert len(translator.translate(["Our guests sing.", ""])) == 2
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("target", ["hf", "ctranslate2"])
+def test_an_imported_model_is_exported_again(target: Target, plain: Path, tmp_path: Path) -> None:
+    run(plain, tmp_path / "model")
+    lines = "".join(f"Our {word} guests sing.\n" for word in ("hungry", "old", "young", "tired"))
+    for name in ("dev.en", "dev.de"):
+        (tmp_path / name).write_text(lines)
+    dev = {"source": tmp_path / "dev.en", "reference": tmp_path / "dev.de"}
+    checks: list[Check] = []
+    settings = ExportSettings(model=tmp_path / "model", to=target, out=tmp_path / "out", **dev)
+    export(settings, CPU, progress=Silent(), show=checks.extend)
+    assert {check.name: check.state for check in checks if check.name in ROWS} == dict.fromkeys(ROWS, "ok")
+
+
+def test_the_vocabulary_splits_each_side_by_its_own_model(folder: Path, tmp_path: Path) -> None:
+    vocabulary = marian_folder.read_vocabulary(folder)
+    vocabulary.save(tmp_path / "tokenizer.json")
+    again = load_vocabulary(tmp_path / "tokenizer.json")
+    table = json.loads((folder / "vocab.json").read_text())
+    for name, side in (("source", again.source), ("target", again.target)):
+        library = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{name}.spm"))
+        for text in ("Our hungry guests sing.", "Unsere Gäste singen 北京!", "</s> <pad> >>de<<"):
+            pieces = library.encode(text, out_type=str)
+            expected = [piece if piece in table and piece not in SPECIALS else "<unk>" for piece in pieces]
+            assert [side.pieces[token] for token in side.encode(text)] == expected
+            assert len(side.token_starts(side.normalize(text))) == len(side.encode(side.normalize(text)))
+        assert side.decode(side.encode("hungry")) == "hungry"
+    assert again.source.encode("Our guests") != again.target.encode("Our guests")
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize(
+    ("change", "rows"),
+    [
+        (lambda model: model.output_bias.zero_(), {"log-probabilities", "greedy search"}),
+        # The decoder does not begin with the vector of <pad>.
+        (lambda model: model.embedding[BOS_ID].normal_(), {"log-probabilities", "greedy search"}),
+        # <s> takes part in the softmax.
+        (lambda model: model.output_bias[BOS_ID].fill_(5), {"log-probabilities"}),
+        (lambda model: model.embedding.copy_(model.embedding.roll(1, 0)), {"log-probabilities", "greedy search"}),
+    ],
+    ids=["bias", "begin", "masked", "rows"],
+)
+def test_the_gate_refuses_other_weights(
+    change: Callable[[Any], object], rows: set[str], plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert = importing.our_weights
+
+    def wrongly(*given: Any) -> Any:
+        model = convert(*given)
+        with torch.no_grad():
+            change(model)
+        return model
+
+    monkeypatch.setattr(importing, "our_weights", wrongly)
+    shown: list[Check] = []
+    settings = ImportSettings(folder=plain, out=tmp_path / "model")
+    with pytest.raises(UserError, match="model was not written, because its outputs differ from those of"):
+        import_marian(settings, CPU, progress=Silent(), show=shown.extend)
+    assert {check.name for check in shown if check.state == "fail"} == rows
+    assert not (tmp_path / "model").exists()
+
+
+def edit(name: str, **changes: object) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        values = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**values, **changes}))
+
+    return change
+
+
+def add_entry(name: str) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        table = json.loads((folder / "vocab.json").read_text())
+        (folder / "vocab.json").write_text(json.dumps({**table, name: len(table)}))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (edit("config.json", model_type="bart"), "is of a model of type 'bart', not marian"),
+        (edit("config.json", scale_embedding=False), "has scale_embedding = False, which a model here cannot express"),
+        (edit("config.json", activation_function="tanh"), "has the activation 'tanh', which"),
+        (edit("config.json", share_encoder_decoder_embeddings=False), "share_encoder_decoder_embeddings = False"),
+        (edit("config.json", decoder_attention_heads=8), "different numbers of heads"),
+        (edit("config.json", decoder_ffn_dim=2), "feed-forward layers of different widths"),
+        (edit("config.json", decoder_vocab_size=7), "two vocabularies"),
+        (edit("config.json", decoder_start_token_id=0), "does not begin with <pad>"),
+        (edit("config.json", vocab_size=9, decoder_vocab_size=9), "has 9 entries in config.json and"),
+        (edit("config.json", d_model="wide"), "is not the configuration of a MarianMT model"),
+        (lambda folder: (folder / "config.json").write_text("{"), "cannot be read as JSON"),
+        (lambda folder: (folder / "target.spm").unlink(), "target.spm cannot be read (No such file"),
+        (lambda folder: (folder / "source.spm").write_bytes(b"\nno"), "nor a SentencePiece model"),
+        (add_entry("<s>"), "has a vocab.json that has <s>"),
+        (edit("vocab.json", more=9999), "do not have the ids 0 to"),
+        (edit("vocab.json", more=None), "is not a table of ids"),
+        (edit("tokenizer_config.json", source_lang=None), "does not name its languages: give them with --src-lang"),
+    ],
+)
+def test_what_cannot_be_imported_is_named(
+    change: Callable[[Path], object], said: str, plain: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(plain, tmp_path / "theirs")
+    change(tmp_path / "theirs")
+    with pytest.raises(UserError) as refused:
+        run(tmp_path / "theirs", tmp_path / "model")
+    assert said in str(refused.value)
+    assert not (tmp_path / "model").exists()
