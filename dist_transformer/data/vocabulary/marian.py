@@ -13,12 +13,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import sentencepiece
-
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.directions import check_tags
 from dist_transformer.config.plain import parse_json
-from dist_transformer.data.vocabulary.sentence_piece import read_model
+from dist_transformer.data.vocabulary.sentence_piece import ModelTokenizer, read_model
 from dist_transformer.data.vocabulary.tokenizer import (
     BOS_ID,
     LARGEST_VOCABULARY,
@@ -64,43 +62,19 @@ class MarianVocabulary(Vocabulary):
         return self._sides[1]
 
 
-class _Side(Tokenizer):
+class _Side(ModelTokenizer):
     """One of the two models, with the table of both."""
 
     kind = "SentencePiece of a MarianMT folder"
-    library = "sentencepiece"
-    encodes_words_apart = False
-    text_rule = "the models' own rules for text"
 
     def __init__(self, content: bytes, model: bytes, pieces: Sequence[str]) -> None:
-        self._backend: sentencepiece.SentencePieceProcessor = read_model(model).backend
-        lowercase = self._backend.normalize("ABC") == self._backend.normalize("abc")
-        super().__init__(content, None, lowercase=lowercase, tags=[*filter(_TAG.fullmatch, pieces)])
-        self.library_file = model
-        self._pieces = list(pieces)
+        super().__init__(content, read_model(model), pieces, None, tags=[*filter(_TAG.fullmatch, pieces)])
         # Text that spells a special token or a tag is not one.
         self._ids = {piece: i for i, piece in enumerate(pieces) if i >= self.first_piece}
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self._pieces)
-
-    @property
-    def pieces(self) -> list[str]:
-        return list(self._pieces)
-
-    def normalize(self, text: str) -> str:
-        return self._backend.normalize(text).replace(_SPACE, " ").strip(" ")
-
-    def is_blank(self, text: str) -> bool:
-        return not any(map(str.isalnum, text)) and not self.encode(text)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         rows = self._backend.encode(list(texts), out_type=str, num_threads=1)
         return [[self._ids.get(piece, UNK_ID) for piece in row] for row in rows]
-
-    def token_starts(self, text: str) -> list[int]:
-        return [piece.begin for piece in self._backend.encode(text, out_type="immutable_proto").pieces]
 
     def unknown(self, text: str) -> list[str]:
         return [char for piece in self._backend.encode(text, out_type=str) if piece not in self._ids for char in piece]
@@ -108,10 +82,6 @@ class _Side(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         pieces = [self._pieces[i] for i in ids if i >= self.first_piece or i == UNK_ID]
         return self._backend.decode_pieces(pieces).replace(_SPACE, " ").strip(" ")
-
-    def piece_text(self, token: int) -> str:
-        piece = self._pieces[token]
-        return "\ufffd" if re.fullmatch("<0x[0-9A-F]{2}>", piece) else piece.replace(_SPACE, " ")
 
 
 def parse_marian(content: bytes, parts: dict[str, Any]) -> MarianVocabulary:

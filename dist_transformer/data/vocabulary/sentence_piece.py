@@ -44,10 +44,11 @@ class _Model:
     backend: sentencepiece.SentencePieceProcessor
 
 
-class SentencePiece(Tokenizer):
-    """SentencePiece model. Characters that it does not know become `<unk>`, unless it falls back to bytes.
+class ModelTokenizer(Tokenizer):
+    """Parts that all tokenizers with a model of the library share.
 
-    Decoding returns the text that the model's own table makes, without spaces around it, and U+2047 for `<unk>`.
+    Args:
+        pieces: entries by id.
     """
 
     encodes_words_apart = False
@@ -57,40 +58,16 @@ class SentencePiece(Tokenizer):
         self,
         content: bytes,
         model: _Model,
-        ids: Sequence[int],
+        pieces: Sequence[str],
         normalization: Normalization | None,
         *,
-        tags: Sequence[str] = (),
+        tags: Sequence[str],
     ) -> None:
-        """Make a tokenizer.
-
-        Args:
-            ids: our id of each piece of the model.
-            normalization: rule that the model's table was made from; None: its own.
-
-        Raises:
-            ValueError: the ids do not fit; the message continues a sentence that begins with the file's name.
-        """
-        self._backend = backend = model.backend
-        lowercase = backend.normalize("ABC") == backend.normalize("abc")
+        self._backend = model.backend
+        lowercase = self._backend.normalize("ABC") == self._backend.normalize("abc")
         super().__init__(content, normalization, lowercase=lowercase, tags=tags)
-        has_bytes = any(map(backend.is_byte, range(backend.get_piece_size())))
-        self.kind = f"SentencePiece {model.kind}" + " with byte fallback" * has_bytes
         self.library_file = model.content
-        specials = _specials(backend)
-        others = sorted(ours for piece, ours in enumerate(ids) if piece not in specials)
-        if (
-            len(ids) != backend.get_piece_size()
-            or any(ids[piece] != ours for piece, ours in specials.items())
-            or others != list(range(self.first_piece, self.first_piece + len(others)))
-        ):
-            raise ValueError("has ids that do not number the pieces of its model")
-        self._ours = list(ids)
-        self._theirs = {ours: piece for piece, ours in enumerate(ids)}
-        self._pieces = [*SPECIALS, *tags]
-        self._pieces += [backend.id_to_piece(self._theirs[ours]) for ours in others]
-        if taken := {*SPECIALS, *tags} & {*self._pieces[self.first_piece :]}:
-            raise ValueError(f"has a piece of text that is spelled {min(taken)}, like a special token or a tag")
+        self._pieces = list(pieces)
 
     @property
     def vocab_size(self) -> int:
@@ -113,13 +90,64 @@ class SentencePiece(Tokenizer):
         tries = self.normalization is None and not any(map(str.isalnum, text))
         return super().is_blank(text) or (tries and not self.encode(text))
 
+    def token_starts(self, text: str) -> list[int]:
+        return [piece.begin for piece in self._backend.encode(text, out_type="immutable_proto").pieces]
+
+    def piece_text(self, token: int) -> str:
+        piece = self._pieces[token]
+        return "\ufffd" if self._backend.is_byte(self._backend.piece_to_id(piece)) else piece.replace(_SPACE, " ")
+
+    def _readable(self, text: str) -> str:
+        """Return a text without U+0000, which no table of the library can remove."""
+        return text.replace(_NUL, "") if cleans(self.normalization) else text
+
+
+class SentencePiece(ModelTokenizer):
+    """SentencePiece model. Characters that it does not know become `<unk>`, unless it falls back to bytes.
+
+    Decoding returns the text that the model's own table makes, without spaces around it, and U+2047 for `<unk>`.
+    """
+
+    def __init__(
+        self,
+        content: bytes,
+        model: _Model,
+        ids: Sequence[int],
+        normalization: Normalization | None,
+        *,
+        tags: Sequence[str] = (),
+    ) -> None:
+        """Make a tokenizer.
+
+        Args:
+            ids: our id of each piece of the model.
+            normalization: rule that the model's table was made from; None: its own.
+
+        Raises:
+            ValueError: the ids do not fit; the message continues a sentence that begins with the file's name.
+        """
+        backend, first = model.backend, len(SPECIALS) + len(tags)
+        specials = _specials(backend)
+        others = sorted(ours for piece, ours in enumerate(ids) if piece not in specials)
+        if (
+            len(ids) != backend.get_piece_size()
+            or any(ids[piece] != ours for piece, ours in specials.items())
+            or others != list(range(first, first + len(others)))
+        ):
+            raise ValueError("has ids that do not number the pieces of its model")
+        self._ours = list(ids)
+        self._theirs = {ours: piece for piece, ours in enumerate(ids)}
+        pieces = [backend.id_to_piece(self._theirs[ours]) for ours in others]
+        if taken := {*SPECIALS, *tags} & {*pieces}:
+            raise ValueError(f"has a piece of text that is spelled {min(taken)}, like a special token or a tag")
+        super().__init__(content, model, [*SPECIALS, *tags, *pieces], normalization, tags=tags)
+        has_bytes = any(map(backend.is_byte, range(backend.get_piece_size())))
+        self.kind = f"SentencePiece {model.kind}" + " with byte fallback" * has_bytes
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         # One thread: preparations and servers have processes of their own.
         rows = self._backend.encode([self._readable(text) for text in texts], num_threads=1)
         return [[self._ours[piece] for piece in row] for row in rows]
-
-    def token_starts(self, text: str) -> list[int]:
-        return [piece.begin for piece in self._backend.encode(text, out_type="immutable_proto").pieces]
 
     def unknown(self, text: str) -> list[str]:
         found = self._backend.encode(self._readable(text), out_type="immutable_proto").pieces
@@ -129,13 +157,6 @@ class SentencePiece(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         known = [self._theirs[i] for i in ids if (i >= self.first_piece or i == UNK_ID) and i in self._theirs]
         return self._backend.decode(known).strip(" ")
-
-    def piece_text(self, token: int) -> str:
-        return "\ufffd" if self._backend.is_byte(self._theirs[token]) else self._pieces[token].replace(_SPACE, " ")
-
-    def _readable(self, text: str) -> str:
-        """Return a text without U+0000, which no table of the library can remove."""
-        return text.replace(_NUL, "") if cleans(self.normalization) else text
 
 
 def parse_sentence_piece(content: bytes, parts: dict[str, Any]) -> SentencePiece:
