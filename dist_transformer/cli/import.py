@@ -6,8 +6,8 @@ The library transformers loads the folder, and its results are compared with tho
 --src (default: synthetic English) and on hostile strings. MODEL is written only if token ids and the texts of ids are
 the same, log-probabilities of given tokens differ by at most 1e-4, and 99.5% of greedy outputs are identical.
 
-`prepare --tokenizer MODEL/tokenizer.json` prepares text with its vocabulary, and `train --init-from MODEL` begins with
-its weights. Needs transformers: pip install 'dist_transformer[export]'.
+`prepare --tokenizer MODEL` prepares text with its vocabulary, and `train --preset finetune --init-from MODEL` continues
+its training. Needs transformers: pip install 'dist_transformer[export]'.
 """
 
 # A command has the name of its module.

@@ -26,11 +26,17 @@ import tyro
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.files import write_file
 from dist_transformer.base.paths import require_usable
-from dist_transformer.config.flags import check_flags, flags_of_training, print_above_help, require_usable_places
+from dist_transformer.config.flags import (
+    check_flags,
+    defaults_of,
+    flags_of_training,
+    print_above_help,
+    require_usable_places,
+)
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.config.stated import refuse_without_effect, stated_by_flags
-from dist_transformer.config.table3 import VARIANTS, preset_with_variant
+from dist_transformer.config.table3 import VARIANTS
 from dist_transformer.cost.hardware import LINK_LATENCY, MFU, NETWORK_LATENCY, GpuKind
 from dist_transformer.run.outputs import claim_file
 
@@ -113,7 +119,7 @@ def parse_arguments(arguments: list[str]) -> Arguments:
     chooser.add_argument("--preset", default="base")
     chooser.add_argument("--variant", default="base")
     chosen, _ = chooser.parse_known_args(arguments)
-    preset = preset_with_variant(chosen.preset, chosen.variant).changed(data=EMBEDDED_CORPUS)
+    preset = defaults_of(chosen.preset, chosen.variant, arguments).changed(data=EMBEDDED_CORPUS)
     default = Arguments(preset=chosen.preset, variant=chosen.variant, train=preset)
     description = (
         "Predict what a training run needs. Memory by ZeRO stage follows from what DeepSpeed allocates. Speed comes "

@@ -168,7 +168,7 @@ def parse_arguments() -> argparse.Namespace:
         "--tokenizer",
         type=Path,
         metavar="T",
-        help="use this tokenizer.json, or this .model of SentencePiece (default: learn one)",
+        help="vocabulary to use: a model folder, a tokenizer.json, or a .model of SentencePiece (default: learn one)",
     )
     parser.add_argument(
         "--tag",

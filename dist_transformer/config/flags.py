@@ -1,6 +1,7 @@
 """The command line of training: preset, variant, settings from a file, and one flag per setting."""
 
 import argparse
+import dataclasses
 import math
 import shutil
 import textwrap
@@ -15,6 +16,7 @@ import tyro
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import read_small
 from dist_transformer.base.paths import require_usable, usable_path
+from dist_transformer.config.architecture import with_architecture
 from dist_transformer.config.plain import choices_of, from_plain, hints_of_settings, read_json, to_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import EMBEDDED_CORPUS, RUN_IDENTITY, ModelConfig, TrainConfig
@@ -59,11 +61,11 @@ def parse_training(arguments: Sequence[str], *, prog: str) -> tuple[TrainConfig,
     # DeepSpeed's launcher adds this flag; the environment has the same value.
     chooser.add_argument("--local_rank", "--local-rank", type=int)
     chosen, rest = chooser.parse_known_args(arguments)
-    default = preset_with_variant(chosen.preset, chosen.variant)
     missing: dict[str, Any] = {"data": tyro.MISSING, "run_dir": tyro.MISSING}
     stated = stated_by_flags(rest)
+    values, of_a_run = _read_settings(chosen.config) if chosen.config is not None else ({}, False)
+    default = defaults_of(chosen.preset, chosen.variant, arguments, init_from=values.get("init_from"))
     if chosen.config is not None:
-        values, of_a_run = _read_settings(chosen.config)
         weights = values.get("data_weights")
         if isinstance(weights, list) and "data" not in values:
             if "data" not in stated:
@@ -85,6 +87,27 @@ def parse_training(arguments: Sequence[str], *, prog: str) -> tuple[TrainConfig,
     refuse_without_effect(stated, config)
     require_usable_places(config)
     return config, chosen.dry_run
+
+
+def defaults_of(preset: str, variant: str, arguments: Sequence[str], *, init_from: object = None) -> TrainConfig:
+    """Return the defaults of a command line: those of preset and variant, with the architecture of --init-from.
+
+    Args:
+        init_from: the value of a file of settings, which the flag overrides.
+
+    Raises:
+        UserError: an unknown preset or variant, or a wrong value in the file with the architecture.
+    """
+    chooser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flags in (("--init-from", "--init_from"), ("--run-dir", "--run_dir")):
+        chooser.add_argument(*flags, type=Path)
+    given, _ = chooser.parse_known_args(arguments)
+    default = preset_with_variant(preset, variant)
+    folder = given.init_from or (Path(init_from) if isinstance(init_from, str) else None)
+    if folder is None:
+        return default
+    model = with_architecture(PRESETS[preset].model, init_from=folder, run_dir=given.run_dir, variant=default.model)
+    return dataclasses.replace(default, model=model)
 
 
 def flags_of_training() -> dict[str, Sequence[str]]:
@@ -202,6 +225,7 @@ def print_above_help(text: str, arguments: Sequence[str]) -> None:
 _MEANT_FOR = {
     "tiny": "2 CPU cores, minutes",
     "multi30k": "2 CPU cores, 2 hours",
+    "finetune": "any, a model of --init-from",
     "ted_en_zh": "not measured yet",
     "ted_tutorial": "not measured yet",
     "base": "8 P100, 12 hours",

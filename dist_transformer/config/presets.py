@@ -34,6 +34,16 @@ PRESETS: dict[str, TrainConfig] = {
         validate_every=250,
         patience=10,
     ),
+    # Further training of a model: its network is that of --init-from.
+    "finetune": _preset(
+        batch=BatchConfig(max_target_tokens=2048, packs_per_step=2),
+        optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=5e-5, warmup_steps=200, max_grad_norm=1.0),
+        max_steps=10_000,
+        save_every=200,
+        validate_every=200,
+        patience=5,
+        ema_decay=0.999,
+    ),
     # 10k joint vocabulary, speeches or captions, English to Chinese.
     "ted_en_zh": _preset(
         model=ModelConfig(width=256, heads=4, ffn_width=1024, encoder_layers=4, decoder_layers=4, dropout=0.3),

@@ -98,6 +98,8 @@ class ModelConfig:
     """Function inside the feed-forward layers; swish, x · sigmoid(x), is that of Marian's published models."""
     norm: Literal["post", "pre"] = "post"
     """post: LayerNorm(x + sublayer(x)), as in the paper; pre: x + sublayer(LayerNorm(x)), and a norm at the end."""
+    norm_epsilon: float = field(default=1e-5, metadata=OMIT_DEFAULT)
+    """Added to the variance in LayerNorm; Marian has 1e-6."""
     positions: Annotated[str, POSITIONS.as_choices()] = "sinusoidal"
     attention: Annotated[str, ATTENTIONS.as_choices()] = field(default="softmax", metadata=OMIT_DEFAULT)
     """softmax: as in the paper; registered variants change its scores."""
@@ -107,6 +109,8 @@ class ModelConfig:
     """Share one matrix among source embedding, target embedding and output projection."""
     output_bias: bool = field(default=False, metadata=OMIT_DEFAULT)
     """Add a bias to the output projection, one number per entry of the vocabulary."""
+    begin_with_pad: bool = field(default=False, metadata=OMIT_DEFAULT)
+    """Begin the decoder with the vector of <pad> instead of that of <s>, as Marian's published models do."""
     embedding_init: Literal["xavier", "normal"] = "normal"
     """xavier: uniform by fan; normal: N(0, 1 / width)."""
     vocab_size: int = 0
@@ -117,6 +121,8 @@ class ModelConfig:
         for name, most in _LARGEST_MODEL.items():
             _require((getattr(self, name) or 0) <= most, name, getattr(self, name), f"give at most {most:,}")
         _require_fraction(self, "dropout", "attention_dropout", "ffn_dropout")
+        remedy = "give a number above 0 and below 1, such as 1e-6"
+        _require(0.0 < self.norm_epsilon < 1.0, "norm_epsilon", self.norm_epsilon, remedy)
         if self.head_width is None:
             remedy = f"it must be a multiple of heads ({self.heads}), or give head_width"
             _require(self.width % self.heads == 0, "width", self.width, remedy)
@@ -288,7 +294,7 @@ class CheckpointConfig:
     keep_best: int = 5
     """Weight files of the best validations to keep in addition; every validation is followed by a save."""
     init_from: Path | None = None
-    """Model folder whose weights a new run starts from, at step 0 with a fresh optimizer; ignored on resume."""
+    """Model folder whose architecture a run has, and whose weights a new run starts from, with a fresh optimizer."""
     init_vocabulary: Literal["same", "shared_pieces"] = "same"
     """same: init_from must have the vocabulary of the data; shared_pieces: copy the vectors of pieces in both."""
     resume: Literal["auto", "required", "never"] = "auto"

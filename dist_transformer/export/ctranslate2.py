@@ -8,7 +8,7 @@ import numpy as np
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, SPECIALS, UNK_ID
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIALS, UNK_ID
 from dist_transformer.model.transformer import Transformer
 
 _END = SPECIALS[EOS_ID]
@@ -55,6 +55,10 @@ def save_for_ctranslate2(
         _fill_side(getattr(spec, side), side, state, positions)
         if pre_norm:
             _norm(getattr(spec, side).layer_norm, state, f"{side}_norm")
+    if config.begin_with_pad:
+        name = "embedding" if config.tie_embeddings else "target_embedding"
+        state[name] = state[name].copy()
+        state[name][BOS_ID] = state[name][PAD_ID]
     source = state["embedding"]
     spec.encoder.embeddings[0].weight = source
     spec.decoder.embeddings.weight = state.get("target_embedding", source)
@@ -66,6 +70,7 @@ def save_for_ctranslate2(
     spec.register_target_vocabulary(list(pieces))
     spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = SPECIALS[BOS_ID], _END, SPECIALS[UNK_ID]
     spec.config.decoder_start_token = SPECIALS[BOS_ID]
+    spec.config.layer_norm_epsilon = config.norm_epsilon
     # The tokenizer adds </s> already.
     spec.config.add_source_eos = False
     spec.validate()

@@ -46,7 +46,7 @@ from dist_transformer.export.huggingface import (
     write_huggingface,
 )
 from dist_transformer.export.libraries import LIBRARIES, QUANTIZATIONS, Target
-from dist_transformer.export.marian import refuse_what_marian_lacks
+from dist_transformer.export.marian import numbering_of, refuse_what_marian_lacks
 from dist_transformer.export.peer import Peer, require_library
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator
@@ -252,15 +252,14 @@ class _Job:
         """Fill a folder, and load it as a user does."""
         tags = self.info.direction.tags
         if self.settings.to == "hf":
-            write_huggingface(folder, self.model, self.tokenizer, tags)
+            write_huggingface(folder, self.model, self.tokenizer, self.info)
             self._write_generation_config(folder, BeamSettings().length_penalty)
-            return HuggingFacePeer(folder, self.device, tags)
+            return HuggingFacePeer(folder, self.device, tags, numbering=numbering_of(self.tokenizer, self.model.config))
         write_ctranslate2(folder, self.model, self.tokenizer, tags, quantization=quantization)
         return CTranslate2Peer(folder, self.device, longest=self.longest, tags=self.tokenizer.source.tags, front=tags)
 
     def _write_generation_config(self, folder: Path, length_penalty: float) -> None:
-        positions = self.model.config.max_positions
-        write_generation_config(folder, self.tokenizer, length_penalty=length_penalty, max_positions=positions)
+        write_generation_config(folder, self.tokenizer, self.model.config, length_penalty=length_penalty)
 
     def _models(self, peer: Peer) -> Iterator[Check]:
         """Compare the models in fp32."""

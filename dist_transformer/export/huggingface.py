@@ -3,19 +3,22 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, cast
 
 import numpy as np
 import torch
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import write_file
-from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Vocabulary
-from dist_transformer.export.marian import marian_model
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, PAD_ID, UNK_ID, Vocabulary
+from dist_transformer.export.marian import Numbering, marian_model, numbering_of
 from dist_transformer.export.peer import IdPair, in_batches
 from dist_transformer.export.sentencepiece_files import SOURCE_FILE, language_code, marian_tokenizer_files
 from dist_transformer.export.tokenizer_files import CONFIG_FILE, source_tokenizer, tokenizer_config
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.model_folder import TOKENIZER_FILE
+from dist_transformer.model_folder import TOKENIZER_FILE, ModelInfo
 
 GENERATION_FILE = "generation_config.json"
 BEAM_SIZE = 4
@@ -29,41 +32,43 @@ def longest_output(max_positions: int) -> int:
     return min(max_positions - 1, _LONGEST_OUTPUT)
 
 
-def write_huggingface(folder: Path, model: Transformer, tokenizer: Vocabulary, tags: Sequence[str]) -> None:
+def write_huggingface(folder: Path, model: Transformer, tokenizer: Vocabulary, info: ModelInfo) -> None:
     """Fill `folder`, except for the file of `write_generation_config`.
 
     Args:
-        tags: tags in front of every source.
+        info: of one direction.
 
     Raises:
         UserError: Marian does not support the model.
     """
-    marian = marian_model(model)
+    marian = marian_model(model, numbering_of(tokenizer, model.config))
     _quiet()
     marian.save_pretrained(folder)
     if tokenizer.source.library == "sentencepiece":
-        for name, content in marian_tokenizer_files(tokenizer, tags, model.config.max_positions).items():
+        for name, content in marian_tokenizer_files(tokenizer, info).items():
             write_file(folder / name, content)
     else:
-        write_file(folder / TOKENIZER_FILE, source_tokenizer(tokenizer, tags, knows_specials=True))
+        write_file(folder / TOKENIZER_FILE, source_tokenizer(tokenizer, info.direction.tags, knows_specials=True))
         write_file(folder / CONFIG_FILE, tokenizer_config(model.config.max_positions))
 
 
-def write_generation_config(folder: Path, tokenizer: Vocabulary, *, length_penalty: float, max_positions: int) -> None:
+def write_generation_config(folder: Path, tokenizer: Vocabulary, config: ModelConfig, *, length_penalty: float) -> None:
     """Write the default search settings of `generate`."""
-    config = {
+    ids = numbering_of(tokenizer, config)
+    never = {PAD_ID, UNK_ID, BOS_ID, *tokenizer.target.tag_ids(tokenizer.target.tags)}
+    settings = {
         "num_beams": BEAM_SIZE,
         "length_penalty": length_penalty,
-        "max_new_tokens": longest_output(max_positions),
+        "max_new_tokens": longest_output(config.max_positions),
         # The search continues until no unfinished hypothesis can become the best one.
         "early_stopping": "never",
-        "suppress_tokens": [PAD_ID, UNK_ID, BOS_ID, *tokenizer.target.tag_ids(tokenizer.target.tags)],
-        "decoder_start_token_id": BOS_ID,
-        "bos_token_id": BOS_ID,
-        "eos_token_id": EOS_ID,
-        "pad_token_id": PAD_ID,
+        "suppress_tokens": sorted({*ids.of([*never])}),
+        "decoder_start_token_id": ids.begin,
+        "bos_token_id": ids.begin,
+        "eos_token_id": ids.end,
+        "pad_token_id": ids.pad,
     }
-    write_file(folder / GENERATION_FILE, json.dumps(config, indent=2) + "\n")
+    write_file(folder / GENERATION_FILE, json.dumps(settings, indent=2) + "\n")
 
 
 class HuggingFacePeer:
@@ -71,22 +76,27 @@ class HuggingFacePeer:
 
     precision = "float32"
 
-    def __init__(self, folder: Path, device: torch.device, tags: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, device: torch.device, tags: Sequence[str] = (), *, numbering: Numbering | None = None
+    ) -> None:
         """Load the folder.
 
         Args:
             tags: tags in front of every source.
+            numbering: ids of the folder, from and to which ours are converted; None: they are the same.
         """
-        from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+        from transformers import AutoTokenizer
 
         _quiet()
         self.is_marian = (folder / SOURCE_FILE).exists()
         # A MarianTokenizer reads the tag in the text; the other one adds tags itself.
         self.front = language_code(*tags) if self.is_marian else ""
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        self.model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder).to(device).eval()
+        self.model: Any = _load(folder).to(device).eval()
         config = self.model.config
         self.pad, self.begin, self.end = config.pad_token_id, config.decoder_start_token_id, config.eos_token_id
+        self.numbering = numbering or Numbering(range(config.vocab_size))
+        self.ours = self.numbering.ours()
         self.never: list[int] = []
         """Tokens that greedy search does not choose, beside those of the folder's settings."""
 
@@ -95,18 +105,21 @@ class HuggingFacePeer:
         return not (self.is_marian and (text.startswith(">>") or "\0" in text))
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        return cast(list[list[int]], self.tokenizer([self.front + line for line in lines], verbose=False)["input_ids"])
+        rows = self.tokenizer([self.front + line for line in lines], verbose=False)["input_ids"]
+        return [[self.ours[token] for token in row] for row in rows]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        return cast(list[str], self.tokenizer.batch_decode([list(row) for row in ids], skip_special_tokens=True))
+        rows = [self.numbering.of(row) for row in ids]
+        return cast(list[str], self.tokenizer.batch_decode(rows, skip_special_tokens=True))
 
     @torch.inference_mode()
     def log_probabilities(self, pairs: Sequence[IdPair]) -> list[np.ndarray]:
         found = [np.empty(0)] * len(pairs)
         for places in in_batches([max(map(len, pair)) for pair in pairs], size=16):
-            tokens, mask = self._padded([[*pairs[i][0], self.end] for i in places])
-            targets, target_mask = self._padded([[self.begin, *pairs[i][1]] for i in places])
-            labels, _ = self._padded([[*pairs[i][1], self.end] for i in places])
+            sources, outputs = ([self.numbering.of(pairs[i][side]) for i in places] for side in (0, 1))
+            tokens, mask = self._padded([[*row, self.end] for row in sources])
+            targets, target_mask = self._padded([[self.begin, *row] for row in outputs])
+            labels, _ = self._padded([[*row, self.end] for row in outputs])
             logits = self.model(
                 input_ids=tokens, attention_mask=mask, decoder_input_ids=targets, decoder_attention_mask=target_mask
             ).logits
@@ -119,7 +132,7 @@ class HuggingFacePeer:
     def greedy(self, sources: Sequence[list[int]], longest: int) -> list[list[int]]:
         found: list[list[int]] = [[] for _ in sources]
         for places in in_batches([len(source) for source in sources]):
-            tokens, mask = self._padded([[*sources[i], self.end] for i in places])
+            tokens, mask = self._padded([[*self.numbering.of(sources[i]), self.end] for i in places])
             rows = self.model.generate(
                 input_ids=tokens,
                 attention_mask=mask,
@@ -132,7 +145,7 @@ class HuggingFacePeer:
             ).tolist()
             for i, row in zip(places, rows, strict=True):
                 end = row.index(self.end) if self.end in row else len(row)
-                found[i] = row[1:end]
+                found[i] = [self.ours[token] for token in row[1:end]]
         return found
 
     @torch.inference_mode()
@@ -152,6 +165,39 @@ class HuggingFacePeer:
         tokens = torch.tensor([row + [self.pad] * (longest - len(row)) for row in sentences])
         mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in sentences])
         return tokens.to(self.model.device), mask.to(self.model.device)
+
+
+def _load(folder: Path) -> Any:
+    """Load a model in fp32.
+
+    Raises:
+        UserError: its weights are missing or damaged, or are not those of its config.json.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForSeq2SeqLM
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    # It reports what this function raises.
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        model, found = AutoModelForSeq2SeqLM.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except UnpicklingError:
+        raise UserError(f"{folder} has weights that hold more than tensors: nothing of them was run") from None
+    except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"transformers cannot load {folder} ({reason:.200}): give the whole folder") from None
+    finally:
+        logging.set_verbosity(verbosity)
+    for problem in ("missing", "unexpected", "mismatched"):
+        # Those with another shape come with both shapes.
+        if names := sorted(key if isinstance(key, str) else key[0] for key in found[f"{problem}_keys"]):
+            raise UserError(
+                f"{folder} has weights that do not fit its config.json ({problem}: {names[0]}): give the whole folder"
+            )
+    return model
 
 
 def _quiet() -> None:

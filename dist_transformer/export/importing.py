@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from dist_transformer.base.checks import Check, failed
@@ -18,8 +17,9 @@ from dist_transformer.data.vocabulary.marian import MarianVocabulary
 from dist_transformer.data.vocabulary.tokenizer import UNK_ID
 from dist_transformer.export.gate import COMPARED_LINES, DevText, Gate, Progress
 from dist_transformer.export.huggingface import HuggingFacePeer, longest_output
+from dist_transformer.export.marian import Numbering
 from dist_transformer.export.marian_folder import our_weights, read_config, read_languages, read_vocabulary
-from dist_transformer.export.peer import IdPair, require_library
+from dist_transformer.export.peer import require_library
 from dist_transformer.model_folder import ModelInfo, refuse_other_content, write_model_folder
 
 
@@ -36,32 +36,14 @@ class ImportSettings:
 
 
 class OriginalPeer(HuggingFacePeer):
-    """The folder itself, with ids converted from and to ours."""
+    """The folder itself."""
 
     def __init__(self, folder: Path, device: torch.device, vocabulary: MarianVocabulary, tags: Sequence[str]) -> None:
-        super().__init__(folder, device, tags)
+        super().__init__(folder, device, tags, numbering=Numbering(vocabulary.their_ids))
         # Theirs reads `</s>` in a text as the end of the text. Ours keeps it text, so that is not compared.
         self.tokenizer.split_special_tokens = True
-        self.theirs = vocabulary.their_ids
-        # That of <pad> is ours of <pad>, not of <s>.
-        self.ours = {theirs: ours for ours, theirs in reversed([*enumerate(self.theirs)])}
-        self.never = [self.theirs[i] for i in (UNK_ID, *vocabulary.source.tag_ids(vocabulary.source.tags))]
-
-    def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        return [[self.ours[token] for token in row] for row in super().encode(lines)]
-
-    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        return super().decode([[self.theirs[token] for token in row] for row in ids])
-
-    def log_probabilities(self, pairs: Sequence[IdPair]) -> list[np.ndarray]:
-        return super().log_probabilities([(self._theirs(source), self._theirs(target)) for source, target in pairs])
-
-    def greedy(self, sources: Sequence[list[int]], longest: int) -> list[list[int]]:
-        found = super().greedy([self._theirs(source) for source in sources], longest)
-        return [[self.ours[token] for token in row] for row in found]
-
-    def _theirs(self, row: Sequence[int]) -> list[int]:
-        return [self.theirs[token] for token in row]
+        tags_of_all = vocabulary.source.tag_ids(vocabulary.source.tags)
+        self.never = self.numbering.of([UNK_ID, *tags_of_all])
 
 
 def import_marian(

@@ -4,17 +4,29 @@ Marian is the paper's post-norm model with one difference: its position vectors 
 the paper interleaves them. The order of the residual dimension is free, so the conversion permutes it.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID
+from dist_transformer.data.vocabulary.marian import MarianVocabulary
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Vocabulary
 from dist_transformer.model.transformer import Transformer
 
 if TYPE_CHECKING:
     from transformers import MarianMTModel
+
+SHARED = (
+    "model.shared.weight",
+    "model.encoder.embed_tokens.weight",
+    "model.decoder.embed_tokens.weight",
+    "lm_head.weight",
+)
+"""Names of the matrix with a row for each entry of the vocabulary."""
+BIAS = "final_logits_bias"
 
 # Marian's constants, which have no counterpart among our weights.
 _CONSTANTS = {
@@ -23,8 +35,55 @@ _CONSTANTS = {
 }
 
 
-def marian_model(model: Transformer) -> "MarianMTModel":
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """Ids in a folder of MarianMT."""
+
+    theirs: Sequence[int]
+    """Id of each entry of our vocabulary. `<s>` shares that of `<pad>` if their decoder begins with `<pad>`."""
+
+    @property
+    def pad(self) -> int:
+        return self.theirs[PAD_ID]
+
+    @property
+    def unknown(self) -> int:
+        return self.theirs[UNK_ID]
+
+    @property
+    def begin(self) -> int:
+        return self.theirs[BOS_ID]
+
+    @property
+    def end(self) -> int:
+        return self.theirs[EOS_ID]
+
+    def of(self, row: Sequence[int]) -> list[int]:
+        return [self.theirs[token] for token in row]
+
+    def ours(self) -> list[int]:
+        """Return our id of each of theirs; one that `<s>` and `<pad>` share is that of `<pad>`."""
+        found = {theirs: ours for ours, theirs in reversed([*enumerate(self.theirs)])}
+        return [found[i] for i in range(len(found))]
+
+
+def numbering_of(vocabulary: Vocabulary, config: ModelConfig) -> Numbering:
+    """Return the ids of a model in a folder: those of the folder that it was imported from, or else our own."""
+    if is_of_marian(vocabulary, config):
+        return Numbering(vocabulary.their_ids)
+    return Numbering(range(vocabulary.source.vocab_size))
+
+
+def is_of_marian(vocabulary: Vocabulary, config: ModelConfig) -> TypeGuard[MarianVocabulary]:
+    """Return whether a model can have a folder with the ids of a vocabulary's own table, which has no `<s>`."""
+    return isinstance(vocabulary, MarianVocabulary) and config.begin_with_pad
+
+
+def marian_model(model: Transformer, numbering: Numbering | None = None) -> "MarianMTModel":
     """Build a `MarianMTModel` that computes the same function; its parameters are copies.
+
+    Args:
+        numbering: ids of the folder; None: our own.
 
     Raises:
         UserError: Marian does not support the configuration.
@@ -33,9 +92,11 @@ def marian_model(model: Transformer) -> "MarianMTModel":
 
     config = model.config
     refuse_what_marian_lacks(config)
+    numbering = numbering or Numbering(range(config.vocab_size))
+    entries = numbering.ours()
     marian = MarianMTModel(
         MarianConfig(
-            vocab_size=config.vocab_size,
+            vocab_size=len(entries),
             d_model=config.width,
             encoder_layers=config.encoder_layers,
             decoder_layers=config.decoder_layers,
@@ -51,14 +112,20 @@ def marian_model(model: Transformer) -> "MarianMTModel":
             scale_embedding=True,
             share_encoder_decoder_embeddings=True,
             tie_word_embeddings=True,
-            pad_token_id=PAD_ID,
-            bos_token_id=BOS_ID,
-            eos_token_id=EOS_ID,
-            decoder_start_token_id=BOS_ID,
+            pad_token_id=numbering.pad,
+            bos_token_id=numbering.begin,
+            eos_token_id=numbering.end,
+            decoder_start_token_id=numbering.begin,
             forced_eos_token_id=None,
         )
     )
-    left, unknown = marian.load_state_dict(marian_weights(model), strict=False)
+    weights = marian_weights(model)
+    weights[BIAS] = weights[BIAS][:, entries]
+    if config.begin_with_pad:
+        entries[numbering.begin] = PAD_ID
+    for name in SHARED:
+        weights[name] = weights[name][entries]
+    left, unknown = marian.load_state_dict(weights, strict=False)
     if set(left) != _CONSTANTS or unknown:
         raise UserError(
             f"this version of transformers has other names for Marian's weights "
@@ -69,7 +136,13 @@ def marian_model(model: Transformer) -> "MarianMTModel":
 
 def refuse_what_marian_lacks(config: ModelConfig) -> None:
     """Raise a UserError that names a setting that Marian does not support."""
-    wanted = {"norm": "post", "positions": "sinusoidal", "attention": "softmax", "tie_embeddings": True}
+    wanted = {
+        "norm": "post",
+        "norm_epsilon": 1e-5,
+        "positions": "sinusoidal",
+        "attention": "softmax",
+        "tie_embeddings": True,
+    }
     for name, value in wanted.items():
         if getattr(config, name) != value:
             raise UserError(f"Marian does not support {name} = {getattr(config, name)!r}: only {value!r}")
@@ -110,7 +183,6 @@ def marian_weights(model: Transformer) -> dict[str, torch.Tensor]:
                 attention(f"{theirs}.encoder_attn", f"{ours}.cross_attention")
                 norm(f"{theirs}.encoder_attn_layer_norm", f"{ours}.cross_residual")
             feed_forward(theirs, ours)
-    shared = ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
-    out |= {f"{name}.weight": state["embedding"][:, order] for name in shared}
-    out["final_logits_bias"] = state.get("output_bias", state["embedding"].new_zeros(model.config.vocab_size))[None]
+    out |= dict.fromkeys(SHARED, state["embedding"][:, order])
+    out[BIAS] = state.get("output_bias", state["embedding"].new_zeros(model.config.vocab_size))[None]
     return out

@@ -10,8 +10,8 @@ from dist_transformer.base.files import SETTINGS_BYTES, TOKENIZER_BYTES, read_sm
 from dist_transformer.config.plain import parse_json
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.marian import MarianVocabulary, wrap_marian
-from dist_transformer.data.vocabulary.tokenizer import BOS_ID
-from dist_transformer.export.marian import marian_weights
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, PAD_ID
+from dist_transformer.export.marian import BIAS, SHARED, marian_weights
 from dist_transformer.model.transformer import Transformer
 
 CONFIG_FILE = "config.json"
@@ -95,6 +95,7 @@ def read_config(folder: Path) -> ModelConfig:
             activation=_ACTIVATIONS[activation],  # type: ignore[arg-type]
             max_positions=values["max_position_embeddings"],
             output_bias=True,
+            begin_with_pad=True,
             vocab_size=values["vocab_size"],
         )
     except (KeyError, TypeError) as error:
@@ -102,7 +103,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def our_weights(theirs: dict[str, torch.Tensor], config: ModelConfig, vocabulary: MarianVocabulary) -> Transformer:
-    """Make our model of the weights of theirs. `<s>` gets the vector of `<pad>`, with which their decoder begins.
+    """Make our model of the weights of theirs. `<s>` has the vector of `<pad>`, and is no output.
 
     Args:
         theirs: by the names of `MarianMTModel.state_dict()`.
@@ -122,15 +123,18 @@ def our_weights(theirs: dict[str, torch.Tensor], config: ModelConfig, vocabulary
     flat = torch.cat([tensor.flatten() for tensor in state.values()])
     for name, place in marian_weights(places).items():
         tensor = theirs.get(name)
-        if tensor is not None and name == "final_logits_bias":
+        if tensor is not None and name == BIAS:
             tensor = tensor[:, rows]
-        elif tensor is not None and name.endswith(("shared.weight", "embed_tokens.weight", "lm_head.weight")):
+        elif tensor is not None and name in SHARED:
             tensor = tensor[rows]
         if tensor is None or tensor.shape != place.shape:
             raise UserError(f"the weights have no {name} that fits config.json: {_REMEDY}")
+        if not tensor.isfinite().all():
+            raise UserError(f"the weights have numbers in {name} that are not finite: {_REMEDY}")
         flat[place.long().flatten()] = tensor.flatten().float()
     assert places.output_bias is not None
     flat[int(places.output_bias[BOS_ID])] = NEVER
+    flat[places.embedding[BOS_ID].long()] = flat[places.embedding[PAD_ID].long()]
     parts = flat.split(sizes)
     model.load_state_dict({name: part.view(state[name].shape) for name, part in zip(state, parts, strict=True)})
     return model

@@ -5,32 +5,40 @@ from collections.abc import Sequence
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.tokenizer import EOS_ID, SPECIALS, UNK_ID, Vocabulary
+from dist_transformer.export.marian import is_of_marian
 from dist_transformer.export.tokenizer_files import CONFIG_FILE, tokenizer_config
+from dist_transformer.model_folder import ModelInfo
 
 SOURCE_FILE = "source.spm"
 MODEL_FILE = "sentencepiece.model"
 """File for CTranslate2, whose own file of the vocabulary lists the pieces by id."""
 
 
-def marian_tokenizer_files(tokenizer: Vocabulary, tags: Sequence[str], max_positions: int) -> dict[str, str | bytes]:
+def marian_tokenizer_files(tokenizer: Vocabulary, info: ModelInfo) -> dict[str, str | bytes]:
     """Return the files of a `MarianTokenizer` by name.
 
     Raises:
         UserError: it cannot put these tags in front of a text.
     """
-    if len(tags) > 1:
+    direction = info.direction
+    if len(tags := direction.tags) > 1:
         raise UserError(
             f"transformers' MarianTokenizer takes one tag in front of a text, and this direction has {' '.join(tags)}: "
             "export it with --to ctranslate2"
         )
-    source = tokenizer.source
+    source, table = tokenizer.source, tokenizer.table if is_of_marian(tokenizer, info.model) else None
     pieces = {language_code(piece) if piece in source.tags else piece: i for i, piece in enumerate(source.pieces)}
-    config = tokenizer_config(max_positions, "MarianTokenizer")
     return {
         SOURCE_FILE: source.library_file,
         "target.spm": tokenizer.target.library_file,
-        "vocab.json": json.dumps(pieces, indent=1, ensure_ascii=False) + "\n",
-        CONFIG_FILE: config,
+        "vocab.json": table or json.dumps(pieces, indent=1, ensure_ascii=False) + "\n",
+        # Their table has no <s>: a tokenizer that names one would add it.
+        CONFIG_FILE: tokenizer_config(
+            info.model.max_positions,
+            "MarianTokenizer",
+            has_begin=table is None,
+            languages=(direction.source_language, direction.target_language),
+        ),
     }
 
 

@@ -33,18 +33,27 @@ def source_tokenizer(tokenizer: Vocabulary, tags: Sequence[str], *, knows_specia
     return json.dumps(state, indent=2, ensure_ascii=False) + "\n"
 
 
-def tokenizer_config(max_positions: int, tokenizer_class: str = "PreTrainedTokenizerFast") -> str:
+def tokenizer_config(
+    max_positions: int,
+    tokenizer_class: str = "PreTrainedTokenizerFast",
+    *,
+    has_begin: bool = True,
+    languages: tuple[str, str] | None = None,
+) -> str:
     """Return the config that transformers 4 and 5 read in addition to the vocabulary.
 
     Args:
         tokenizer_class: a name that both versions know; transformers 5 writes one that 4 does not know.
+        has_begin: whether the vocabulary has `<s>`.
+        languages: source and target language, which a `MarianTokenizer` states.
     """
     config = {
         "tokenizer_class": tokenizer_class,
         "pad_token": SPECIALS[PAD_ID],
         "unk_token": SPECIALS[UNK_ID],
-        "bos_token": SPECIALS[BOS_ID],
+        **({"bos_token": SPECIALS[BOS_ID]} if has_begin else {}),
         "eos_token": _END,
+        **({} if languages is None else dict(zip(("source_lang", "target_lang"), languages, strict=True))),
         "model_max_length": max_positions,
         "padding_side": "right",
         "model_input_names": ["input_ids", "attention_mask"],

@@ -20,7 +20,7 @@ class Residual(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.norm = (nn.LayerNorm if config.norm == "pre" else PostNorm)(config.width)
+        self.norm = (nn.LayerNorm if config.norm == "pre" else PostNorm)(config.width, config.norm_epsilon)
         self.dropout = config.dropout
 
     def forward(self, x: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

@@ -19,6 +19,8 @@ from dist_transformer.model.packed import PackedBatch, PackedTokens
 from dist_transformer.model.positions import make_positions
 from dist_transformer.model.products import ComputedBy, Linear
 
+# The id of `<pad>` in every vocabulary.
+_PAD_ID = 0
 _BIAS_COLUMNS = 8
 
 
@@ -41,8 +43,8 @@ class Transformer(nn.Module):
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         # Pre-norm leaves the last residual stream unnormalised.
         pre_norm = config.norm == "pre"
-        self.encoder_norm: nn.Module = nn.LayerNorm(config.width) if pre_norm else nn.Identity()
-        self.decoder_norm: nn.Module = nn.LayerNorm(config.width) if pre_norm else nn.Identity()
+        self.encoder_norm: nn.Module = nn.LayerNorm(config.width, config.norm_epsilon) if pre_norm else nn.Identity()
+        self.decoder_norm: nn.Module = nn.LayerNorm(config.width, config.norm_epsilon) if pre_norm else nn.Identity()
         self._compiled_layer: Callable[..., torch.Tensor] | None = None
         self._has_plain_attention = all(
             module.is_plain for module in self.modules() if isinstance(module, MultiHeadAttention)
@@ -133,7 +135,7 @@ class Transformer(nn.Module):
         kernel = self._kernel(max(source.max_length, target.max_length))
         self_layout = AttentionLayout(target, target, causal=True, kernel=kernel)
         cross_layout = AttentionLayout(target, source, causal=False, kernel=kernel)
-        x_TD = self._embed(self._target_embedding(), target.tokens_T, target.positions_T)
+        x_TD = self._embed_target(target.tokens_T, target.positions_T)
         for layer in self.decoder:
             x_TD = self._run(layer, x_TD, memory_SD, self_layout, cross_layout)
         return self.decoder_norm(x_TD)
@@ -192,11 +194,17 @@ class Transformer(nn.Module):
             state: is updated with the token; the caller must call its `end_step` next.
         """
         positions_B = state.positions_N.repeat_interleave(len(tokens_B) // len(state.positions_N))
-        x_BD = self._embed(self._target_embedding(), tokens_B, positions_B)
+        x_BD = self._embed_target(tokens_B, positions_B)
         history_NkX = state.begin_step()
         for layer, cache in zip(cast(Iterable[DecoderLayer], self.decoder), state.layers, strict=True):
             x_BD = layer.step(x_BD, cache, state, history_NkX)
         return self.decoder_norm(x_BD)
+
+    def _embed_target(self, tokens_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
+        if self.config.begin_with_pad:
+            # The first token of a target is always <s>.
+            tokens_T = tokens_T.masked_fill(positions_T == 0, _PAD_ID)
+        return self._embed(self._target_embedding(), tokens_T, positions_T)
 
     def _embed(self, weight_VD: torch.Tensor, tokens_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
         x_TD = functional.embedding(tokens_T, weight_VD) * math.sqrt(self.config.width) + self.positions(positions_T)

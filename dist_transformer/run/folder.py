@@ -167,7 +167,8 @@ def _begin(
         remove_unfinished(folder)
     remove_unfinished_saves(run_dir)
     write_settings(run_dir, described, tokenizer, fence=fence)
-    last_step = reader.state["step"] if reader else 0
+    # The initial weights may have been validated at step 0 before.
+    last_step = reader.state["step"] if reader else -1
     for name in (METRICS_FILE, LEDGER_FILE):
         truncate_jsonl(run_dir / name, last_step, fence=fence)
     if reader is not None:

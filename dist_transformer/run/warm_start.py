@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.architecture import NOT_OF_WEIGHTS
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.model.transformer import Transformer
@@ -18,9 +19,6 @@ from dist_transformer.model_folder import (
     read_model_info,
     stated_weights,
 )
-
-# A run may change dropout rates and the initialization of weights, because neither affects the loaded weights.
-_FREE = {"dropout", "attention_dropout", "ffn_dropout", "embedding_init"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +86,7 @@ def read_initial_weights(source: Path, model: ModelConfig, tokenizer: Vocabulary
 
 
 def _require_fit(source: Path, info: ModelInfo, model: ModelConfig, *, free: set[str]) -> None:
-    free = _FREE | free | ({"max_positions"} if model.positions == "sinusoidal" else set())
+    free = {*NOT_OF_WEIGHTS, *free} | ({"max_positions"} if model.positions == "sinusoidal" else set())
     names = [field.name for field in dataclasses.fields(model) if field.name not in free]
     differing = [
         f"model.{name} = {getattr(info.model, name)!r}, not {getattr(model, name)!r}"
@@ -97,6 +95,6 @@ def _require_fit(source: Path, info: ModelInfo, model: ModelConfig, *, free: set
     ]
     if differing:
         raise UserError(
-            f"--init-from {source} has {'; '.join(differing)}: give this run the values of the model, or leave "
-            "--init-from out"
+            f"--init-from {source} has {'; '.join(differing)}: leave these settings out, because the model "
+            "sets them, or leave --init-from out"
         )

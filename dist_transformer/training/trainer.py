@@ -271,7 +271,7 @@ class Trainer:
         values, text = summarize(results)
         improved = progress.rank_validation(values[by], by=by, keep=self.config.checkpoints.keep_best)
         self.reporter.record("valid", progress.step, values)
-        best = "best" if improved else f"best was {progress.best[0][1]:.3f}"
+        best = "best" if improved else "best was {1:.3f} at step {0}".format(*progress.best[0])
         self.reporter.say(f"step {progress.step}: validation {text}, {best}")
 
     def _is_due(self, every: int) -> bool:
@@ -279,6 +279,9 @@ class Trainer:
 
     def _owes_validation(self) -> bool:
         progress, every = self.progress, self.config.validation.validate_every
+        if progress.step == 0:
+            # The score of the weights that the run starts with.
+            return every > 0 and self.config.checkpoints.init_from is not None
         due = every > 0 and (progress.step == self.config.max_steps or self._is_due(every))
         return due and progress.validated_step < progress.step
 

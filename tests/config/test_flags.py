@@ -1,5 +1,6 @@
 """The command line of a training: what wins over what, and the flags of other toolkits."""
 
+import dataclasses
 import json
 import re
 import shlex
@@ -50,6 +51,31 @@ def test_the_settings_of_a_run_serve_another_one(tmp_path: Path) -> None:
     plain = {**to_plain(before), "data_sha256": ["0"], "init_from_sha256": None, "deepspeed": {}}
     config = parsed("--config", written(tmp_path / "config.json", plain), "--run-dir", "after")
     assert config == before.changed(run_dir=Path("after"), resume="auto")
+
+
+def test_a_run_has_the_architecture_of_its_model(tmp_path: Path) -> None:
+    network = ModelConfig(width=48, heads=4, ffn_width=20, decoder_layers=2, dropout=0.4, activation="swish")
+    model = {"model": {**to_plain(network), "vocab_size": 50, "max_positions": 99}}
+    (tmp_path / "model").mkdir()
+    written(tmp_path / "model" / "config.json", model)
+    words = ("--init-from", tmp_path / "model", *HERE)
+    expected = dataclasses.replace(network, max_positions=99, dropout=PRESETS["big"].model.dropout)
+    assert parsed("--preset", "big", *words).model == expected
+    assert parsed("--preset=big", f"--init_from={tmp_path / 'model'}", *HERE).model == expected
+    file = written(tmp_path / "some.json", {"init_from": str(tmp_path / "model"), "model": {"dropout": 0.2}})
+    assert parsed("--config", file, *HERE).model == dataclasses.replace(expected, dropout=0.2)
+    # What is stated stays, and is refused if it contradicts the weights.
+    assert parsed("--model.heads", 6, *words).model.heads == 6
+    assert parsed("--variant", "C4", *words).model.width == 256
+    # A run that exists has the architecture in its own folder, wherever the model is now.
+    (tmp_path / "run").mkdir()
+    written(tmp_path / "run" / "config.json", model)
+    gone = ("--init-from", tmp_path / "gone", "--data", "d")
+    assert parsed(*gone, "--run-dir", tmp_path / "run").model.width == 48
+    assert parsed(*gone, "--run-dir", "r").model == PRESETS["base"].model
+    written(tmp_path / "model" / "config.json", {"model": {"width": "wide"}})
+    with pytest.raises(UserError, match=r"model/config\.json: width"):
+        parsed(*words)
 
 
 @pytest.mark.parametrize(

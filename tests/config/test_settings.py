@@ -262,7 +262,6 @@ def test_a_batch_beyond_all_use_is_refused(kind: type, name: str) -> None:
 
 
 def test_presets_leave_the_vocabulary_to_the_data() -> None:
-    assert set(PRESETS) == {"tiny", "multi30k", "ted_en_zh", "ted_tutorial", "base", "big", "big_large_batch"}
     assert {config.model.vocab_size for config in PRESETS.values()} == {0}
 
 

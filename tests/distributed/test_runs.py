@@ -131,13 +131,20 @@ def test_a_run_begins_with_a_model(worlds: dict[int, Path], toy_data: DataFolder
     begun = load_file(model / "model.safetensors")
     assert all(begun[name].equal(tensor) for name, tensor in averaged(worlds[1]).items())
     # In bf16 the fp32 weights must still be the model's, to the last bit but for the update.
-    flags = ("--init-from", model, "--optimizer.peak-lr", 1e-12, "--save-every", 1)
-    output = train(1, toy_data.path, run_dir, *flags, "--max-steps", 1)
+    places = ("--init-from", model, "--data", toy_data.path, "--run-dir", run_dir)
+    sizes = ("--batch.max-target-tokens", 256, "--validate-every", 2, "--validate-sentences", 0, "--ema-decay", 0)
+    flags = ("--preset", "finetune", *places, *sizes, "--optimizer.peak-lr", 1e-12, "--save-every", 1)
+    # Its network is that of the model, and its score is that of the weights it begins with.
+    output = run_ranks(1, "-m", "dist_transformer.train", *flags, "--max-steps", 1)
     assert f"starts with the weights of {model}" in output
+    assert [record["step"] for record in read_records(run_dir, "valid")] == [0, 1]
+    start, after = (record["nll"] for record in read_records(run_dir, "valid"))
+    assert start == pytest.approx(after, abs=1e-6)
     weights = run_dir / "weights"
     assert farthest(load_file(weights / "step-00000001.safetensors"), begun) <= 1e-11
     model.rename(tmp_path / "moved")
-    output = train(1, toy_data.path, run_dir, *flags, "--max-steps", 2, "--ema-decay", 0.9)
+    more = overridden([*flags, "--max-steps", 2, "--ema-decay", 0.9])
+    output = run_ranks(1, "-m", "dist_transformer.train", *more)
     assert "the moving average of the weights starts with the weights of step 1" in output
     assert farthest(load_file(weights / "ema-00000002.safetensors"), begun) <= 1e-11
     recorded = json.loads((run_dir / "config.json").read_text())

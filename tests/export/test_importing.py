@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,19 +12,19 @@ import pytest
 import safetensors.torch
 import sentencepiece
 import torch
-from transformers import MarianConfig, MarianMTModel
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel
 
 from dist_transformer.base.checks import Check
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.files import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, PAD_ID, SPECIALS
-from dist_transformer.export import huggingface, importing, marian_folder
+from dist_transformer.export import huggingface, importing, marian, marian_folder
 from dist_transformer.export.export import ExportSettings, export
 from dist_transformer.export.importing import ImportSettings, import_marian
 from dist_transformer.export.libraries import Target
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator
-from dist_transformer.model_folder import load_model
+from dist_transformer.model_folder import load_model, write_model_folder
 
 CPU = torch.device("cpu")
 ROWS = ["token ids", "decoding", "log-probabilities", "greedy search"]
@@ -164,12 +165,44 @@ def test_a_folder_of_any_shape(folder: Path, tmp_path: Path) -> None:
     tags = info.facing(info.all_directions[0].name).direction.tags
     translator = Translator(model, tokenizer, CPU, BeamSettings(), tags=tags)
     assert len(translator.translate(["Our guests sing.", ""])) == 2
+    # Back: the same weights, tokenizer and generations.
+    (out := tmp_path / "back").mkdir()
+    huggingface.write_huggingface(out, model, tokenizer, info.facing(info.all_directions[0].name))
+    again = safetensors.torch.load_file(out / "model.safetensors")
+    assert again.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert torch.equal(again[name], tensor), name
+    for name in ("source.spm", "target.spm", "vocab.json"):
+        assert (out / name).read_bytes() == before[name]
+    huggingface.write_generation_config(out, tokenizer, info.model, length_penalty=1.0)
+    assert generated(out, table) == generated(folder, table)
+    stated = json.loads((out / "tokenizer_config.json").read_text())
+    assert f"{stated['source_lang']}-{stated['target_lang']}" == names[0]
+
+
+def generated(folder: Path, table: dict[str, int]) -> list[str]:
+    """Translate as a user of transformers does, by greedy search without special tokens and tags."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
+    inputs = tokenizer(["Our hungry guests sing.", "The old doctor"], return_tensors="pt", padding=True)
+    never = [number for piece, number in table.items() if piece in SPECIALS[:3] or piece.startswith(">>")]
+    search = {"num_beams": 1, "early_stopping": False, "length_penalty": 1.0}
+    rows = model.generate(**inputs, max_new_tokens=20, suppress_tokens=never, **search)
+    # Theirs has </s> at the limit.
+    return tokenizer.batch_decode(rows[:, :19], skip_special_tokens=True)
 
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("target", ["hf", "ctranslate2"])
-def test_an_imported_model_is_exported_again(target: Target, plain: Path, tmp_path: Path) -> None:
-    run(plain, tmp_path / "model")
+def test_a_tuned_model_is_exported_again(target: Target, plain: Path, tmp_path: Path) -> None:
+    run(plain, tmp_path / "imported")
+    model, tokenizer, info = load_model(tmp_path / "imported", CPU)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # As training does, but for the output <s>, which has no probability and so no gradient.
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    weights = dict(model.state_dict())
+    write_model_folder(tmp_path / "model", info=info, weights=weights, tokenizer_json=tokenizer.content)
     lines = "".join(f"Our {word} guests sing.\n" for word in ("hungry", "old", "young", "tired"))
     for name in ("dev.en", "dev.de"):
         (tmp_path / name).write_text(lines)
@@ -202,12 +235,13 @@ def test_the_vocabulary_splits_each_side_by_its_own_model(folder: Path, tmp_path
     [
         (lambda model: model.output_bias.zero_(), {"log-probabilities", "greedy search"}),
         # The decoder does not begin with the vector of <pad>.
-        (lambda model: model.embedding[BOS_ID].normal_(), {"log-probabilities", "greedy search"}),
-        # <s> takes part in the softmax.
+        (lambda model: model.embedding[PAD_ID].normal_(), {"log-probabilities"}),
+        # <pad> does not take part in the softmax, <s> does.
+        (lambda model: model.output_bias[PAD_ID].fill_(-100), {"log-probabilities"}),
         (lambda model: model.output_bias[BOS_ID].fill_(5), {"log-probabilities"}),
         (lambda model: model.embedding.copy_(model.embedding.roll(1, 0)), {"log-probabilities", "greedy search"}),
     ],
-    ids=["bias", "begin", "masked", "rows"],
+    ids=["bias", "begin", "pad", "masked", "rows"],
 )
 def test_the_gate_refuses_other_weights(
     change: Callable[[Any], object], rows: set[str], plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -245,6 +279,49 @@ def add_entry(name: str) -> Callable[[Path], object]:
     return change
 
 
+FC1 = "model.decoder.layers.1.fc1.weight"
+
+
+def edit_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], object]:
+    def write(folder: Path) -> None:
+        weights = safetensors.torch.load_file(folder / "model.safetensors")
+        change(weights)
+        safetensors.torch.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return write
+
+
+class Command:
+    """A pickle of it runs a command when it is read."""
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return os.system, ("echo nothing may run this",)
+
+
+def as_pickle(more: object = None) -> Callable[[Path], object]:
+    """Replace the weights by `pytorch_model.bin`, with the tied matrix under all its names, as older folders have."""
+
+    def write(folder: Path) -> None:
+        weights: dict[str, Any] = safetensors.torch.load_file(folder / "model.safetensors")
+        weights |= {name: weights["model.shared.weight"].clone() for name in marian.SHARED}
+        (folder / "model.safetensors").unlink()
+        torch.save(weights | ({} if more is None else {"more": more}), folder / "pytorch_model.bin")
+
+    return write
+
+
+@pytest.mark.usefixtures("few")
+def test_a_folder_of_an_older_version_in_half_precision(plain: Path, tmp_path: Path) -> None:
+    shutil.copytree(plain, tmp_path / "theirs")
+    edit_weights(lambda weights: weights.update({name: tensor.half() for name, tensor in weights.items()}))(
+        tmp_path / "theirs"
+    )
+    as_pickle()(tmp_path / "theirs")
+    edit("config.json", torch_dtype="float16", dtype="float16")(tmp_path / "theirs")
+    checks = run(tmp_path / "theirs", tmp_path / "model")
+    assert [(check.name, check.state) for check in checks] == [(name, "ok") for name in ROWS]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -264,6 +341,13 @@ def add_entry(name: str) -> Callable[[Path], object]:
         (add_entry("<s>"), "has a vocab.json that has <s>"),
         (edit("vocab.json", more=9999), "do not have the ids 0 to"),
         (edit("vocab.json", more=None), "is not a table of ids"),
+        (edit_weights(lambda weights: weights.pop(FC1)), f"do not fit its config.json (missing: {FC1})"),
+        (edit_weights(lambda weights: weights.update(more=torch.ones(1))), "its config.json (unexpected: more)"),
+        (edit_weights(lambda weights: weights.update({FC1: torch.ones(2, 2)})), f"config.json (mismatched: {FC1})"),
+        (edit_weights(lambda weights: weights[FC1].fill_(torch.inf)), f"in {FC1} that are not finite"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"no"), "transformers cannot load"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "Error no file named model.safetensors"),
+        (as_pickle(Command()), "has weights that hold more than tensors: nothing of them was run"),
         (edit("tokenizer_config.json", source_lang=None), "does not name its languages: give them with --src-lang"),
     ],
 )

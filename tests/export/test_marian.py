@@ -120,6 +120,7 @@ def test_positions_are_those_of_marian_in_another_order() -> None:
     "change",
     [
         {"norm": "pre"},
+        {"norm_epsilon": 1e-6},
         {"positions": "learned"},
         {"attention": "distant"},
         {"tie_embeddings": False},

@@ -289,13 +289,16 @@ def test_equal_probabilities_at_the_cut_follow_the_order() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("fixed_shapes", [False, True])
-@pytest.mark.parametrize("change", [{"norm": "post"}, {"norm": "pre"}, {"attention": "distant"}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"norm": "post"}, {"begin_with_pad": True}, {"norm": "pre"}, {"attention": "distant"}], ids=str
+)
 @pytest.mark.usefixtures("distant")
 def test_cached_logits_equal_the_packed_decoders(change: dict[str, object], fixed_shapes: bool) -> None:
     model, beam = make_model(5, **change), 2
     sources = [[*source, EOS] for source in make_sources(4, seed=5)]
     rng = np.random.default_rng(1)
     targets = torch.from_numpy(rng.integers(4, 23, (4 * beam, 40)))
+    targets[:, 0] = BOS
     longest = max(map(len, sources))
     state = model.new_decoder_state(slots=4, beam_size=beam, source_room=longest, longest=40, fixed_shapes=fixed_shapes)
     model.begin_sentences(state, torch.arange(4), packed(sources))

@@ -11,7 +11,7 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model.packed import IGNORED, PackedBatch, PackedTokens, pack_side
 from dist_transformer.model.transformer import Transformer
 
-BOS, EOS, FIRST_WORD = 2, 3, 4
+PAD, BOS, EOS, FIRST_WORD = 0, 2, 3, 4
 
 Pair = tuple[list[int], list[int]]
 

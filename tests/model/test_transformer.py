@@ -18,7 +18,9 @@ from dist_transformer.model.residual import Residual
 from dist_transformer.model.transformer import Transformer, training_flops
 from tests.model.small_batches import (
     BATCH,
+    BOS,
     FIRST_WORD,
+    PAD,
     PAIRS,
     SMALL,
     count_parameters,
@@ -164,21 +166,21 @@ def test_dropout_falls_on_embeddings_plus_positions() -> None:
     torch.testing.assert_close(some[kept], whole[kept] / 0.75, rtol=1e-4, atol=1e-6)
 
 
-def normalised(norm: nn.LayerNorm, x: torch.Tensor) -> torch.Tensor:
-    return functional.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+def normalised(norm: nn.LayerNorm, x: torch.Tensor, epsilon: float = 1e-5) -> torch.Tensor:
+    return functional.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, epsilon)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_residual_connection_is_the_equation(norm: str) -> None:
-    residual = Residual(replace(SMALL, norm=norm, dropout=0.5)).eval()
+    residual = Residual(replace(SMALL, norm=norm, dropout=0.5, norm_epsilon=0.03)).eval()
     x_TD, matrix = torch.randn(9, 16), torch.randn(16, 16)
     with torch.no_grad():
         residual.norm.weight.normal_()
         residual.norm.bias.normal_()
     expected = (
-        normalised(residual.norm, x_TD + x_TD @ matrix)
+        normalised(residual.norm, x_TD + x_TD @ matrix, 0.03)
         if norm == "post"
-        else x_TD + normalised(residual.norm, x_TD) @ matrix
+        else x_TD + normalised(residual.norm, x_TD, 0.03) @ matrix
     )
     torch.testing.assert_close(residual(x_TD, lambda x: x @ matrix), expected)
 
@@ -245,6 +247,19 @@ def test_last_states_are_normalised(norm: str) -> None:
     for states in (memory_SD, hidden_states(model, BATCH)):
         torch.testing.assert_close(states.mean(1), torch.zeros(len(states)), rtol=0, atol=1e-5)
         torch.testing.assert_close(states.var(1, correction=0), torch.ones(len(states)), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_a_decoder_may_begin_with_the_vector_of_pad(tie_embeddings: bool) -> None:
+    model, plain = (make_model(begin_with_pad=begins, tie_embeddings=tie_embeddings) for begins in (True, False))
+    name = "embedding" if tie_embeddings else "target_embedding"
+    with torch.no_grad():
+        plain.get_parameter(name)[BOS] = plain.get_parameter(name)[PAD]
+    assert torch.equal(hidden_states(model, BATCH), hidden_states(plain, BATCH))
+    states = model.decode(BATCH.target, model.encode(BATCH.source), BATCH.source)
+    (rows,) = torch.autograd.grad(states.square().sum(), [model.get_parameter(name)])
+    assert rows[PAD].any()
+    assert not rows[BOS].any()
 
 
 def test_loss_is_that_of_the_logits() -> None:

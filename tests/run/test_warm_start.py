@@ -61,7 +61,7 @@ def test_another_network_is_refused_by_the_fields(
 ) -> None:
     with pytest.raises(UserError) as refused:
         read(model_folder, toy_tokenizer, random_model, **changes)
-    remedy = "give this run the values of the model, or leave --init-from out"
+    remedy = "leave these settings out, because the model sets them, or leave --init-from out"
     assert str(refused.value) == f"--init-from {model_folder} has {named}: {remedy}"
 
 

@@ -60,6 +60,9 @@ from dist_transformer.runtime.launch import as_typed
 # Pairs that are read, encoded and filtered at a time: about 20 MB of text.
 CHUNK_PAIRS = 50_000
 
+# A vocabulary beside it is that of a model.
+_WEIGHTS_FILE = "model.safetensors"
+
 # Classes in the index, for messages.
 _INDEX = (DataIndex, SplitInfo, ShardInfo, TextInfo, LanguageMarks)
 
@@ -100,7 +103,7 @@ def prepare(
         if not ranks.lead(work.whole.exists):
             _make(TaskRunner(work=work, pool=pool, ranks=ranks, show=show_progress), settings, say)
         index = ranks.lead(lambda: DataFolder.open(work.whole).index, kinds=_INDEX)
-    _report_result(index, settings.out, time.monotonic() - started, say)
+    _report_result(index, settings, time.monotonic() - started, say)
     return index
 
 
@@ -342,8 +345,8 @@ def _reporter(report: Report, bars: bool) -> Report:
     return say
 
 
-def _report_result(index: DataIndex, out: Path, seconds: float, report: Report) -> None:
-    train, valid = index.train, index.valid
+def _report_result(index: DataIndex, settings: PrepareSettings, seconds: float, report: Report) -> None:
+    train, valid, out = index.train, index.valid, settings.out
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in index.dropped.items())
     report(
         f"kept: {train.pairs:,} of {index.pairs_read:,} pairs; dropped {reasons} "
@@ -363,4 +366,6 @@ def _report_result(index: DataIndex, out: Path, seconds: float, report: Report) 
     report(f"wrote: {out}, {len(train.shards)} training shard{'s' * (len(train.shards) > 1)}, in {seconds:.1f} s")
     preset = "tiny" if index.synthetic else "multi30k" if train.pairs < 200_000 else "base"
     flags = ["--preset", preset, "--data", out, "--run-dir", "runs/first"]
+    if settings.tokenizer is not None and (settings.tokenizer.parent / _WEIGHTS_FILE).exists():
+        flags[1:2] = ["finetune", "--init-from", settings.tokenizer.parent]
     report(f"next: {as_typed([sys.executable, '-m', 'dist_transformer.train', *flags])}")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.data.folder.format import TOKENIZER_FILE
 from dist_transformer.data.text.files import PairSource
 from dist_transformer.data.vocabulary.learning import LearnedKind, Learning
 from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
@@ -26,7 +27,7 @@ class PrepareSettings:
     character_coverage: float | None = None
     """Share of the characters of the text that are pieces of SentencePiece; None: 0.9995."""
     tokenizer: Path | None = None
-    """A tokenizer.json or a model of SentencePiece to use unchanged, instead of learning one."""
+    """A model or data folder, its tokenizer.json, or a model of SentencePiece: use its vocabulary unchanged."""
     tags: tuple[str, ...] = ()
     """Tags to reserve in a vocabulary that is learned."""
     source_tags: tuple[str, ...] = ()
@@ -64,10 +65,12 @@ class PrepareSettings:
             raise UserError(
                 "there is no text to prepare: give --src and --tgt, --tsv, --jsonl, --parquet, --dataset or --toy"
             )
+        if self.tokenizer is not None and self.tokenizer.is_dir():
+            object.__setattr__(self, "tokenizer", self.tokenizer / TOKENIZER_FILE)
         if self.tokenizer is None and self.vocab_size is None:
             raise UserError(
                 "vocab_size is missing: give --vocab-size (37000 is the paper's, 10000 suits 30,000 pairs), "
-                "or a tokenizer.json or a SentencePiece model with --tokenizer"
+                "or a model folder, a tokenizer.json or a SentencePiece model with --tokenizer"
             )
         if self.tokenizer is None:
             _ = self.learning
