@@ -21,7 +21,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +39,11 @@ from dist_transformer.model_folder import read_model_info
 from dist_transformer.run.outputs import claim_file, claim_folder
 
 if TYPE_CHECKING:
+    import torch
+
     from dist_transformer.export.export import Export
 
-BAR = "{desc}: {percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}"
+_BAR = "{desc}: {percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}"
 
 
 def main() -> None:
@@ -53,7 +56,6 @@ def main() -> None:
     read_model_info(arguments.model)
 
     from dist_transformer.export.export import ExportSettings, export
-    from dist_transformer.runtime.device import find_device
 
     settings = ExportSettings(
         model=arguments.model,
@@ -67,17 +69,26 @@ def main() -> None:
         name=arguments.name,
         license=arguments.license,
     )
-    device = find_device(arguments.device)
-    if device.type == "cpu":
-        # transformers imports DeepSpeed if it is installed. DeepSpeed would look for an accelerator, and warn.
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    with tqdm(bar_format=BAR, disable=None, leave=False) as bar:
-        made = export(settings, device, progress=Bar(bar), show=show_checks)
+    with comparing(arguments.device) as (device, bar):
+        made = export(settings, device, progress=bar, show=show_checks)
     if settings.license is None:
         print("note: the card states no license; --license adds one, such as cc-by-4.0")
     print(f"written: {settings.out}, for {LIBRARIES[settings.to]}; {settings.out / 'README.md'} shows how to load it")
     if arguments.json is not None:
         write_json(made, arguments.json)
+
+
+@contextmanager
+def comparing(name: str | None) -> "Iterator[tuple[torch.device, Bar]]":
+    """Give the device of this name, ready for other libraries, and a bar for the comparison with one."""
+    from dist_transformer.runtime.device import find_device
+
+    device = find_device(name)
+    if device.type == "cpu":
+        # transformers imports DeepSpeed if it is installed. DeepSpeed would look for an accelerator, and warn.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    with tqdm(bar_format=_BAR, disable=None, leave=False) as bar:
+        yield device, Bar(bar)
 
 
 def show_checks(checks: "Sequence[Check]") -> None:

@@ -14,12 +14,9 @@ its training. Needs transformers: pip install 'dist_transformer[export]'.
 # ruff: noqa: N999
 
 import argparse
-import os
 from pathlib import Path
 
-from tqdm import tqdm
-
-from dist_transformer.cli.export import BAR, Bar, show_checks
+from dist_transformer.cli.export import comparing, show_checks
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.inference.options import add_device_option
 from dist_transformer.run.outputs import claim_folder
@@ -30,7 +27,6 @@ def main() -> None:
     claim_folder(arguments.out, "--out", (arguments.folder, arguments.src))
 
     from dist_transformer.export.importing import ImportSettings, import_marian
-    from dist_transformer.runtime.device import find_device
 
     settings = ImportSettings(
         folder=arguments.folder,
@@ -39,12 +35,8 @@ def main() -> None:
         source_language=arguments.src_lang,
         target_language=arguments.tgt_lang,
     )
-    device = find_device(arguments.device)
-    if device.type == "cpu":
-        # transformers imports DeepSpeed if it is installed. DeepSpeed would look for an accelerator, and warn.
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    with tqdm(bar_format=BAR, disable=None, leave=False) as bar:
-        info = import_marian(settings, device, progress=Bar(bar), show=show_checks)
+    with comparing(arguments.device) as (device, bar):
+        info = import_marian(settings, device, progress=bar, show=show_checks)
     names = ", ".join(direction.name for direction in info.all_directions)
     print(f"written: {settings.out}, {names}, {info.model.vocab_size:,} entries of vocabulary")
 

@@ -34,10 +34,11 @@ PRESETS: dict[str, TrainConfig] = {
         validate_every=250,
         patience=10,
     ),
-    # Further training of a model: its network is that of --init-from.
+    # Further training of a model: its network is that of --init-from. The constant rate is measured in
+    # results/finetune.json.
     "finetune": _preset(
         batch=BatchConfig(max_target_tokens=2048, packs_per_step=2),
-        optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=5e-5, warmup_steps=200, max_grad_norm=1.0),
+        optimizer=OptimizerConfig(schedule="constant", peak_lr=5e-5, warmup_steps=200, max_grad_norm=1.0),
         max_steps=10_000,
         save_every=200,
         validate_every=200,

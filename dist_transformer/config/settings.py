@@ -43,18 +43,18 @@ def _require_fraction(config: object, *names: str) -> None:
 
 def _require_not_negative(config: object, *names: str) -> None:
     for name in names:
-        value = getattr(config, name)
-        _require(0 <= value < math.inf, name, value, "give 0 or a number above 0")
-        most = _LARGEST_FLOAT if isinstance(value, float) else _TOO_LARGE
-        _require(value < most, name, value, "give a smaller number")
+        _require_number(name, getattr(config, name), getattr(config, name) >= 0, "give 0 or a number above 0")
 
 
 def _require_positive(config: object, *names: str) -> None:
     for name in names:
-        value = getattr(config, name)
-        _require(0 < value < math.inf, name, value, "give a number above 0")
-        most = _LARGEST_FLOAT if isinstance(value, float) else _TOO_LARGE
-        _require(value < most, name, value, "give a smaller number")
+        _require_number(name, getattr(config, name), getattr(config, name) > 0, "give a number above 0")
+
+
+def _require_number(name: str, value: float, fits: bool, remedy: str) -> None:
+    _require(fits and value < math.inf, name, value, remedy)
+    most = _LARGEST_FLOAT if isinstance(value, float) else _TOO_LARGE
+    _require(value < most, name, value, "give a smaller number")
 
 
 def _require_known(config: object, name: str, registry: Registry[Any]) -> None:
@@ -246,9 +246,7 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         _require_positive(self, "warmup_steps", "lr_scale", "peak_lr", "epsilon")
         _require_fraction(self, "beta1", "beta2", "label_smoothing")
-        for name in ("weight_decay", "max_grad_norm", "min_lr"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "give 0 (off) or a number above 0")
-            _require_not_negative(self, name)
+        _require_not_negative(self, "weight_decay", "max_grad_norm", "min_lr")
         _require_known(self, "schedule", SCHEDULES)
         fits = self.schedule == "noam" or self.min_lr <= self.peak_lr
         _require(fits, "min_lr", self.min_lr, f"it cannot be above peak_lr ({self.peak_lr})")
