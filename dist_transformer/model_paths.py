@@ -10,8 +10,8 @@ CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, CARD_FILE = "config.json", "model.saf
 
 REMEDY = "write the folder again with dist-transformer average"
 OF_ANOTHER_LIBRARY = (
-    "only models that dist-transformer average wrote are read, so give such a folder, or train one with "
-    "dist-transformer train"
+    "only models that dist-transformer wrote are read, so train one with dist-transformer train, or convert a "
+    "MarianMT folder with dist-transformer import"
 )
 _FOREIGN_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".npz", ".h5", ".msgpack", ".onnx", ".gguf")
 

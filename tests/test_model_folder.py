@@ -239,7 +239,7 @@ def test_another_folder_in_place_of_a_model(files: list[str], message: str, tmp_
 
 
 AVERAGE_RUN = r"make a model from that run with .* average --run-dir {place}/run --out .*/run/model$"
-ONLY_OURS = r"only models that dist-transformer average wrote are read, so give such a folder, or train one with"
+ONLY_OURS = r"only models that dist-transformer wrote are read, so train one with dist-transformer train, or convert a"
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,14 @@ def settings(arguments: list[str]) -> TrainConfig:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_sets_the_defaults(preset: str) -> None:
-    config = settings(["--preset", preset, *FOLDERS])
-    assert config == PRESETS[preset].changed(data=("corpus/de",), run_dir=Path("runs/1"))
+    more, values = ([], {}) if preset != "finetune" else (["--init-from", "gone"], {"init_from": Path("gone")})
+    config = settings(["--preset", preset, *FOLDERS, *more])
+    assert config == PRESETS[preset].changed(data=("corpus/de",), run_dir=Path("runs/1"), **values)
+
+
+def test_fine_tuning_needs_a_model() -> None:
+    with pytest.raises(UserError, match="--preset finetune trains a model further: give it with --init-from"):
+        settings(["--preset", "finetune", *FOLDERS])
 
 
 def test_base_is_the_preset_when_none_is_given() -> None:

@@ -47,7 +47,7 @@ def parse_training(arguments: Sequence[str], *, prog: str) -> tuple[TrainConfig,
 
     Raises:
         UserError: an unknown preset or variant, a file that cannot be used, a flag of another toolkit, a flag that is
-            given twice, or a setting without effect.
+            given twice, a setting without effect, or nothing to fine-tune.
     """
     choices = flags_of_training() | {"--preset": [*PRESETS], "--variant": [*VARIANTS]}
     choices |= dict.fromkeys(("--config", "--test-mode", "--local_rank"), ())
@@ -84,6 +84,8 @@ def parse_training(arguments: Sequence[str], *, prog: str) -> tuple[TrainConfig,
         prog=prog,
         description="",
     )
+    if chosen.preset == "finetune" and config.checkpoints.init_from is None:
+        raise UserError("--preset finetune trains a model further: give it with --init-from, or choose another preset")
     refuse_without_effect(stated, config)
     require_usable_places(config)
     return config, chosen.dry_run

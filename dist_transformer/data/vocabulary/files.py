@@ -25,7 +25,8 @@ def load_vocabulary(path: Path) -> Vocabulary:
     try:
         content = read_small(path, most=TOKENIZER_BYTES)
     except OSError as error:
-        raise UserError(f"tokenizer {path} cannot be read ({error.strerror}): check the name") from None
+        published = ", or convert that folder with dist-transformer import" * (path.parent / "vocab.json").exists()
+        raise UserError(f"tokenizer {path} cannot be read ({error.strerror}): check the name{published}") from None
     try:
         return _parse(content)
     except ValueError as error:
