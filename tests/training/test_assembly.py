@@ -85,6 +85,7 @@ DEMO, MULTI30K, TALKS, WMT14 = (25_000, 484_322), (29_000, 406_000), (200_000, 4
 INTENDED = {
     "tiny": DEMO,
     "multi30k": MULTI30K,
+    "finetune": TALKS,
     "ted_en_zh": TALKS,
     "ted_tutorial": TALKS,
     "base": WMT14,

@@ -224,7 +224,7 @@ def test_stage_3_averages_for_it_does_not_sum() -> None:
 def test_clipping_is_always_written(preset: str) -> None:
     """DeepSpeed's own default is 1.0; the paper has none."""
     completed = complete_ds_config(load_ds_config(None), PRESETS[preset], 1)
-    assert completed["gradient_clipping"] == 0.0
+    assert completed["gradient_clipping"] == (1.0 if preset == "finetune" else 0.0)
     clipped = dataclasses.replace(PRESETS[preset], optimizer=OptimizerConfig(max_grad_norm=0.5))
     assert complete_ds_config(load_ds_config(None), clipped, 1)["gradient_clipping"] == 0.5
     # `PlainAdam` clips at stage 0: DeepSpeed's own clipping would hide the norm.
