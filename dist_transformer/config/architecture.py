@@ -14,20 +14,19 @@ _CONFIG_FILE = "config.json"
 
 
 def with_architecture(
-    preset: ModelConfig, *, init_from: Path, run_dir: Path | None, variant: ModelConfig | None = None
+    variant: ModelConfig, *, preset: ModelConfig, init_from: Path, run_dir: Path | None
 ) -> ModelConfig:
-    """Return the network of a preset with the architecture that `init_from` gives the run.
+    """Return the network of a preset and a variant with the architecture that `init_from` gives the run.
 
     A run that exists has it in its own folder, so it resumes even if the model is gone. A path that is no model folder
     changes nothing: reading the weights reports that.
 
     Args:
-        variant: the network of the preset with a variant. What that changes stays, so that a contradiction is refused.
+        variant: the preset's network with a variant. What that changes stays, so that a contradiction is refused.
 
     Raises:
         UserError: a file has a wrong value; the message names it.
     """
-    variant = variant or preset
     for folder in (run_dir or init_from, init_from):
         file = folder / _CONFIG_FILE
         try:

@@ -108,7 +108,7 @@ def defaults_of(preset: str, variant: str, arguments: Sequence[str], *, init_fro
     folder = given.init_from or (Path(init_from) if isinstance(init_from, str) else None)
     if folder is None:
         return default
-    model = with_architecture(PRESETS[preset].model, init_from=folder, run_dir=given.run_dir, variant=default.model)
+    model = with_architecture(default.model, preset=PRESETS[preset].model, init_from=folder, run_dir=given.run_dir)
     return dataclasses.replace(default, model=model)
 
 
