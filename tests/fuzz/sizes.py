@@ -30,11 +30,12 @@ from dist_transformer.run.folder import lost_records, settings_of
 from dist_transformer.run.ledger import chain_link, truncate_jsonl
 from dist_transformer.run.verify import verify_run
 from tests.fuzz.formats import FORMATS, Lab, exhaust
-from tests.fuzz.harness import attempt
+from tests.fuzz.harness import MEMORY, attempt
 from tests.run.sound_run import NEWEST, PART, WEIGHTS, seal
 from tests.small_model import restate
 
-_HOLE = 2**30
+# More than a reader may take by so much that what its process has freed before and keeps does not make it fit.
+_HOLE = 3 * MEMORY // 2
 _LISTS = 2**27
 # Twice the records that are kept.
 _RECORDS = 2**26
@@ -80,7 +81,7 @@ def left_out(path: Path) -> None:
 
 
 def bomb(path: Path) -> None:
-    """A small file that unpacks to a line of one GiB."""
+    """A small file that unpacks to a line of 1.5 GiB."""
     block = gzip.compress(bytes(2**24), 9)
     path.write_bytes(block * (_HOLE // 2**24))
 
