@@ -4,6 +4,7 @@ memory.
 Readers of C and Rust are tried in a child, which may crash; the others in this process, which is warm.
 """
 
+import ctypes
 import faulthandler
 import os
 import resource
@@ -95,6 +96,8 @@ def _in_a_child(read: Callable[[], object]) -> str:
 
 def _bound_this_process() -> None:
     """Whatever exceeds a limit gets an error, or is ended by a signal, in code of any language."""
+    # What the process has freed and keeps would come on top of the limit, and a file of just its size would fit.
+    ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/statm", encoding="ascii") as file:
         held = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, held + MEMORY))
