@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from dist_transformer.base.errors import UserError
 
-CPU_SECONDS, WALL_SECONDS = 5, 60
+CPU_SECONDS, WALL_SECONDS = 10, 60
 MEMORY = 2**30
 """Bytes that a reader may take besides what the process has."""
 
