@@ -5,6 +5,7 @@ tools/benchmark.py train --data data/mine --preset tiny --json results/bench-cpu
 tools/benchmark.py decode --model runs/mine/model --src test.en --ref test.de
 tools/benchmark.py step --data data/mine --preset big -- --compile
 tools/benchmark.py kernels --preset big
+tools/benchmark.py race --data data/mine --work runs/race --pymarian marian/bin/pymarian --eole eole/bin/eole
 tools/benchmark.py stall --data data/mine --preset base --rate 600000
 deepspeed --num_gpus 2 tools/benchmark.py train --data data/mine --peers stock plain
 
@@ -25,6 +26,9 @@ from benchmarks.decoding import DecodeBenchmark, decode_table, run_decoding_benc
 from benchmarks.flags import Measure, parse_arguments
 from benchmarks.kernels import KernelBenchmark, kernel_table, run_kernel_benchmark
 from benchmarks.measure import result_of, write_result
+from benchmarks.race.race import Race, race_table
+from benchmarks.race.text import RaceText
+from benchmarks.race.toolkits import TOOLKITS
 from benchmarks.rows import (
     COST_ROW,
     DATA_ROW,
@@ -275,12 +279,48 @@ def measure_data(arguments: argparse.Namespace) -> Measured:
     )
 
 
+def measure_race(arguments: argparse.Namespace) -> Measured:
+    text = RaceText(DataFolder.open(arguments.data), arguments.work / "text")
+    if not text.valid.exists():
+        text.write()
+    programs = {"marian": arguments.pymarian, "eole": arguments.eole}
+    toolkits = {name: TOOLKITS[name](text=text, program=programs.get(name)) for name in arguments.toolkits}
+    race = Race(
+        toolkits=toolkits,
+        work=arguments.work,
+        size=arguments.size,
+        peaks=tuple(arguments.peaks),
+        warm_ups=tuple(arguments.warm_ups),
+        grid_steps=arguments.grid_steps,
+        seeds=tuple(arguments.seeds),
+        steps=arguments.steps,
+        every=arguments.every,
+        report=say,
+    )
+    race.run()
+    figures = race.figures()
+    return Measured(
+        what="CPU seconds of all processes, start-up included, until greedy translations of the validation text reach "
+        "a BLEU score; medians over seeds",
+        figures=figures,
+        given=[
+            *(*DATA, "--work", "RACE", "--size", arguments.size, "--toolkits", *toolkits),
+            *("--peaks", *race.peaks, "--warm-ups", *race.warm_ups, "--grid-steps", race.grid_steps),
+            *("--seeds", *race.seeds, "--steps", race.steps, "--every", race.every),
+        ],
+        table=race_table(figures),
+        text=text.data.index,
+        seeds=race.seeds,
+    )
+
+
 MEASURES: dict[str, Measure] = {
     "cost": measure_costs,
     "data": measure_data,
     "decode": measure_decoding,
     "kernels": measure_kernels,
     "learn": measure_learning,
+    "race": measure_race,
     "stall": measure_stall,
     "step": measure_step,
     "train": measure_training,

@@ -7,6 +7,8 @@ from typing import Any
 
 from benchmarks.data import DataBenchmark
 from benchmarks.decoding import LABELS as DECODE_LABELS
+from benchmarks.race.lane import SIZES
+from benchmarks.race.toolkits import TOOLKITS
 from benchmarks.training.field import LABELS
 from dist_transformer.inference.options import PRECISIONS
 
@@ -57,6 +59,7 @@ def parse_arguments(description: str | None, measures: Mapping[str, Measure]) ->
     add_cost_parser(parts, measures)
     add_step_parser(parts, measures)
     add_kernels_parser(parts, measures)
+    add_race_parser(parts, measures)
     return parser.parse_args()
 
 
@@ -76,6 +79,40 @@ def add_part(
         part.add_argument("flags", nargs="*", metavar="-- FLAGS", help="flags of dist_transformer.train")
     part.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: no file)")
     return part
+
+
+def add_race_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
+    race = add_part(
+        parts,
+        "race",
+        measures["race"],
+        trains=False,
+        help="CPU seconds until translations reach a BLEU score, compared with other toolkits",
+        description="Train the same network on the same segments with each toolkit, and score its weights on the "
+        "validation text. Learning rates are chosen for each on that text. What is in --work is not done again.",
+    )
+    race.add_argument("--data", type=Path, required=True, help="data folder")
+    race.add_argument("--work", type=Path, required=True, help="folder of the trainings")
+    race.add_argument("--size", choices=SIZES, default="tiny", help="network (default: %(default)s)")
+    race.add_argument(
+        "--toolkits", nargs="+", choices=TOOLKITS, default=[*TOOLKITS], metavar="T", help=" ".join(TOOLKITS)
+    )
+    race.add_argument("--pymarian", type=Path, metavar="FILE", help="Marian's program, of the package pymarian")
+    race.add_argument("--eole", type=Path, metavar="FILE", help="Eole's program")
+    for name, kind, default, meaning in (
+        ("peaks", float, (1.5e-3, 3e-3), "peaks of the learning rate to choose from"),
+        ("warm-ups", int, (200, 400), "steps of warm-up to choose from"),
+        ("seeds", int, (1, 2, 3), "seeds; the first chooses the rates"),
+    ):
+        race.add_argument(
+            f"--{name}", nargs="+", type=kind, default=default, metavar="N", help=f"{meaning} (default %(default)s)"
+        )
+    for name, number, meaning in (
+        ("grid-steps", 400, "steps of a training that chooses rates"),
+        ("steps", 1200, "steps of each training of the race"),
+        ("every", 100, "steps between weights that are scored"),
+    ):
+        race.add_argument(f"--{name}", type=int, default=number, metavar="N", help=f"{meaning} (default %(default)s)")
 
 
 def add_train_parser(parts: Any, measures: Mapping[str, Measure]) -> None:

@@ -8,7 +8,6 @@ Each has variants: Marian with either attention of transformers, and in bf16 eit
 weights with fp32 copies for the optimizer. The fastest variant of each takes part.
 """
 
-import itertools
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -167,7 +166,7 @@ class PaddedContender:
         self,
         model: nn.Module,
         logits: Logits,
-        batches: list[np.ndarray],
+        rows: Iterator[np.ndarray],
         sample: TextSample,
         config: TrainConfig,
         *,
@@ -175,8 +174,7 @@ class PaddedContender:
     ) -> None:
         self.model, self.logits, self.sample, self.config = model, logits, sample, config
         self.device = next(model.parameters()).device
-        self.batches = batches
-        self.rows: Iterator[np.ndarray] = itertools.cycle(batches)
+        self.rows = rows
         self.optimizer = MasterAdamW(model, config)
         self.scheduler = make_scheduler(self.optimizer, config)
         self.loss = torch.compile(self._loss, dynamic=True) if compiles else self._loss
@@ -252,20 +250,24 @@ class TrainerContender:
             """A trainer whose length groups are shuffled. Unshuffled, a short run would see only the longest pairs."""
 
             def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
-                grouped = list(super()._get_train_sampler(train_dataset) or ())
-                batches = [grouped[start : start + pairs] for start in range(0, len(grouped), pairs)]
-                order = even_order(np.array([lengths[rows].sum() for rows in batches]), np.random.default_rng(seed))
-                return ListSampler([row for i in order for row in batches[i]])
+                grouped = super()._get_train_sampler(train_dataset)
+                assert grouped is not None
+                return ShuffledGroups(grouped)
 
-        class ListSampler(Sampler[int]):
-            def __init__(self, rows: list[int]) -> None:
-                self.rows = rows
+        class ShuffledGroups(Sampler[int]):
+            """The groups of another sampler, which it makes anew for each epoch, in another order."""
+
+            def __init__(self, grouped: Sampler[int]) -> None:
+                self.grouped, self.rng = grouped, np.random.default_rng(seed)
 
             def __iter__(self) -> Iterator[int]:
-                return iter(self.rows)
+                rows = list(self.grouped)
+                batches = [rows[start : start + pairs] for start in range(0, len(rows), pairs)]
+                order = even_order(np.array([lengths[batch].sum() for batch in batches]), self.rng)
+                return (row for i in order for row in batches[i])
 
             def __len__(self) -> int:
-                return len(self.rows)
+                return len(self.grouped)  # type: ignore[arg-type]
 
         torch.set_num_threads(threads)
         optimizer = MasterAdamW(self.marian, self.config)
@@ -377,16 +379,15 @@ def peer_contenders(
 
     def torch_transformer(kind: str) -> Contender:
         plain = cast(TorchTransformer(model), kind)
-        batches = sample.bucketed_for(step_tokens, seed=config.seed)
-        return PaddedContender(plain, plain, batches, sample, config)
+        return PaddedContender(plain, plain, sample.epochs(step_tokens, seed=config.seed), sample, config)
 
     def trainer(attention: str, kind: str) -> Contender:
         return TrainerContender(marian(attention, kind), sample, config, pairs=pairs)
 
     def compiled(attention: str, kind: str) -> Contender:
         peer = marian(attention, kind)
-        batches = sample.bucketed_for(step_tokens, seed=config.seed)
-        return PaddedContender(peer, partial(marian_logits, peer), batches, sample, config, compiles=True)
+        rows = sample.epochs(step_tokens, seed=config.seed)
+        return PaddedContender(peer, partial(marian_logits, peer), rows, sample, config, compiles=True)
 
     ways = {f"{attention} attention, {kind}": (attention, kind) for attention in ATTENTIONS for kind in weights}
     return {

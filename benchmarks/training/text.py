@@ -1,6 +1,7 @@
 """Sentence pairs of a data folder as lists of ids, for peers that batch in their own way."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,8 +79,8 @@ class TextSample:
         batches.append(order[start:])
         return [batches[i] for i in even_order(np.array([self.sizes[rows, 1].sum() for rows in batches]), rng)]
 
-    def bucketed_for(self, target_tokens: float, *, seed: int) -> list[np.ndarray]:
-        """Make `bucketed` batches whose mean number of real target tokens is as near to the given one as can be."""
+    def epochs(self, target_tokens: float, *, seed: int) -> Iterator[np.ndarray]:
+        """Make batches without end, `bucketed` anew for each epoch, with a mean of about that many target tokens."""
         low, high = 1, int(4 * target_tokens) + 1
         while high - low > 1:
             middle = (low + high) // 2
@@ -87,7 +88,8 @@ class TextSample:
                 low = middle
             else:
                 high = middle
-        return self.bucketed(max_tokens=high, seed=seed)
+        for epoch in itertools.count(seed):
+            yield from self.bucketed(max_tokens=high, seed=epoch)
 
 
 def even_order(tokens: np.ndarray, rng: np.random.Generator) -> list[int]:

@@ -1,5 +1,6 @@
 """Reading of Hugging Face's MarianMT folders: configuration, weights and vocabulary, as ours."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +104,28 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def our_weights(theirs: dict[str, torch.Tensor], config: ModelConfig, vocabulary: MarianVocabulary) -> Transformer:
-    """Make our model of the weights of theirs. `<s>` has the vector of `<pad>`, and is no output.
+    """Make our model of the weights of a folder. `<s>` has the vector of `<pad>`, and is no output.
 
     Args:
         theirs: by the names of `MarianMTModel.state_dict()`.
+
+    Raises:
+        UserError: the weights do not fit the configuration.
+    """
+    model = of_marian(theirs, config, vocabulary.their_ids)
+    assert model.output_bias is not None
+    with torch.no_grad():
+        model.output_bias[BOS_ID] = NEVER
+        model.embedding[BOS_ID] = model.embedding[PAD_ID]
+    return model
+
+
+def of_marian(theirs: dict[str, torch.Tensor], config: ModelConfig, their_ids: Sequence[int]) -> Transformer:
+    """Make our model of their weights.
+
+    Args:
+        theirs: by the names of `MarianMTModel.state_dict()`.
+        their_ids: id of each entry of our vocabulary in theirs.
 
     Raises:
         UserError: the weights do not fit the configuration.
@@ -119,9 +138,12 @@ def our_weights(theirs: dict[str, torch.Tensor], config: ModelConfig, vocabulary
     places = Transformer(config)
     for parameter, numbers in zip(places.parameters(), numbered, strict=True):
         parameter.data = numbers.view(parameter.shape)
-    rows = torch.tensor(vocabulary.their_ids)
+    rows = torch.tensor(their_ids)
     flat = torch.cat([tensor.flatten() for tensor in state.values()])
-    for name, place in marian_weights(places).items():
+    converted = marian_weights(places)
+    if not config.output_bias:
+        del converted[BIAS]
+    for name, place in converted.items():
         tensor = theirs.get(name)
         if tensor is not None and name == BIAS:
             tensor = tensor[:, rows]
@@ -132,9 +154,6 @@ def our_weights(theirs: dict[str, torch.Tensor], config: ModelConfig, vocabulary
         if not tensor.isfinite().all():
             raise UserError(f"the weights have numbers in {name} that are not finite: {_REMEDY}")
         flat[place.long().flatten()] = tensor.flatten().float()
-    assert places.output_bias is not None
-    flat[int(places.output_bias[BOS_ID])] = NEVER
-    flat[places.embedding[BOS_ID].long()] = flat[places.embedding[PAD_ID].long()]
     parts = flat.split(sizes)
     model.load_state_dict({name: part.view(state[name].shape) for name, part in zip(state, parts, strict=True)})
     return model

@@ -1,0 +1,236 @@
+"""A race of toolkits to BLEU scores: rates are chosen on the validation text, then each trains with every seed."""
+
+import dataclasses
+import itertools
+import json
+import os
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import ROOT, Measure
+from benchmarks.race.lane import Recipe
+from benchmarks.race.meter import Reading, run_metered
+from benchmarks.race.toolkits import Toolkit
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import remove_tree, write_file
+from dist_transformer.config.plain import read_json
+from dist_transformer.data.loading.loader import open_training_data
+
+GOALS = (15, 20, 25, 30)
+"""BLEU scores."""
+_BEAM = 4
+# A batch's size is adjusted until a step has the wanted number of real target tokens, to this share.
+_PRECISION, _TRIALS = 0.015, 6
+_TRIED_STEPS, _COUNTED_STEPS = 100, 200
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Race:
+    toolkits: Mapping[str, Toolkit]
+    work: Path
+    """Folder of the lanes. What is in it is not done again."""
+    size: str
+    peaks: tuple[float, ...]
+    warm_ups: tuple[int, ...]
+    grid_steps: int
+    seeds: tuple[int, ...]
+    steps: int
+    every: int
+    report: Report
+
+    def run(self) -> None:
+        """Train what is missing, one lane after the other."""
+        for name, toolkit in self.toolkits.items():
+            self.folder(name).mkdir(parents=True, exist_ok=True)
+            try:
+                toolkit.setup()
+                for recipe in self.grid():
+                    self.lane(name, recipe)
+                for seed in self.seeds:
+                    self.lane(name, self.chosen(name, seed))
+            except UserError as error:
+                write_file(self.folder(name) / "failure.json", json.dumps(str(error)))
+                self.report(f"{name}: {error}")
+
+    def folder(self, name: str) -> Path:
+        return self.work / self.size / name
+
+    def grid(self) -> list[Recipe]:
+        first = Recipe(
+            size=self.size,
+            peak_lr=self.peaks[0],
+            warmup_steps=self.warm_ups[0],
+            seed=self.seeds[0],
+            steps=self.grid_steps,
+            every=self.every,
+        )
+        return [
+            dataclasses.replace(first, peak_lr=peak, warmup_steps=warm_up)
+            for peak, warm_up in itertools.product(self.peaks, self.warm_ups)
+        ]
+
+    def chosen(self, name: str, seed: int) -> Recipe:
+        """Return the recipe of the grid whose last weights have the best score, with the race's seed and steps."""
+        scores = {recipe: self.record(name, recipe)["points"][-1]["bleu"] for recipe in self.grid()}
+        return dataclasses.replace(max(scores, key=scores.__getitem__), seed=seed, steps=self.steps)
+
+    def record(self, name: str, recipe: Recipe) -> dict[str, Any]:
+        return read_json(self.folder(name) / recipe.name / "record.json")
+
+    def lane(self, name: str, recipe: Recipe) -> None:
+        """Train and score, unless this was done."""
+        toolkit, folder = self.toolkits[name], self.folder(name) / recipe.name
+        if (folder / "record.json").exists():
+            return
+        batch = self.batch(name, recipe)
+        usage, readings = train(toolkit, recipe, folder, batch=batch)
+        saved, points = toolkit.saved(folder), []
+        for step, reading in sorted(readings.items()):
+            bleu = toolkit.text.bleu(toolkit.translate(saved[step], recipe, beam=1))
+            points.append({"step": step, "bleu": bleu, **dataclasses.asdict(reading)})
+        record = {
+            "recipe": dataclasses.asdict(recipe),
+            "batch": batch,
+            "step_tokens": toolkit.step_tokens(folder),
+            "points": points,
+            "bleu_of_beam": toolkit.text.bleu(toolkit.translate(saved[recipe.steps], recipe, beam=_BEAM)),
+            "peak_mib": usage.peak_mib,
+        }
+        write_file(folder / "record.json", json.dumps(record, indent=1) + "\n")
+        last = points[-1]
+        self.report(f"{name} {recipe.name}: BLEU {last['bleu']:.1f} after {last['cpu_seconds']:.0f} CPU seconds")
+
+    def batch(self, name: str, recipe: Recipe) -> int:
+        """Find the size of a batch with as many real target tokens per step as ours, by short trainings of little."""
+        file = self.folder(name) / "batch.json"
+        if file.exists():
+            return int(json.loads(file.read_text()))
+        toolkit = self.toolkits[name]
+        wanted = our_step_tokens(toolkit.text.data.path, recipe)
+        size = round(wanted)
+        for _ in range(_TRIALS if toolkit.pads else 0):
+            trial = dataclasses.replace(recipe, size="trial", steps=_TRIED_STEPS, every=_TRIED_STEPS)
+            folder = self.folder(name) / "trial"
+            train(toolkit, trial, folder, batch=size)
+            ratio = toolkit.step_tokens(folder) / wanted
+            self.report(f"{name}: batches of {size} have {ratio:.3f} times our tokens")
+            if abs(ratio - 1) < _PRECISION:
+                break
+            size = round(size / ratio)
+        write_file(file, json.dumps(size))
+        return size
+
+    def figures(self) -> dict[str, Any]:
+        """Collect what is done."""
+        return {name: self._figures_of(name) for name in self.toolkits}
+
+    def _figures_of(self, name: str) -> dict[str, Any]:
+        failure = self.folder(name) / "failure.json"
+        if failure.exists():
+            return {"label": self.toolkits[name].label, "failure": json.loads(failure.read_text())}
+        records = [self.record(name, self.chosen(name, seed)) for seed in self.seeds]
+        grid = [self.record(name, recipe) for recipe in self.grid()]
+        return {
+            "label": self.toolkits[name].label,
+            "recipe": records[0]["recipe"],
+            "grid": [
+                {
+                    "peak_lr": record["recipe"]["peak_lr"],
+                    "warmup_steps": record["recipe"]["warmup_steps"],
+                    "bleu": record["points"][-1]["bleu"],
+                }
+                for record in grid
+            ],
+            "cpu_seconds_to_bleu": {
+                str(goal): spread([time_to(goal, record["points"]) for record in records]) for goal in GOALS
+            },
+            "tokens_per_cpu_second": Measure(tuple(map(rate_of, records))).to_json(),
+            "step_tokens": statistics.mean(record["step_tokens"] for record in records),
+            "bleu_of_beam": Measure(tuple(record["bleu_of_beam"] for record in records)).to_json(),
+            "peak_mib": max(record["peak_mib"] for record in records),
+            "curves": [
+                {key: [point[key] for point in record["points"]] for key in ("step", "cpu_seconds", "bleu")}
+                for record in records
+            ],
+        }
+
+
+def train(toolkit: Toolkit, recipe: Recipe, folder: Path, *, batch: int) -> tuple[Any, dict[int, Reading]]:
+    """Train a lane from its start, on one thread; gives its usage, and that up to each of its weights by step."""
+    remove_tree(folder)
+    folder.mkdir(parents=True)
+    readings: dict[int, Reading] = {}
+
+    def watch(read: Callable[[], Reading]) -> None:
+        if new := toolkit.saved(folder).keys() - readings.keys():
+            readings.update(dict.fromkeys(new, read()))
+
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    command = toolkit.command(recipe, folder, batch=batch)
+    usage = run_metered(command, log=folder / "log", environment=environment, watch=watch)
+    if recipe.steps not in readings:
+        raise UserError(f"{toolkit.label} ended without weights of step {recipe.steps}: see {folder / 'log'}")
+    return usage, readings
+
+
+def our_step_tokens(data: Path, recipe: Recipe) -> float:
+    """Return the mean number of target tokens of a step of ours."""
+    config = recipe.config(data, Path("unused"))
+    training = open_training_data(config.corpora, config.batch, seed=config.seed)
+    steps = training.plan.steps(training.plan.start(), config.batch.packs_per_step)
+    return statistics.mean(step.target_tokens for step in itertools.islice(steps, _COUNTED_STEPS))
+
+
+def spread(values: list[float | None]) -> dict[str, Any] | None:
+    """Summarise values of all seeds, or return None if one has none."""
+    known = [value for value in values if value is not None]
+    return Measure(tuple(known)).to_json() if len(known) == len(values) else None
+
+
+def time_to(goal: float, points: list[dict[str, Any]]) -> float | None:
+    """Return the CPU seconds to a score, on a line between the first weights that have it and those before."""
+    before = {"cpu_seconds": 0.0, "bleu": 0.0}
+    for point in points:
+        if point["bleu"] >= goal:
+            share = (goal - before["bleu"]) / (point["bleu"] - before["bleu"])
+            return float(before["cpu_seconds"] + share * (point["cpu_seconds"] - before["cpu_seconds"]))
+        before = point
+    return None
+
+
+def rate_of(record: dict[str, Any]) -> float:
+    """Return the real target tokens per CPU second between the first and the last weights."""
+    first, last = record["points"][0], record["points"][-1]
+    seconds = last["cpu_seconds"] - first["cpu_seconds"]
+    return float(record["step_tokens"] * (last["step"] - first["step"]) / seconds)
+
+
+def race_table(figures: dict[str, Any]) -> str:
+    heads = ("CPU seconds to BLEU", *map(str, GOALS), "tokens per CPU second", "last BLEU, beam 4", "MiB")
+    rows = [heads, *(_row(found) for found in figures.values())]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+
+
+def _row(found: dict[str, Any]) -> tuple[str, ...]:
+    if "failure" in found:
+        return (found["label"], *("–" for _ in GOALS), "–", "–", "–")
+    times = found["cpu_seconds_to_bleu"]
+    return (
+        found["label"],
+        *(f"{times[str(goal)]['median']:,.0f}" if times[str(goal)] else "–" for goal in GOALS),
+        f"{found['tokens_per_cpu_second']['median']:,.0f}",
+        f"{found['bleu_of_beam']['median']:.1f}",
+        f"{found['peak_mib']:,.0f}",
+    )
