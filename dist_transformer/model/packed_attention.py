@@ -54,6 +54,9 @@ def _compiles(head_width: int) -> bool:
 
 def self_attention(qkv_T3HK: torch.Tensor, offsets_N: torch.Tensor, *, causal: bool) -> torch.Tensor:
     """Let each sentence attend to itself. Shape: (T, H, K)."""
+    if _needs_no_operator():
+        q, k, v = qkv_T3HK.unbind(1)
+        return _forward(q, k, v, offsets_N, offsets_N, causal=causal)[0]
     return cast(torch.Tensor, _self_attention(qkv_T3HK, offsets_N, causal)[0])
 
 
@@ -61,7 +64,18 @@ def cross_attention(
     q_THK: torch.Tensor, kv_S2HK: torch.Tensor, query_offsets_N: torch.Tensor, key_offsets_N: torch.Tensor
 ) -> torch.Tensor:
     """Let sentence i of the queries attend to sentence i of the keys. Shape: (T, H, K)."""
+    if _needs_no_operator():
+        k, v = kv_S2HK.unbind(1)
+        return _forward(q_THK, k, v, query_offsets_N, key_offsets_N, causal=False)[0]
     return cast(torch.Tensor, _cross_attention(q_THK, kv_S2HK, query_offsets_N, key_offsets_N)[0])
+
+
+def _needs_no_operator() -> bool:
+    """Return whether nobody asks an operator for more than its result: neither gradients nor torch.compile.
+
+    The first call of such an operator imports torch's compiler, which takes longer than to translate a line.
+    """
+    return not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 @torch.library.custom_op("dist_transformer::self_attention", mutates_args=())
