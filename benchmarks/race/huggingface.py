@@ -36,7 +36,7 @@ def main(way: str, lane: Path, tokens: float) -> None:
     config = replace(config, model=replace(config.model, vocab_size=data.index.vocab_size))
     # The first weights are its own.
     marian: torch.nn.Module = MarianMTModel(marian_model(Transformer(config.model)).config)
-    sample = TextSample(data.train, pairs=int(data.train.shard_starts[-1]), longest=LARGEST, seed=1)
+    sample = TextSample(data.train, pairs=data.train.info.pairs, longest=LARGEST, seed=1)
     contender: Contender
     if way == "trainer":
         pairs = round(tokens / float(sample.sizes[:, 1].mean()))

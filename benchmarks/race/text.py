@@ -29,7 +29,7 @@ class RaceText:
 
     @property
     def pairs(self) -> int:
-        return int(self.data.train.shard_starts[-1])
+        return self.data.train.info.pairs
 
     def words(self) -> list[str]:
         return [_word(token) for token in range(len(SPECIALS), self.data.index.vocab_size)]

@@ -255,7 +255,7 @@ class TrainerContender:
                 return ShuffledGroups(grouped)
 
         class ShuffledGroups(Sampler[int]):
-            """The groups of another sampler, which it makes anew for each epoch, in another order."""
+            """The groups of another sampler, which it draws again for each epoch, in another order."""
 
             def __init__(self, grouped: Sampler[int]) -> None:
                 self.grouped, self.rng = grouped, np.random.default_rng(seed)

@@ -80,7 +80,7 @@ class TextSample:
         return [batches[i] for i in even_order(np.array([self.sizes[rows, 1].sum() for rows in batches]), rng)]
 
     def epochs(self, target_tokens: float, *, seed: int) -> Iterator[np.ndarray]:
-        """Make batches without end, `bucketed` anew for each epoch, with a mean of about that many target tokens."""
+        """Make batches without end, `bucketed` again for each epoch, with a mean of about that many target tokens."""
         low, high = 1, int(4 * target_tokens) + 1
         while high - low > 1:
             middle = (low + high) // 2

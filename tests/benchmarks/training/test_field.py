@@ -97,7 +97,7 @@ def test_steps_of_peers_have_as_many_tokens_as_ours(field: Field) -> None:
     """On average over all batches, to 2%."""
     packs = field.make("ours").data.plan.steps(Position(), 2)  # type: ignore[attr-defined]
     ours = np.mean([step.target_tokens for step in itertools.islice(packs, 200)])
-    batches = field.make("torch").batches  # type: ignore[attr-defined]
+    batches = itertools.islice(field.make("torch").rows, 400)  # type: ignore[attr-defined]
     theirs = np.mean([field.sample.sizes[rows, 1].sum() for rows in batches])
     assert theirs == pytest.approx(ours, rel=0.02)
 

@@ -1,0 +1,133 @@
+"""A race, with a toolkit that only writes files: a real process, as the others are."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.race.lane import Recipe
+from benchmarks.race.race import Race, our_step_tokens, race_table, rate_of, time_to
+from benchmarks.race.text import RaceText
+from benchmarks.race.toolkits import Toolkit
+from dist_transformer.data.folder.reader import DataFolder
+
+_WRITES = """
+import json, pathlib, sys, time
+lane, steps, every, batch, seed = pathlib.Path(sys.argv[1]), *map(int, sys.argv[2:])
+(lane / "starts").write_text("1")
+for step in range(every, steps + 1, every):
+    end = time.process_time() + 0.3
+    while time.process_time() < end: pass
+    (lane / f"step-{step}").write_text(str(seed))
+(lane / "tokens").write_text(str(batch * 1.25))
+"""
+
+
+class Writer(Toolkit):
+    """Its batches of a size have a quarter more tokens; its translations are right with a small rate only."""
+
+    label = "Writer"
+    weights_pattern = r"step-(\d+)"
+    pads = True
+
+    def setup(self) -> None:
+        self.require_program("writer")
+
+    def command(self, recipe: Recipe, lane: Path, *, batch: int) -> list[str]:
+        numbers = (recipe.steps, recipe.every, batch, recipe.seed)
+        return [str(self.program), "-c", _WRITES, str(lane), *map(str, numbers)]
+
+    def step_tokens(self, lane: Path) -> float:
+        return float((lane / "tokens").read_text())
+
+    def translate(self, weights: Path, recipe: Recipe, *, beam: int) -> list[str]:
+        _, references = self.text.data.valid_text()
+        return references if recipe.peak_lr < 1e-3 else references[::-1]
+
+
+@pytest.fixture(scope="module")
+def text(toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> RaceText:
+    text = RaceText(toy_data, tmp_path_factory.mktemp("race") / "text")
+    text.write()
+    return text
+
+
+def race(text: RaceText, work: Path, program: Path = Path(sys.executable)) -> Race:
+    return Race(
+        toolkits={"writer": Writer(text=text, program=program)},
+        work=work,
+        size="tiny",
+        peaks=(1e-2, 1e-4),
+        warm_ups=(10,),
+        grid_steps=4,
+        seeds=(1, 2, 3),
+        steps=8,
+        every=4,
+        report=lambda line: None,
+    )
+
+
+def test_the_best_recipe_races_with_every_seed_and_what_is_done_stays(text: RaceText, tmp_path: Path) -> None:
+    contest = race(text, tmp_path)
+    contest.run()
+    lanes = {path.name for path in contest.folder("writer").iterdir() if path.is_dir()}
+    assert lanes == {"trial", "0.01-10-1-4", "0.0001-10-1-4", "0.0001-10-1-8", "0.0001-10-2-8", "0.0001-10-3-8"}
+    figures = contest.figures()["writer"]
+    wanted = our_step_tokens(text.data.path, contest.grid()[0])
+    assert figures["step_tokens"] == pytest.approx(wanted, rel=0.015)
+    assert [point["bleu"] > 99 for point in figures["grid"]] == [False, True]
+    times = figures["cpu_seconds_to_bleu"]["25"]["values"]
+    # A quarter of the way to the first weights, which come after 0.3 s of work and the start of Python.
+    assert len(times) == 3
+    assert all(0.3 / 4 < value < 0.6 / 4 for value in times)
+    starts = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("starts")}
+    contest.run()
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("starts")} == starts
+    assert "Writer" in race_table(contest.figures())
+
+
+def test_a_toolkit_that_cannot_run_is_named_with_its_error(text: RaceText, tmp_path: Path) -> None:
+    contest = race(text, tmp_path, program=tmp_path / "missing")
+    contest.run()
+    found = contest.figures()["writer"]
+    assert found["failure"].startswith(f"Writer is not at --writer {tmp_path / 'missing'}: install it")
+    assert race_table({"writer": found}).splitlines()[1].split() == ["Writer", *"–––––––"]
+
+
+def test_times_and_rates_by_hand() -> None:
+    points = [
+        {"step": 10, "cpu_seconds": 20.0, "bleu": 10.0},
+        {"step": 20, "cpu_seconds": 30.0, "bleu": 20.0},
+        {"step": 30, "cpu_seconds": 40.0, "bleu": 18.0},
+    ]
+    assert time_to(5, points) == 10.0
+    assert time_to(15, points) == 25.0
+    assert time_to(20, points) == 30.0
+    assert time_to(25, points) is None
+    assert rate_of({"points": points, "step_tokens": 50.0}) == 50.0
+
+
+def test_the_segments_are_those_of_the_data_folder(text: RaceText) -> None:
+    """Words of both sides give the ids of the folder, each pair once."""
+    source, target = (path.read_text().splitlines() for path in text.train)
+    info = text.data.train.info
+    assert len(source) == len(target) == info.pairs
+    # The folder counts a special token for each sentence.
+    for lines, tokens in ((source, info.source_tokens), (target, info.target_tokens)):
+        assert sum(len(line.split()) for line in lines) == tokens - info.pairs
+    sources, references = text.data.valid_text()
+    assert text.texts_of(text.valid.read_text().splitlines()) == sources
+    assert text.texts_of(["<unk> " + text.words()[0]]) == text.texts_of([text.words()[0]])
+    assert text.bleu(references) == pytest.approx(100)
+    pairs = set(zip(source, target, strict=True))
+    tokenizer = text.data.tokenizer()
+    first = [
+        " ".join(f"p{token}" for token in side.encode(line[0]))
+        for side, line in zip((tokenizer.source, tokenizer.target), training_text(text.data), strict=True)
+    ]
+    assert tuple(first) in pairs
+
+
+def training_text(data: DataFolder) -> tuple[list[str], list[str]]:
+    source, target = ((data.path / "text" / name).read_text().splitlines() for name in ("train.en", "train.de"))
+    return source, target
