@@ -24,7 +24,7 @@ from benchmarks.suite import (
     merge,
 )
 
-PARTS = ("data", "train-tiny", "train-base", "decode-tiny", "decode-base", "cost")
+PARTS = ("start", "data", "train-tiny", "train-base", "decode-tiny", "decode-base", "cost")
 # The models that decode, trained on Multi30k: a vocabulary, and flags of training. They end their sentences.
 _TRANSLATORS: dict[str, tuple[int, list[object]]] = {
     "tiny": (6000, ["--max-steps", 1600]),
@@ -70,8 +70,8 @@ def main() -> None:
 def command_of(part: str, suite: Suite, *, on_cpu: bool) -> list[object]:
     """Give the flags of tools/benchmark.py. A CPU measures few steps of base."""
     name, _, preset = part.partition("-")
-    if name == "cost":
-        return ["cost"]
+    if name in ("cost", "start"):
+        return [name]
     if name == "decode":
         vocab_size, flags = _TRANSLATORS[preset]
         model = suite.translator(preset, vocab_size=vocab_size, flags=flags)

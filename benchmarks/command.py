@@ -33,9 +33,11 @@ from benchmarks.rows import (
     COST_ROW,
     DATA_ROW,
     DECODE_ROW,
+    START_ROW,
     STEP_ROW,
     TRAIN_ROW,
 )
+from benchmarks.start import StartBenchmark, run_start_benchmark, start_table
 from benchmarks.training.cost_curve import cost_table, curve_of, run_cost_curve
 from benchmarks.training.field import (
     LABELS,
@@ -314,6 +316,18 @@ def measure_race(arguments: argparse.Namespace) -> Measured:
     )
 
 
+def measure_start(arguments: argparse.Namespace) -> Measured:
+    settings = StartBenchmark(rounds=arguments.rounds, demo=arguments.demo)
+    figures = run_start_benchmark(settings, say)
+    return Measured(
+        what="seconds until a command answers, CPU seconds and peak memory of one process; medians of rounds",
+        figures=figures,
+        given=[f"--rounds={settings.rounds}", *(["--demo"] if settings.demo else [])],
+        table=start_table(figures),
+        row=START_ROW,
+    )
+
+
 MEASURES: dict[str, Measure] = {
     "cost": measure_costs,
     "data": measure_data,
@@ -322,6 +336,7 @@ MEASURES: dict[str, Measure] = {
     "learn": measure_learning,
     "race": measure_race,
     "stall": measure_stall,
+    "start": measure_start,
     "step": measure_step,
     "train": measure_training,
 }

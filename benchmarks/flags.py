@@ -60,6 +60,7 @@ def parse_arguments(description: str | None, measures: Mapping[str, Measure]) ->
     add_step_parser(parts, measures)
     add_kernels_parser(parts, measures)
     add_race_parser(parts, measures)
+    add_start_parser(parts, measures)
     return parser.parse_args()
 
 
@@ -113,6 +114,19 @@ def add_race_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
         ("every", 100, "steps between weights that are scored"),
     ):
         race.add_argument(f"--{name}", type=int, default=number, metavar="N", help=f"{meaning} (default %(default)s)")
+
+
+def add_start_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
+    start = add_part(
+        parts,
+        "start",
+        measures["start"],
+        trains=False,
+        help="how long a user waits before a command answers",
+        description="Time the help of every command, a translated line and the first step, each in a new process.",
+    )
+    start.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds; medians are reported")
+    start.add_argument("--demo", action="store_true", help="also time the demo, once")
 
 
 def add_train_parser(parts: Any, measures: Mapping[str, Measure]) -> None:

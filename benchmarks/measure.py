@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # Warm-up of each piece of work as a share of a measure's time, not counted: files are read, caches are filled.
 _WARM_UP = 0.2
+_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512-bf16", "avx512f": "AVX-512", "avx2": "AVX2"}
 NO_CORPUS = "no text"
 ROOT = Path(__file__).resolve().parents[1]
 """Root of the clone, whose package is measured."""
@@ -154,13 +155,14 @@ def answer(measure: Callable[[dict[str, Any]], dict[str, float]]) -> None:
     exit_on_user_error(lambda: print(json.dumps(measure(json.loads(sys.argv[1])))))
 
 
-def resident_mib(field: str) -> float:
-    """Read the memory of this process in Linux' /proc. (getrusage would include the parent's memory at the start.)
+def resident_mib(field: str, process: int | str = "self") -> float:
+    """Read the memory of a process in Linux' /proc. (getrusage would include the parent's memory at the start.)
 
     Args:
         field: VmRSS for the resident memory now, VmHWM for its peak.
+        process: its number.
     """
-    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    lines = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
 
 
@@ -174,6 +176,17 @@ def who_can_run(needs: Mapping[str, Sequence[str]], report: Callable[[str], None
         else:
             found.append(name)
     return found
+
+
+def vector_units(flags: Iterable[str] | None = None) -> str:
+    """Name the widest units of this processor, on which its speed depends; processors of one name differ in them.
+
+    Args:
+        flags: as Linux names them; None: those of this machine.
+    """
+    if flags is None:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split()
+    return next((name for flag, name in _UNITS.items() if flag in flags), "no AVX2")
 
 
 def result_of(
@@ -194,7 +207,8 @@ def result_of(
     machine = describe_environment()
     machine["gpus"] = ", ".join(machine["gpus"]) or "none"
     machine["cores"] = f"{machine['cores']} core{'s' if machine['cores'] > 1 else ''}"
-    form = "{cores} of {processor}, {memory_gib} GiB, GPUs: {gpus}; torch {torch}, Python {python}"
+    machine["units"] = vector_units()
+    form = "{cores} of {processor} with {units}, {memory_gib} GiB, GPUs: {gpus}; torch {torch}, Python {python}"
     # The work done per second of CPU time depends on the number of threads.
     form += f"; OMP_NUM_THREADS={threads}" if (threads := os.environ.get("OMP_NUM_THREADS")) else ""
     return {

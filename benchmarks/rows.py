@@ -39,3 +39,12 @@ COST_ROW = {
     "steps": "—",
     "result": "{figures[base][step_seconds][median]:.4f} {figures[unit]}, {figures[base][peak_mib]:,.0f} MiB",
 }
+START_ROW = {
+    "what": "seconds until a command answers; `import torch` alone: "
+    "{figures[waits][import torch][seconds][median]:.1f}",
+    "steps": "—",
+    "result": "`--help`: {figures[waits][--help][seconds][median]:.2f}, `train --help`: "
+    "{figures[waits][train --help][seconds][median]:.2f}, `translate` one line: "
+    "{figures[waits][translate one line][seconds][median]:.1f}, first step of `tiny`: "
+    "{figures[waits][the first step of tiny][seconds][median]:.1f}",
+}

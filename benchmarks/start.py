@@ -1,83 +1,138 @@
-"""Measures how long a user waits before a command says something.
+"""How long a user waits before a command answers, and the memory that it takes.
 
-python -m benchmarks.start --json results/start.json [--demo]
-
-Each command is a process of its own, and they run in turns. The first step of `tiny` is timed from the start of the
-process to the line of its step; with `--demo`, the whole of `dist-transformer demo` is timed, too.
+Each command is a process of its own; they run in turns.
 """
 
-import argparse
-import shlex
-import statistics
+import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
-from benchmarks.measure import result_of, write_result
-from dist_transformer.base.errors import UserError, exit_on_user_error
+from benchmarks.measure import ROOT, Measure, check_counts, resident_mib
+from dist_transformer.base.errors import UserError
+from dist_transformer.cli.command import COMMANDS
 
+_PAUSE = 0.01
 _PROGRAM = ("-m", "dist_transformer")
-_TRAIN = ("train", "--preset", "tiny", "--data", "data", "--max-steps", "1", "--log-every", "1", "--run-dir")
-WAITS = {
-    "import tyro": ("-c", "import tyro"),
+_RUN = ("train", "--preset", "tiny", "--data", "data", "--max-steps", "1", "--log-every", "1", "--run-dir")
+FIRST_STEP, LINE, DEMO = "the first step of tiny", "translate one line", "demo"
+WAITS: dict[str, tuple[str, ...]] = {
     "import torch": ("-c", "import torch"),
     "--help": (*_PROGRAM, "--help"),
-    "train --help": (*_PROGRAM, "train", "--help"),
+    **{f"{command} --help": (*_PROGRAM, command, "--help") for command in COMMANDS},
     "a wrong flag of train": (*_PROGRAM, "train", "--wrong"),
-    "a wrong flag of translate": (*_PROGRAM, "translate", "--wrong"),
+    LINE: (*_PROGRAM, "translate", "--model", "model"),
 }
-FIRST_STEP, DEMO = "the first step of tiny", "demo"
+"""Arguments of Python by what is waited for, to the end of the process."""
 
 
-def seconds_of(words: tuple[str, ...], folder: str, *, until: str | None = None) -> float:
-    """Time a process to its end, or until it prints a text."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartBenchmark:
+    rounds: int
+    demo: bool
+    """Whether the whole of `dist-transformer demo` is timed too, once."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, rounds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    seconds: float
+    cpu_seconds: float
+    peak_mib: float
+    """Memory of its first process."""
+
+
+def run_start_benchmark(settings: StartBenchmark, report: Callable[[str], None]) -> dict[str, Any]:
+    """Measure all waits in a new folder, with data and a model of synthetic text."""
+    found: dict[str, list[Wait]] = {name: [] for name in (*WAITS, FIRST_STEP)}
+    with tempfile.TemporaryDirectory(prefix="dist_transformer-benchmark-") as folder:
+        wait_for((*_PROGRAM, "prepare", "--toy", "2000", "--vocab-size", "400", "--out", "data"), folder)
+        wait_for((*_PROGRAM, *_RUN, "run"), folder)
+        wait_for((*_PROGRAM, "average", "--run-dir", "run", "--last", "1", "--out", "model"), folder)
+        for number in range(settings.rounds):
+            for name, words in WAITS.items():
+                found[name].append(wait_for(words, folder))
+            found[FIRST_STEP].append(wait_for((*_PROGRAM, *_RUN, f"run{number}"), folder, until="step 1"))
+            report(f"round {number + 1} of {settings.rounds}")
+        if settings.demo:
+            found[DEMO] = [wait_for((*_PROGRAM, "demo"), folder)]
+    return {
+        "waits": {
+            name: {
+                "seconds": Measure(tuple(wait.seconds for wait in waits)).to_json(),
+                "cpu_seconds": Measure(tuple(wait.cpu_seconds for wait in waits)).to_json(),
+                "peak_mib": max(wait.peak_mib for wait in waits),
+            }
+            for name, waits in found.items()
+        }
+    }
+
+
+def wait_for(words: tuple[str, ...], folder: str, *, until: str | None = None) -> Wait:
+    """Run Python with these arguments, a line of text as its input, and measure it to its end.
+
+    Args:
+        until: text of a line of its output; `seconds` end there.
+
+    Raises:
+        UserError: no line has that text.
+    """
     began, seen = time.monotonic(), None
-    with subprocess.Popen(
-        [sys.executable, *words], cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as process:
+    process = subprocess.Popen(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    peak = 0.0
+
+    def watch() -> None:
+        nonlocal peak
+        # A process that has ended has no memory to read.
+        with suppress(OSError, StopIteration):
+            while True:
+                peak = resident_mib("VmHWM", process.pid)
+                time.sleep(_PAUSE)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with process:
+        assert process.stdin is not None
         assert process.stdout is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write("a line\n")
+            process.stdin.close()
         for line in process.stdout:
             if until is not None and seen is None and until in line:
                 seen = time.monotonic() - began
+        _, _, usage = os.wait4(process.pid, 0)
+        process.returncode = 0
+    watcher.join()
     if until is None:
-        return time.monotonic() - began
+        seen = time.monotonic() - began
     if seen is None:
-        raise UserError(f"{shlex.join(words)} did not print {until!r}: run it by hand")
-    return seen
+        raise UserError(f"{' '.join(words)} did not print {until!r}: run it by hand")
+    return Wait(seen, usage.ru_utime + usage.ru_stime, peak)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="file of the result")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N")
-    parser.add_argument("--demo", action="store_true", help="also time the demo, once")
-    arguments = parser.parse_args()
-    began = time.monotonic()
-    found: dict[str, list[float]] = {name: [] for name in (*WAITS, FIRST_STEP)}
-    with tempfile.TemporaryDirectory(prefix="dist_transformer-benchmark-") as folder:
-        seconds_of((*_PROGRAM, "prepare", "--toy", "2000", "--vocab-size", "400", "--out", "data"), folder)
-        for number in range(arguments.rounds):
-            for name, words in WAITS.items():
-                found[name].append(seconds_of(words, folder))
-            found[FIRST_STEP].append(seconds_of((*_PROGRAM, *_TRAIN, f"run{number}"), folder, until="step 1"))
-        if arguments.demo:
-            found[DEMO] = [seconds_of((*_PROGRAM, "demo"), folder)]
-    result = result_of(
-        None,
-        what="seconds until a command answers",
-        command=f"python -m benchmarks.start {shlex.join(sys.argv[1:])}",
-        seeds=[],
-        wall_seconds=round(time.monotonic() - began, 1),
-        figures={
-            "seconds": {name: [round(value, 2) for value in values] for name, values in found.items()},
-            "median": {name: round(statistics.median(values), 2) for name, values in found.items()},
-        },
-        rows=[],
+def start_table(figures: dict[str, Any]) -> str:
+    width = max(map(len, figures["waits"]))
+    return "\n".join(
+        [f"{'':{width}}  seconds  CPU seconds     MiB"]
+        + [
+            f"{name:{width}}  {wait['seconds']['median']:7.2f}  {wait['cpu_seconds']['median']:11.2f}  "
+            f"{wait['peak_mib']:6,.0f}"
+            for name, wait in figures["waits"].items()
+        ]
     )
-    write_result(arguments.json, result)
-
-
-if __name__ == "__main__":
-    exit_on_user_error(main)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.charts import bar_groups, curves
-from benchmarks.measure import NO_CORPUS, ROOT, write_result
+from benchmarks.measure import NO_CORPUS, ROOT, vector_units, write_result
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
 from dist_transformer.cost.hardware import kind_of_device
@@ -136,7 +136,8 @@ def device_name() -> str:
     import torch
 
     if not torch.cuda.is_available():
-        return f"cpu-{short_name(describe_environment()['processor'])}"
+        processor = describe_environment()["processor"]
+        return f"cpu-{short_name(f'{processor} {vector_units()}')}"
     properties = torch.cuda.get_device_properties(0)
     known = kind_of_device(f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
     return known or re.sub(r"[^a-z0-9]+", "-", properties.name.lower()).strip("-")
@@ -145,7 +146,7 @@ def device_name() -> str:
 def short_name(processor: str) -> str:
     """Shorten the name of a processor: `Intel(R) Xeon(R) Gold 6338 CPU @ 2.00GHz` becomes `intel-xeon-gold-6338`.
 
-    Machines whose processors do not give their model share a name, such as `AMD EPYC`.
+    Machines whose processors do not give their model share a name, such as `AMD EPYC`, but for their vector units.
     """
     name = re.sub(r"\((?:r|tm)\)|@.*|\b(?:cpu|processor|[0-9]+-core)\b", " ", processor.lower())
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
@@ -208,7 +209,9 @@ def _remember(file: Path, parts: dict[str, dict[str, Any]], load: str | None) ->
 
 
 def median_rates(figures: dict[str, Any]) -> dict[str, float]:
-    """Give the median rate of each contender, or of the part itself as `ours`, in the part's unit."""
+    """Give the median rate of each contender, or of the part itself as `ours`, in its unit; of waits, the seconds."""
+    if "waits" in figures:
+        return {name: wait["seconds"]["median"] for name, wait in figures["waits"].items()}
     found = {"ours": figures, **figures.get("contenders", {})}
     rates = {name: each.get("rates", each.get("sentences_per_second")) for name, each in found.items()}
     return {name: rate["median"] for name, rate in rates.items() if isinstance(rate, dict) and "median" in rate}

@@ -111,3 +111,18 @@ def test_a_process_that_is_killed_is_said_to_have_had_no_memory(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(UserError, match="it was killed, probably because memory is too small: leave"):
         measure.measure_apart("killed", {}, failure="P1 failed", remedy="leave it out")
+
+
+@pytest.mark.parametrize(
+    ("flags", "units"),
+    [
+        ("fma avx2 avx512f avx512_bf16 amx_bf16", "AMX"),
+        ("fma avx2 avx512f avx512_bf16", "AVX-512-bf16"),
+        ("fma avx2 avx512f", "AVX-512"),
+        ("fma avx avx2", "AVX2"),
+        ("sse", "no AVX2"),
+    ],
+)
+def test_processors_of_one_name_differ_in_their_units(flags: str, units: str) -> None:
+    assert measure.vector_units(flags.split()) == units
+    assert measure.vector_units() in {"AMX", "AVX-512-bf16", "AVX-512", "AVX2", "no AVX2"}
