@@ -34,7 +34,7 @@ from dist_transformer.model_folder import load_model
 
 LABELS = {
     "ours": "ours",
-    "generate": "Marian, HF generate",
+    "generate": "HF MarianMTModel, generate",
     "ctranslate2": "CTranslate2",
     "int8": "CTranslate2, int8",
 }
@@ -262,7 +262,7 @@ def ctranslate2_works(
 def generate(
     marian: Any, tokenizer: Tokenizer, lines: Sequence[str], *, settings: DecodeBenchmark, batch_sentences: int
 ) -> list[str]:
-    """Translate with Marian's `generate`, in batches of similar length, longest first."""
+    """Translate with MarianMTModel's `generate`, in batches of similar length, longest first."""
     sources = [[*ids, EOS_ID] for ids in tokenizer.encode_batch(list(lines))]
     order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
     texts = [""] * len(sources)

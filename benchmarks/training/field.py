@@ -40,8 +40,8 @@ LABELS = {
     "stock": "ours, DeepSpeed's own defaults",
     "plain": "ours, plain torch (native DDP)",
     "torch": "P1 torch.nn.Transformer, buckets",
-    "trainer": "P2 Marian, HF Trainer, by length",
-    "compiled": "P3 Marian, compiled, buckets",
+    "trainer": "P2 HF MarianMTModel, Trainer, by length",
+    "compiled": "P3 HF MarianMTModel, compiled, buckets",
 }
 """Contenders, in the order of the table."""
 SHARED = ("ours", "stock", "plain")
