@@ -78,8 +78,8 @@ HIGHLIGHTS = [
         "rate of Hugging Face's `generate` and "
         "{figures[decode-tiny][contenders][ctranslate2][ours_to_this][median]:.2f} times that of CTranslate2; "
         "`base` at {figures[decode-base][contenders][generate][ours_to_this][median]:.1f} and "
-        "{figures[decode-base][contenders][ctranslate2][ours_to_this][median]:.2f} times; CTranslate2 in int8 is faster: "
-        "{figures[decode-tiny][contenders][int8][ours_to_this][median]:.2f} and "
+        "{figures[decode-base][contenders][ctranslate2][ours_to_this][median]:.2f} times; CTranslate2 in int8 is "
+        "faster: {figures[decode-tiny][contenders][int8][ours_to_this][median]:.2f} and "
         "{figures[decode-base][contenders][int8][ours_to_this][median]:.2f} times its rate",
     ),
     Highlight(
