@@ -291,8 +291,7 @@ def measure_race(arguments: argparse.Namespace) -> Measured:
         toolkits=toolkits,
         work=arguments.work,
         size=arguments.size,
-        peaks=tuple(arguments.peaks),
-        warm_ups=tuple(arguments.warm_ups),
+        rates=tuple((float(peak), int(warm_up)) for peak, warm_up in (text.split("/") for text in arguments.rates)),
         grid_steps=arguments.grid_steps,
         seeds=tuple(arguments.seeds),
         steps=arguments.steps,
@@ -307,7 +306,7 @@ def measure_race(arguments: argparse.Namespace) -> Measured:
         figures=figures,
         given=[
             *(*DATA, "--work", "RACE", "--size", arguments.size, "--toolkits", *toolkits),
-            *("--peaks", *race.peaks, "--warm-ups", *race.warm_ups, "--grid-steps", race.grid_steps),
+            *("--rates", *arguments.rates, "--grid-steps", race.grid_steps),
             *("--seeds", *race.seeds, "--steps", race.steps, "--every", race.every),
         ],
         table=race_table(figures),

@@ -7,7 +7,6 @@ from typing import Any
 
 from benchmarks.data import DataBenchmark
 from benchmarks.decoding import LABELS as DECODE_LABELS
-from benchmarks.race.lane import SIZES
 from benchmarks.race.toolkits import TOOLKITS
 from benchmarks.training.field import LABELS
 from dist_transformer.inference.options import PRECISIONS
@@ -94,24 +93,31 @@ def add_race_parser(parts: Any, measures: Mapping[str, Measure]) -> None:
     )
     race.add_argument("--data", type=Path, required=True, help="data folder")
     race.add_argument("--work", type=Path, required=True, help="folder of the trainings")
-    race.add_argument("--size", choices=SIZES, default="tiny", help="network (default: %(default)s)")
+    race.add_argument("--size", choices=("tiny", "base_width"), default="tiny", help="network (default: %(default)s)")
     race.add_argument(
         "--toolkits", nargs="+", choices=TOOLKITS, default=[*TOOLKITS], metavar="T", help=" ".join(TOOLKITS)
     )
     race.add_argument("--pymarian", type=Path, metavar="FILE", help="Marian's program, of the package pymarian")
     race.add_argument("--eole", type=Path, metavar="FILE", help="Eole's program")
-    for name, kind, default, meaning in (
-        ("peaks", float, (1.5e-3, 3e-3), "peaks of the learning rate to choose from"),
-        ("warm-ups", int, (200, 400), "steps of warm-up to choose from"),
-        ("seeds", int, (1, 2, 3), "seeds; the first chooses the rates"),
-    ):
-        race.add_argument(
-            f"--{name}", nargs="+", type=kind, default=default, metavar="N", help=f"{meaning} (default %(default)s)"
-        )
+    race.add_argument(
+        "--rates",
+        nargs="+",
+        default=["2e-3/100", "2e-3/300", "4e-3/100", "4e-3/300", "8e-3/100"],
+        metavar="PEAK/WARM-UP",
+        help="learning rates to choose from (default %(default)s)",
+    )
+    race.add_argument(
+        "--seeds",
+        nargs="+",
+        type=int,
+        default=[1, 2, 3],
+        metavar="N",
+        help="seeds; the first chooses the rates (default %(default)s)",
+    )
     for name, number, meaning in (
-        ("grid-steps", 400, "steps of a training that chooses rates"),
-        ("steps", 1200, "steps of each training of the race"),
-        ("every", 100, "steps between weights that are scored"),
+        ("grid-steps", 300, "steps of a training that chooses rates"),
+        ("steps", 800, "steps of each training of the race"),
+        ("every", 50, "steps between weights that are scored"),
     ):
         race.add_argument(f"--{name}", type=int, default=number, metavar="N", help=f"{meaning} (default %(default)s)")
 

@@ -35,8 +35,8 @@ class Race:
     work: Path
     """Folder of the lanes. What is in it is not done again."""
     size: str
-    peaks: tuple[float, ...]
-    warm_ups: tuple[int, ...]
+    rates: tuple[tuple[float, int], ...]
+    """Peaks and steps of warm-up to choose from."""
     grid_steps: int
     seeds: tuple[int, ...]
     steps: int
@@ -61,17 +61,16 @@ class Race:
         return self.work / self.size / name
 
     def grid(self) -> list[Recipe]:
-        first = Recipe(
-            size=self.size,
-            peak_lr=self.peaks[0],
-            warmup_steps=self.warm_ups[0],
-            seed=self.seeds[0],
-            steps=self.grid_steps,
-            every=self.every,
-        )
         return [
-            dataclasses.replace(first, peak_lr=peak, warmup_steps=warm_up)
-            for peak, warm_up in itertools.product(self.peaks, self.warm_ups)
+            Recipe(
+                size=self.size,
+                peak_lr=peak,
+                warmup_steps=warm_up,
+                seed=self.seeds[0],
+                steps=self.grid_steps,
+                every=self.every,
+            )
+            for peak, warm_up in self.rates
         ]
 
     def chosen(self, name: str, seed: int) -> Recipe:

@@ -10,7 +10,7 @@ rounding.
 import functools
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -54,38 +54,22 @@ def _compiles(head_width: int) -> bool:
 
 def self_attention(qkv_T3HK: torch.Tensor, offsets_N: torch.Tensor, *, causal: bool) -> torch.Tensor:
     """Let each sentence attend to itself. Shape: (T, H, K)."""
-    if _needs_no_operator():
-        q, k, v = qkv_T3HK.unbind(1)
-        return _forward(q, k, v, offsets_N, offsets_N, causal=causal)[0]
-    return cast(torch.Tensor, _self_attention(qkv_T3HK, offsets_N, causal)[0])
+    return cast(torch.Tensor, _OPERATORS.self_attention(qkv_T3HK, offsets_N, causal)[0])
 
 
 def cross_attention(
     q_THK: torch.Tensor, kv_S2HK: torch.Tensor, query_offsets_N: torch.Tensor, key_offsets_N: torch.Tensor
 ) -> torch.Tensor:
     """Let sentence i of the queries attend to sentence i of the keys. Shape: (T, H, K)."""
-    if _needs_no_operator():
-        k, v = kv_S2HK.unbind(1)
-        return _forward(q_THK, k, v, query_offsets_N, key_offsets_N, causal=False)[0]
-    return cast(torch.Tensor, _cross_attention(q_THK, kv_S2HK, query_offsets_N, key_offsets_N)[0])
+    return cast(torch.Tensor, _OPERATORS.cross_attention(q_THK, kv_S2HK, query_offsets_N, key_offsets_N)[0])
 
 
-def _needs_no_operator() -> bool:
-    """Return whether nobody asks an operator for more than its result: neither gradients nor torch.compile.
-
-    The first call of such an operator imports torch's compiler, which takes longer than to translate a line.
-    """
-    return not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-
-
-@torch.library.custom_op("dist_transformer::self_attention", mutates_args=())
 def _self_attention(qkv: torch.Tensor, offsets: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output, and the sums of the softmax, which the backward pass needs (see the kernels)."""
     q, k, v = qkv.unbind(1)
     return _forward(q, k, v, offsets, offsets, causal=causal)
 
 
-@torch.library.custom_op("dist_transformer::self_attention_backward", mutates_args=())
 def _self_attention_backward(
     gradient: torch.Tensor,
     qkv: torch.Tensor,
@@ -99,7 +83,6 @@ def _self_attention_backward(
     return result
 
 
-@torch.library.custom_op("dist_transformer::cross_attention", mutates_args=())
 def _cross_attention(
     q: torch.Tensor, kv: torch.Tensor, query_offsets: torch.Tensor, key_offsets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,7 +90,6 @@ def _cross_attention(
     return _forward(q, k, v, query_offsets, key_offsets, causal=False)
 
 
-@torch.library.custom_op("dist_transformer::cross_attention_backward", mutates_args=())
 def _cross_attention_backward(
     gradient: torch.Tensor,
     q: torch.Tensor,
@@ -177,25 +159,23 @@ def _backward(
         return_gradients[grid](*tensors, width**-0.5, tokens, *strides, CAUSAL=causal, D=width, **_TILES)
 
 
-@_self_attention.register_fake
-def _(qkv: torch.Tensor, offsets: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _shapes_of_self(qkv: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     tokens, _, heads, width = qkv.shape
     return qkv.new_empty(tokens, heads, width), qkv.new_empty(heads, tokens, dtype=torch.float32)
 
 
-@_self_attention_backward.register_fake
-def _(gradient: torch.Tensor, qkv: torch.Tensor, *_: Any) -> torch.Tensor:
+def _shapes_of_self_backward(gradient: torch.Tensor, qkv: torch.Tensor, *_: Any) -> torch.Tensor:
     return _like(qkv)
 
 
-@_cross_attention.register_fake
-def _(q: torch.Tensor, kv: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _shapes_of_cross(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     tokens, heads, width = q.shape
     return q.new_empty(tokens, heads, width), q.new_empty(heads, tokens, dtype=torch.float32)
 
 
-@_cross_attention_backward.register_fake
-def _(gradient: torch.Tensor, q: torch.Tensor, kv: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _shapes_of_cross_backward(
+    gradient: torch.Tensor, q: torch.Tensor, kv: torch.Tensor, *_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     return _like(q), _like(kv)
 
 
@@ -205,7 +185,7 @@ def _keep_self(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, to
 
 
 def _return_self(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple[torch.Tensor, None, None]:
-    return _self_attention_backward(gradient, *ctx.saved_tensors, ctx.causal), None, None
+    return _OPERATORS.self_attention_backward(gradient, *ctx.saved_tensors, ctx.causal), None, None
 
 
 def _keep_cross(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -214,8 +194,51 @@ def _keep_cross(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, t
 
 
 def _return_cross(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple[torch.Tensor, torch.Tensor, None, None]:
-    return *_cross_attention_backward(gradient, *ctx.saved_tensors), None, None
+    return *_OPERATORS.cross_attention_backward(gradient, *ctx.saved_tensors), None, None
 
 
-_self_attention.register_autograd(_return_self, setup_context=_keep_self)
-_cross_attention.register_autograd(_return_cross, setup_context=_keep_cross)
+def _define(schema: str, function: Callable[..., Any], shapes: Callable[..., Any]) -> str:
+    """Define an operator: what it computes, and the shapes of its results for torch.compile. Gives its name."""
+    name, _, _ = schema.partition("(")
+    _LIBRARY.define(schema)
+    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{_LIBRARY.ns}::{name}", shapes, lib=_LIBRARY)
+    return f"{_LIBRARY.ns}::{name}"
+
+
+# Not by `torch.library.custom_op`: the first call of its operators imports torch's compiler, which takes longer than
+# to translate a line.
+_LIBRARY = torch.library.Library("dist_transformer", "FRAGMENT")
+_OPERATORS: Any = torch.ops.dist_transformer
+_define(
+    "self_attention_backward(Tensor gradient, Tensor qkv, Tensor out, Tensor sums, Tensor offsets, bool causal)"
+    " -> Tensor",
+    _self_attention_backward,
+    _shapes_of_self_backward,
+)
+_define(
+    "cross_attention_backward(Tensor gradient, Tensor q, Tensor kv, Tensor out, Tensor sums, Tensor query_offsets, "
+    "Tensor key_offsets) -> (Tensor, Tensor)",
+    _cross_attention_backward,
+    _shapes_of_cross_backward,
+)
+torch.library.register_autograd(
+    _define(
+        "self_attention(Tensor qkv, Tensor offsets, bool causal) -> (Tensor, Tensor)",
+        _self_attention,
+        _shapes_of_self,
+    ),
+    _return_self,
+    setup_context=_keep_self,
+    lib=_LIBRARY,
+)
+torch.library.register_autograd(
+    _define(
+        "cross_attention(Tensor q, Tensor kv, Tensor query_offsets, Tensor key_offsets) -> (Tensor, Tensor)",
+        _cross_attention,
+        _shapes_of_cross,
+    ),
+    _return_cross,
+    setup_context=_keep_cross,
+    lib=_LIBRARY,
+)

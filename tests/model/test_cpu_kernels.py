@@ -43,8 +43,6 @@ def test_self_attention_of_long_and_short_sentences(dtype: torch.dtype, width: i
     up = torch.randn(sum(lengths), 2, width).to(dtype)
     found = self_attention(qkv, offsets(*lengths), causal=causal)
     (gradient,) = torch.autograd.grad(found, qkv, up)
-    with torch.no_grad():
-        assert torch.equal(self_attention(qkv, offsets(*lengths), causal=causal), found)
     double = qkv.detach().double().requires_grad_()
     wanted = torch.cat([exact(*rows.unbind(1), causal=causal) for rows in double.split(lengths)])
     (wanted_gradient,) = torch.autograd.grad(wanted, double, up.double())
@@ -60,21 +58,19 @@ def test_cross_attention_where_one_side_is_empty() -> None:
     q, kv = torch.randn(9, 2, 16, requires_grad=True), torch.randn(11, 2, 2, 16, requires_grad=True)
     out = cross_attention(q, kv, offsets(4, 5, 0, 0), offsets(6, 0, 5, 0))
     grad_q, grad_kv = torch.autograd.grad(out.sum(), (q, kv))
-    with torch.no_grad():
-        assert torch.equal(cross_attention(q, kv, offsets(4, 5, 0, 0), offsets(6, 0, 5, 0)), out)
     wanted = exact(q[:4].double(), *kv[:6].double().unbind(1), causal=False)
     assert (out[:4] - wanted).abs().max() < 1e-6
     for rows in (out[4:], grad_q[4:], grad_kv[6:]):
         assert (rows == 0).all()
 
 
-def test_inference_does_not_import_the_compiler() -> None:
+def test_attention_does_not_import_the_compiler() -> None:
     """It takes longer than the translation of a line."""
     program = (
         "import sys, torch\n"
         "from dist_transformer.model.packed_attention import self_attention\n"
-        "with torch.no_grad():\n"
-        "    self_attention(torch.zeros(2, 3, 1, 16), torch.tensor([0, 2], dtype=torch.int32), causal=True)\n"
+        "qkv = torch.zeros(2, 3, 1, 16, requires_grad=True)\n"
+        "self_attention(qkv, torch.tensor([0, 2], dtype=torch.int32), causal=True).sum().backward()\n"
         "print('torch._dynamo' in sys.modules)\n"
     )
     # In a new interpreter: forks of this one have it.

@@ -65,7 +65,8 @@ class TokenLists:
 
     @classmethod
     def from_arrow(cls, column: pa.ListArray) -> "TokenLists":
-        return cls(column.values.to_numpy(zero_copy_only=True), column.offsets.to_numpy(zero_copy_only=True))
+        # Views of Arrow's memory. Its own `to_numpy` imports pandas.
+        return cls(np.from_dlpack(column.values), np.from_dlpack(column.offsets))
 
     def to_arrow(self) -> pa.ListArray:
         return pa.ListArray.from_arrays(pa.array(self.offsets.astype(np.int32)), pa.array(self.values))

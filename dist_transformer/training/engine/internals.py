@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ def prepare_deepspeed() -> None:
     # On a CPU, DeepSpeed would compile an all-reduce that only its inference calls, and leave 69 MB per rank in
     # /dev/shm. Import it by name: the attribute `deepspeed.comm.torch` is PyTorch itself.
     import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
+    _import_muon()
     stage_1: Any = import_module("deepspeed.runtime.bf16_optimizer")
     # It prints the machine's memory six times during its construction.
     stage_1.see_memory_usage = lambda *_, **__: None
@@ -42,6 +43,18 @@ def prepare_deepspeed() -> None:
     # The wheel imports names of torch.distributed that newer versions of torch rename.
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated.*")
     dist.Work.wait = _timed_wait  # type: ignore[method-assign, assignment]
+
+
+def _import_muon() -> None:
+    """Import DeepSpeed's Muon without torch.compile, for which it asks at every start, and which takes seconds."""
+    compiles = torch.compile
+    torch.compile = lambda function: function  # type: ignore[assignment]
+    try:
+        # Older versions have no Muon.
+        with suppress(ModuleNotFoundError):
+            import_module("deepspeed.runtime.zero.muon.original_muon")
+    finally:
+        torch.compile = compiles
 
 
 _waited = threading.local()
