@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import leaving_at_sigterm
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAUSE, _PAUSE_OF_MEMORY = 0.1, 1.0
@@ -62,11 +63,12 @@ def run_metered(
 
     before = _children_seconds()
     try:
-        while process.poll() is None:
-            watch(read)
-            if time.monotonic() >= next_memory:
-                peak, next_memory = max(peak, _mib(process.pid)), time.monotonic() + _PAUSE_OF_MEMORY
-            time.sleep(_PAUSE)
+        with leaving_at_sigterm():
+            while process.poll() is None:
+                watch(read)
+                if time.monotonic() >= next_memory:
+                    peak, next_memory = max(peak, _mib(process.pid)), time.monotonic() + _PAUSE_OF_MEMORY
+                time.sleep(_PAUSE)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

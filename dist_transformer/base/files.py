@@ -306,7 +306,7 @@ def folder_beside(path: Path) -> Iterator[Path]:
     while True:
         folder = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         with contextlib.ExitStack() as held:
-            held.enter_context(_leaving_at_sigterm())
+            held.enter_context(leaving_at_sigterm())
             try:
                 folder.mkdir()
                 # Before it was locked, another process may have removed it as a leftover.
@@ -321,7 +321,7 @@ def folder_beside(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _leaving_at_sigterm() -> Iterator[None]:
+def leaving_at_sigterm() -> Iterator[None]:
     """Turn SIGTERM into an exception, so that the blocks it leaves clean up; a handler of the program stays."""
     is_default = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     if not is_default or threading.current_thread() is not threading.main_thread():

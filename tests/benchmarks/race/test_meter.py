@@ -1,15 +1,19 @@
 """Readings of a real tree of processes."""
 
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from benchmarks.measure import ROOT
 from benchmarks.race.meter import Reading, run_metered
 from dist_transformer.base.errors import UserError
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 _TREE = """
 import os, subprocess, sys, time
 def work(seconds):
@@ -56,13 +60,20 @@ def test_a_command_that_fails_is_told_with_its_last_line(tmp_path: Path) -> None
         run_metered(command, log=tmp_path / "log", environment=os.environ, watch=nothing)
 
 
-def test_nothing_runs_on_after_an_error(tmp_path: Path) -> None:
-    def fail(read: Callable[[], Reading]) -> None:
-        if (tmp_path / "pid").exists():
-            raise RuntimeError("stop")
-
-    command = ["sh", "-c", f"sleep 600 & echo $! > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; wait"]
-    with pytest.raises(RuntimeError, match="stop"):
-        run_metered(command, log=tmp_path / "log", environment=os.environ, watch=fail)
+@pytest.mark.parametrize("error", ["raise RuntimeError", "os.kill(os.getpid(), signal.SIGTERM)"])
+def test_nothing_runs_on_after_an_error(error: str, tmp_path: Path) -> None:
+    program = f"""
+import os, signal
+from pathlib import Path
+from benchmarks.measure import ROOT
+from benchmarks.race.meter import run_metered
+def watch(read):
+    if Path("pid").exists():
+        {error}
+command = ["sh", "-c", "sleep 600 & echo $! > new; mv new pid; wait"]
+run_metered(command, log=Path("log"), environment=os.environ, watch=watch)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=ENVIRONMENT, check=False)
+    assert done.returncode in (1, 128 + signal.SIGTERM)
     state = Path(f"/proc/{int((tmp_path / 'pid').read_text())}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
