@@ -10,7 +10,7 @@ from dist_transformer.config.wrong_names import LIST_FLAGS, command_meant
 from dist_transformer.runtime.extensions import import_extension
 from dist_transformer.runtime.interpreter import end_at_ctrl_c, share_cores
 from dist_transformer.runtime.launch import take_number, take_values
-from dist_transformer.runtime.processes import adopt_streams, run_processes
+from dist_transformer.runtime.processes import run_processes
 from dist_transformer.version import __version__
 
 COMMANDS = {
@@ -59,7 +59,6 @@ complete -o default -F _dist_transformer dist-transformer"""
 def main() -> None:
     """Run the command that the command line names and exit with its status."""
     share_cores()
-    adopt_streams()
     words = without_launcher_flag(sys.argv[1:])
     # Training continues without its streams.
     exit_on_user_error(lambda: run(words), prints=words[:1] != ["train"])

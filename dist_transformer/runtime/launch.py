@@ -30,6 +30,9 @@ _PLACE_PREFIXES = ("TORCHELASTIC_", "SLURM_STEP", "OMPI_COMM_WORLD_", "PMI_", "P
 NODE_LAUNCHER = "deepspeed.launcher.launch"
 """DeepSpeed's launcher of a node's ranks, as a module name: a word in the command line of its process."""
 
+LAUNCH_VARIABLE = "DIST_TRANSFORMER_LAUNCH"
+"""Name of a launch by `--processes`, by which its ranks know each other."""
+
 CALLER_VARIABLE = "DIST_TRANSFORMER_CALLER"
 """Process id of the program that started a command as part of its own work. The command ends with that program."""
 
@@ -52,7 +55,7 @@ def environment_of_no_task() -> dict[str, str]:
 
     What describes the whole job stays, such as SLURM's job number and time limit.
     """
-    place = {*RANK_VARIABLES, *_OTHER_PLACE_VARIABLES}
+    place = {*RANK_VARIABLES, *_OTHER_PLACE_VARIABLES, LAUNCH_VARIABLE}
     return {
         name: value
         for name, value in environment_of_child().items()

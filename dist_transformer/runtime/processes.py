@@ -1,100 +1,115 @@
-"""Run several processes of one command on this machine, under DeepSpeed's launcher and without its messages.
-
-The launcher's own output goes to a file, and is shown only if the launcher fails before any rank has started. The ranks
-open the terminal themselves, because the launcher would give them its own outputs.
-"""
+"""Run several processes of one command on this machine, with no process between them and this one."""
 
 import os
 import signal
+import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.runtime.launch import deepspeed_command, environment_of_no_task
+from dist_transformer.runtime.launch import LAUNCH_VARIABLE, environment_of_no_task, free_port
 from dist_transformer.runtime.world import require_no_launch
 
 MOST_PROCESSES = 1024
-"""Most processes of one machine. A launcher that is asked for 2^40 takes all memory for their names."""
+"""Most processes of one machine. A loop that is asked for 2^40 would take all memory."""
 
-_VARIABLE = "DIST_TRANSFORMER_STREAMS"
-_STREAMS = {0: os.O_RDONLY, 1: os.O_WRONLY | os.O_APPEND, 2: os.O_WRONLY | os.O_APPEND}
+_PROGRAM = ("-m", "dist_transformer")
+_PAUSE = 0.05
+# Ranks that are told to end have this long.
+_GRACE_SECONDS = 30.0
+
+Process = subprocess.Popen[bytes]
 
 
 def run_processes(count: int, words: Sequence[str], check: Callable[[], object] = lambda: None) -> int:
-    """Run `dist-transformer` with these words as `count` ranks; return the launcher's exit status.
+    """Run `dist-transformer` with these words as `count` ranks, which have this process's standard streams.
+
+    When a rank fails, the others are ended. SIGTERM, SIGUSR1 and SIGUSR2 are passed on to all ranks.
 
     Args:
         check: called before the ranks start, which takes seconds; it may raise.
 
+    Returns:
+        status: 0; or that of the first rank that failed, as a shell gives it; or 130 after Ctrl-C.
+
     Raises:
-        UserError: `count` is below 1 or above 1,024, this process is one of several ranks already, or the launcher
-            fails before a rank has started.
+        UserError: `count` is below 1 or above 1,024, or this process is one of several ranks already.
     """
     if not 1 <= count <= MOST_PROCESSES:
         raise UserError(f"--processes is {count}: give 1 to {MOST_PROCESSES:,}")
     require_no_launch("--processes")
     check()
-    import torch
-
-    with tempfile.TemporaryDirectory(prefix="dist_transformer-ranks-") as folder:
-        for number in _STREAMS:
-            (Path(folder) / str(number)).symlink_to(f"/proc/{os.getpid()}/fd/{number}")
-        environment = {**environment_of_no_task(), _VARIABLE: folder}
-        if not torch.cuda.is_available():
-            # Otherwise the launcher looks for an accelerator, and warns.
-            environment.setdefault("DS_ACCELERATOR", "cpu")
-        launcher = [*deepspeed_command(count), "--no_local_rank", "--module", "dist_transformer", *words]
-        log = Path(folder) / "launcher.log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [str(word) for word in launcher], env=environment, stdout=output, stderr=subprocess.STDOUT
-            )
-        status = _wait(process)
-        for number in (1, 2):
-            # If an output is a file, the ranks have appended to it, but this process's offset is still the old one. A
-            # pipe has no offset.
-            with suppress(OSError):
-                os.lseek(number, 0, os.SEEK_END)
-        if status != 0 and not any(Path(folder).glob("rank-*")):
-            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it printed nothing"]
-            raise UserError(f"DeepSpeed's launcher failed before any process started: {lines[-1]:.300}")
-    return status
+    environment = {
+        **environment_of_no_task(),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        LAUNCH_VARIABLE: f"{socket.gethostname()} {os.getpid()}",
+    }
+    ranks: list[Process] = []
+    with _passing_on(ranks) as received:
+        try:
+            for rank in range(count):
+                place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                ranks.append(subprocess.Popen([sys.executable, *_PROGRAM, *words], env={**environment, **place}))
+            status = _wait(ranks)
+        finally:
+            _end(ranks)
+    return 130 if signal.SIGINT in received and status != 0 else status
 
 
-def adopt_streams() -> None:
-    """In a rank of `run_processes`, use the standard streams of the process that called it."""
-    folder = os.environ.pop(_VARIABLE, None)
-    if folder is None:
-        return
-    for number, flags in _STREAMS.items():
-        # A socket cannot be opened by name: then the rank keeps the stream that the launcher gave it.
-        with suppress(OSError):
-            opened = os.open(f"{folder}/{number}", flags)
-            os.dup2(opened, number)
-            os.close(opened)
-    (Path(folder) / f"rank-{os.environ.get('RANK', '0')}").touch()
+def _wait(ranks: Sequence[Process]) -> int:
+    """Wait until all ranks have ended or one has failed; gives its status."""
+    while True:
+        statuses = [rank.poll() for rank in ranks]
+        for status in statuses:
+            if status:
+                return 128 - status if status < 0 else status
+        if None not in statuses:
+            return 0
+        time.sleep(_PAUSE)
 
 
-def _wait(process: "subprocess.Popen[bytes]") -> int:
-    """Wait for the launcher, which gets a terminal's Ctrl-C as well; forward other signals to it."""
+def _end(ranks: Sequence[Process]) -> None:
+    """End the ranks that still run."""
+    deadline = time.monotonic() + _GRACE_SECONDS
+    _send(ranks, signal.SIGTERM)
+    while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
+        time.sleep(_PAUSE)
+    _send(ranks, signal.SIGKILL)
+    for rank in ranks:
+        rank.wait()
+
+
+def _send(ranks: Sequence[Process], number: int) -> None:
+    for rank in ranks:
+        # It does nothing for a rank whose end was noticed.
+        with suppress(ProcessLookupError):
+            rank.send_signal(number)
+
+
+@contextmanager
+def _passing_on(ranks: Sequence[Process]) -> Iterator[set[int]]:
+    """Pass signals on to the ranks, which get a terminal's Ctrl-C as well; gives the numbers of those that came."""
+    received: set[int] = set()
 
     def pass_on(number: int, _: object) -> None:
-        process.send_signal(number)
+        received.add(number)
+        if number != signal.SIGINT:
+            _send(ranks, number)
 
     before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on),
-        signal.SIGUSR1: signal.signal(signal.SIGUSR1, pass_on),
-        signal.SIGUSR2: signal.signal(signal.SIGUSR2, pass_on),
+        number: signal.signal(number, pass_on)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+        # In the background of a shell, Ctrl-C is ignored by this process and its ranks.
+        if signal.getsignal(number) != signal.SIG_IGN
     }
     try:
-        status = process.wait()
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        sys.stdout.flush()
-    return 128 - status if status < 0 else status

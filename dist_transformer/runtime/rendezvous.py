@@ -16,7 +16,14 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from dist_transformer.base.errors import UserError, say
-from dist_transformer.runtime.launch import NODE_LAUNCHER, command_of, parent_of, port_remedy, slurm_tasks
+from dist_transformer.runtime.launch import (
+    LAUNCH_VARIABLE,
+    NODE_LAUNCHER,
+    command_of,
+    parent_of,
+    port_remedy,
+    slurm_tasks,
+)
 from dist_transformer.runtime.world import World
 
 # A rank 0 that finds its port taken ends its launch in this time, so that there is one message, not one per rank.
@@ -355,6 +362,8 @@ def _is_of_another_launch(store: dist.Store, world: World) -> bool:
 
 def _launch_name(size: int) -> str:
     """Return a name of this launch that is the same on all its ranks and no others; "" if the launcher gives none."""
+    if LAUNCH_VARIABLE in os.environ:
+        return os.environ[LAUNCH_VARIABLE]
     process: int | None = os.getpid() if os.environ.get("CROSS_SIZE") == "1" else None
     while process and NODE_LAUNCHER not in command_of(process):
         process = parent_of(process)

@@ -3,7 +3,10 @@
 import json
 import os
 import re
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,9 @@ import pytest
 from dist_transformer.base.errors import UserError
 from dist_transformer.cli.command import run
 from dist_transformer.runtime import processes
+from dist_transformer.runtime.launch import environment_of_no_task
 from dist_transformer.runtime.processes import run_processes
-from dist_transformer.runtime.rendezvous import _has_agents
+from dist_transformer.runtime.rendezvous import _has_agents, _launch_name
 from dist_transformer.runtime.world import World, read_world
 from tests.runtime.test_distributed import SRUN, TORCHRUN, environment
 
@@ -29,8 +33,28 @@ TORCHRUN_OF_ONE = {
     "GROUP_WORLD_SIZE": 1,
 }
 AGENTS = {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 3}
-OF_DEEPSPEED = {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 2, "LOCAL_SIZE": 2, "CROSS_SIZE": 1}
-PRINT_ENVIRONMENT = "import json, os, sys; json.dump(dict(os.environ), open(sys.argv[1], 'w'))"
+PRINT_ENVIRONMENT = (
+    "import json, os, sys; json.dump(dict(os.environ), open(os.path.join(sys.argv[1], os.environ['RANK']), 'w'))"
+)
+RANK = """
+import os, pathlib, signal, sys, time
+folder, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
+def leave(number, frame):
+    (folder / f"signal-{rank}").write_text(str(number))
+    sys.exit(75)
+for number in (signal.SIGTERM, signal.SIGUSR1): signal.signal(number, leave)
+print("rank", rank, sys.stdin.readline().strip() if rank == "0" else "", flush=True)
+(folder / f"pid-{rank}").write_text(str(os.getpid()))
+exec(sys.argv[2])
+time.sleep(60)
+"""
+LAUNCH = """
+import sys
+from dist_transformer.runtime import processes
+processes._PROGRAM = ("-c", sys.argv[1])
+processes._GRACE_SECONDS = 0.5
+sys.exit(processes.run_processes(2, sys.argv[2:]))
+"""
 
 
 def set_variables(values: dict[str, object]) -> None:
@@ -54,20 +78,90 @@ def set_variables(values: dict[str, object]) -> None:
 def test_one_task_starts_processes_with_places_of_their_own(
     variables: dict[str, object], environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    seen = tmp_path / "seen.json"
-    environment.setattr(processes, "deepspeed_command", lambda _: [sys.executable, "-c", PRINT_ENVIRONMENT, seen])
+    environment.setattr(processes, "_PROGRAM", ("-c", PRINT_ENVIRONMENT))
     set_variables(variables)
-    assert run_processes(2, ["train"]) == 0
-    inherited = json.loads(seen.read_text(encoding="utf-8"))
-    assert inherited.keys() >= os.environ.keys() & {"PATH", "SLURM_JOB_ID", "SLURM_JOB_END_TIME"}
-    os.environ.clear()
-    set_variables({**inherited, **OF_DEEPSPEED, "MASTER_ADDR": "a", "MASTER_PORT": 1})
-    assert read_world() == World(rank=1, size=2, local_rank=1, local_size=2)
-    assert not _has_agents()
-    # A single process that they start, such as one for data, is alone.
-    os.environ.clear()
-    set_variables(inherited)
-    assert read_world() == World()
+    outer = os.environ.keys() & {"PATH", "SLURM_JOB_ID", "SLURM_JOB_END_TIME"}
+    assert run_processes(2, [str(tmp_path)]) == 0
+    of_ranks = [json.loads((tmp_path / str(rank)).read_text(encoding="utf-8")) for rank in range(2)]
+    names = set()
+    for rank, inherited in enumerate(of_ranks):
+        assert inherited.keys() >= outer
+        os.environ.clear()
+        set_variables(inherited)
+        world = read_world()
+        assert (world.rank, world.size, world.local_rank, world.local_size) == (rank, 2, rank, 2)
+        assert not _has_agents()
+        names.add(_launch_name(2))
+        # A process that a rank starts, such as one for data, is alone.
+        alone = environment_of_no_task()
+        os.environ.clear()
+        set_variables(alone)
+        assert read_world() == World()
+    assert len(names) == 1
+    assert names != {""}
+
+
+class Launch:
+    """Two ranks of a program of few lines, in a process that launches them."""
+
+    def __init__(self, folder: Path, program: str) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LAUNCH, RANK, str(folder), program],
+            env=environment_of_no_task(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def pids(self) -> list[int]:
+        """Wait for the ranks."""
+        files = [self.folder / f"pid-{rank}" for rank in range(2)]
+        while not all(file.exists() and file.read_text() for file in files):
+            assert self.process.poll() is None
+            time.sleep(0.05)
+        return [int(file.read_text()) for file in files]
+
+    def signals(self) -> list[int | None]:
+        files = [self.folder / f"signal-{rank}" for rank in range(2)]
+        return [int(file.read_text()) if file.exists() else None for file in files]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_signals_are_passed_on_and_the_status_is_that_of_the_ranks(number: int, tmp_path: Path) -> None:
+    launch = Launch(tmp_path, "")
+    assert launch.process.stdin is not None
+    launch.process.stdin.write("from the input\n")
+    launch.process.stdin.flush()
+    launch.pids()
+    launch.process.send_signal(number)
+    output, _ = launch.process.communicate(timeout=60)
+    assert launch.process.returncode == 75
+    assert launch.signals() == [number, number]
+    assert sorted(output.splitlines()) == ["rank 0 from the input", "rank 1 "]
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "signals"),
+    [
+        ("if rank == '1': sys.exit(3)", 3, [signal.SIGTERM, None]),
+        ("if rank == '0': os.kill(os.getpid(), signal.SIGKILL)", 137, [None, signal.SIGTERM]),
+        # The other does not end in time.
+        ("if rank == '1': sys.exit(4)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)", 4, [None, None]),
+        ("sys.exit(0)", 0, [None, None]),
+    ],
+    ids=["fails", "is killed", "hangs", "all end"],
+)
+def test_when_a_rank_fails_the_others_are_ended(
+    program: str, status: int, signals: list[int | None], tmp_path: Path
+) -> None:
+    # A rank fails when both are there.
+    waits = "while not all((folder / f'pid-{i}').exists() for i in '01'): time.sleep(0.05)\ntime.sleep(0.2)\n"
+    launch = Launch(tmp_path, waits + program)
+    launch.process.communicate("\n", timeout=60)
+    assert launch.process.returncode == status
+    assert launch.signals() == signals
+    assert not any(Path(f"/proc/{(tmp_path / f'pid-{rank}').read_text()}").exists() for rank in range(2))
 
 
 @pytest.mark.usefixtures("environment")

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from dist_transformer.runtime.launch import CALLER_VARIABLE, NODE_LAUNCHER, command_of, parent_of
+from dist_transformer.runtime.launch import CALLER_VARIABLE, LAUNCH_VARIABLE, NODE_LAUNCHER, command_of, parent_of
 
 # DeepSpeed has two processes above a rank, torchrun one. SLURM and MPI end the ranks that they started themselves.
 # `dist-transformer train --processes N` runs above `deepspeed`.
@@ -28,7 +28,7 @@ class LauncherWatch:
         while (parent := parent_of(child)) and (_is_launcher(parent) or str(parent) == caller):
             self._parents.append((child, parent))
             child = parent
-        self._orphan = child if _is_orphan(child, parent) else None
+        self._orphan = child if _is_orphan(child, parent) or _lost_its_launch() else None
 
     def gone(self) -> str | None:
         """Return which launcher has ended; None if all are running."""
@@ -41,6 +41,12 @@ class LauncherWatch:
 
 def _is_launcher(process: int) -> bool:
     return any(Path(word).name in _LAUNCHERS for word in command_of(process)[:_WORDS])
+
+
+def _lost_its_launch() -> bool:
+    """Recognize a rank of `--processes` whose parent ended before it began to watch."""
+    _, _, process = os.environ.get(LAUNCH_VARIABLE, "").rpartition(" ")
+    return process not in ("", str(os.getppid()))
 
 
 def _is_orphan(process: int, parent: int | None) -> bool:
