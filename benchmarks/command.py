@@ -25,8 +25,9 @@ from benchmarks.decoding import LABELS as DECODE_LABELS
 from benchmarks.decoding import DecodeBenchmark, decode_table, run_decoding_benchmark
 from benchmarks.flags import Measure, parse_arguments
 from benchmarks.kernels import KernelBenchmark, kernel_table, run_kernel_benchmark
-from benchmarks.measure import result_of, write_result
-from benchmarks.race.race import Race, race_table
+from benchmarks.measure import result_of, vector_units, write_result
+from benchmarks.race.picture import race_picture
+from benchmarks.race.race import Race, race_row, race_table
 from benchmarks.race.text import RaceText
 from benchmarks.race.toolkits import TOOLKITS
 from benchmarks.rows import (
@@ -49,6 +50,7 @@ from benchmarks.training.learning import learn
 from benchmarks.training.stall import StallBenchmark, run_stall_benchmark, stall_table
 from benchmarks.training.step import StepBenchmark, run_step_benchmark, step_table
 from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import write_file
 from dist_transformer.config.flags import parse_training
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
@@ -56,6 +58,7 @@ from dist_transformer.data.folder.format import DataIndex
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.text.lines import read_lines
 from dist_transformer.model_folder import ModelInfo, read_model_info
+from dist_transformer.run.environment import describe_environment
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
 
@@ -300,9 +303,11 @@ def measure_race(arguments: argparse.Namespace) -> Measured:
     )
     race.run()
     figures = race.figures()
+    if arguments.json is not None:
+        machine = f"{describe_environment()['processor']} with {vector_units()}; one thread; {text.data.index.corpus}"
+        write_file(arguments.json.with_suffix(".png"), race_picture(figures, note=machine))
     return Measured(
-        what="CPU seconds of all processes, start-up included, until greedy translations of the validation text reach "
-        "a BLEU score; medians over seeds",
+        what="how long toolkits train until greedy translations of the validation text reach a BLEU score",
         figures=figures,
         given=[
             *(*DATA, "--work", "RACE", "--size", arguments.size, "--toolkits", *toolkits),
@@ -310,6 +315,7 @@ def measure_race(arguments: argparse.Namespace) -> Measured:
             *("--seeds", *race.seeds, "--steps", race.steps, "--every", race.every),
         ],
         table=race_table(figures),
+        row=race_row(figures),
         text=text.data.index,
         seeds=race.seeds,
     )

@@ -126,7 +126,13 @@ class Race:
 
     def figures(self) -> dict[str, Any]:
         """Collect what is done."""
-        return {name: self._figures_of(name) for name in self.toolkits}
+        return {
+            "size": self.size,
+            "steps": self.steps,
+            "unit": "CPU seconds of all processes, start-up included",
+            "goals": list(GOALS),
+            "toolkits": {name: self._figures_of(name) for name in self.toolkits},
+        }
 
     def _figures_of(self, name: str) -> dict[str, Any]:
         failure = self.folder(name) / "failure.json"
@@ -146,10 +152,14 @@ class Race:
                 for record in grid
             ],
             "cpu_seconds_to_bleu": {
-                str(goal): spread([time_to(goal, record["points"]) for record in records]) for goal in GOALS
+                key_of(goal): spread([time_to(goal, record["points"]) for record in records]) for goal in GOALS
             },
             "tokens_per_cpu_second": Measure(tuple(map(rate_of, records))).to_json(),
             "step_tokens": statistics.mean(record["step_tokens"] for record in records),
+            "end": {
+                key: statistics.median(record["points"][-1][key] for record in records)
+                for key in ("cpu_seconds", "bleu")
+            },
             "bleu_of_beam": Measure(tuple(record["bleu_of_beam"] for record in records)).to_json(),
             "peak_mib": max(record["peak_mib"] for record in records),
             "curves": [
@@ -185,6 +195,11 @@ def our_step_tokens(data: Path, recipe: Recipe) -> float:
     return statistics.mean(step.target_tokens for step in itertools.islice(steps, _COUNTED_STEPS))
 
 
+def key_of(goal: int) -> str:
+    """Return a key that a row's text can name; it would take digits alone for a place in a list."""
+    return f"bleu_{goal}"
+
+
 def spread(values: list[float | None]) -> dict[str, Any] | None:
     """Summarise values of all seeds, or return None if one has none."""
     known = [value for value in values if value is not None]
@@ -211,7 +226,7 @@ def rate_of(record: dict[str, Any]) -> float:
 
 def race_table(figures: dict[str, Any]) -> str:
     heads = ("CPU seconds to BLEU", *map(str, GOALS), "tokens per CPU second", "last BLEU, beam 4", "MiB")
-    rows = [heads, *(_row(found) for found in figures.values())]
+    rows = [heads, *(_cells(found) for found in figures["toolkits"].values())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
@@ -222,14 +237,37 @@ def race_table(figures: dict[str, Any]) -> str:
     )
 
 
-def _row(found: dict[str, Any]) -> tuple[str, ...]:
+def _cells(found: dict[str, Any]) -> tuple[str, ...]:
     if "failure" in found:
         return (found["label"], *("–" for _ in GOALS), "–", "–", "–")
     times = found["cpu_seconds_to_bleu"]
     return (
         found["label"],
-        *(f"{times[str(goal)]['median']:,.0f}" if times[str(goal)] else "–" for goal in GOALS),
+        *(f"{times[key_of(goal)]['median']:,.0f}" if times[key_of(goal)] else "–" for goal in GOALS),
         f"{found['tokens_per_cpu_second']['median']:,.0f}",
         f"{found['bleu_of_beam']['median']:.1f}",
         f"{found['peak_mib']:,.0f}",
     )
+
+
+def race_row(figures: dict[str, Any]) -> dict[str, str]:
+    """Return the row of the result file, for the highest BLEU score that the first toolkit reached with every seed."""
+    found = figures["toolkits"]
+    first = found[next(iter(found))]
+    goal = max(goal for goal in figures["goals"] if first["cpu_seconds_to_bleu"][key_of(goal)])
+    place = figures["goals"].index(goal)
+    texts = []
+    for name, toolkit in found.items():
+        if "failure" in toolkit:
+            text = "did not run"
+        elif toolkit["cpu_seconds_to_bleu"][key_of(goal)]:
+            text = f"{{figures[toolkits][{name}][cpu_seconds_to_bleu][{key_of(goal)}][median]:,.0f}}"
+        else:
+            text = f"not by {{figures[toolkits][{name}][end][cpu_seconds]:,.0f}}"
+        texts.append(f"{toolkit['label']}: {text}")
+    return {
+        "what": f"race to {{figures[goals][{place}]}} BLEU of the validation text, a network of size "
+        "`{figures[size]}`; {figures[unit]}, medians of seeds",
+        "steps": "{figures[steps]}",
+        "result": "; ".join(texts),
+    }

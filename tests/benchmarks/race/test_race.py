@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.race.lane import Recipe
-from benchmarks.race.race import Race, our_step_tokens, race_table, rate_of, time_to
+from benchmarks.race.picture import race_picture
+from benchmarks.race.race import Race, our_step_tokens, race_row, race_table, rate_of, time_to
 from benchmarks.race.text import RaceText
 from benchmarks.race.toolkits import Toolkit
 from dist_transformer.data.folder.reader import DataFolder
@@ -71,26 +72,32 @@ def test_the_best_recipe_races_with_every_seed_and_what_is_done_stays(text: Race
     contest.run()
     lanes = {path.name for path in contest.folder("writer").iterdir() if path.is_dir()}
     assert lanes == {"trial", "0.01-10-1-4", "0.0001-10-1-4", "0.0001-10-1-8", "0.0001-10-2-8", "0.0001-10-3-8"}
-    figures = contest.figures()["writer"]
+    everything = contest.figures()
+    figures = everything["toolkits"]["writer"]
     wanted = our_step_tokens(text.data.path, contest.grid()[0])
     assert figures["step_tokens"] == pytest.approx(wanted, rel=0.015)
     assert [point["bleu"] > 99 for point in figures["grid"]] == [False, True]
-    times = figures["cpu_seconds_to_bleu"]["25"]["values"]
+    times = figures["cpu_seconds_to_bleu"]["bleu_25"]["values"]
     # A quarter of the way to the first weights, which come after 0.3 s of work and the start of Python.
     assert len(times) == 3
     assert all(0.3 / 4 < value < 0.6 / 4 for value in times)
     starts = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("starts")}
     contest.run()
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("starts")} == starts
-    assert "Writer" in race_table(contest.figures())
+    assert "Writer" in race_table(everything)
+    row = {name: text.format(figures=everything) for name, text in race_row(everything).items()}
+    assert row["what"].startswith("race to 30 BLEU of the validation text, a network of size `tiny`; CPU seconds")
+    assert row["result"] == f"Writer: {figures['cpu_seconds_to_bleu']['bleu_30']['median']:,.0f}"
+    assert race_picture(everything, note="here").startswith(b"\x89PNG")
 
 
 def test_a_toolkit_that_cannot_run_is_named_with_its_error(text: RaceText, tmp_path: Path) -> None:
     contest = race(text, tmp_path, program=tmp_path / "missing")
     contest.run()
-    found = contest.figures()["writer"]
+    everything = contest.figures()
+    found = everything["toolkits"]["writer"]
     assert found["failure"].startswith(f"Writer is not at --writer {tmp_path / 'missing'}: install it")
-    assert race_table({"writer": found}).splitlines()[1].split() == ["Writer", *"–––––––"]
+    assert race_table(everything).splitlines()[1].split() == ["Writer", *"–––––––"]
 
 
 def test_times_and_rates_by_hand() -> None:
