@@ -26,6 +26,7 @@ from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.export.marian import marian_model
 from dist_transformer.model.transformer import Transformer
+from dist_transformer.runtime.device import choose_precision
 
 
 def main(way: str, lane: Path, tokens: float) -> None:
@@ -33,7 +34,8 @@ def main(way: str, lane: Path, tokens: float) -> None:
     config = from_plain(TrainConfig, read_json(file), str(file))
     torch.manual_seed(config.seed)
     data = DataFolder.open(Path(config.corpora.data[0]))
-    config = replace(config, model=replace(config.model, vocab_size=data.index.vocab_size))
+    model = replace(config.model, vocab_size=data.index.vocab_size)
+    config = replace(config, model=model, precision=choose_precision(torch.device("cpu"), None))
     # The first weights are its own.
     marian: torch.nn.Module = MarianMTModel(marian_model(Transformer(config.model)).config)
     sample = TextSample(data.train, pairs=data.train.info.pairs, longest=LARGEST, seed=1)

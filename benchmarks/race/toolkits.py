@@ -29,6 +29,7 @@ from dist_transformer.export.marian_folder import of_marian
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
+from dist_transformer.runtime.device import choose_precision
 
 SMOOTHING, BETAS, EPSILON = 0.1, (0.9, 0.98), 1e-9
 LENGTH_PENALTY = 0.6
@@ -271,7 +272,7 @@ class Eole(Toolkit):
                 "world_size": 1,
                 "gpu_ranks": [],
                 "num_workers": 0,
-                "compute_dtype": "fp32",
+                "compute_dtype": choose_precision(torch.device("cpu"), None),
                 "batch_type": "tokens",
                 "batch_size": batch,
                 "normalization": "tokens",
