@@ -1,4 +1,4 @@
-"""How long a user waits before a command answers, and the memory that it takes.
+"""Time until a command answers, and the memory that it takes.
 
 Each command is a process of its own; they run in turns.
 """

@@ -19,7 +19,7 @@ BATCH = BatchConfig(max_target_tokens=1024, packs_per_step=2)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """What a training is given; all toolkits have Adam with the paper's constants and label smoothing of 0.1."""
+    """Settings of a training; all toolkits have Adam with the paper's constants and label smoothing of 0.1."""
 
     size: str
     peak_lr: float

@@ -23,7 +23,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a command used up to its end."""
+    """Resources that a command used up to its end."""
 
     cpu_seconds: float
     wall_seconds: float

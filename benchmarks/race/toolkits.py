@@ -39,7 +39,7 @@ LENGTH_PENALTY = 0.6
 class Toolkit(ABC):
     text: RaceText
     program: Path | None = None
-    """What the toolkit installs, if it has an environment of its own."""
+    """Command that the toolkit installs, if it has an environment of its own."""
 
     label: ClassVar[str]
     weights_pattern: ClassVar[str]

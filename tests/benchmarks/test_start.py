@@ -32,7 +32,7 @@ def test_a_wait_by_a_process_that_is_known(tmp_path: object) -> None:
 
 @pytest.mark.slice(name="benchmarks")
 def test_each_wait_is_measured_in_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the real preparation, training and translation, and of the helps one."""
+    """Real preparation, training and translation, and the help of one command."""
     waits = {name: start.WAITS[name] for name in ("plan --help", start.LINE)}
     monkeypatch.setattr(start, "WAITS", waits)
     figures = run_start_benchmark(StartBenchmark(rounds=1, demo=False), lambda line: None)

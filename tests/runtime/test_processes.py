@@ -44,8 +44,9 @@ def leave(number, frame):
     sys.exit(75)
 for number in (signal.SIGTERM, signal.SIGUSR1): signal.signal(number, leave)
 print("rank", rank, sys.stdin.readline().strip() if rank == "0" else "", flush=True)
-(folder / f"pid-{rank}").write_text(str(os.getpid()))
 exec(sys.argv[2])
+(folder / f"pid-{rank}").write_text(str(os.getpid()))
+exec(sys.argv[3])
 time.sleep(60)
 """
 LAUNCH = """
@@ -104,10 +105,10 @@ def test_one_task_starts_processes_with_places_of_their_own(
 class Launch:
     """Two ranks of a program of few lines, in a process that launches them."""
 
-    def __init__(self, folder: Path, program: str) -> None:
+    def __init__(self, folder: Path, program: str = "", *, first: str = "") -> None:
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCH, RANK, str(folder), program],
+            [sys.executable, "-c", LAUNCH, RANK, str(folder), first, program],
             env=environment_of_no_task(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -129,7 +130,7 @@ class Launch:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_signals_are_passed_on_and_the_status_is_that_of_the_ranks(number: int, tmp_path: Path) -> None:
-    launch = Launch(tmp_path, "")
+    launch = Launch(tmp_path)
     assert launch.process.stdin is not None
     launch.process.stdin.write("from the input\n")
     launch.process.stdin.flush()
@@ -147,7 +148,7 @@ def test_signals_are_passed_on_and_the_status_is_that_of_the_ranks(number: int, 
         ("if rank == '1': sys.exit(3)", 3, [signal.SIGTERM, None]),
         ("if rank == '0': os.kill(os.getpid(), signal.SIGKILL)", 137, [None, signal.SIGTERM]),
         # The other does not end in time.
-        ("if rank == '1': sys.exit(4)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)", 4, [None, None]),
+        ("if rank == '1': sys.exit(4)", 4, [None, None]),
         ("sys.exit(0)", 0, [None, None]),
     ],
     ids=["fails", "is killed", "hangs", "all end"],
@@ -156,8 +157,9 @@ def test_when_a_rank_fails_the_others_are_ended(
     program: str, status: int, signals: list[int | None], tmp_path: Path
 ) -> None:
     # A rank fails when both are there.
+    first = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if status == 4 else ""
     waits = "while not all((folder / f'pid-{i}').exists() for i in '01'): time.sleep(0.05)\ntime.sleep(0.2)\n"
-    launch = Launch(tmp_path, waits + program)
+    launch = Launch(tmp_path, waits + program, first=first)
     launch.process.communicate("\n", timeout=60)
     assert launch.process.returncode == status
     assert launch.signals() == signals

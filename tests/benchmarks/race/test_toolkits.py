@@ -1,4 +1,4 @@
-"""What each toolkit is told, and how its files are read."""
+"""Commands of each toolkit, and the files that it leaves."""
 
 import itertools
 import json
