@@ -167,15 +167,12 @@ class BatchConfig:
         for name in ("max_source_tokens", "max_sentences", "packs_per_micro_batch"):
             if getattr(self, name) is not None:
                 _require_positive(self, name)
-        for name, most in (
-            ("max_target_tokens", _LARGEST_PACK),
-            ("max_source_tokens", _LARGEST_PACK),
-            ("max_sentences", _LARGEST_PACK),
-            ("packs_per_step", _MOST_PACKS),
-            ("packs_per_micro_batch", _MOST_PACKS),
-            ("window_shards", _MOST_PACKS),
+        for names, most in (
+            (("max_target_tokens", "max_source_tokens", "max_sentences"), _LARGEST_PACK),
+            (("packs_per_step", "packs_per_micro_batch", "window_shards"), _MOST_PACKS),
         ):
-            _require((getattr(self, name) or 0) <= most, name, getattr(self, name), f"give at most {most:,}")
+            for name in names:
+                _require((getattr(self, name) or 0) <= most, name, getattr(self, name), f"give at most {most:,}")
         if self.target_tokens_per_step is not None:
             self._set_packs(self.target_tokens_per_step)
         remedy = f"it cannot be above packs_per_step ({self.packs_per_step})"
@@ -376,6 +373,8 @@ class TrainConfig:
     """Steps between log lines."""
     ema_decay: float = 0.0
     """Decay per step of a moving average of the weights, which is saved with them; 0: none; often 0.999 or 0.9999."""
+    freeze: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    """Parts that stay as they are: embeddings, encoder, encoder.0-3, decoder, cross_attention, norms, biases, globs."""
     max_skipped_steps: int = 10
     """Abort after this many steps in a row with a loss or gradient that is not finite."""
     precision: Literal["bf16", "fp32"] | None = None

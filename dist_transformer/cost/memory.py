@@ -19,12 +19,14 @@ the table with the tensors of real engines.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dist_transformer.config.settings import ModelConfig
+from dist_transformer.model.freezing import frozen_names
 from dist_transformer.model.loss import logit_rows
 from dist_transformer.model.transformer import Transformer
 
@@ -77,6 +79,8 @@ class ModelSizes:
     """Elements of a model."""
 
     parameters: int
+    trained: int
+    """Parameters that are not frozen."""
     persistent: int
     """Parameters in tensors that are small enough for ZeRO-3 to keep on every rank."""
     persistent_tensors: int
@@ -130,13 +134,15 @@ class Memory:
         return int(self.peak * (1 + _FRAGMENTATION)) + _CONTEXT_BYTES
 
 
-def model_sizes(config: ModelConfig, zero: ZeroSettings) -> ModelSizes:
+def model_sizes(config: ModelConfig, zero: ZeroSettings, freeze: Sequence[str] = ()) -> ModelSizes:
     with torch.device("meta"):
         model = Transformer(config)
-    counts = [parameter.numel() for parameter in model.parameters()]
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    counts, frozen = [*sizes.values()], frozen_names(sizes, freeze)
     persistent = [count for count in counts if count <= zero.stage3_param_persistence_threshold]
     return ModelSizes(
         parameters=sum(counts),
+        trained=sum(size for name, size in sizes.items() if name not in frozen),
         persistent=sum(persistent),
         persistent_tensors=len(persistent),
         constants=sum(table.numel() * table.element_size() for table in model.buffers()),
@@ -153,27 +159,29 @@ def predict_memory(
     micro: MicroBatch,
     keeps_average: bool = False,
     compiled: bool = False,
+    freeze: Sequence[str] = (),
 ) -> Memory:
     """Predict the memory of one rank on a GPU.
 
     Args:
         compiled: layers and loss are compiled; the loss then has no copy of logits in fp32.
         keeps_average: there is a moving average of the weights, which is counted with the moments.
+        freeze: parts without fp32 copy, moments and gradients.
     """
-    sizes = model_sizes(config, zero)
-    element = BYTES[precision]
-    share = -(-sizes.parameters // (world_size if zero.stage else 1))
-    weights = element * (share if zero.stage == 3 else sizes.parameters)
+    sizes = model_sizes(config, zero, freeze)
+    element, ranks = BYTES[precision], world_size if zero.stage else 1
+    share = -(-sizes.trained // ranks)
+    weights = element * (-(-sizes.parameters // ranks) if zero.stage == 3 else sizes.parameters)
     masters = 0 if zero.stage == 0 and precision == "fp32" else 4 * share
     gradients = 4 * share
     update = 0 if precision == "bf16" and zero.stage < 3 else 4 * share
     gradients_stay = zero.stage == 3
     if zero.stage == 0:
-        update = 4 * min(sizes.parameters, STAGE_0_BUCKET) if world_size > 1 else 0
+        update = 4 * min(sizes.trained, STAGE_0_BUCKET) if world_size > 1 else 0
     if zero.stage == 1 and precision == "bf16":
-        gradients, gradients_stay = 4 * sizes.parameters, True
+        gradients, gradients_stay = 4 * sizes.trained, True
     elif zero.stage == 1 and accumulation > 1:
-        gradients += 4 * sizes.parameters
+        gradients += 4 * sizes.trained
     buffers, resident_extra = 0, gradients if gradients_stay else 0
     if zero.stage == 2 or (zero.stage == 1 and precision == "fp32"):
         buffers = element * zero.reduce_bucket_size * (2 if zero.overlap_comm else 1)

@@ -33,6 +33,7 @@ def packs_that_fit(
             micro=MicroBatch(source_tokens=packs * source_budget, target_tokens=packs * batch.max_target_tokens),
             keeps_average=config.ema_decay > 0,
             compiled=config.compile,
+            freeze=config.freeze,
         )
         if packs * batch.max_target_tokens <= _ENOUGH_TOKENS and memory.needed <= _USABLE * memory_bytes:
             return packs

@@ -214,7 +214,7 @@ def plan_run(config: TrainConfig, cluster: Cluster, ds_config: dict[str, Any], w
         config = dataclasses.replace(config, batch=dataclasses.replace(config.batch, packs_per_micro_batch=packs))
     stages = tuple(_plan_stage(config, cluster, gpu, zero, work) for zero in _stages(ds_config))
     chosen = next(stage for stage in stages if stage.zero == own)
-    sizes = model_sizes(config.model, own)
+    sizes = model_sizes(config.model, own, config.freeze)
     step_time = None
     if gpu is not None and not own.offload_optimizer:
         packs = config.batch.accumulation_steps(cluster.world_size) * config.batch.packs_at_once
@@ -275,6 +275,7 @@ def _plan_stage(
         ),
         keeps_average=config.ema_decay > 0,
         compiled=config.compile,
+        freeze=config.freeze,
     )
     return StagePlan(zero=zero, memory=memory, fits=memory.needed <= gpu.memory_gib * 2**30 if gpu else None)
 

@@ -50,7 +50,7 @@ from dist_transformer.runtime.device import kept_threads, threads_are_given
 from dist_transformer.runtime.interpreter import MOST_THREADS
 
 # Another value of one of these makes it another run. Every other setting may change on resume, and is reported.
-_FIXED = ("model", "batch", "seed", "data_sha256", "data_weights", "data_temperature", "init_from")
+_FIXED = ("model", "batch", "seed", "data_sha256", "data_weights", "data_temperature", "init_from", "freeze")
 # The exception: it decides which dropout masks are drawn, and a resume on other hardware may choose another value.
 _FREE = "batch.packs_per_micro_batch"
 
@@ -217,7 +217,7 @@ def shareable_settings(described: dict[str, Any]) -> dict[str, Any]:
 
 def run_identity(described: dict[str, Any]) -> str:
     """Return 16 hexadecimal digits that are equal for two runs whose settings would let one resume the other."""
-    settings = _flatten({name: described[name] for name in _FIXED})
+    settings = _flatten({name: described[name] for name in _FIXED if name in described})
     settings.pop(_FREE, None)
     fixed = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(fixed.encode()).hexdigest()[:16]

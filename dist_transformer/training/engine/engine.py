@@ -12,6 +12,7 @@ from torch import nn
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
+from dist_transformer.model.freezing import frozen_names
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.packed import PackedBatch
 from dist_transformer.model.transformer import Transformer
@@ -42,6 +43,11 @@ class Engine:
         # DeepSpeed rounds the model to bf16, and would make the fp32 weights from that. The first small updates of a
         # warm-up would then be lost: a weight halfway between two bf16 values does not change until they add up.
         weights = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
+        frozen = frozen_names(weights, config.freeze)
+        self._frozen = {name: weights.pop(name) for name in sorted(frozen)}
+        """Weights in fp32 that stay as they are, on the host."""
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name not in frozen)
         offloads = ds_config["zero_optimization"].get("offload_optimizer", {}).get("device", "none") != "none"
         self.optimizer = _make_optimizer(model, config, stage=self.stage, offloads=offloads)
         self.ds, *_ = deepspeed.initialize(
@@ -53,6 +59,9 @@ class Engine:
         )
         if isinstance(self.optimizer, PlainAdam) and config.arithmetic == "bf16":
             self.optimizer.keep_masters()
+            for name in frozen:
+                parameter = model.get_parameter(name)
+                parameter.data = parameter.data.bfloat16()
         if self.stage > 0 and not offloads:
             internals.look_at_the_norm_alone(self.ds.optimizer)
         self.scheduler = self.ds.lr_scheduler
@@ -134,12 +143,20 @@ class Engine:
     def parameter_states(self) -> Iterator[ParameterState]:
         """Yield every parameter with its moments. Collective: all ranks must iterate together."""
         for name, parameter in self.module.named_parameters():
+            if name in self._frozen:
+                yield self._state_of_frozen(name)
+                continue
             weight = self._tensors.weight(parameter).detach().float()
             moments = {key: self._tensors.moment(parameter, key) for key in self._kept}
             shape = internals.full_shape(parameter)
             yield ParameterState(
                 name=name, weight=weight.view(shape), moments={key: value.view(shape) for key, value in moments.items()}
             )
+
+    def _state_of_frozen(self, name: str) -> ParameterState:
+        weight = self._frozen[name]
+        moments = {key: weight if key == EMA else torch.zeros_like(weight) for key in self._kept}
+        return ParameterState(name=name, weight=weight, moments=moments)
 
     def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every parameter in fp32. Collective: all ranks must iterate together."""
@@ -151,17 +168,20 @@ class Engine:
         The model that was passed to the constructor must hold the weights already. Moments that `load` does not give
         stay zero, and a moving average starts with the weights.
         """
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in self._trained():
             for key, value in load(name).moments.items():
                 if key in self._kept:
                     self._tensors.set_moment(parameter, key, value.to(self.device))
         self._set_adam_steps(updates)
         self.scheduler.load_state_dict({"updates": updates})
 
+    def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, p) for name, p in self.module.named_parameters() if name not in self._frozen)
+
     @torch.no_grad()
     def _set_weights(self, weights: dict[str, torch.Tensor]) -> None:
         """Set the fp32 weights, and start the moving average with them; the low-precision copies do not change."""
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in self._trained():
             weight = weights[name].to(self.device)
             self._tensors.set_weight(parameter, weight)
             if EMA in self._kept:
@@ -296,8 +316,12 @@ def _compiled_cpu_adam(groups: list[dict[str, Any]], common: dict[str, Any]) -> 
 
 
 def _parameter_groups(model: Transformer, weight_decay: float) -> list[dict[str, Any]]:
+    trained = [p for p in model.parameters() if p.requires_grad]
     if weight_decay == 0:
-        return [{"params": list(model.parameters()), "weight_decay": 0.0}]
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    vectors = [p for p in model.parameters() if p.dim() <= 1]
-    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        return [{"params": trained, "weight_decay": 0.0}]
+    groups = [
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    # Where one kind is frozen, its group is empty.
+    return [group for group in groups if group["params"]]
