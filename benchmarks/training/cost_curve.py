@@ -139,11 +139,13 @@ def model_scaling(base: dict[str, Any], device: torch.device, *, target_tokens: 
         properties = torch.cuda.get_device_properties(device)
         kind = kind_of_device(f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
     link, network = (GPUS[kind].link_gb_per_second, GPUS[kind].node_gbit) if kind else (_LINK, _NETWORK)
-    rows = []
+    rows, parameters = [], int(base["parameters"])
     for nodes in NODES:
         sent = communication_seconds(
             ZeroSettings(stage=1),
-            sizes=ModelSizes(parameters=int(base["parameters"]), persistent=0, persistent_tensors=0, constants=0),
+            sizes=ModelSizes(
+                parameters=parameters, trained=parameters, persistent=0, persistent_tensors=0, constants=0
+            ),
             gpus_per_node=GPUS_PER_NODE,
             nodes=nodes,
             link_gb_per_second=link,

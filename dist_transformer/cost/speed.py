@@ -77,7 +77,7 @@ def predict_step(
     assert peak is not None
     world = nodes * gpus_per_node
     operations = training_flops(config, source_tokens=source_tokens, target_tokens=target_tokens)
-    updated = sizes.parameters / (world if zero.stage else 1)
+    updated = sizes.trained / (world if zero.stage else 1)
     return StepTime(
         compute=operations / (peak * 1e12 * mfu),
         launches=launches_of_step(config, accumulation=accumulation) * LAUNCH_SECONDS,
@@ -147,26 +147,27 @@ def traffic(zero: ZeroSettings, sizes: ModelSizes, *, precision: str, accumulati
     them again only if they were too many to keep. Parameters that stay on every rank are gathered once per step, one by
     one.
 
-    gloo has no reduce-scatter and uses an all-reduce instead.
+    Frozen parameters have no gradients and no updated weights; stage 3 gathers them as it gathers others. gloo has no
+    reduce-scatter and uses an all-reduce instead.
     """
-    weight, all_of_them = BYTES[precision], sizes.parameters
+    weight = BYTES[precision]
     if zero.stage == 3:
-        large = all_of_them - sizes.persistent
-        kept = all_of_them <= min(zero.stage3_max_live_parameters, zero.stage3_max_reuse_distance)
+        large = sizes.parameters - sizes.persistent
+        kept = sizes.parameters <= min(zero.stage3_max_live_parameters, zero.stage3_max_reuse_distance)
         gathers, scatter = (1 if kept else 2), (2 if backend == "gloo" else 1)
         pieces = gathers * _pieces(large, zero.stage3_prefetch_bucket_size)
-        pieces += scatter * _pieces(all_of_them, zero.reduce_bucket_size)
+        pieces += scatter * _pieces(sizes.trained, zero.reduce_bucket_size)
         return Traffic(
-            bytes=accumulation * (4 * scatter * all_of_them + gathers * weight * large) + weight * sizes.persistent,
+            bytes=accumulation * (4 * scatter * sizes.trained + gathers * weight * large) + weight * sizes.persistent,
             passes=accumulation * pieces + sizes.persistent_tensors + _NORM_PASSES,
         )
     reductions = accumulation if zero.stage == 2 else 1
     bucket = zero.reduce_bucket_size if zero.stage else STAGE_0_BUCKET
-    gathered = weight * all_of_them if zero.stage else 0
-    passes = 2 * reductions * _pieces(all_of_them, bucket)
+    gathered = weight * sizes.trained if zero.stage else 0
+    passes = 2 * reductions * _pieces(sizes.trained, bucket)
     if zero.stage:
-        passes += _pieces(all_of_them, zero.allgather_bucket_size) + _NORM_PASSES
-    return Traffic(bytes=8 * reductions * all_of_them + gathered, passes=passes)
+        passes += _pieces(sizes.trained, zero.allgather_bucket_size) + _NORM_PASSES
+    return Traffic(bytes=8 * reductions * sizes.trained + gathered, passes=passes)
 
 
 def _pieces(elements: int, bucket: int) -> int:

@@ -24,7 +24,9 @@ GPU = GpuKind(
     memory_gib=80, bf16_tflops=100, fp32_tflops=10, memory_gb_per_second=1000, link_gb_per_second=100, node_gbit=400
 )
 # Of 200 million parameters, one million is in a hundred small tensors.
-SIZES = ModelSizes(parameters=200_000_000, persistent=1_000_000, persistent_tensors=100, constants=0)
+SIZES = ModelSizes(
+    parameters=200_000_000, trained=200_000_000, persistent=1_000_000, persistent_tensors=100, constants=0
+)
 
 
 def step(stage: int, **changes: Any) -> StepTime:
@@ -58,7 +60,7 @@ def test_a_small_model_waits_for_the_launches_of_its_kernels() -> None:
     assert launches_of_step(BIG, accumulation=8) == pytest.approx(7321, rel=0.01)
     tiny = PRESETS["tiny"].model
     settings: dict[str, Any] = {"gpus_per_node": 1, "nodes": 1, "network_gbit": 400, "precision": "bf16", "mfu": 0.5}
-    sizes = ModelSizes(parameters=5_000_000, persistent=0, persistent_tensors=0, constants=0)
+    sizes = ModelSizes(parameters=5_000_000, trained=5_000_000, persistent=0, persistent_tensors=0, constants=0)
     found = predict_step(
         tiny,
         ZeroSettings(stage=1),
@@ -103,6 +105,17 @@ def sent(stage: int, accumulation: int, precision: str, backend: Backend = "nccl
 )
 def test_bytes_that_go_round(stage: int, accumulation: int, precision: str, millions: int) -> None:
     assert sent(stage, accumulation, precision).bytes == millions * 10**6
+
+
+@pytest.mark.parametrize(("stage", "millions"), [(0, 150 * 8), (1, 150 * 10), (2, 150 * 10), (3, 150 * 4 + 200 * 2)])
+def test_frozen_weights_have_no_gradients_to_send(stage: int, millions: int) -> None:
+    """A quarter of 200 million is frozen; stage 3 gathers all."""
+    sizes = dataclasses.replace(SIZES, trained=150_000_000)
+    found = traffic(ZeroSettings(stage=stage), sizes, precision="bf16", accumulation=1, backend="nccl")
+    assert found.bytes == millions * 10**6
+    frozen, whole = step(stage, sizes=sizes), step(stage)
+    assert frozen.update == pytest.approx(0.75 * whole.update)
+    assert frozen.communication < whole.communication
 
 
 def test_ways_around_the_ring() -> None:

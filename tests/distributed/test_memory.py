@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dist_transformer.config.presets import PRESETS
-from dist_transformer.cost.memory import MicroBatch, ZeroSettings, predict_memory
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.cost.memory import MicroBatch, ZeroSettings, model_sizes, predict_memory
 from dist_transformer.training.engine.ds_config import load_ds_config
 from tests.conftest import ROOT, run_ranks
 from tests.distributed.worker_memory import VOCAB_SIZE, cases
@@ -19,6 +20,10 @@ WORLDS = (1, 2)
 CASES = [(world, *case) for world in WORLDS for case in cases(world)]
 
 
+def model_of(preset: str) -> ModelConfig:
+    return dataclasses.replace(PRESETS[preset].model, vocab_size=VOCAB_SIZE)
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     worker, out = Path(__file__).with_name("worker_memory.py"), tmp_path_factory.mktemp("memory")
@@ -27,19 +32,20 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, An
     return {world: json.loads((out / str(world)).read_text()) for world in WORLDS}
 
 
-@pytest.mark.parametrize(("world", "preset", "precision", "stage"), CASES)
+@pytest.mark.parametrize(("world", "preset", "precision", "stage", "part"), CASES)
 def test_states_are_predicted_to_a_tenth(
-    measured: dict[int, dict[str, Any]], world: int, preset: str, precision: str, stage: int
+    measured: dict[int, dict[str, Any]], world: int, preset: str, precision: str, stage: int, part: str
 ) -> None:
-    found = measured[world][f"{preset}-{precision}-{stage}"]
+    found = measured[world][f"{preset}-{precision}-{stage}-{part}"]
     zero = ZeroSettings.from_ds_config(load_ds_config(ROOT / "ds_configs" / f"zero{stage}.json"))
     memory = predict_memory(
-        dataclasses.replace(PRESETS[preset].model, vocab_size=VOCAB_SIZE),
+        model_of(preset),
         zero,
         world_size=world,
         precision=precision,
         accumulation=1,
         micro=MicroBatch(source_tokens=16, target_tokens=16),
+        freeze=(part,) if part else (),
     )
     assert memory.resident == pytest.approx(found["between"], rel=0.1)
     stay = stage == 3 or (stage == 1 and precision == "bf16")
@@ -50,10 +56,14 @@ def test_states_are_predicted_to_a_tenth(
     assert memory.resident + gradients + update == pytest.approx(found["during_update"], rel=0.1)
 
 
-@pytest.mark.parametrize(("world", "preset", "precision", "stage"), CASES)
+@pytest.mark.parametrize(("world", "preset", "precision", "stage", "part"), CASES)
 def test_what_is_counted_is_all_there_is(
-    measured: dict[int, dict[str, Any]], world: int, preset: str, precision: str, stage: int
+    measured: dict[int, dict[str, Any]], world: int, preset: str, precision: str, stage: int, part: str
 ) -> None:
-    """The engine's tensors, found from the engine, and all tensors of the process, found by the interpreter."""
-    found = measured[world][f"{preset}-{precision}-{stage}"]
-    assert found["between"] == pytest.approx(found["everything"], rel=0.01)
+    """The engine's tensors, found from the engine, and all tensors of the process, found by the interpreter.
+
+    The host has a copy of what is frozen, in fp32.
+    """
+    sizes = model_sizes(model_of(preset), ZeroSettings(stage=stage), (part,) if part else ())
+    found = measured[world][f"{preset}-{precision}-{stage}-{part}"]
+    assert found["between"] + 4 * (sizes.parameters - sizes.trained) == pytest.approx(found["everything"], rel=0.01)

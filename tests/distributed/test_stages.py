@@ -37,9 +37,12 @@ def averaged(run_dir: Path) -> dict[str, torch.Tensor]:
 def test_gradient_is_that_of_one_big_batch(results: dict[str, Any], case: str) -> None:
     # In bf16 accumulation and reduction alone are measured; a loss that is scaled otherwise may round otherwise.
     limit = 1e-6 if case.endswith("fp32") else 1e-4
-    errors = results[case]["gradient_errors"]
-    worst = max(errors, key=errors.__getitem__)
-    assert errors[worst] <= limit, f"{worst}: {errors[worst]:.2e}"
+    for kind in ("gradient_errors", "errors_of_frozen"):
+        errors = results[case][kind]
+        worst = max(errors, key=errors.__getitem__)
+        assert errors[worst] <= limit, f"{kind}, {worst}: {errors[worst]:.2e}"
+    assert {"norm", "encoder.1.feed_forward.inner.weight"} <= results[case]["errors_of_frozen"].keys()
+    assert "embedding" not in results[case]["errors_of_frozen"]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -80,6 +83,15 @@ def test_each_stage_resumes_where_another_ended(results: dict[str, Any], out: Pa
     assert results[f"chain-{precision}"] == pytest.approx(results[f"zero0-{precision}"]["resume"]["losses"], rel=limit)
     whole, chain = out / f"zero0-{precision}", out / f"chain-{precision}"
     assert (chain / "ledger.jsonl").read_text() == (whole / "ledger.jsonl").read_text()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_frozen_parts_stay_bit_for_bit_at_every_stage(results: dict[str, Any], precision: str) -> None:
+    """Weights, moments, their average and the copies that compute, through checkpoints that each stage hands over."""
+    outcome = results[f"frozen-{precision}"]
+    assert outcome["frozen_differ_by"] == 0.0
+    assert outcome["least_moved"] > 1e-4
+    assert "freeze" in outcome["message"]
 
 
 def test_a_run_may_change_its_precision(results: dict[str, Any], out: Path) -> None:

@@ -28,12 +28,15 @@ from dist_transformer.training.engine.memory import state_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB_SIZE = 1000
+PRECISIONS = ("bf16", "fp32")
 
 
-def cases(world_size: int) -> list[tuple[str, str, int]]:
-    """Preset, precision and stage; base takes seconds each, so that one rank alone tries it at the default stage."""
-    tiny = [("tiny", precision, stage) for precision in ("bf16", "fp32") for stage in range(4)]
-    return tiny + [("base", "bf16", stage) for stage in (range(4) if world_size > 1 else (1,))]
+def cases(world_size: int) -> list[tuple[str, str, int, str]]:
+    """Preset, precision, stage, frozen part; base takes seconds each, so one rank alone tries it at the default stage."""
+    tiny = [
+        ("tiny", precision, stage, part) for precision in PRECISIONS for stage in range(4) for part in ("", "encoder")
+    ]
+    return tiny + [("base", "bf16", stage, "") for stage in (range(4) if world_size > 1 else (1,))]
 
 
 def small_batch() -> PackedBatch:
@@ -53,11 +56,12 @@ def bytes_of_all_tensors() -> int:
     return sum(storages.values())
 
 
-def measure(preset: str, precision: str, stage: int, world_size: int) -> dict[str, Any]:
+def measure(preset: str, precision: str, stage: int, part: str, world_size: int) -> dict[str, Any]:
     base = PRESETS[preset]
     config = dataclasses.replace(
         base,
         precision=precision,
+        freeze=(part,) if part else (),
         model=dataclasses.replace(base.model, vocab_size=VOCAB_SIZE),
         batch=BatchConfig(packs_per_step=world_size),
         deepspeed_config=ROOT / "ds_configs" / f"zero{stage}.json",
@@ -88,10 +92,7 @@ def measure(preset: str, precision: str, stage: int, world_size: int) -> dict[st
 def main() -> None:
     world = read_world()
     with process_group(world, single=True):
-        found = {
-            f"{preset}-{precision}-{stage}": measure(preset, precision, stage, world.size)
-            for preset, precision, stage in cases(world.size)
-        }
+        found = {"-".join(map(str, case)): measure(*case, world.size) for case in cases(world.size)}
     if world.is_main:
         Path(sys.argv[-1]).write_text(json.dumps(found))
 

@@ -18,6 +18,7 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.collate import Collator
 from dist_transformer.data.loading.plan import Plan, Position, Step, resolve_budgets
 from dist_transformer.evaluation.samples import read_sheets
+from dist_transformer.model.freezing import frozen_names
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.reporting.reporter import Reporter
@@ -35,6 +36,7 @@ MODEL = ModelConfig(width=32, heads=2, ffn_width=64, encoder_layers=2, decoder_l
 
 # The warm-up of the average ends at step 3: (1 + 3) / (10 + 3) is above.
 DECAY = 0.3
+FROZEN = ("embeddings", "encoder.0", "decoder.*.norm.*")
 OFFLOAD = "zero3_offload" if shutil.which("c++") else "zero3"
 CHAIN = ("zero0", "zero1", "zero2", "zero3", OFFLOAD, "zero0")
 """Every stage hands over to the next after one step, and the last to the first."""
@@ -105,12 +107,13 @@ def reference_gradient(
 
 
 def gradient_errors(config: TrainConfig, world: World, device: torch.device) -> dict[str, float]:
-    """Relative error of each tensor's gradient, the worse of a full and a ragged step.
+    """Relative error of each trained tensor's gradient, and of their norm; the worse of a full and a ragged step.
 
     After one update Adam's first moment is (1 - β1) · gradient: what the optimizer really saw.
     """
     folder = DataFolder.open(config.corpora.data[0])
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=folder.index.vocab_size))
+    frozen = frozen_names(dict(Transformer(config.model).named_parameters()), config.freeze)
     info = folder.train.info
     budgets = resolve_budgets(config.batch, source_tokens=info.source_tokens, target_tokens=info.target_tokens)
     plan = Plan(folder.train.lengths, folder.train.shard_starts, budgets=budgets, window_shards=2, seed=1)
@@ -126,10 +129,15 @@ def gradient_errors(config: TrainConfig, world: World, device: torch.device) -> 
         for micro in stream.micro_batches(step, rank=world.rank, world_size=world.size):
             engine.forward_backward(micro.batch.to(device), step_tokens=step.target_tokens)
             engine.end_micro_batch()
+        squares = 0.0
         for state in engine.parameter_states():
-            gradient, expected = state.moments["exp_avg"] / (1 - config.optimizer.beta1), wanted[state.name]
-            error = float((gradient - expected).norm() / expected.norm())
-            errors[state.name] = max(errors.get(state.name, 0.0), error)
+            if state.name not in frozen:
+                gradient, expected = state.moments["exp_avg"] / (1 - config.optimizer.beta1), wanted[state.name]
+                error = float((gradient - expected).norm() / expected.norm())
+                errors[state.name] = max(errors.get(state.name, 0.0), error)
+                squares += float(expected.double().square().sum())
+        error = abs(engine.gradient_norm() / squares**0.5 - 1)
+        errors["norm"] = max(errors.get("norm", 0.0), error)
     return errors
 
 
@@ -188,6 +196,41 @@ def handed_over(config: TrainConfig, run_dir: Path, world: World, device: torch.
         part = dataclasses.replace(config, deepspeed_config=ds_config_path(name), max_steps=step)
         assemble(part, world, device).train()
     return losses_of(run_dir)
+
+
+def frozen_result(config: TrainConfig, run_dir: Path, world: World, device: torch.device) -> dict[str, Any]:
+    """The same six steps with frozen parts, each under another stage: what moves, and what another freezing says."""
+    model = dataclasses.replace(config.model, dropout=0.1)
+    config = config.changed(model=model, run_dir=run_dir, validate_every=0, freeze=FROZEN)
+    moved, kept = dict[str, float](), 0.0
+    for step, stage in enumerate(CHAIN, start=1):
+        part = dataclasses.replace(config, deepspeed_config=ds_config_path(stage), max_steps=step)
+        trainer = assemble(part, world, device)
+        trainer.train()
+        state = state_of(trainer)
+        torch.manual_seed(trainer.config.seed)
+        drawn = {name: p.detach() for name, p in Transformer(trainer.config.model).named_parameters()}
+        frozen = frozen_names(drawn, FROZEN)
+        moved = {
+            name: float((state[f"weight/{name}"] - drawn[name]).abs().max()) for name in drawn if name not in frozen
+        }
+        # The weights, their average, and the copies that the model computes with.
+        computed = plain_weights_of(trainer)
+        for name in frozen:
+            rounded = drawn[name].bfloat16().float() if config.precision == "bf16" else drawn[name]
+            pairs = (
+                (state[f"weight/{name}"], drawn[name]),
+                (state[f"ema/{name}"], drawn[name]),
+                (computed[name], rounded),
+            )
+            kept = max(kept, *(float((found - wanted).abs().max()) for found, wanted in pairs))
+            kept = max(kept, *(float(state[f"{key}/{name}"].abs().max()) for key in ("exp_avg", "exp_avg_sq")))
+    message = ""
+    try:
+        assemble(dataclasses.replace(config, freeze=FROZEN[:1]), world, device)
+    except UserError as error:
+        message = str(error)
+    return {"frozen_differ_by": kept, "least_moved": min(moved.values()), "message": message}
 
 
 def changed_precision(config: TrainConfig, run_dir: Path, world: World, device: torch.device) -> list[float]:
@@ -272,6 +315,7 @@ def main() -> None:
                 config = make_config(data, out / name, f"zero{stage}", precision)
                 results[name] = {
                     "gradient_errors": gradient_errors(config, world, device),
+                    "errors_of_frozen": gradient_errors(config.changed(freeze=FROZEN), world, device),
                     "resume": resume_result(config, world, device),
                     "not_finite": not_finite_result(config, world, device),
                 }
@@ -279,6 +323,7 @@ def main() -> None:
         for precision in ("fp32", "bf16"):
             config = make_config(data, out, "zero0", precision)
             results[f"chain-{precision}"] = handed_over(config, out / f"chain-{precision}", world, device)
+            results[f"frozen-{precision}"] = frozen_result(config, out / f"frozen-{precision}", world, device)
         results["precisions"] = changed_precision(config, out / "precisions", world, device)
     if world.is_main:
         (out / "results.json").write_text(json.dumps(results, indent=1))
