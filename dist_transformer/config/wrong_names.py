@@ -61,6 +61,8 @@ _COUNTERPARTS: dict[tuple[str, ...], str] = {
     ("--max-steps",): "max-update max-updates train-steps num-steps num-train-steps after-batches total-steps "
     "total-num-update max-iter max-iters",
     ("--ema-decay",): "ema exponential-smoothing average-decay",
+    ("--freeze",): "freeze-encoder freeze-decoder freeze-embeddings freeze-word-vecs-enc freeze-word-vecs-dec "
+    "fixed-param-names fixed-param-strategy",
     ("--seed",): "random-seed manual-seed",
     # Training: what is saved, checked and reported.
     ("--save-every",): "save-interval save-interval-updates save-steps save-freq save-checkpoint-steps "

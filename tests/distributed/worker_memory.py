@@ -32,7 +32,7 @@ PRECISIONS = ("bf16", "fp32")
 
 
 def cases(world_size: int) -> list[tuple[str, str, int, str]]:
-    """Preset, precision, stage, frozen part; base takes seconds each, so one rank alone tries it at the default stage."""
+    """Preset, precision, stage, frozen part; base takes seconds each: one rank alone tries it at the default stage."""
     tiny = [
         ("tiny", precision, stage, part) for precision in PRECISIONS for stage in range(4) for part in ("", "encoder")
     ]

@@ -136,7 +136,7 @@ def gradient_errors(config: TrainConfig, world: World, device: torch.device) -> 
                 error = float((gradient - expected).norm() / expected.norm())
                 errors[state.name] = max(errors.get(state.name, 0.0), error)
                 squares += float(expected.double().square().sum())
-        error = abs(engine.gradient_norm() / squares**0.5 - 1)
+        error = abs(engine.gradient_norm / squares**0.5 - 1)
         errors["norm"] = max(errors.get("norm", 0.0), error)
     return errors
 
