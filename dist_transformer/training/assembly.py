@@ -16,9 +16,11 @@ from dist_transformer.cost.memory import ZeroSettings
 from dist_transformer.cost.micro_batches import packs_that_fit
 from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.sharing import Sharing
+from dist_transformer.model.freezing import frozen_names
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.run.checkpoint.reader import CheckpointReader
+from dist_transformer.run.checkpoint.tensors import parameter_shapes
 from dist_transformer.run.checkpoint.writer import CheckpointWriter
 from dist_transformer.run.environment import describe_environment, record_environment
 from dist_transformer.run.folder import describe_run, open_run, run_identity, settings_of, shareable_settings
@@ -83,6 +85,8 @@ def assemble(
     data = sharing.load(config.corpora, config.batch, seed=config.seed)
     index = data.first.index
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=index.vocab_size))
+    # Refused before anything is written.
+    frozen_names(parameter_shapes(config.model), config.freeze)
     ds_config = load_ds_config(config.deepspeed_config)
     # Described before open settings are filled in: each start chooses those again.
     described = describe_run(config, [folder.path for folder in data.folders], ds_config)

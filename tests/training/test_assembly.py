@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import OptimizerConfig, TrainConfig
@@ -15,9 +16,10 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.reporting.reporter import Reporter
+from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
 from dist_transformer.training import assembly
-from dist_transformer.training.assembly import _introduce, cautions, planned_epochs, rate_cautions
+from dist_transformer.training.assembly import _introduce, assemble, cautions, planned_epochs, rate_cautions
 
 
 def corpus(pairs: int, source_tokens: int, target_tokens: int) -> Any:
@@ -63,6 +65,16 @@ def test_thousands_of_epochs_are_absurd() -> None:
     )
     assert list(cautions(config, epochs=1000.0, target_tokens=7_500_000)) == []
     assert list(cautions(config, epochs=None, target_tokens=None)) == []
+
+
+def test_what_cannot_be_frozen_is_refused_before_anything_is_written(toy_data: DataFolder, tmp_path: Path) -> None:
+    config = PRESETS["tiny"].changed(data=(str(toy_data.path),), run_dir=tmp_path / "run", freeze=("nothing",))
+    with (
+        process_group(World(), single=True) as device,
+        pytest.raises(UserError, match=r"--freeze nothing: the model has no such part"),
+    ):
+        assemble(config, World(), device)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_with_patience_ends_by_itself() -> None:
