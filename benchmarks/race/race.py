@@ -15,7 +15,7 @@ from benchmarks.race.lane import Recipe
 from benchmarks.race.meter import Reading, run_metered
 from benchmarks.race.toolkits import Toolkit
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import remove_tree, write_file
+from dist_transformer.base.files import remove, remove_tree, write_file
 from dist_transformer.config.plain import read_json
 from dist_transformer.data.loading.loader import open_training_data
 
@@ -46,7 +46,9 @@ class Race:
     def run(self) -> None:
         """Train what is missing, one lane after the other."""
         for name, toolkit in self.toolkits.items():
-            self.folder(name).mkdir(parents=True, exist_ok=True)
+            failure = self.folder(name) / "failure.json"
+            failure.parent.mkdir(parents=True, exist_ok=True)
+            remove(failure)
             try:
                 toolkit.setup()
                 for recipe in self.grid():
@@ -54,7 +56,7 @@ class Race:
                 for seed in self.seeds:
                     self.lane(name, self.chosen(name, seed))
             except UserError as error:
-                write_file(self.folder(name) / "failure.json", json.dumps(str(error)))
+                write_file(failure, json.dumps(str(error)))
                 self.report(f"{name}: {error}")
 
     def folder(self, name: str) -> Path:

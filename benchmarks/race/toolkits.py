@@ -80,15 +80,13 @@ class Toolkit(ABC):
         if self.program is None or not self.program.is_file():
             raise UserError(f"{self.label} is not at --{flag} {self.program}: install it in an environment of its own")
 
-    def run(self, command: Sequence[object], **settings: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, command: Sequence[object]) -> subprocess.CompletedProcess[str]:
         """Run a toolkit's program to its end.
 
         Raises:
             UserError: it failed; the message has the last line of its output.
         """
-        done = subprocess.run(
-            [*map(str, command)], capture_output=True, text=True, check=False, errors="replace", **settings
-        )
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, errors="replace")
         if done.returncode != 0:
             last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
             raise UserError(f"{self.label} failed with status {done.returncode}: {last}")

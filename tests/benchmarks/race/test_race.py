@@ -98,6 +98,9 @@ def test_a_toolkit_that_cannot_run_is_named_with_its_error(text: RaceText, tmp_p
     found = everything["toolkits"]["writer"]
     assert found["failure"].startswith(f"Writer is not at --writer {tmp_path / 'missing'}: install it")
     assert race_table(everything).splitlines()[1].split() == ["Writer", *"–––––––"]
+    contest = race(text, tmp_path)
+    contest.run()
+    assert "failure" not in contest.figures()["toolkits"]["writer"]
 
 
 def test_times_and_rates_by_hand() -> None:
