@@ -74,13 +74,10 @@ HIGHLIGHTS = [
     Highlight(
         "bench-cpu-amd-epyc.json",
         "Decoding on a CPU",
-        "In fp32, a small model at {figures[decode-tiny][contenders][generate][ours_to_this][median]:.1f} times the "
-        "rate of Hugging Face's `generate` and "
-        "{figures[decode-tiny][contenders][ctranslate2][ours_to_this][median]:.2f} times that of CTranslate2; "
-        "`base` at {figures[decode-base][contenders][generate][ours_to_this][median]:.1f} and "
-        "{figures[decode-base][contenders][ctranslate2][ours_to_this][median]:.2f} times; CTranslate2 in int8 is "
-        "faster: {figures[decode-tiny][contenders][int8][ours_to_this][median]:.2f} and "
-        "{figures[decode-base][contenders][int8][ours_to_this][median]:.2f} times its rate",
+        "In fp32, `base` at {figures[decode-base][contenders][generate][ours_to_this][median]:.1f} times the rate of "
+        "Hugging Face's `generate`, {figures[decode-base][contenders][ctranslate2][ours_to_this][median]:.2f} times that "
+        "of CTranslate2, and {figures[decode-base][contenders][int8][ours_to_this][median]:.2f} times that of CTranslate2 "
+        "in int8",
     ),
     Highlight(
         "bench-cpu-amd-epyc.json",
