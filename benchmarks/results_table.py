@@ -75,9 +75,9 @@ HIGHLIGHTS = [
         "bench-cpu-amd-epyc.json",
         "Decoding on a CPU",
         "In fp32, `base` at {figures[decode-base][contenders][generate][ours_to_this][median]:.1f} times the rate of "
-        "Hugging Face's `generate`, {figures[decode-base][contenders][ctranslate2][ours_to_this][median]:.2f} times that "
-        "of CTranslate2, and {figures[decode-base][contenders][int8][ours_to_this][median]:.2f} times that of CTranslate2 "
-        "in int8",
+        "Hugging Face's `generate`, {figures[decode-base][contenders][ctranslate2][ours_to_this][median]:.2f} times "
+        "that of CTranslate2, and {figures[decode-base][contenders][int8][ours_to_this][median]:.2f} times that of "
+        "CTranslate2 in int8",
     ),
     Highlight(
         "bench-cpu-amd-epyc.json",
