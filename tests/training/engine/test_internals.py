@@ -23,6 +23,7 @@ from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch.utils import cpp_extension
 
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
 from dist_transformer.training.engine import internals
@@ -232,3 +233,23 @@ def test_builds_of_extensions_take_our_lock_where_they_would_leave_a_file() -> N
     with internals.build_lock(dict):
         assert cpp_extension.FileBaton is dict
     assert cpp_extension.FileBaton is usual
+
+
+def test_a_start_prepares_no_compiler_and_no_pandas(toy_data: DataFolder) -> None:
+    """Each takes a part of a second to seconds at every start, for what is not used."""
+    program = (
+        "import os, sys; os.environ['DS_ACCELERATOR'] = 'cpu'\n"
+        "from pathlib import Path\n"
+        "import numpy as np, torch\n"
+        "from dist_transformer.data.folder.reader import DataFolder\n"
+        "from dist_transformer.training.engine.internals import prepare_deepspeed\n"
+        "compiles = torch.compile\n"
+        "prepare_deepspeed()\n"
+        "assert torch.compile is compiles\n"
+        "assert 'deepspeed.runtime.zero.muon.original_muon' in sys.modules\n"
+        "DataFolder.open(Path(sys.argv[1])).train.tokens(np.arange(2))\n"
+        "print([name for name in ('torch._inductor.compile_fx', 'pandas') if name in sys.modules])\n"
+    )
+    # In a new interpreter: forks of this one have both.
+    command = [sys.executable, "-c", program, str(toy_data.path)]
+    assert subprocess.run(command, capture_output=True, check=True, text=True).stdout.splitlines()[-1] == "[]"
