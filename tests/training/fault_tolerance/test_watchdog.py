@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from dist_transformer.runtime.launch import LAUNCH_VARIABLE
 from dist_transformer.runtime.world import World
 from dist_transformer.training.fault_tolerance import watchdog as module
 from dist_transformer.training.fault_tolerance.heartbeats import Beat, Failure, Heartbeats, who_is_behind
@@ -87,6 +88,14 @@ def test_an_error_is_told_to_the_others_and_theirs_is_an_echo(tmp_path: Path) ->
         assert watchdog.fail(ConnectionError("closed by peer")) == other
         shutil.rmtree(tmp_path / "heartbeats")
         assert watchdog.fail(ValueError("the folder is gone")) is None
+
+
+def test_a_rank_knows_the_process_that_launched_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have ended before the rank begins to watch."""
+    monkeypatch.setenv(LAUNCH_VARIABLE, f"a host {os.getppid()}")
+    assert LauncherWatch().gone() is None
+    monkeypatch.setenv(LAUNCH_VARIABLE, f"a host {os.getppid() + 1}")
+    assert LauncherWatch().gone() == f"the launcher of process {os.getpid()}"
 
 
 def test_a_rank_that_ended_well_leaves_no_file(tmp_path: Path) -> None:
