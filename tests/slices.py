@@ -36,7 +36,10 @@ SLICES = {
     "campaigns": Slice(files=("dist_transformer/run/", "dist_transformer/base/", "tests/faults/", "tests/fuzz/")),
     "commands": Slice(files=("README.md", "docs/", "dist_transformer/cli/", "dist_transformer/config/", "tools/")),
     "container": Slice(files=("containers/", "pyproject.toml", "constraints.txt"), processes=1),
-    "exports": Slice(files=("dist_transformer/export/", "dist_transformer/model_folder"), processes=1),
+    "exports": Slice(
+        files=("dist_transformer/export/", "dist_transformer/importing/", "dist_transformer/model_folder"), processes=1
+    ),
+    "marian": Slice(files=("dist_transformer/importing/", "dist_transformer/data/vocabulary/"), processes=1),
     "newcomer": Slice(
         files=("README.md", "Makefile", "dist_transformer/cli/", "dist_transformer/averaging/"), processes=1
     ),

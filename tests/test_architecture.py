@@ -41,6 +41,7 @@ LAYERS = [
     {"training.engine", "training.fault_tolerance"},
     {"training"},
     {"preflight", "export"},
+    {"importing"},
     {"pictures"},
     {"train"},
     {"api"},
@@ -397,7 +398,9 @@ def unguarded_reads(tree: ast.AST) -> list[str]:
         before = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else None
         first = ast.unparse(node.args[0]) if node.args else ""
         library = name in ("safe_open", "load_file") or (before, name) in (("np", "load"), ("pa", "memory_map"))
-        opens = name == "open" and before not in ("cls", "DataFolder", "Image", "fsspec") and "w" not in first
+        opens = (
+            name == "open" and before not in ("cls", "DataFolder", "Image", "fsspec", "archive") and "w" not in first
+        )
         reads = name in ("read_bytes", "read_text") and before is not None
         if (library and "regular(" not in first) or reads or opens:
             found.append(ast.unparse(node))

@@ -25,7 +25,7 @@ from dist_transformer.config.plain import to_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.tokenizer import LARGEST_VOCABULARY
-from dist_transformer.export.marian_folder import of_marian
+from dist_transformer.importing.marian_folder import of_marian
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer

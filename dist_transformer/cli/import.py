@@ -1,13 +1,18 @@
-"""Convert a published model to a model folder: a folder of Hugging Face's MarianMTModel.
+"""Convert a published model to a model folder: one of Hugging Face's MarianMTModel, or of Marian in C++.
 
 dist-transformer import opus-mt-en-de --out MODEL
+dist-transformer import marian/decoder.yml --src-lang en --tgt-lang de --out MODEL
 
-The library transformers loads the folder, and its results are compared with those of the new model, on 1,000 lines of
+transformers or Marian loads the original, and its results are compared with those of the new model, on 1,000 lines of
 --src (default: synthetic English) and on hostile strings. MODEL is written only if token ids and the texts of ids are
 the same, log-probabilities of given tokens differ by at most 1e-4, and 99.5% of greedy outputs are identical.
 
 `prepare --tokenizer MODEL` prepares text with its vocabulary, and `train --preset finetune --init-from MODEL` continues
-its training. Needs transformers: pip install 'dist_transformer[export]'.
+its training.
+
+A folder of MarianMTModel needs transformers: pip install 'dist_transformer[export]'. A model of Marian needs Marian:
+pip install pymarian, in an environment of its own. decoder.yml names model.npz and its vocabularies, .spm, or .yml with
+source.spm and target.spm beside model.npz.
 """
 
 # A command has the name of its module.
@@ -26,7 +31,7 @@ def main() -> None:
     arguments = parse_arguments()
     claim_folder(arguments.out, "--out", (arguments.folder, arguments.src))
 
-    from dist_transformer.export.importing import ImportSettings, import_marian
+    from dist_transformer.importing.importing import ImportSettings, import_marian
 
     settings = ImportSettings(
         folder=arguments.folder,
@@ -34,6 +39,7 @@ def main() -> None:
         source=arguments.src,
         source_language=arguments.src_lang,
         target_language=arguments.tgt_lang,
+        program=arguments.marian,
     )
     with comparing(arguments.device) as (device, bar):
         info = import_marian(settings, device, progress=bar, show=show_checks)
@@ -43,11 +49,15 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder of MarianMTModel, as transformers wrote it")
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="folder of MarianMTModel or Marian, or a decoder.yml"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="model folder to write")
     text = "text to compare with, one sentence per line, 1,000 lines or more (default: synthetic English)"
     parser.add_argument("--src", type=Path, metavar="F", help=text)
     parser.add_argument("--src-lang", metavar="L", help="source language (default: as FOLDER names it)")
     parser.add_argument("--tgt-lang", metavar="L", help="target language (default: as FOLDER names it)")
+    text = "with a model of Marian: the program to compare with (default: marian or pymarian in PATH)"
+    parser.add_argument("--marian", metavar="PROGRAM", help=text)
     add_device_option(parser)
     return parser.parse_args()

@@ -71,7 +71,7 @@ class Registry(Generic[F]):
 
 SCHEDULES: Registry[Callable[..., float]] = Registry("schedule", "noam", "inverse_sqrt", "cosine", "constant")
 """Learning rate schedules: `training.engine.schedule.Schedule`."""
-POSITIONS: Registry[Callable[..., Any]] = Registry("position encoding", "sinusoidal", "learned")
+POSITIONS: Registry[Callable[..., Any]] = Registry("position encoding", "sinusoidal", "sinusoidal_t2t", "learned")
 """Functions and classes that make a position encoding from a `ModelConfig`: `model.positions`."""
 ATTENTIONS: Registry[Callable[..., Any]] = Registry("attention", "softmax")
 """Subclasses of `model.attention.MultiHeadAttention`."""

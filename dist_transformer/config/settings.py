@@ -101,6 +101,7 @@ class ModelConfig:
     norm_epsilon: float = field(default=1e-5, metadata=OMIT_DEFAULT)
     """Added to the variance in LayerNorm; Marian has 1e-6."""
     positions: Annotated[str, POSITIONS.as_choices()] = "sinusoidal"
+    """sinusoidal: those of the paper; sinusoidal_t2t: those of tensor2tensor, fairseq and Marian; learned: a table."""
     attention: Annotated[str, ATTENTIONS.as_choices()] = field(default="softmax", metadata=OMIT_DEFAULT)
     """softmax: as in the paper; registered variants change its scores."""
     max_positions: int = 1024

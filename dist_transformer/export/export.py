@@ -47,7 +47,7 @@ from dist_transformer.export.huggingface import (
 )
 from dist_transformer.export.libraries import LIBRARIES, QUANTIZATIONS, Target
 from dist_transformer.export.marian import numbering_of, refuse_what_marian_lacks
-from dist_transformer.export.peer import Peer, require_library
+from dist_transformer.export.peer import Exported, require_library
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
@@ -228,7 +228,7 @@ class _Job:
         write_file(target / CARD_FILE, str(self._card(made)))
         return made
 
-    def _announce(self, peer: Peer) -> None:
+    def _announce(self, peer: Exported) -> None:
         """State beforehand what is compared, and roughly how long that takes."""
         is_quantised = self.settings.quantization is not None
         self.progress.begin(units(self.dev, quantised=is_quantised))
@@ -248,7 +248,7 @@ class _Job:
                 f"({', '.join(names)}): see the rows above"
             )
 
-    def _write(self, folder: Path, quantization: str | None = None) -> Peer:
+    def _write(self, folder: Path, quantization: str | None = None) -> Exported:
         """Fill a folder, and load it as a user does."""
         tags = self.info.direction.tags
         if self.settings.to == "hf":
@@ -261,7 +261,7 @@ class _Job:
     def _write_generation_config(self, folder: Path, length_penalty: float) -> None:
         write_generation_config(folder, self.tokenizer, self.model.config, length_penalty=length_penalty)
 
-    def _models(self, peer: Peer) -> Iterator[Check]:
+    def _models(self, peer: Exported) -> Iterator[Check]:
         """Compare the models in fp32."""
         tags = self.info.direction.tags
         gate = Gate(self.model, self.tokenizer, peer, self.dev, self.progress, longest=self.longest, tags=tags)

@@ -18,7 +18,7 @@ from dist_transformer.base.checks import Check
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Vocabulary
 from dist_transformer.evaluation.bleu import Score, corpus_bleu
 from dist_transformer.export.hostile import HOSTILE
-from dist_transformer.export.peer import SENTENCES, IdPair, Peer, in_batches
+from dist_transformer.export.peer import SENTENCES, Exported, IdPair, Peer, in_batches
 from dist_transformer.inference.scoring import read_targets, score_ids
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
@@ -145,7 +145,7 @@ def search_ours(translator: Translator, dev: DevText, progress: Progress) -> Dev
     return replace(dev, outputs=outputs)
 
 
-def search_theirs(peer: Peer, lines: Sequence[str], penalty: float, progress: Progress) -> list[str]:
+def search_theirs(peer: Exported, lines: Sequence[str], penalty: float, progress: Progress) -> list[str]:
     """Translate lines by the exported model's beam search."""
     return in_parts(
         lambda part: peer.translate(part, penalty),
@@ -155,7 +155,7 @@ def search_theirs(peer: Peer, lines: Sequence[str], penalty: float, progress: Pr
     )
 
 
-def seconds_of(peer: Peer, dev: DevText, *, quantised: bool) -> float:
+def seconds_of(peer: Exported, dev: DevText, *, quantised: bool) -> float:
     """Estimate the time of a comparison from a few lines of it."""
     few = dev.sample(SENTENCES // 2)
     started = time.monotonic()
@@ -163,7 +163,7 @@ def seconds_of(peer: Peer, dev: DevText, *, quantised: bool) -> float:
     return (time.monotonic() - started) / (_THEIRS * len(few.sources)) * units(dev, quantised=quantised)
 
 
-def tune(peer: Peer, dev: DevText, progress: Progress) -> Search:
+def tune(peer: Exported, dev: DevText, progress: Progress) -> Search:
     """Choose a length penalty for the exported model's beam search on a sample, and translate all lines with it.
 
     It is the one with the highest BLEU within the tolerance of ours, or, if none is within it, with the BLEU closest to
@@ -184,7 +184,7 @@ def tune(peer: Peer, dev: DevText, progress: Progress) -> Search:
     )
 
 
-def _best_penalty(peer: Peer, dev: DevText, progress: Progress) -> tuple[float, dict[int, str], dict[float, float]]:
+def _best_penalty(peer: Exported, dev: DevText, progress: Progress) -> tuple[float, dict[int, str], dict[float, float]]:
     """Return the length penalty, its outputs by the number of the line, and BLEU by length penalty."""
     ours = dev.bleu(dev.outputs).value
     found = []

@@ -38,7 +38,7 @@ def write_huggingface(folder: Path, model: Transformer, tokenizer: Vocabulary, i
         info: of one direction.
 
     Raises:
-        UserError: Marian does not support the model.
+        UserError: `MarianMTModel` does not support the model.
     """
     marian = marian_model(model, numbering_of(tokenizer, model.config))
     _quiet()

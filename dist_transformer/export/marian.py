@@ -86,7 +86,7 @@ def marian_model(model: Transformer, numbering: Numbering | None = None) -> "Mar
         numbering: ids of the folder; None: our own.
 
     Raises:
-        UserError: Marian does not support the configuration.
+        UserError: it does not support the configuration.
     """
     from transformers import MarianConfig, MarianMTModel
 
@@ -135,7 +135,7 @@ def marian_model(model: Transformer, numbering: Numbering | None = None) -> "Mar
 
 
 def refuse_what_marian_lacks(config: ModelConfig) -> None:
-    """Raise a UserError that names a setting that Marian does not support."""
+    """Raise a UserError that names a setting that `MarianMTModel` does not support."""
     wanted = {
         "norm": "post",
         "norm_epsilon": 1e-5,
@@ -145,9 +145,9 @@ def refuse_what_marian_lacks(config: ModelConfig) -> None:
     }
     for name, value in wanted.items():
         if getattr(config, name) != value:
-            raise UserError(f"Marian does not support {name} = {getattr(config, name)!r}: only {value!r}")
+            raise UserError(f"MarianMTModel does not support {name} = {getattr(config, name)!r}: only {value!r}")
     if config.heads * config.attention_head_width != config.width:
-        raise UserError("Marian has no separate head width: model.head_width must be width ÷ heads")
+        raise UserError("MarianMTModel has no separate head width: model.head_width must be width ÷ heads")
 
 
 def marian_weights(model: Transformer) -> dict[str, torch.Tensor]:

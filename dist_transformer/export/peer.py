@@ -1,4 +1,4 @@
-"""Interface of an exported model, loaded by its library, for the checks."""
+"""Interface of a model that another program loads, for the checks."""
 
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -16,7 +16,7 @@ IdPair = tuple[list[int], list[int]]
 
 
 class Peer(Protocol):
-    """An exported model. It has the same token ids as ours."""
+    """A model as another program has it. Its token ids are ours."""
 
     @property
     def precision(self) -> str:
@@ -36,6 +36,10 @@ class Peer(Protocol):
 
     def greedy(self, sources: Sequence[list[int]], longest: int) -> list[list[int]]:
         """Search greedily; return at most `longest` ids per source, without `</s>`."""
+
+
+class Exported(Peer, Protocol):
+    """An exported model."""
 
     def translate(self, lines: Sequence[str], length_penalty: float) -> list[str]:
         """Translate with the beam search that the folder's card describes."""

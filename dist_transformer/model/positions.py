@@ -1,4 +1,4 @@
-"""Position encodings (section 3.5): the sinusoids of the paper, a learned table, and any that is registered.
+"""Position encodings (section 3.5): two kinds of sinusoids, a learned table, and any that is registered.
 
 An encoding is a module that maps positions_T, int64, to vectors of shape (T, width). It is made from a `ModelConfig`,
 also on the meta device, and keeps constants in non-persistent buffers.
@@ -14,14 +14,18 @@ from dist_transformer.config.registry import POSITIONS
 from dist_transformer.config.settings import ModelConfig
 
 
-def sinusoidal_positions(count: int, width: int) -> torch.Tensor:
+def sinusoidal_positions(count: int, width: int, *, slowest: int | None = None) -> torch.Tensor:
     """Compute the table PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d)).
+
+    Args:
+        slowest: the i of 1 / 10000; default: d / 2, one more than the last.
 
     Returns:
         float32, shape (count, width).
     """
     pos = torch.arange(count, dtype=torch.float64).unsqueeze(1)
-    rate = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10000.0) / width))
+    each = torch.arange(width // 2, dtype=torch.float64)
+    rate = torch.exp(each * (-math.log(10000.0) / (width / 2 if slowest is None else slowest)))
     table = torch.empty(count, width, dtype=torch.float64)
     table[:, 0::2] = torch.sin(pos * rate)
     table[:, 1::2] = torch.cos(pos * rate)
@@ -49,6 +53,13 @@ class PositionEncoding(nn.Module):
 @POSITIONS.register("sinusoidal")
 def _sinusoidal(config: ModelConfig) -> PositionEncoding:
     return PositionEncoding(sinusoidal_positions(config.max_positions, config.width), learned=False)
+
+
+@POSITIONS.register("sinusoidal_t2t")
+def _sinusoidal_t2t(config: ModelConfig) -> PositionEncoding:
+    """Make the table of tensor2tensor, fairseq and Marian: the last sine and cosine have the rate 1 / 10000."""
+    slowest = max(config.width // 2 - 1, 1)
+    return PositionEncoding(sinusoidal_positions(config.max_positions, config.width, slowest=slowest), learned=False)
 
 
 @POSITIONS.register("learned")

@@ -86,7 +86,9 @@ def read_initial_weights(source: Path, model: ModelConfig, tokenizer: Vocabulary
 
 
 def _require_fit(source: Path, info: ModelInfo, model: ModelConfig, *, free: set[str]) -> None:
-    free = {*NOT_OF_WEIGHTS, *free} | ({"max_positions"} if model.positions == "sinusoidal" else set())
+    free = {*NOT_OF_WEIGHTS, *free} | (
+        {"max_positions"} if model.positions in ("sinusoidal", "sinusoidal_t2t") else set()
+    )
     names = [field.name for field in dataclasses.fields(model) if field.name not in free]
     differing = [
         f"model.{name} = {getattr(info.model, name)!r}, not {getattr(model, name)!r}"

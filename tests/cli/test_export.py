@@ -80,6 +80,6 @@ def test_the_tool_refuses_what_marian_lacks(model_folder: Path, files: list[obje
     """`random_model` has embeddings that are not tied: one sentence, status 1, before the dev text is looked at."""
     words = ["--model", model_folder, "--to", "hf", *files, "--out", tmp_path / "out"]
     said = run_command(sys.executable, "-m", "dist_transformer", "export", *words, status=1)
-    assert "error: Marian does not support tie_embeddings = False: only True" in said
+    assert "error: MarianMTModel does not support tie_embeddings = False: only True" in said
     assert "Traceback" not in said
     assert not (tmp_path / "out").exists()

@@ -9,7 +9,7 @@ import pytest
 from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
 from tests.compat.environments import make_environment, pinned, run_installed
 from tests.compat.loading import CTRANSLATE2, TRANSFORMERS
-from tests.export.test_importing import write_folder
+from tests.importing.test_importing import write_folder
 
 pytestmark = pytest.mark.slice(name="exports")
 

@@ -396,11 +396,11 @@ def test_what_is_there_stays(make_settings: Callable[..., ExportSettings]) -> No
 @pytest.mark.parametrize(
     ("to", "changes", "message"),
     [
-        ("hf", {"norm": "pre"}, "Marian does not support norm = 'pre'"),
-        ("hf", {"positions": "learned"}, "Marian does not support positions = 'learned'"),
-        ("hf", {"tie_embeddings": False}, "Marian does not support tie_embeddings = False"),
-        ("hf", {"head_width": 4}, "Marian has no separate head width"),
-        ("hf", {"attention": "distant"}, "Marian does not support attention = 'distant'"),
+        ("hf", {"norm": "pre"}, "MarianMTModel does not support norm = 'pre'"),
+        ("hf", {"positions": "learned"}, "MarianMTModel does not support positions = 'learned'"),
+        ("hf", {"tie_embeddings": False}, "MarianMTModel does not support tie_embeddings = False"),
+        ("hf", {"head_width": 4}, "MarianMTModel has no separate head width"),
+        ("hf", {"attention": "distant"}, "MarianMTModel does not support attention = 'distant'"),
         ("ctranslate2", {"attention": "distant"}, "CTranslate2 supports only softmax attention"),
         ("ctranslate2", {"head_width": 4}, "CTranslate2 has no separate head width"),
     ],

@@ -23,6 +23,7 @@ from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import JsonlFile, PairSource, TsvFile, line_files, read_aligned
 from dist_transformer.data.text.tables import ParquetFile
 from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.importing.marian_files import MarianWeights, find_marian_files, read_marian_vocabulary
 from dist_transformer.model_folder import load_model
 from dist_transformer.reporting.html.run import load_run
 from dist_transformer.run.checkpoint.content import content_problem
@@ -33,6 +34,7 @@ from dist_transformer.run.ledger import read_ledger, truncate_jsonl
 from dist_transformer.run.progress import Progress
 from dist_transformer.run.verify import verify_run
 from tests.fuzz import damage
+from tests.importing.marian_npz import write_model
 from tests.run.sound_run import NEWEST, PART, edit_manifest, make_run, seal
 from tests.small_model import restate
 
@@ -67,6 +69,8 @@ class Lab:
         (folder / "text.jsonl").write_text("".join(json.dumps({"en": "a", "de": "b"}) + "\n" for _ in range(5)))
         (folder / "text.tsv").write_text("a\tb\n" * 5)
         (folder / "lines").write_bytes(_LINES)
+        # A table of ids, and two models that split text.
+        write_model(folder / "marian", tuple(file.read_text().splitlines() for file in (source, target)), "yml")
         # The first byte says how the rest is packed.
         (folder / "lines.packed").write_bytes(b"\0" + gzip.compress(_LINES))
         sealing = (self.data / "index.json", self.run / MANIFEST, self.model / "config.json")
@@ -185,6 +189,13 @@ def read_tokenizer(lab: Lab, content: bytes) -> None:
     assert max(ids) < tokenizer.vocab_size == len(tokenizer.pieces)
 
 
+def read_marian(lab: Lab, content: bytes) -> None:
+    """The checks of an import begin after this."""
+    files = find_marian_files(lab.folder / "marian")
+    read_marian_vocabulary(files).source.encode("a sentence")
+    MarianWeights(files.weights).tensors()
+
+
 def read_packed(lab: Lab, content: bytes) -> None:
     """The first byte says how it is packed."""
     file = lab.folder / f"packed{_SUFFIXES[content[0] % len(_SUFFIXES)]}"
@@ -258,6 +269,27 @@ FORMATS = [
         file="data/lengths.npy",
         damage=damage.start_of(128),
         read=sealed_data("lengths.npy"),
+        isolated=True,
+    ),
+    Format(
+        name="Marian's model.npz",
+        file="marian/model.npz",
+        damage=damage.end_of(5000),
+        read=read_marian,
+        isolated=True,
+    ),
+    Format(
+        name="Marian's decoder.yml",
+        file="marian/decoder.yml",
+        damage=damage.start_of(200),
+        read=read_marian,
+        isolated=True,
+    ),
+    Format(
+        name="Marian's vocabulary",
+        file="marian/joint.yml",
+        damage=damage.start_of(2000),
+        read=read_marian,
         isolated=True,
     ),
     Format(name="gz, xz, bz2", file="lines.packed", damage=damage.compressed_text, read=read_packed, isolated=True),

@@ -44,6 +44,14 @@ def test_sinusoids_are_constant_and_not_saved() -> None:
     assert torch.equal(looked_up, sinusoidal_positions(10, 6)[[3, 0, 3, 9]])
 
 
+def test_the_last_sinusoids_of_tensor2tensor_have_the_rate_of_one_in_10000() -> None:
+    # Rates of width 6: 1, 1 / 100, 1 / 10000.
+    positions = POSITIONS["sinusoidal_t2t"](ModelConfig(max_positions=4, width=6, heads=1))
+    expected = [math.sin(3), math.cos(3), math.sin(0.03), math.cos(0.03), math.sin(0.0003), math.cos(0.0003)]
+    torch.testing.assert_close(positions(torch.tensor([3]))[0], torch.tensor(expected), atol=1e-6, rtol=0)
+    assert positions.state_dict() == {}
+
+
 def test_learned_table_is_a_parameter_of_the_scale_of_an_embedding() -> None:
     torch.manual_seed(0)
     positions = POSITIONS["learned"](ModelConfig(max_positions=300, width=64))
@@ -82,7 +90,8 @@ def test_a_module_from_outside_is_added_to_the_embeddings(registrations: None) -
 
 def test_an_unknown_name_is_refused_by_the_settings() -> None:
     with pytest.raises(
-        UserError, match=r"^positions is 'ramp': .* give the file that registers it .* one of sinusoidal, learned$"
+        UserError,
+        match=r"^positions is 'ramp': .* the file that registers it .* one of sinusoidal, sinusoidal_t2t, learned$",
     ):
         replace(SMALL, positions="ramp")
 

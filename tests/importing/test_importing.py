@@ -18,10 +18,11 @@ from dist_transformer.base.checks import Check
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.files import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, PAD_ID, SPECIALS
-from dist_transformer.export import huggingface, importing, marian, marian_folder
+from dist_transformer.export import huggingface, marian
 from dist_transformer.export.export import ExportSettings, export
-from dist_transformer.export.importing import ImportSettings, import_marian
 from dist_transformer.export.libraries import Target
+from dist_transformer.importing import importing, marian_folder
+from dist_transformer.importing.importing import ImportSettings, import_marian
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model_folder import load_model, write_model_folder
@@ -333,7 +334,7 @@ def test_a_folder_of_an_older_version_in_half_precision(plain: Path, tmp_path: P
         (edit("config.json", decoder_ffn_dim=2), "feed-forward layers of different widths"),
         (edit("config.json", decoder_vocab_size=7), "two vocabularies"),
         (edit("config.json", decoder_start_token_id=0), "does not begin with <pad>"),
-        (edit("config.json", vocab_size=9, decoder_vocab_size=9), "has 9 entries in config.json and"),
+        (edit("config.json", vocab_size=9, decoder_vocab_size=9), "has 9 entries in its settings and"),
         (edit("config.json", d_model="wide"), "is not the configuration of a MarianMT model"),
         (lambda folder: (folder / "config.json").write_text("{"), "cannot be read as JSON"),
         (lambda folder: (folder / "target.spm").unlink(), "target.spm cannot be read (No such file"),

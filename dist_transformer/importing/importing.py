@@ -1,4 +1,4 @@
-"""Import of a Hugging Face MarianMT folder: nothing is written unless our model gives the same outputs as theirs."""
+"""Import of a published model: nothing is written unless our model gives the same outputs as theirs."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -14,70 +14,60 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.text.lines import read_lines
 from dist_transformer.data.text.toy_corpus import make_toy_corpus
 from dist_transformer.data.vocabulary.marian import MarianVocabulary
-from dist_transformer.data.vocabulary.tokenizer import UNK_ID
 from dist_transformer.export.gate import COMPARED_LINES, DevText, Gate, Progress
-from dist_transformer.export.huggingface import HuggingFacePeer, longest_output
-from dist_transformer.export.marian import Numbering
-from dist_transformer.export.marian_folder import our_weights, read_config, read_languages, read_vocabulary
-from dist_transformer.export.peer import require_library
+from dist_transformer.export.huggingface import longest_output
+from dist_transformer.importing.marian_folder import our_weights
+from dist_transformer.importing.originals import open_original
 from dist_transformer.model_folder import ModelInfo, refuse_other_content, write_model_folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportSettings:
     folder: Path
-    """Folder of `MarianMTModel`."""
+    """Folder of `MarianMTModel`, or folder or `decoder.yml` of Marian."""
     out: Path
     source: Path | None = None
     """Text to compare with, one sentence per line; None: synthetic English."""
     source_language: str | None = None
     """None: as the folder names it."""
     target_language: str | None = None
-
-
-class OriginalPeer(HuggingFacePeer):
-    """The folder itself."""
-
-    def __init__(self, folder: Path, device: torch.device, vocabulary: MarianVocabulary, tags: Sequence[str]) -> None:
-        super().__init__(folder, device, tags, numbering=Numbering(vocabulary.their_ids))
-        # Theirs reads `</s>` in a text as the end of the text. Ours keeps it text, so that is not compared.
-        self.tokenizer.split_special_tokens = True
-        tags_of_all = vocabulary.source.tag_ids(vocabulary.source.tags)
-        self.never = self.numbering.of([UNK_ID, *tags_of_all])
+    program: str | None = None
+    """Marian's program; None: the one of this machine."""
 
 
 def import_marian(
     settings: ImportSettings, device: torch.device, *, progress: Progress, show: Callable[[Sequence[Check]], object]
 ) -> ModelInfo:
-    """Write a model folder with the weights of a MarianMT folder, if all checks pass.
+    """Write a model folder with the weights of a published model, if all checks pass.
 
     Args:
         show: called once with all checks.
 
     Raises:
-        UserError: a check failed, or the folder is not one of a model that ours can express. Nothing is left on disk.
+        UserError: a check failed, or it is not a model that ours can express. Nothing is left on disk.
     """
-    require_library("transformers")
     refuse_other_content(settings.out)
-    config, vocabulary = read_config(settings.folder), read_vocabulary(settings.folder)
+    original = open_original(settings.folder, settings.program)
+    config, vocabulary = original.config, original.vocabulary
     tags = vocabulary.source.tags
     if config.vocab_size != vocabulary.source.vocab_size - 1:
         raise UserError(
-            f"{settings.folder} has {config.vocab_size:,} entries in config.json and "
-            f"{vocabulary.source.vocab_size - 1:,} in vocab.json: give a whole folder"
+            f"{settings.folder} has {config.vocab_size:,} entries in its settings and "
+            f"{vocabulary.source.vocab_size - 1:,} in its vocabulary: give a whole folder"
         )
-    info = _info(settings, config, vocabulary)
+    info = _info(settings, config, vocabulary, original.languages)
     progress.stage("reading")
-    peer = OriginalPeer(settings.folder, device, vocabulary, tags[:1])
-    model = our_weights(dict(peer.model.state_dict()), info.model, vocabulary).to(device)
-    dev = _dev_text(settings, vocabulary)
-    progress.begin(len(dev.sources))
-    longest = longest_output(config.max_positions)
-    gate = Gate(model, vocabulary, peer, dev, progress, longest=longest, tags=tags[:1])
-    checks = []
-    for check in (gate.token_ids, gate.decoding, gate.log_probabilities, gate.greedy):
-        progress.stage(check.__name__.replace("_", " "))
-        checks.append(check())
+    with original.load(device, tags[:1]) as loaded:
+        model = our_weights(loaded.weights, info.model, vocabulary).to(device)
+        dev = _dev_text(settings, vocabulary)
+        progress.begin(len(dev.sources))
+        longest = longest_output(config.max_positions)
+        gate = Gate(model, vocabulary, loaded.peer, dev, progress, longest=longest, tags=tags[:1])
+        checks = []
+        for check in (gate.token_ids, gate.decoding, gate.log_probabilities, gate.greedy):
+            progress.stage(check.__name__.replace("_", " "))
+            checks.append(check())
+        checks += [check(dev.sources, longest) for check in loaded.more]
     show(checks)
     if names := failed(checks):
         raise UserError(
@@ -88,8 +78,9 @@ def import_marian(
     return info
 
 
-def _info(settings: ImportSettings, config: ModelConfig, vocabulary: MarianVocabulary) -> ModelInfo:
-    named = read_languages(settings.folder)
+def _info(
+    settings: ImportSettings, config: ModelConfig, vocabulary: MarianVocabulary, named: tuple[str | None, str | None]
+) -> ModelInfo:
     given = (settings.source_language, settings.target_language)
     source, target = (mine or theirs for mine, theirs in zip(given, named, strict=True))
     tags = vocabulary.source.tags

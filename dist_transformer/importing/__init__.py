@@ -1,0 +1,1 @@
+"""Models of other programs, taken over only if ours agree with them."""

@@ -1,0 +1,314 @@
+"""Reading of Marian's own files: `model.npz` with its embedded settings, and the vocabularies that `decoder.yml` names.
+
+What they hold is given by the names of Hugging Face's MarianMT. Marian computes sinusoids as tensor2tensor does, adds
+1e-6 in LayerNorm, and begins the decoder with a vector of zeros, which becomes that of an entry `<pad>`.
+"""
+
+import json
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import yaml
+
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import SETTINGS_BYTES, TOKENIZER_BYTES, open_regular, read_small, require_size
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.data.vocabulary.marian import MarianVocabulary, wrap_marian
+from dist_transformer.data.vocabulary.sentence_piece import read_model
+from dist_transformer.data.vocabulary.tokenizer import PAD_ID, SPECIALS
+from dist_transformer.export.marian import BIAS, SHARED
+
+_PAD = SPECIALS[PAD_ID]
+_DECODER = "decoder.yml"
+_SETTINGS = "special:model.yml"
+_TABLES = (".yml", ".yaml", ".json")
+_REMEDY = "give Marian's decoder.yml, next to the files that it names"
+_NEVER = -100.0
+# Values that our model has; a version of Marian without the setting has the first one.
+_EXPRESSED: dict[str, tuple[str, ...]] = {
+    "type": ("transformer",),
+    "tied-embeddings-all": ("true",),
+    "input-types": ("[]", "['sequence', 'sequence']"),
+    "factors-dim-emb": ("0",),
+    "lemma-dim-emb": ("0",),
+    "right-left": ("false",),
+    "ulr": ("false",),
+    "transformer-decoder-autoreg": ("self-attention",),
+    "transformer-decoder-ffn-depth": ("0", "2"),
+    "transformer-disable-position-embeddings": ("false",),
+    "transformer-train-position-embeddings": ("false",),
+    "transformer-attention-mask": ("default",),
+    "transformer-ffn-depth": ("2",),
+    "transformer-no-affine": ("false",),
+    "transformer-no-bias": ("false",),
+    "transformer-no-projection": ("false",),
+    "transformer-postprocess-emb": ("d", ""),
+    # The paper's post-norm: d(ropout), a(dd), n(orm). With pre-norm, Marian scores and translates by other functions.
+    "transformer-preprocess": ("", "d"),
+    "transformer-postprocess": ("dan", "an"),
+    "transformer-postprocess-top": ("",),
+    "transformer-tied-layers": ("[]",),
+    "transformer-rnn-projection": ("false",),
+}
+_ACTIVATIONS: dict[str, Literal["relu", "swish"]] = {"relu": "relu", "swish": "swish"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MarianFiles:
+    """Files that `decoder.yml` names."""
+
+    weights: Path
+    vocabularies: tuple[Path, Path]
+    """Vocabularies of the sources and of the targets."""
+
+    @property
+    def has_sentencepiece(self) -> bool:
+        """Whether Marian itself splits text."""
+        return self.vocabularies[0].suffix == ".spm"
+
+
+def find_marian_files(path: Path) -> MarianFiles:
+    """Find a model by a `decoder.yml`, or by a folder with one.
+
+    Raises:
+        UserError: there is none, or it is not of one model with two vocabularies.
+    """
+    if path.is_dir():
+        found = [path / _DECODER] if (path / _DECODER).exists() else sorted(path.glob(f"*.{_DECODER}"))
+        if not found:
+            raise UserError(f"{path} has neither a config.json nor a {_DECODER}: give a folder of a model")
+        if len(found) > 1:
+            raise UserError(f"{path} has {len(found)} models: name one of them, such as {found[0]}")
+        (path,) = found
+    values = _yaml(_read(path, SETTINGS_BYTES), path)
+    models, vocabularies = (
+        [path.parent / name for name in values.get(key) or () if isinstance(name, str)] for key in ("models", "vocabs")
+    )
+    if len(models) != 1 or len(vocabularies) != 2:
+        raise UserError(
+            f"{path} names {len(models)} models and {len(vocabularies)} vocabularies, not one model and two "
+            f"vocabularies: {_REMEDY}"
+        )
+    # Training writes the paths of its machine.
+    (weights, source, target) = (
+        file if file.exists() else path.with_name(file.name) for file in (*models, *vocabularies)
+    )
+    return MarianFiles(weights=weights, vocabularies=(source, target))
+
+
+def read_marian_vocabulary(files: MarianFiles) -> MarianVocabulary:
+    """Read the vocabularies, which must be the same for both sides.
+
+    Raises:
+        UserError: they are not, or are of a kind that is not supported.
+    """
+    source, target = files.vocabularies
+    contents = [_read(file, TOKENIZER_BYTES) for file in files.vocabularies]
+    if contents[0] != contents[1]:
+        raise UserError(f"{source} and {target} are two vocabularies, which a model here cannot express")
+    if files.has_sentencepiece:
+        try:
+            backend = read_model(contents[0]).backend
+        except ValueError as error:
+            raise UserError(f"{source} {error}: {_REMEDY}") from None
+        pieces = [backend.id_to_piece(i) for i in range(backend.get_piece_size())]
+        for i in (backend.eos_id(), backend.unk_id()):
+            if i >= 0 and pieces[i] not in SPECIALS:
+                raise UserError(f"{source} spells a special token {pieces[i]!r}, not </s> or <unk>: {_REMEDY}")
+        entries = {piece: i for i, piece in enumerate(pieces)}
+        models = [contents[0]] * 2
+    elif source.suffix in _TABLES:
+        values = _yaml(contents[0], source)
+        try:
+            entries = {piece: int(number) for piece, number in values.items()}
+        except (TypeError, ValueError):
+            raise UserError(f"{source} is not a table of ids: {_REMEDY}") from None
+        places = [files.weights.with_name(name) for name in ("source.spm", "target.spm")]
+        remedy = "Marian's text was split before it, and a model here needs what split it"
+        models = [_read(place, TOKENIZER_BYTES, remedy) for place in places]
+    else:
+        raise UserError(f"{source} is a vocabulary of a kind that a model here cannot express, such as factors")
+    if _PAD in entries:
+        raise UserError(f"{source} has {_PAD}, which a model here needs for the begin of the decoder")
+    table = json.dumps({**entries, _PAD: len(entries)}, ensure_ascii=False).encode()
+    try:
+        return wrap_marian(source=models[0], target=models[1], table=table)
+    except ValueError as error:
+        raise UserError(f"{files.weights.parent} {error}: {_REMEDY}".replace("vocab.json", source.name)) from None
+
+
+class MarianWeights:
+    """`model.npz`: its settings, and its arrays by the names of `MarianMTModel.state_dict()`."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the settings.
+
+        Raises:
+            UserError: they are missing, or are those of a model that ours cannot express.
+        """
+        self.path = path
+        with self._open() as archive:
+            self._sizes = {name.removesuffix(".npy"): archive.getinfo(name).file_size for name in archive.namelist()}
+            if _SETTINGS not in self._sizes:
+                raise UserError(f"{path} has no embedded settings ({_SETTINGS}): convert it with a newer Marian")
+            try:
+                require_size(self._sizes[_SETTINGS], SETTINGS_BYTES)
+            except OSError as error:
+                raise self._unreadable(error.strerror) from None
+            text = self._array(archive, _SETTINGS, None).tobytes().rstrip(b"\0")
+        self.settings = _yaml(text, path)
+
+    def config(self) -> ModelConfig:
+        """Return our settings; `vocab_size` is theirs, with `<pad>`.
+
+        Raises:
+            UserError: our model cannot express theirs.
+        """
+        values = {name: value if isinstance(value, str) else str(value) for name, value in self.settings.items()}
+        for name, allowed in _EXPRESSED.items():
+            if values.get(name, allowed[0]) not in allowed:
+                raise self._lacks(f"{name}: {values[name]}")
+        activation = values.get("transformer-ffn-activation", "swish")
+        if activation not in _ACTIVATIONS:
+            raise self._lacks(f"transformer-ffn-activation: {activation}")
+        try:
+            ffn_width = int(values["transformer-dim-ffn"])
+            if int(values.get("transformer-decoder-dim-ffn", 0)) not in (0, ffn_width):
+                raise self._lacks("feed-forward layers of different widths in encoder and decoder")
+            return ModelConfig(
+                width=int(values["dim-emb"]),
+                encoder_layers=int(values["enc-depth"]),
+                decoder_layers=int(values["dec-depth"]),
+                heads=int(values["transformer-heads"]),
+                ffn_width=ffn_width,
+                activation=_ACTIVATIONS[activation],
+                norm_epsilon=1e-6,
+                positions="sinusoidal_t2t",
+                output_bias=True,
+                begin_with_pad=True,
+                vocab_size=int(self.settings["dim-vocabs"][1]) + 1,
+            )
+        except (KeyError, ValueError, TypeError, IndexError) as error:
+            raise UserError(f"{self.path} has settings that are incomplete ({error}): {_REMEDY}") from None
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Read the arrays, with a row for `<pad>`: zeros, which are never an output.
+
+        Raises:
+            UserError: an array is missing or of another shape, or there are more.
+        """
+        config = self.config()
+        rows = config.vocab_size - 1
+        found: dict[str, torch.Tensor] = {}
+        left = {*self._sizes} - {_SETTINGS}
+        with self._open() as archive:
+            for theirs, name, shape in _places(config):
+                found[name] = torch.from_numpy(self._array(archive, theirs, shape))
+                left.discard(theirs)
+            bias = np.zeros((1, rows), np.float32)
+            if self.settings.get("output-omit-bias") != "true":
+                bias = self._array(archive, _LOGIT_BIAS, (1, rows))
+                left.discard(_LOGIT_BIAS)
+            embedding = torch.from_numpy(self._array(archive, _EMBEDDING, (rows, config.width)))
+            left.discard(_EMBEDDING)
+        if left:
+            raise self._lacks(f"the weights {min(left)}")
+        # Marian multiplies rows by matrices from the right.
+        found = {
+            name: tensor.T if name.endswith(("proj.weight", "fc1.weight", "fc2.weight")) else tensor[0]
+            for name, tensor in found.items()
+        }
+        found |= dict.fromkeys(SHARED, torch.cat([embedding, torch.zeros(1, config.width)]))
+        found[BIAS] = torch.cat([torch.from_numpy(bias), torch.full((1, 1), _NEVER)], dim=1)
+        return found
+
+    def _open(self) -> zipfile.ZipFile:
+        try:
+            return zipfile.ZipFile(open_regular(self.path))
+        except OSError as error:
+            raise self._unreadable(error.strerror) from None
+        except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+            raise self._unreadable(error) from None
+
+    def _array(self, archive: zipfile.ZipFile, name: str, shape: tuple[int, ...] | None) -> np.ndarray:
+        """Read an array; the shape is checked before memory is allocated for it."""
+        if name not in self._sizes:
+            raise UserError(f"{self.path} has no weights {name}, which its settings demand: {_REMEDY}")
+        try:
+            with archive.open(f"{name}.npy") as file:
+                np.lib.format.read_magic(file)
+                stated, _, dtype = np.lib.format.read_array_header_1_0(file)
+            if shape is not None and (stated != shape or dtype not in (np.float32, np.float16)):
+                raise self._lacks(f"{name} as {dtype} of shape {stated}, not as float32 of {shape}")
+            if shape is None and (dtype.itemsize != 1 or dtype.hasobject):
+                raise self._lacks(f"{name} as {dtype}")
+            with archive.open(f"{name}.npy") as file:
+                array = np.lib.format.read_array(file, allow_pickle=False)
+        # Damaged archives raise errors of all kinds.
+        except (
+            OSError,
+            ValueError,
+            EOFError,
+            KeyError,
+            zipfile.BadZipFile,
+            NotImplementedError,
+            RuntimeError,
+        ) as error:
+            raise self._unreadable(f"{name}: {error}") from None
+        return array if shape is None else array.astype(np.float32)
+
+    def _unreadable(self, reason: object) -> UserError:
+        return UserError(f"{self.path} cannot be read ({reason}): {_REMEDY}")
+
+    def _lacks(self, what: str) -> UserError:
+        return UserError(f"{self.path} has {what}, which a model here cannot express")
+
+
+_EMBEDDING, _LOGIT_BIAS = "Wemb", "decoder_ff_logit_out_b"
+
+
+def _places(config: ModelConfig) -> Iterator[tuple[str, str, tuple[int, int]]]:
+    """Yield Marian's name, MarianMT's name and Marian's shape of each array, but for those of the vocabulary."""
+    width, inner = config.width, config.ffn_width
+    kinds = (("scale", "weight"), ("bias", "bias"))
+    for side, count in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        attentions = {"self": "self_attn"} | ({"context": "encoder_attn"} if side == "decoder" else {})
+        for i in range(count):
+            theirs, name = f"{side}_l{i + 1}", f"model.{side}.layers.{i}"
+            for part, attention in attentions.items():
+                for letter in "qkvo":
+                    projection = f"{name}.{attention}.{'out' if letter == 'o' else letter}_proj"
+                    yield f"{theirs}_{part}_W{letter}", f"{projection}.weight", (width, width)
+                    yield f"{theirs}_{part}_b{letter}", f"{projection}.bias", (1, width)
+                for kind, parameter in kinds:
+                    place = f"{name}.{attention}_layer_norm.{parameter}"
+                    yield f"{theirs}_{part}_Wo_ln_{kind}", place, (1, width)
+            for number, shape in ((1, (width, inner)), (2, (inner, width))):
+                yield f"{theirs}_ffn_W{number}", f"{name}.fc{number}.weight", shape
+                yield f"{theirs}_ffn_b{number}", f"{name}.fc{number}.bias", (1, shape[1])
+            for kind, parameter in kinds:
+                yield f"{theirs}_ffn_ffn_ln_{kind}", f"{name}.final_layer_norm.{parameter}", (1, width)
+
+
+def _read(file: Path, most: int, remedy: str = _REMEDY) -> bytes:
+    try:
+        return read_small(file, most=most)
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror}): {remedy}") from None
+
+
+def _yaml(content: bytes, file: Path) -> dict[str, Any]:
+    """Read a table whose values are text, as Marian's library reads it: `yes` and `1.5` are words, too."""
+    try:
+        values = yaml.load(content, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{file} cannot be read as YAML ({reason}): {_REMEDY}") from None
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise UserError(f"{file} is not a table in YAML: {_REMEDY}")
+    return values

@@ -1,0 +1,103 @@
+"""Published models that can be imported: folders of Hugging Face's MarianMT, and Marian's own."""
+
+import functools
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dist_transformer.base.checks import Check
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.data.vocabulary.marian import MarianVocabulary
+from dist_transformer.data.vocabulary.tokenizer import UNK_ID
+from dist_transformer.export.huggingface import HuggingFacePeer
+from dist_transformer.export.marian import Numbering
+from dist_transformer.export.peer import Peer, require_library
+from dist_transformer.importing.marian_files import (
+    MarianFiles,
+    MarianWeights,
+    find_marian_files,
+    read_marian_vocabulary,
+)
+from dist_transformer.importing.marian_folder import CONFIG_FILE, read_config, read_languages, read_vocabulary
+from dist_transformer.importing.marian_program import MarianPeer, find_program
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """A model that its own program has loaded."""
+
+    peer: Peer
+    weights: dict[str, torch.Tensor]
+    """Weights by the names of `MarianMTModel.state_dict()`."""
+    more: tuple[Callable[[Sequence[str], int], Check], ...] = ()
+    """Checks beside those of the gate, of lines and the most tokens of an output."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Original:
+    """A model of another program."""
+
+    config: ModelConfig
+    """Its settings as ours; `vocab_size` is that of its embedding, with `<pad>`."""
+    vocabulary: MarianVocabulary
+    languages: tuple[str | None, str | None] = (None, None)
+    """Source and target language; None where it names none."""
+    load: Callable[[torch.device, Sequence[str]], AbstractContextManager[Loaded]]
+    """Called with a device and the tags in front of every source."""
+
+
+def open_original(path: Path, program: str | None) -> Original:
+    """Read settings and vocabulary of a model.
+
+    Args:
+        path: folder of MarianMT, or folder or `decoder.yml` of Marian.
+        program: Marian's program; None: the one of this machine.
+
+    Raises:
+        UserError: it is not a model that ours can express, or what loads it is missing.
+    """
+    if (path / CONFIG_FILE).exists():
+        require_library("transformers")
+        config, vocabulary = read_config(path), read_vocabulary(path)
+        load = functools.partial(_by_transformers, path, vocabulary)
+        return Original(config=config, vocabulary=vocabulary, languages=read_languages(path), load=load)
+    files = find_marian_files(path)
+    weights = MarianWeights(files.weights)
+    config, vocabulary = weights.config(), read_marian_vocabulary(files)
+    command = find_program(program, [shutil.which(name) for name in ("marian", "pymarian")])
+    return Original(
+        config=config,
+        vocabulary=vocabulary,
+        load=functools.partial(_by_marian, command, files, weights, vocabulary),
+    )
+
+
+@contextmanager
+def _by_transformers(
+    folder: Path, vocabulary: MarianVocabulary, device: torch.device, tags: Sequence[str]
+) -> Iterator[Loaded]:
+    peer = HuggingFacePeer(folder, device, tags, numbering=Numbering(vocabulary.their_ids))
+    # Theirs reads `</s>` in a text as the end of the text. Ours keeps it text, so that is not compared.
+    peer.tokenizer.split_special_tokens = True
+    peer.never = peer.numbering.of([UNK_ID, *vocabulary.source.tag_ids(vocabulary.source.tags)])
+    yield Loaded(peer=peer, weights=dict(peer.model.state_dict()))
+
+
+@contextmanager
+def _by_marian(
+    program: Path,
+    files: MarianFiles,
+    weights: MarianWeights,
+    vocabulary: MarianVocabulary,
+    device: torch.device,
+    tags: Sequence[str],
+) -> Iterator[Loaded]:
+    with tempfile.TemporaryDirectory() as folder:
+        peer = MarianPeer(program, files, vocabulary, Path(folder), tags)
+        more = (functools.partial(peer.texts, vocabulary),) if files.has_sentencepiece else ()
+        yield Loaded(peer=peer, weights=weights.tensors(), more=more)

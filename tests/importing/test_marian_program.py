@@ -1,0 +1,110 @@
+"""Models that Marian trained, compared with Marian itself."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from dist_transformer.base.checks import Check
+from dist_transformer.base.errors import UserError
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.importing import importing, originals
+from dist_transformer.importing.importing import ImportSettings, import_marian
+from dist_transformer.importing.marian_files import MarianWeights
+from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.translator import Translator
+from dist_transformer.model_folder import load_model
+from tests.importing.marian_npz import write_decoder, write_vocabulary
+from tests.importing.test_importing import ROWS, Silent
+
+CPU = torch.device("cpu")
+Lines = tuple[list[str], list[str]]
+Kind = Literal["spm", "yml"]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return Marian's program, in an environment of its own."""
+    if sys.version_info[:2] != (3, 11):
+        pytest.skip("pymarian 1.12.42 is published for Python 3.11")
+    environment = tmp_path_factory.mktemp("marian") / "environment"
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    install = [environment / "bin" / "python", "-m", "pip", "install", "--quiet", "pymarian==1.12.42"]
+    subprocess.run(install, check=True, timeout=600)
+    return environment / "bin" / "pymarian"
+
+
+def train(program: Path, folder: Path, lines: Lines, kind: Kind, *more: object) -> Path:
+    """Train for some steps; return decoder.yml."""
+    folder.mkdir()
+    entries = write_vocabulary(folder, lines, kind)
+    vocabulary = folder / f"joint.{kind}"
+    files = [folder / name for name in ("train.en", "train.de")]
+    for side, file in enumerate(files):
+        file.write_text("".join(f"{line}\n" for line in lines[side]))
+    common = ("--cpu-threads", 1, "--seed", 1, "--workspace", 128, "--tempdir", folder, "--quiet")
+    size = ("--dim-emb", 32, "--enc-depth", 2, "--dec-depth", 1, "--transformer-heads", 2, "--transformer-dim-ffn", 48)
+    batch = ("--mini-batch", 64, "--learn-rate", 0.003, "--label-smoothing", 0.1)
+    data = ("--train-sets", *files, "--vocabs", vocabulary, vocabulary, "--dim-vocabs", entries, entries)
+    kinds = more or (
+        "--after",
+        "150u",
+        "--type",
+        "transformer",
+        "--tied-embeddings-all",
+        "--transformer-ffn-activation",
+        "swish",
+    )
+    command = (program, "train", "--model", folder / "model.npz", *common, *size, *batch, *data, *kinds)
+    subprocess.run([*map(str, command)], check=True, capture_output=True, timeout=600)
+    return write_decoder(folder, kind)
+
+
+@pytest.mark.slice(name="marian")
+def test_trained_models_agree_with_their_own_program(
+    program: Path, toy_lines: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importing, "COMPARED_LINES", 50)
+    kinds: tuple[Kind, ...] = ("spm", "yml")
+    for kind in kinds:
+        decoder = train(program, tmp_path / kind, toy_lines, kind)
+        before = {file.name: file.read_bytes() for file in decoder.parent.iterdir()}
+        out = tmp_path / f"{kind}-model"
+        checks = run(decoder, out, program)
+        rows = [*ROWS, "text"] if kind == "spm" else ROWS
+        assert [(check.name, check.state) for check in checks] == [(name, "ok") for name in rows]
+        assert {file.name: file.read_bytes() for file in decoder.parent.iterdir()} == before
+        model, vocabulary, info = load_model(out, CPU)
+        assert (info.direction.name, info.model.positions) == ("en-de", "sinusoidal_t2t")
+        assert len(Translator(model, vocabulary, CPU, BeamSettings()).translate(toy_lines[0][:2])) == 2
+        # Sinusoids of the paper instead of theirs.
+        with monkeypatch.context() as planted:
+            planted.setattr(originals.MarianWeights, "config", with_papers_positions)
+            with pytest.raises(UserError, match="its outputs differ"):
+                run(decoder, tmp_path / "no", program)
+        assert not (tmp_path / "no").exists()
+    recurrent = {
+        "s2s": ("--type", "s2s"),
+        "ssru": ("--type", "transformer", "--transformer-decoder-autoreg", "rnn", "--dec-cell", "ssru"),
+    }
+    for name, more in recurrent.items():
+        decoder = train(program, tmp_path / name, toy_lines, "spm", *more, "--tied-embeddings-all", "--after", "1u")
+        with pytest.raises(
+            UserError, match=f"has {'transformer-decoder-autoreg: rnn' if name == 'ssru' else 'type: s2s'}"
+        ):
+            run(decoder, tmp_path / "no", program)
+
+
+def with_papers_positions(weights: MarianWeights, config: Any = MarianWeights.config) -> ModelConfig:
+    return dataclasses.replace(config(weights), positions="sinusoidal")
+
+
+def run(decoder: Path, out: Path, program: Path) -> list[Check]:
+    checks: list[Check] = []
+    settings = ImportSettings(folder=decoder, out=out, source_language="en", target_language="de", program=str(program))
+    import_marian(settings, CPU, progress=Silent(), show=checks.extend)
+    return checks
