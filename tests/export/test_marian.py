@@ -130,5 +130,5 @@ def test_positions_are_those_of_marian_in_another_order() -> None:
 @pytest.mark.usefixtures("distant")
 def test_what_marian_has_not_is_refused(change: dict[str, object]) -> None:
     config = dataclasses.replace(CONFIGS["base-like"], **change)
-    with pytest.raises(UserError, match=f"Marian .*{next(iter(change)).replace('_', '.')}"):
+    with pytest.raises(UserError, match=f"MarianMTModel .*{next(iter(change)).replace('_', '.')}"):
         marian_model(Transformer(config))
