@@ -56,7 +56,7 @@ REFUSED: list[tuple[type, dict[str, Any], str, str, str]] = [
     ],
     *[(OptimizerConfig, {name: -0.5}, name, "-0.5", FROM_0) for name in ("weight_decay", "max_grad_norm", "min_lr")],
     (ModelConfig, {"attention": "alibi"}, "attention", "'alibi'", "or choose one of softmax"),
-    (ModelConfig, {"positions": "rotary"}, "positions", "'rotary'", "or choose one of sinusoidal, sinusoidal_t2t, learned"),
+    (ModelConfig, {"positions": "rotary"}, "positions", "'rotary'", "one of sinusoidal, sinusoidal_t2t, learned"),
     (OptimizerConfig, {"schedule": "cosin"}, "schedule", "'cosin'", "did you mean cosine, or is --import"),
     (OptimizerConfig, {"schedule": "cosine", "min_lr": 2e-3}, "min_lr", "0.002", "above peak_lr (0.001)"),
     *[
