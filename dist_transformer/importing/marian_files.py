@@ -7,6 +7,7 @@ What they hold is given by the names of Hugging Face's MarianMT. Marian computes
 import json
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,13 +23,13 @@ from dist_transformer.data.vocabulary.marian import MarianVocabulary, wrap_maria
 from dist_transformer.data.vocabulary.sentence_piece import read_model
 from dist_transformer.data.vocabulary.tokenizer import PAD_ID, SPECIALS
 from dist_transformer.export.marian import BIAS, SHARED
+from dist_transformer.importing.marian_folder import NEVER
 
 _PAD = SPECIALS[PAD_ID]
 _DECODER = "decoder.yml"
 _SETTINGS = "special:model.yml"
 _TABLES = (".yml", ".yaml", ".json")
 _REMEDY = "give Marian's decoder.yml, next to the files that it names"
-_NEVER = -100.0
 # Values that our model has; a version of Marian without the setting has the first one.
 _EXPRESSED: dict[str, tuple[str, ...]] = {
     "type": ("transformer",),
@@ -169,10 +170,10 @@ class MarianWeights:
         Raises:
             UserError: our model cannot express theirs.
         """
-        values = {name: value if isinstance(value, str) else str(value) for name, value in self.settings.items()}
+        values = {name: _as_text(value) for name, value in self.settings.items()}
         for name, allowed in _EXPRESSED.items():
             if values.get(name, allowed[0]) not in allowed:
-                raise self._lacks(f"{name}: {values[name]}")
+                raise self._lacks(f"{name}: {values[name]:.100}")
         activation = values.get("transformer-ffn-activation", "swish")
         if activation not in _ACTIVATIONS:
             raise self._lacks(f"transformer-ffn-activation: {activation}")
@@ -224,16 +225,21 @@ class MarianWeights:
             for name, tensor in found.items()
         }
         found |= dict.fromkeys(SHARED, torch.cat([embedding, torch.zeros(1, config.width)]))
-        found[BIAS] = torch.cat([torch.from_numpy(bias), torch.full((1, 1), _NEVER)], dim=1)
+        found[BIAS] = torch.cat([torch.from_numpy(bias), torch.full((1, 1), NEVER)], dim=1)
         return found
 
-    def _open(self) -> zipfile.ZipFile:
+    @contextmanager
+    def _open(self) -> Iterator[zipfile.ZipFile]:
         try:
-            return zipfile.ZipFile(open_regular(self.path))
+            file = open_regular(self.path)
         except OSError as error:
             raise self._unreadable(error.strerror) from None
-        except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-            raise self._unreadable(error) from None
+        with file:
+            try:
+                archive = zipfile.ZipFile(file)
+            except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+                raise self._unreadable(error) from None
+            yield archive
 
     def _array(self, archive: zipfile.ZipFile, name: str, shape: tuple[int, ...] | None) -> np.ndarray:
         """Read an array; the shape is checked before memory is allocated for it."""
@@ -300,6 +306,14 @@ def _read(file: Path, most: int, remedy: str = _REMEDY) -> bytes:
         return read_small(file, most=most)
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}): {remedy}") from None
+
+
+def _as_text(value: Any) -> str:
+    """Return a setting as text. Tables in tables, which aliases can make endless, are no setting of Marian."""
+    if isinstance(value, str):
+        return value
+    is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return str(value) if is_list else "a table"
 
 
 def _yaml(content: bytes, file: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,9 +38,6 @@ class MarianPeer:
 
         Args:
             tags: tags in front of every source.
-
-        Raises:
-            UserError: the program cannot be run.
         """
         self.program, self.files, self.folder, self.front = program, files, folder, [*tags]
         numbering = Numbering(vocabulary.their_ids)
@@ -55,7 +53,6 @@ class MarianPeer:
             sentencepiece.SentencePieceProcessor(model_proto=side.library_file)
             for side in (vocabulary.source, vocabulary.target)
         ]
-        self._run("--version")
 
     def reads(self, text: str) -> bool:
         return "\0" not in text
@@ -138,7 +135,7 @@ class MarianPeer:
         return [self.spelling[token] for token in row]
 
     def _run(self, *command: object) -> list[str]:
-        threads = () if command == ("--version",) else ("--cpu-threads", torch.get_num_threads(), "--quiet")
+        threads = ("--cpu-threads", torch.get_num_threads(), "--quiet")
         try:
             done = subprocess.run(
                 [str(part) for part in (self.program, *command, *threads)],
@@ -159,13 +156,13 @@ class MarianPeer:
 _INSTALL = "pip install pymarian (Python 3.11) in an environment of its own, or build Marian, and name its program"
 
 
-def find_program(given: str | None, found: Sequence[str | None]) -> Path:
-    """Return Marian's program: the given one, or the first that was found.
+def find_program(given: str | None) -> Path:
+    """Return Marian's program: the given one, or the first in PATH.
 
     Raises:
         UserError: there is none.
     """
-    name = next(filter(None, (given, *found)), None)
+    name = given or shutil.which("marian") or shutil.which("pymarian")
     if name is None:
         raise UserError(
             f"a model of Marian is compared with Marian itself, which is not here: {_INSTALL} with --marian"

@@ -1,7 +1,6 @@
 """Published models that can be imported: folders of Hugging Face's MarianMT, and Marian's own."""
 
 import functools
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 import torch
 
 from dist_transformer.base.checks import Check
+from dist_transformer.base.files import leaving_at_sigterm
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.marian import MarianVocabulary
 from dist_transformer.data.vocabulary.tokenizer import UNK_ID
@@ -69,7 +69,7 @@ def open_original(path: Path, program: str | None) -> Original:
     files = find_marian_files(path)
     weights = MarianWeights(files.weights)
     config, vocabulary = weights.config(), read_marian_vocabulary(files)
-    command = find_program(program, [shutil.which(name) for name in ("marian", "pymarian")])
+    command = find_program(program)
     return Original(
         config=config,
         vocabulary=vocabulary,
@@ -97,7 +97,8 @@ def _by_marian(
     device: torch.device,
     tags: Sequence[str],
 ) -> Iterator[Loaded]:
-    with tempfile.TemporaryDirectory() as folder:
+    # Marian's processes end with ours.
+    with leaving_at_sigterm(), tempfile.TemporaryDirectory() as folder:
         peer = MarianPeer(program, files, vocabulary, Path(folder), tags)
         more = (functools.partial(peer.texts, vocabulary),) if files.has_sentencepiece else ()
         yield Loaded(peer=peer, weights=weights.tensors(), more=more)

@@ -149,6 +149,17 @@ def read_all(path: Path) -> None:
     MarianWeights(files.weights).tensors()
 
 
+def test_aliases_that_multiply_are_refused_at_once(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "model")
+    arrays = dict(np.load(tmp_path / "model" / "model.npz"))
+    tables = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'b'}]\n" for i in range(30))
+    text = f"{tables}input-types: *a29\n".encode() + b"\0"
+    arrays["special:model.yml"] = np.frombuffer(text, np.int8)
+    np.savez(tmp_path / "model" / "model.npz", **arrays)
+    with pytest.raises(UserError, match="has input-types: a table, which a model here cannot express"):
+        read_all(tmp_path / "model")
+
+
 def test_paths_of_another_machine_are_found_beside_the_file(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "model")
     file = tmp_path / "model" / "decoder.yml"
