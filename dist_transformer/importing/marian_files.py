@@ -28,6 +28,7 @@ from dist_transformer.importing.marian_folder import NEVER
 _PAD = SPECIALS[PAD_ID]
 _DECODER = "decoder.yml"
 _SETTINGS = "special:model.yml"
+_DEEPEST = 8
 _TABLES = (".yml", ".yaml", ".json")
 _REMEDY = "give Marian's decoder.yml, next to the files that it names"
 # Values that our model has; a version of Marian without the setting has the first one.
@@ -318,8 +319,14 @@ def _as_text(value: Any) -> str:
 
 def _yaml(content: bytes, file: Path) -> dict[str, Any]:
     """Read a table whose values are text, as Marian's library reads it: `yes` and `1.5` are words, too."""
+    loader, depth = getattr(yaml, "CBaseLoader", yaml.BaseLoader), 0
     try:
-        values = yaml.load(content, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))
+        for event in yaml.parse(content, Loader=loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                # The library in C would end the process.
+                raise ValueError("it is nested too deeply")
+        values = yaml.load(content, Loader=loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{file} cannot be read as YAML ({reason}): {_REMEDY}") from None

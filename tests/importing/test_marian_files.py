@@ -2,6 +2,8 @@
 
 import dataclasses
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -158,6 +160,14 @@ def test_aliases_that_multiply_are_refused_at_once(whole: Path, tmp_path: Path) 
     np.savez(tmp_path / "model" / "model.npz", **arrays)
     with pytest.raises(UserError, match="has input-types: a table, which a model here cannot express"):
         read_all(tmp_path / "model")
+
+
+def test_deep_nesting_ends_no_process(tmp_path: Path) -> None:
+    (tmp_path / "decoder.yml").write_text("models: " + "[" * 400_000)
+    read = f"from pathlib import Path; from {find_marian_files.__module__} import *; find_marian_files(Path('.'))"
+    done = subprocess.run([sys.executable, "-c", read], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "decoder.yml cannot be read as YAML (it is nested too deeply)" in done.stderr
 
 
 def test_paths_of_another_machine_are_found_beside_the_file(whole: Path, tmp_path: Path) -> None:
