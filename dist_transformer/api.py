@@ -66,7 +66,8 @@ def prepare(
         src: source text, one sentence per line: a file, a pattern or several; `tgt` has the translations.
         sources: text of other kinds (`TsvFile`, `JsonlFile`, `ParquetFile`, `HubDataset` of `dist_transformer.data`).
         valid_src: validation text; without it, pairs are held out.
-        vocab_size: entries, both languages together; required without `tokenizer`, a model folder or file.
+        vocab_size: entries, both languages together; required without `tokenizer`, a model folder or file. Two
+            vocabularies have `source_vocab_size` and `target_vocab_size`, or `source_tokenizer` and `target_tokenizer`.
         workers: processes; with more than one, a script needs `if __name__ == "__main__":`.
         report: called with lines about the text that was read, dropped and written.
         settings: other fields of `PrepareSettings`, such as `max_tokens=128`, `source_tags=("<2de>",)`.

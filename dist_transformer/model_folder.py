@@ -248,11 +248,12 @@ def load_model(
     tokenizer = load_vocabulary(path / TOKENIZER_FILE)
     if tokenizer.sha256 != info.tokenizer_sha256:
         raise UserError(f"{path / TOKENIZER_FILE} is not the tokenizer that the model was trained with: {REMEDY}")
-    if (entries := tokenizer.source.vocab_size) != info.model.vocab_size:
-        raise UserError(
-            f"{path / CONFIG_FILE} has a vocab_size of {info.model.vocab_size}, but the tokenizer has "
-            f"{entries} entries: {REMEDY}"
-        )
+    for name, size, entries in zip(("", "target_"), info.model.vocab_sizes, tokenizer.sizes, strict=True):
+        if size != entries:
+            raise UserError(
+                f"{path / CONFIG_FILE} has a {name}vocab_size of {size}, but the tokenizer has {entries} entries: "
+                f"{REMEDY}"
+            )
     _require_memory(path / WEIGHTS_FILE, info.model)
     import torch
 
@@ -282,7 +283,7 @@ def _require_memory(file: Path, model: ModelConfig) -> None:
     layers = model.encoder_layers + model.decoder_layers
     # Count the matrices that every kind of model has in each layer. Positions are not stored, but take memory too.
     inner = model.heads * model.attention_head_width
-    numbers = model.width * (model.vocab_size + layers * (2 * model.ffn_width + 4 * inner))
+    numbers = model.width * (model.vocab_size + model.target_vocab_size + layers * (2 * model.ffn_width + 4 * inner))
     try:
         size = file.stat().st_size
     except OSError as error:

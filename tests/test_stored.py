@@ -17,7 +17,7 @@ TOOL = (sys.executable, "-m", "dist_transformer")
 
 def test_a_vocabulary_keeps_its_rule_and_its_ids() -> None:
     tokenizer = DataFolder.open(STORED / "data").tokenizer().source
-    assert (tokenizer.normalization, tokenizer.kind, tokenizer.tags) == ("nfkc", "joint byte-level BPE", ("<2de>",))
+    assert (tokenizer.normalization, tokenizer.kind, tokenizer.tags) == ("nfkc", "byte-level BPE", ("<2de>",))
     for text, ids in json.loads((STORED / "ids.json").read_text(encoding="utf-8")).items():
         assert tokenizer.encode(text) == ids
         assert tokenizer.decode(ids) == tokenizer.normalize(text)

@@ -34,7 +34,7 @@ def main(way: str, lane: Path, tokens: float) -> None:
     config = from_plain(TrainConfig, read_json(file), str(file))
     torch.manual_seed(config.seed)
     data = DataFolder.open(Path(config.corpora.data[0]))
-    model = replace(config.model, vocab_size=data.index.vocab_size)
+    model = config.model.for_vocabularies(*data.index.vocab_sizes)
     config = replace(config, model=model, precision=choose_precision(torch.device("cpu"), None))
     # The first weights are its own.
     marian: torch.nn.Module = MarianMTModel(marian_model(Transformer(config.model)).config)

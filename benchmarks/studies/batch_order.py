@@ -58,7 +58,7 @@ def main() -> None:
         raise UserError(f"--preset {arguments.preset} is unknown: choose one of {', '.join(PRESETS)}")
     folder = DataFolder.open(arguments.data)
     config = dataclasses.replace(PRESETS[arguments.preset], seed=arguments.seed, precision=arguments.precision)
-    model = dataclasses.replace(config.model, vocab_size=folder.index.vocab_size)
+    model = config.model.for_vocabularies(*folder.index.vocab_sizes)
     config = dataclasses.replace(config, model=model)
     arguments.out.mkdir(parents=True, exist_ok=True)
     budgets = resolve_budgets(

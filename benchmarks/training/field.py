@@ -110,7 +110,7 @@ def open_field(config: TrainConfig, world: World, device: torch.device) -> Field
     """Read the text and draw the initial weights of all contenders."""
     data: TrainingData = open_training_data(config.corpora, config.batch, seed=config.seed)
     index, split = data.first.index, data.first.train
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=index.vocab_size))
+    config = dataclasses.replace(config, model=config.model.for_vocabularies(*index.vocab_sizes))
     torch.manual_seed(config.seed)
     model = Transformer(config.model).to(device)
     longest = min(config.model.max_positions, *data.budgets.tokens.tolist())

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from dist_transformer.cli.export import comparing, show_checks
 from dist_transformer.cli.parser import make_parser
+from dist_transformer.data.vocabulary.tokenizer import show_sizes
 from dist_transformer.inference.options import add_device_option
 from dist_transformer.run.outputs import claim_folder
 
@@ -44,7 +45,7 @@ def main() -> None:
     with comparing(arguments.device) as (device, bar):
         info = import_marian(settings, device, progress=bar, show=show_checks)
     names = ", ".join(direction.name for direction in info.all_directions)
-    print(f"written: {settings.out}, {names}, {info.model.vocab_size:,} entries of vocabulary")
+    print(f"written: {settings.out}, {names}, {show_sizes(info.model.vocab_sizes)} entries of vocabulary")
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -18,6 +18,7 @@ from dist_transformer.cli.parser import add_folder, folder_of, make_parser
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.format import SplitInfo
 from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.vocabulary.tokenizer import show_sizes
 from dist_transformer.run.outputs import claim_file
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def describe(folder: DataFolder) -> str:
     tags = f", {' '.join(index.source_tags)} in front of every source" if index.source_tags else ""
     lines = [
         f"{index.corpus} ({index.source_language}-{index.target_language}{', synthetic' if index.synthetic else ''}), "
-        f"vocabulary {index.vocab_size:,}{', lowercased' if index.lowercase else ''}{tags}"
+        f"vocabulary {show_sizes(index.vocab_sizes)}{', lowercased' if index.lowercase else ''}{tags}"
     ]
     rows: list[tuple[str, SplitInfo, dict[str, int]]] = [
         ("train", index.train, index.dropped),

@@ -38,6 +38,7 @@ from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.config.stated import refuse_without_effect, stated_by_flags
 from dist_transformer.config.table3 import VARIANTS
 from dist_transformer.cost.hardware import LINK_LATENCY, MFU, NETWORK_LATENCY, GpuKind
+from dist_transformer.data.vocabulary.tokenizer import show_sizes
 from dist_transformer.run.outputs import claim_file
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def describe(plan: "RunPlan") -> Iterator[str]:
     batch = config.batch
     known = "assumed: give --data" if work.assumed else "of the data"
     device = "CPU process" if plan.gpu is None else cluster.gpu
-    yield f"model     {plan.parameters:,} parameters with {work.vocab_size:,} words, {config.arithmetic}"
+    yield f"model     {plan.parameters:,} parameters with {show_sizes(work.vocab_sizes)} words, {config.arithmetic}"
     yield f"machine   {cluster.nodes} node(s) with {cluster.gpus} x {device}, {plan.chosen.zero.name}"
     yield (
         f"a step    {batch.packs_per_step} packs of {work.source_budget:,} source and {batch.max_target_tokens:,} "

@@ -138,6 +138,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--vocab-size", type=int, metavar="N", help="entries, both languages together (required without --tokenizer)"
     )
+    for flag, side in (("--src-vocab-size", "source"), ("--tgt-vocab-size", "target")):
+        parser.add_argument(
+            flag, type=int, metavar="N", help=f"instead, entries of a vocabulary of the {side} language alone"
+        )
     parser.add_argument(
         "--vocab-sample-pairs",
         type=int,
@@ -170,6 +174,8 @@ def parse_arguments() -> argparse.Namespace:
         metavar="T",
         help="vocabulary to use: a model folder, a tokenizer.json, or a .model of SentencePiece (default: learn one)",
     )
+    for flag, side in (("--src-tokenizer", "source"), ("--tgt-tokenizer", "target")):
+        parser.add_argument(flag, type=Path, metavar="T", help=f"instead, a vocabulary for the {side} language alone")
     parser.add_argument(
         "--tag",
         nargs="+",
@@ -244,16 +250,21 @@ def settings_from(arguments: argparse.Namespace, scratch: Path, workers: int) ->
         sources += line_files([scratch / "train.en"], [scratch / "train.de"])
         validation += line_files([scratch / "valid.en"], [scratch / "valid.de"])
     read = [file for source in (*sources, *validation) for file in source.files()]
-    claim_folder(arguments.out, "--out", (*read, arguments.dataset, arguments.tokenizer))
+    tokenizers = (arguments.tokenizer, arguments.src_tokenizer, arguments.tgt_tokenizer)
+    claim_folder(arguments.out, "--out", (*read, arguments.dataset, *tokenizers))
     return PrepareSettings(
         out=arguments.out,
         sources=tuple(sources),
         validation=tuple(validation),
         vocab_size=arguments.vocab_size,
+        source_vocab_size=arguments.src_vocab_size,
+        target_vocab_size=arguments.tgt_vocab_size,
         vocabulary=arguments.vocabulary,
         byte_fallback=arguments.byte_fallback,
         character_coverage=arguments.character_coverage,
         tokenizer=arguments.tokenizer,
+        source_tokenizer=arguments.src_tokenizer,
+        target_tokenizer=arguments.tgt_tokenizer,
         tags=tuple(arguments.tag),
         source_tags=tuple(arguments.src_tag),
         lowercase=arguments.lowercase,

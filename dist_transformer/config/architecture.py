@@ -9,6 +9,8 @@ from dist_transformer.config.settings import ModelConfig
 
 NOT_OF_WEIGHTS = frozenset({"dropout", "attention_dropout", "ffn_dropout", "embedding_init"})
 """Settings of the network that such a run chooses itself, because loaded weights do not depend on them."""
+OF_VOCABULARIES = frozenset({"vocab_size", "target_vocab_size"})
+"""Settings of the network that the data's vocabularies decide."""
 
 _CONFIG_FILE = "config.json"
 
@@ -35,7 +37,7 @@ def with_architecture(
             continue
         if isinstance(values, dict):
             model = from_plain(ModelConfig, values, str(file))
-            names = {field.name for field in dataclasses.fields(model)} - NOT_OF_WEIGHTS - {"vocab_size"}
+            names = {field.name for field in dataclasses.fields(model)} - NOT_OF_WEIGHTS - OF_VOCABULARIES
             same = [name for name in names if getattr(variant, name) == getattr(preset, name)]
             return dataclasses.replace(variant, **{name: getattr(model, name) for name in same})
     return variant

@@ -245,12 +245,15 @@ def _preset_row(name: str, config: TrainConfig) -> str:
 
 
 def parameters(model: ModelConfig, *, vocab_size: int) -> int:
-    """Count the parameters of a model without building it: embeddings, attention, feed-forward layers, norms."""
+    """Count the parameters of a model of one vocabulary without building it.
+
+    They are those of embeddings, attention, feed-forward layers and norms.
+    """
     inner = model.heads * model.attention_head_width
     attention = 4 * model.width * inner + 3 * inner + model.width
     feed_forward = 2 * model.width * model.ffn_width + model.ffn_width + model.width
     norm = 2 * model.width
     encoder = model.encoder_layers * (attention + feed_forward + 2 * norm)
     decoder = model.decoder_layers * (2 * attention + feed_forward + 3 * norm)
-    matrices = 1 if model.tie_embeddings else 3
+    matrices = {"all": 1, "target": 2, "none": 3}[model.tie_embeddings]
     return math.prod((matrices, vocab_size, model.width)) + vocab_size * model.output_bias + encoder + decoder

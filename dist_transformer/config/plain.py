@@ -26,6 +26,13 @@ For settings that were added after runs had been written: an older run keeps its
 resumed.
 """
 
+_WRITTEN = "written"
+
+
+def written(values: dict[str, bool]) -> dict[str, dict[str, bool]]:
+    """Return the metadata of a field that was a switch: these of its values are still written as true and false."""
+    return {_WRITTEN: values}
+
 
 def to_plain(config: Any) -> dict[str, Any]:
     """Convert a config to JSON values. The settings of a group without a prefix are on the top level."""
@@ -34,6 +41,8 @@ def to_plain(config: Any) -> dict[str, Any]:
         if field.metadata.get("omit_default") and getattr(config, field.name) == field.default:
             continue
         value = _to_json(getattr(config, field.name))
+        if _WRITTEN in field.metadata:
+            value = field.metadata[_WRITTEN].get(value, value)
         plain.update(value if field.name in _flat_groups(type(config)) else {field.name: value})
     return plain
 
@@ -131,6 +140,11 @@ def from_plain(kind: type[T], values: dict[str, Any], where: str, *, remedy: str
             f"{where}: unknown setting {unknown[0]!r:.60}: remove it, or use the version that wrote the file"
         )
     own = {name: value for name, value in values.items() if name in hints}
+    for field in dataclasses.fields(typing.cast(Any, kind)):
+        if type(own.get(field.name)) is bool and _WRITTEN in field.metadata:
+            own[field.name] = next(
+                name for name, switch in field.metadata[_WRITTEN].items() if switch == own[field.name]
+            )
     arguments = {name: _plain_value(hints[name], value, f"{where}: {name}", remedy) for name, value in own.items()}
     for name, group in groups.items():
         arguments[name] = from_plain(

@@ -4,7 +4,6 @@ A wrong value fails at construction; the error names field, value and remedy. Th
 its folder. The docstrings of the fields are the texts of --help.
 """
 
-import math
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,8 +11,16 @@ from typing import Annotated, Any, Literal
 from tyro.conf import OmitArgPrefixes
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.config.plain import OMIT_DEFAULT
-from dist_transformer.config.registry import ATTENTIONS, POSITIONS, SCHEDULES, Registry
+from dist_transformer.config.plain import OMIT_DEFAULT, written
+from dist_transformer.config.registry import ATTENTIONS, POSITIONS, SCHEDULES
+from dist_transformer.config.requirements import (
+    LARGEST_FLOAT,
+    require,
+    require_fraction,
+    require_known,
+    require_not_negative,
+    require_positive,
+)
 
 EMBEDDED_CORPUS = ("embedded corpus",)
 """Placeholder for the synthetic corpus where --test-mode expects a data folder."""
@@ -22,44 +29,8 @@ EMBEDDED_CORPUS = ("embedded corpus",)
 _YEAR_MINUTES = 365 * 24 * 60
 # Sizes above every batch that was ever trained, so that products of them stay far below 64 bits.
 _LARGEST_PACK, _MOST_PACKS, _MOST_STEPS = 2**24, 2**24, 2**40
-# torch's generators and numpy's integers take 64 signed bits.
-_TOO_LARGE = 2**63
-# Far above every rate, share, time and size in GiB. Products of such numbers stay far below the largest float.
-_LARGEST_FLOAT = 2.0**40
 # Target tokens per micro-batch whose activations fit the caches of a CPU.
 _TOKENS_ON_A_CPU = 4096
-
-
-def _require(condition: bool, field_name: str, value: object, remedy: str) -> None:
-    if not condition:
-        raise UserError(f"{field_name} is {value!r:.200}: {remedy}")
-
-
-def _require_fraction(config: object, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        _require(0.0 <= value < 1.0, name, value, "give a number from 0 up to, not including, 1")
-
-
-def _require_not_negative(config: object, *names: str) -> None:
-    for name in names:
-        _require_number(name, getattr(config, name), getattr(config, name) >= 0, "give 0 or a number above 0")
-
-
-def _require_positive(config: object, *names: str) -> None:
-    for name in names:
-        _require_number(name, getattr(config, name), getattr(config, name) > 0, "give a number above 0")
-
-
-def _require_number(name: str, value: float, fits: bool, remedy: str) -> None:
-    _require(fits and value < math.inf, name, value, remedy)
-    most = _LARGEST_FLOAT if isinstance(value, float) else _TOO_LARGE
-    _require(value < most, name, value, "give a smaller number")
-
-
-def _require_known(config: object, name: str, registry: Registry[Any]) -> None:
-    value = getattr(config, name)
-    _require(value in registry, name, value, registry.remedy_for(value))
 
 
 # Far above any translation model, and low enough that a hostile model file is described within seconds.
@@ -72,6 +43,7 @@ _LARGEST_MODEL = {
     "ffn_width": 2**18,
     "max_positions": 2**20,
     "vocab_size": 2**24,
+    "target_vocab_size": 2**24,
 }
 
 
@@ -106,8 +78,11 @@ class ModelConfig:
     """softmax: as in the paper; registered variants change its scores."""
     max_positions: int = 1024
     """Longest sentence in tokens."""
-    tie_embeddings: bool = True
-    """Share one matrix among source embedding, target embedding and output projection."""
+    tie_embeddings: Literal["all", "target", "none"] = field(
+        default="all", metadata=written({"all": True, "none": False})
+    )
+    """Parts that share one matrix. all: source embedding, target embedding and output projection, which becomes target
+    if the languages have a vocabulary each; target: the last two; none: each part has its own."""
     output_bias: bool = field(default=False, metadata=OMIT_DEFAULT)
     """Add a bias to the output projection, one number per entry of the vocabulary."""
     begin_with_pad: bool = field(default=False, metadata=OMIT_DEFAULT)
@@ -115,28 +90,49 @@ class ModelConfig:
     embedding_init: Literal["xavier", "normal"] = "normal"
     """xavier: uniform by fan; normal: N(0, 1 / width)."""
     vocab_size: int = 0
-    """Entries of the vocabulary; read from the data folder's tokenizer, 0 until then."""
+    """Entries of the vocabulary, or of that of the source language; read from the data folder, 0 until then."""
+    target_vocab_size: int = field(default=0, metadata=OMIT_DEFAULT)
+    """Entries of the vocabulary of the target language; 0: both languages have the same one."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "width", "encoder_layers", "decoder_layers", "heads", "ffn_width", "max_positions")
+        require_positive(self, "width", "encoder_layers", "decoder_layers", "heads", "ffn_width", "max_positions")
         for name, most in _LARGEST_MODEL.items():
-            _require((getattr(self, name) or 0) <= most, name, getattr(self, name), f"give at most {most:,}")
-        _require_fraction(self, "dropout", "attention_dropout", "ffn_dropout")
+            require((getattr(self, name) or 0) <= most, name, getattr(self, name), f"give at most {most:,}")
+        require_fraction(self, "dropout", "attention_dropout", "ffn_dropout")
         remedy = "give a number above 0 and below 1, such as 1e-6"
-        _require(0.0 < self.norm_epsilon < 1.0, "norm_epsilon", self.norm_epsilon, remedy)
+        require(0.0 < self.norm_epsilon < 1.0, "norm_epsilon", self.norm_epsilon, remedy)
         if self.head_width is None:
             remedy = f"it must be a multiple of heads ({self.heads}), or give head_width"
-            _require(self.width % self.heads == 0, "width", self.width, remedy)
+            require(self.width % self.heads == 0, "width", self.width, remedy)
         else:
-            _require_positive(self, "head_width")
-        _require(self.width % 2 == 0, "width", self.width, "it must be even: sine and cosine take half each")
-        _require(self.vocab_size >= 0, "vocab_size", self.vocab_size, "it comes from the tokenizer")
-        _require_known(self, "positions", POSITIONS)
-        _require_known(self, "attention", ATTENTIONS)
+            require_positive(self, "head_width")
+        require(self.width % 2 == 0, "width", self.width, "it must be even: sine and cosine take half each")
+        for name in ("vocab_size", "target_vocab_size"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "it comes from the tokenizer")
+        if self.target_vocab_size:
+            remedy = "two vocabularies cannot share all three matrices: use target or none"
+            require(self.tie_embeddings != "all", "tie_embeddings", self.tie_embeddings, remedy)
+        require_known(self, "positions", POSITIONS)
+        require_known(self, "attention", ATTENTIONS)
 
     @property
     def attention_head_width(self) -> int:
         return self.head_width if self.head_width is not None else self.width // self.heads
+
+    def for_vocabularies(self, vocab_size: int, target_vocab_size: int) -> "ModelConfig":
+        """Return the network for vocabularies of these sizes. Two of them can share only the matrices of the target."""
+        tied = "target" if target_vocab_size and self.tie_embeddings == "all" else self.tie_embeddings
+        return replace(self, vocab_size=vocab_size, target_vocab_size=target_vocab_size, tie_embeddings=tied)
+
+    @property
+    def vocab_sizes(self) -> tuple[int, int]:
+        """Entries of the vocabularies; a second size of 0: both languages have the same one."""
+        return self.vocab_size, self.target_vocab_size
+
+    @property
+    def output_size(self) -> int:
+        """Entries that the output projection scores: those of the target vocabulary."""
+        return self.target_vocab_size or self.vocab_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,20 +160,20 @@ class BatchConfig:
     """Shards that are shuffled together. More shards mix better; a node holds up to three times as many in memory."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "max_target_tokens", "packs_per_step", "window_shards")
+        require_positive(self, "max_target_tokens", "packs_per_step", "window_shards")
         for name in ("max_source_tokens", "max_sentences", "packs_per_micro_batch"):
             if getattr(self, name) is not None:
-                _require_positive(self, name)
+                require_positive(self, name)
         for names, most in (
             (("max_target_tokens", "max_source_tokens", "max_sentences"), _LARGEST_PACK),
             (("packs_per_step", "packs_per_micro_batch", "window_shards"), _MOST_PACKS),
         ):
             for name in names:
-                _require((getattr(self, name) or 0) <= most, name, getattr(self, name), f"give at most {most:,}")
+                require((getattr(self, name) or 0) <= most, name, getattr(self, name), f"give at most {most:,}")
         if self.target_tokens_per_step is not None:
             self._set_packs(self.target_tokens_per_step)
         remedy = f"it cannot be above packs_per_step ({self.packs_per_step})"
-        _require(
+        require(
             self.packs_at_once <= self.packs_per_step,
             "packs_per_micro_batch",
             self.packs_per_micro_batch,
@@ -187,9 +183,9 @@ class BatchConfig:
     def _set_packs(self, tokens: int) -> None:
         """Put a step's tokens in packs. They are not kept, so a run has one setting for the size of a step."""
         remedy = f"it cannot be below a pack ({self.max_target_tokens}): lower max_target_tokens too"
-        _require(self.max_target_tokens <= tokens, "target_tokens_per_step", tokens, remedy)
+        require(self.max_target_tokens <= tokens, "target_tokens_per_step", tokens, remedy)
         most = _MOST_PACKS * self.max_target_tokens
-        _require(tokens <= most, "target_tokens_per_step", tokens, f"give at most {most:,}")
+        require(tokens <= most, "target_tokens_per_step", tokens, f"give at most {most:,}")
         object.__setattr__(self, "packs_per_step", round(tokens / self.max_target_tokens))
         object.__setattr__(self, "target_tokens_per_step", None)
 
@@ -242,12 +238,12 @@ class OptimizerConfig:
     label_smoothing: float = 0.1
 
     def __post_init__(self) -> None:
-        _require_positive(self, "warmup_steps", "lr_scale", "peak_lr", "epsilon")
-        _require_fraction(self, "beta1", "beta2", "label_smoothing")
-        _require_not_negative(self, "weight_decay", "max_grad_norm", "min_lr")
-        _require_known(self, "schedule", SCHEDULES)
+        require_positive(self, "warmup_steps", "lr_scale", "peak_lr", "epsilon")
+        require_fraction(self, "beta1", "beta2", "label_smoothing")
+        require_not_negative(self, "weight_decay", "max_grad_norm", "min_lr")
+        require_known(self, "schedule", SCHEDULES)
         fits = self.schedule == "noam" or self.min_lr <= self.peak_lr
-        _require(fits, "min_lr", self.min_lr, f"it cannot be above peak_lr ({self.peak_lr})")
+        require(fits, "min_lr", self.min_lr, f"it cannot be above peak_lr ({self.peak_lr})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -270,11 +266,11 @@ class DataConfig:
     """If a shard is missing or damaged: stop ends the run; skip leaves it out of the epoch and reports it."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "data_temperature", "cache_gib")
-        _require_not_negative(self, "memory_gib")
+        require_positive(self, "data_temperature", "cache_gib")
+        require_not_negative(self, "memory_gib")
         weights = self.data_weights
-        fit = not weights or (len(weights) == len(self.data) and all(0 < weight < _LARGEST_FLOAT for weight in weights))
-        _require(fit, "data_weights", weights, "give a number above 0 for each of --data")
+        fit = not weights or (len(weights) == len(self.data) and all(0 < weight < LARGEST_FLOAT for weight in weights))
+        require(fit, "data_weights", weights, "give a number above 0 for each of --data")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -297,8 +293,8 @@ class CheckpointConfig:
     """auto: resume if there is a checkpoint; required: fail without one; never: refuse a run folder that has one."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "save_every", "keep_checkpoints", "keep_weights")
-        _require_not_negative(self, "keep_best")
+        require_positive(self, "save_every", "keep_checkpoints", "keep_weights")
+        require_not_negative(self, "keep_best")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -315,11 +311,11 @@ class ValidationConfig:
     """Stop after this many validations without a new best score; 0: never."""
 
     def __post_init__(self) -> None:
-        _require_not_negative(self, "validate_every", "validate_sentences", "patience")
+        require_not_negative(self, "validate_every", "validate_sentences", "patience")
         has_bleu = self.best_by == "nll" or self.validate_sentences > 0
-        _require(has_bleu, "best_by", self.best_by, "BLEU needs sentences: set validate_sentences above 0")
+        require(has_bleu, "best_by", self.best_by, "BLEU needs sentences: set validate_sentences above 0")
         needs_validation = self.patience == 0 or self.validate_every > 0
-        _require(needs_validation, "patience", self.patience, "it counts validations: set validate_every above 0")
+        require(needs_validation, "patience", self.patience, "it counts validations: set validate_every above 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -340,9 +336,9 @@ class TimeoutConfig:
     def __post_init__(self) -> None:
         for name in self._limits():
             too_long = getattr(self, name) > _YEAR_MINUTES
-            _require(not too_long, name, getattr(self, name), "give at most a year, 525600")
-            _require_positive(self, name)
-        _require_not_negative(self, "walltime_minutes")
+            require(not too_long, name, getattr(self, name), "give at most a year, 525600")
+            require_positive(self, name)
+        require_not_negative(self, "walltime_minutes")
 
     @staticmethod
     def _limits() -> tuple[str, ...]:
@@ -391,10 +387,10 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     def __post_init__(self) -> None:
-        _require_positive(self, "max_steps", "log_every", "max_skipped_steps")
-        _require(self.max_steps <= _MOST_STEPS, "max_steps", self.max_steps, f"give at most {_MOST_STEPS:,}")
-        _require_fraction(self, "ema_decay")
-        _require_not_negative(self, "seed")
+        require_positive(self, "max_steps", "log_every", "max_skipped_steps")
+        require(self.max_steps <= _MOST_STEPS, "max_steps", self.max_steps, f"give at most {_MOST_STEPS:,}")
+        require_fraction(self, "ema_decay")
+        require_not_negative(self, "seed")
 
     @classmethod
     def of(cls, **settings: Any) -> "TrainConfig":

@@ -98,8 +98,11 @@ _COUNTERPARTS: dict[tuple[str, ...], str] = {
     ("--model.norm, post or pre",): "encoder-normalize-before pre-norm layer-norm-first transformer-postprocess",
     ("--model.positions",): "position-encoding encoder-learned-pos transformer-train-position-embeddings",
     ("--model.max-positions",): "max-source-positions max-target-positions max-seq-len",
-    ("--model.tie-embeddings, the default",): "share-all-embeddings share-embeddings tied-embeddings-all "
-    "share-decoder-input-output-embed tied-embeddings weight-tying",
+    ("--model.tie-embeddings all, the default",): "share-all-embeddings share-embeddings tied-embeddings-all "
+    "weight-tying",
+    ("--model.tie-embeddings target",): "share-decoder-input-output-embed share-decoder-embeddings tied-embeddings "
+    "tied-embeddings-src",
+    ("--model.tie-embeddings none",): "model.no-tie-embeddings",
     # The machine.
     ("--precision bf16, which needs no loss scaling",): "fp16 half amp mixed-precision memory-efficient-fp16",
     ("--precision bf16",): "bf16 bfloat16",

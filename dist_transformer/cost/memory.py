@@ -249,7 +249,7 @@ def _loss_bytes(config: ModelConfig, micro: MicroBatch, precision: str, compiled
     # Hidden states and their gradient: 2bTD. The projection's gradient in fp32 and a cast copy: VD · (4 + b). One block
     # of logits in the training precision, and, unless compiled, two fp32 copies of a part of it.
     element = BYTES[precision]
-    block, part = logit_rows(micro.target_tokens, config.vocab_size, config.width, "cuda", compiled=compiled)
-    logits = config.vocab_size * (block * element + (0 if compiled else part * 8))
-    projection = config.vocab_size * config.width * (4 + element)
+    block, part = logit_rows(micro.target_tokens, config.output_size, config.width, "cuda", compiled=compiled)
+    logits = config.output_size * (block * element + (0 if compiled else part * 8))
+    projection = config.output_size * config.width * (4 + element)
     return 2 * element * micro.target_tokens * config.width + projection + logits

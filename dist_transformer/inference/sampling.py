@@ -149,7 +149,7 @@ class _Sampler:
         self, hidden_ND: torch.Tensor, numbers_N: torch.Tensor, ends_only_N: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw tokens; return them and their log probabilities under the model, each of shape (N,)."""
-        rows = max(1, _ELEMENTS[self.device.type] // self.model.config.vocab_size)
+        rows = max(1, _ELEMENTS[self.device.type] // self.model.config.output_size)
         tokens, values = [], []
         for hidden_RD, numbers_R, ends_R in zip(
             hidden_ND.split(rows), numbers_N.split(rows), ends_only_N.split(rows), strict=True

@@ -240,7 +240,7 @@ def _read_batch(
     config = model.config
     try:
         hidden_TD = model.decode(target, model.encode(source), source)
-        _, rows = logit_rows(len(labels_T), config.vocab_size, config.width, device.type)
+        _, rows = logit_rows(len(labels_T), config.output_size, config.width, device.type)
         blocks = zip(hidden_TD.split(rows), labels_T.split(rows), strict=True)
         found = [read(model.logits(hidden_RD), labels_R) for hidden_RD, labels_R in blocks]
     except torch.OutOfMemoryError:

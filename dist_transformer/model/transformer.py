@@ -34,10 +34,11 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.width))
-        if not config.tie_embeddings:
-            self.target_embedding = nn.Parameter(torch.empty(config.vocab_size, config.width))
-            self.output_projection = nn.Parameter(torch.empty(config.vocab_size, config.width))
-        self.output_bias = nn.Parameter(torch.empty(config.vocab_size)) if config.output_bias else None
+        if config.tie_embeddings != "all":
+            self.target_embedding = nn.Parameter(torch.empty(config.output_size, config.width))
+        if config.tie_embeddings == "none":
+            self.output_projection = nn.Parameter(torch.empty(config.output_size, config.width))
+        self.output_bias = nn.Parameter(torch.empty(config.output_size)) if config.output_bias else None
         self.positions = make_positions(config)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
@@ -94,7 +95,7 @@ class Transformer(nn.Module):
         return not self.config.attention_dropout and self._kernel(1) != "groups"
 
     def embedding_weights(self) -> dict[str, torch.Tensor]:
-        """Return the distinct matrices of shape (V, D): one if embeddings are tied, otherwise three."""
+        """Return the distinct matrices of shape (V, D): one, two or three, as embeddings are tied."""
         names = ("embedding", "target_embedding", "output_projection")
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
@@ -216,11 +217,11 @@ class Transformer(nn.Module):
         return run(layer, *inputs)
 
     def _target_embedding(self) -> torch.Tensor:
-        return self.embedding if self.config.tie_embeddings else self.target_embedding
+        return self.embedding if self.config.tie_embeddings == "all" else self.target_embedding
 
     @property
     def output_weight(self) -> torch.Tensor:
-        return self.embedding if self.config.tie_embeddings else self.output_projection
+        return self.output_projection if self.config.tie_embeddings == "none" else self._target_embedding()
 
     def _kernel(self, longest: int) -> Kernel:
         """Choose the attention kernel for sentences of at most `longest` tokens.
@@ -258,5 +259,5 @@ def training_flops(config: ModelConfig, *, source_tokens: int, target_tokens: in
     inner = config.heads * config.attention_head_width
     projection, ffn = config.width * inner, 2 * config.width * config.ffn_width
     per_source = config.encoder_layers * (4 * projection + ffn) + config.decoder_layers * 2 * projection
-    per_target = config.decoder_layers * (6 * projection + ffn) + config.vocab_size * config.width
+    per_target = config.decoder_layers * (6 * projection + ffn) + config.output_size * config.width
     return 6 * (per_source * source_tokens + per_target * target_tokens)

@@ -106,7 +106,7 @@ def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
     folder, budgets = data.first, data.budgets
     saved = config.checkpoints
     if saved.init_from is not None:
-        model = dataclasses.replace(config.model, vocab_size=folder.index.vocab_size)
+        model = config.model.for_vocabularies(*folder.index.vocab_sizes)
         read_initial_weights(saved.init_from, model, folder.tokenizer(), vocabulary=saved.init_vocabulary)
     at_once = config.batch.packs_on_a_cpu(world_size=1)
     packs = next(data.plan.steps(data.plan.start(), _PARTS * at_once)).packs

@@ -12,7 +12,7 @@ import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
-from dist_transformer.config.settings import TrainConfig
+from dist_transformer.config.settings import ModelConfig, TrainConfig
 from dist_transformer.cost.hardware import CPU, kind_of_device
 from dist_transformer.cost.memory import SENTENCE_TOKENS
 from dist_transformer.data.vocabulary.tokenizer import EOS_ID
@@ -64,7 +64,7 @@ class MeasuredRun:
             return look_at_work(self.config)
         batch = self.config.batch
         return Workload(
-            vocab_size=self.config.model.vocab_size,
+            vocab_sizes=self.config.model.vocab_sizes,
             source_budget=batch.max_source_tokens or batch.max_target_tokens,
             fill=self.fill,
             sentence_tokens=SENTENCE_TOKENS,
@@ -139,7 +139,7 @@ def measure_step(plan: RunPlan) -> float:
         torch.set_num_threads(threads_for(width=config.model.width, tokens=tokens, cores=cores))
     model = Transformer(config.model).train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    batch, spent, done = _random_batch(tokens, length, config.model.vocab_size), [0.0, 0.0], 0
+    batch, spent, done = _random_batch(tokens, length, config.model), [0.0, 0.0], 0
     started = time.monotonic()
     while done < 2 or time.monotonic() - started < _MEASURED_SECONDS:
         begun = time.monotonic()
@@ -155,13 +155,16 @@ def measure_step(plan: RunPlan) -> float:
     return (micro_batches * spent[0] + spent[1]) / (done - 1)
 
 
-def _random_batch(tokens: int, length: int, vocabulary: int) -> PackedBatch:
+def _random_batch(tokens: int, length: int, model: ModelConfig) -> PackedBatch:
     drawn = np.random.default_rng(1)
     lengths = np.full(tokens // length, length)
     count = int(lengths.sum())
-    ids = drawn.integers(EOS_ID + 1, vocabulary, count)
-    side = pack_side(ids, lengths, size=count, offset_count=len(lengths) + 1, max_length=length)
-    return PackedBatch(source=side, target=side, labels_T=torch.from_numpy(ids))
+    source, target = (drawn.integers(EOS_ID + 1, size, count) for size in (model.vocab_size, model.output_size))
+    packed = [
+        pack_side(ids, lengths, size=count, offset_count=len(lengths) + 1, max_length=length)
+        for ids in (source, target)
+    ]
+    return PackedBatch(source=packed[0], target=packed[1], labels_T=torch.from_numpy(target))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -72,7 +72,8 @@ class Cluster:
 class Workload:
     """The data that a step trains on."""
 
-    vocab_size: int
+    vocab_sizes: tuple[int, int]
+    """Entries of the sources and of the targets; a second 0: both have the same vocabulary."""
     source_budget: int
     """Most source tokens per pack; the target budget is in the config."""
     fill: float
@@ -169,7 +170,7 @@ def look_at_work(config: TrainConfig) -> Workload:
     if config.corpora.data == EMBEDDED_CORPUS:
         batch = config.batch
         return Workload(
-            vocab_size=config.model.vocab_size or VOCAB_SIZE,
+            vocab_sizes=config.model.vocab_sizes if config.model.vocab_size else (VOCAB_SIZE, 0),
             source_budget=batch.max_source_tokens or batch.max_target_tokens,
             fill=_FILL,
             sentence_tokens=SENTENCE_TOKENS,
@@ -181,7 +182,7 @@ def look_at_work(config: TrainConfig) -> Workload:
     target = sum(step.target_tokens for step in steps)
     totals = [folder.index.train for folder in data.folders]
     return Workload(
-        vocab_size=data.first.index.vocab_size,
+        vocab_sizes=data.first.index.vocab_sizes,
         source_budget=budgets.max_source_tokens,
         fill=target / (len(steps) * packs * budgets.max_target_tokens),
         sentence_tokens=sum(split.target_tokens for split in totals) / sum(split.pairs for split in totals),
@@ -245,7 +246,7 @@ def plan_run(config: TrainConfig, cluster: Cluster, ds_config: dict[str, Any], w
 
 
 def _with_vocabulary(config: TrainConfig, work: Workload) -> TrainConfig:
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=work.vocab_size))
+    return dataclasses.replace(config, model=config.model.for_vocabularies(*work.vocab_sizes))
 
 
 def _stages(ds_config: dict[str, Any]) -> Iterator[ZeroSettings]:

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.config.architecture import NOT_OF_WEIGHTS
+from dist_transformer.config.architecture import NOT_OF_WEIGHTS, OF_VOCABULARIES
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.vocabulary.tokenizer import Vocabulary
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer, Vocabulary
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import (
     TOKENIZER_FILE,
@@ -20,6 +20,9 @@ from dist_transformer.model_folder import (
     stated_weights,
 )
 
+Rows = tuple[torch.Tensor, torch.Tensor]
+"""Rows of the run's matrices, and those of the folder's that they are copied from."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InitialWeights:
@@ -29,8 +32,8 @@ class InitialWeights:
     """SHA-256 of the weight file."""
     tensors: dict[str, torch.Tensor]
     """Weights in fp32 on the host, by the names of `Transformer.named_parameters()`."""
-    rows: tuple[torch.Tensor, torch.Tensor] | None = None
-    """Ids of shared pieces in the run's and in the folder's vocabulary; None if the vocabularies are the same."""
+    rows: tuple[Rows, Rows] | None = None
+    """Rows of pieces that both vocabularies have, of sources and of targets; None if the vocabularies are the same."""
     note: str = ""
     """Line for the log: how many pieces the vocabularies share."""
 
@@ -42,7 +45,8 @@ class InitialWeights:
             if self.rows is None or name not in of_pieces:
                 parameter.copy_(self.tensors[name])
             else:
-                own, theirs = self.rows
+                # Every other tensor with a row per piece belongs to the target.
+                own, theirs = self.rows[name != "embedding"]
                 parameter[own] = self.tensors[name][theirs]
 
 
@@ -68,21 +72,35 @@ def read_initial_weights(source: Path, model: ModelConfig, tokenizer: Vocabulary
             f"dist-transformer prepare --tokenizer {source / TOKENIZER_FILE}, copy the pieces that are in both with "
             "--init-vocabulary shared_pieces, or leave --init-from out"
         )
-    _require_fit(source, info, model, free={"vocab_size"} if is_other else set())
+    # Two vocabularies tie less than one does; each matrix then starts from the one that was shared.
+    unties = info.model.tie_embeddings == "all" and model.target_vocab_size > 0
+    free = {*OF_VOCABULARIES} if is_other else set()
+    _require_fit(source, info, model, free=free | ({"tie_embeddings"} if unties else set()))
     loaded, their_tokenizer, _ = load_model(source, torch.device("cpu"))
     tensors = {name: parameter.detach() for name, parameter in loaded.named_parameters()}
+    if unties:
+        tensors |= dict.fromkeys(("target_embedding", "output_projection"), tensors["embedding"])
     sha256 = stated_weights(source).sha256
     if not is_other:
         return InitialWeights(sha256=sha256, tensors=tensors)
-    own, theirs = (one.source.pieces for one in (tokenizer, their_tokenizer))
-    number = {piece: i for i, piece in enumerate(theirs)}
-    shared = [(i, number[piece]) for i, piece in enumerate(own) if piece in number]
+    rows, note = _shared_rows(tokenizer.source, their_tokenizer.source)
+    target_rows = rows
+    if model.target_vocab_size or info.model.target_vocab_size:
+        target_rows, target_note = _shared_rows(tokenizer.target, their_tokenizer.target)
+        note = f"sources: {note}; targets: {target_note}"
+    return InitialWeights(sha256=sha256, tensors=tensors, rows=(rows, target_rows), note=note)
+
+
+def _shared_rows(own: Tokenizer, theirs: Tokenizer) -> tuple[Rows, str]:
+    """Find the pieces that both have; also return a line about them."""
+    number = {piece: i for i, piece in enumerate(theirs.pieces)}
+    shared = [(i, number[piece]) for i, piece in enumerate(own.pieces) if piece in number]
     note = (
-        f"{len(shared):,} of {len(own):,} pieces are in its vocabulary of {len(theirs):,}, and their vectors are "
-        f"copied; {len(own) - len(shared):,} are drawn from the seed"
+        f"{len(shared):,} of {own.vocab_size:,} pieces are in its vocabulary of {theirs.vocab_size:,}, and their "
+        f"vectors are copied; {own.vocab_size - len(shared):,} are drawn from the seed"
     )
     own_ids, their_ids = torch.tensor(shared).unbind(1)
-    return InitialWeights(sha256=sha256, tensors=tensors, rows=(own_ids, their_ids), note=note)
+    return (own_ids, their_ids), note
 
 
 def _require_fit(source: Path, info: ModelInfo, model: ModelConfig, *, free: set[str]) -> None:

@@ -139,8 +139,8 @@ def attention(model: ServedModel, request: AttentionRequest) -> dict[str, Any]:
     """
     tokenizer, config = model.translator.tokenizer, model.translator.model.config
     source, target = model.translator.source_ids(request.text), list(request.tokens)
-    if any(not 0 <= token < config.vocab_size for token in target):
-        raise UserError(f"tokens holds an id that is not in the vocabulary of {config.vocab_size:,}: translate again")
+    if any(not 0 <= token < config.output_size for token in target):
+        raise UserError(f"tokens holds an id that is not in the vocabulary of {config.output_size:,}: translate again")
     longest = min(LONGEST_MAP, config.max_positions)
     if max(len(source), len(target)) >= longest:
         raise UserError(f"attention is shown for up to {longest - 1} word pieces: give a shorter sentence")

@@ -84,7 +84,7 @@ def assemble(
     preemption = Preemption(world, watchdog, timeout_minutes=timeout)
     data = sharing.load(config.corpora, config.batch, seed=config.seed)
     index = data.first.index
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=index.vocab_size))
+    config = dataclasses.replace(config, model=config.model.for_vocabularies(*index.vocab_sizes))
     # Refused before anything is written.
     frozen_names(parameter_shapes(config.model), config.freeze)
     ds_config = load_ds_config(config.deepspeed_config)

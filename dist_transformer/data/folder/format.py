@@ -203,6 +203,9 @@ class DataIndex(_Counts):
     lowercase: bool
     tokenizer_sha256: str
     vocab_size: int
+    """Entries of the vocabulary, or of that of the sources."""
+    target_vocab_size: int = dataclasses.field(default=0, metadata=OMIT_DEFAULT)
+    """Entries of the vocabulary of the targets; 0: both sides have the same one."""
     sources: tuple[str, ...]
     """Names of the files or datasets without their folders, so that the same data gives the same index elsewhere."""
     seed: int
@@ -224,6 +227,11 @@ class DataIndex(_Counts):
     valid: SplitInfo
     marks: LanguageMarks = dataclasses.field(default=LanguageMarks(), metadata=OMIT_DEFAULT)
     """Pieces that are typical of one language, in the first shard; none in folders of older versions."""
+
+    @property
+    def vocab_sizes(self) -> tuple[int, int]:
+        """Both sizes, as `Vocabulary.sizes`."""
+        return self.vocab_size, self.target_vocab_size
 
     @property
     def direction(self) -> Direction:

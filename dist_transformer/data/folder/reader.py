@@ -43,8 +43,8 @@ class DataFolder:
     ) -> None:
         self.path = path
         self.index = index
-        self.train = Split(path, index.train, files, vocab_size=index.vocab_size, lengths=lengths)
-        self.valid = Split(path / VALID_FOLDER, index.valid, vocab_size=index.vocab_size)
+        self.train = Split(path, index.train, files, vocab_sizes=index.vocab_sizes, lengths=lengths)
+        self.valid = Split(path / VALID_FOLDER, index.valid, vocab_sizes=index.vocab_sizes)
 
     @classmethod
     def open(
@@ -192,11 +192,13 @@ def _check_small_files(path: Path, index: DataIndex) -> None:
         if (size := (valid / shard.file).stat().st_size) != shard.bytes:
             raise UserError(f"{valid / shard.file} has {size:,} bytes, but the index states {shard.bytes:,}: {REMEDY}")
     check_file(_check_inside(path, TOKENIZER_FILE), sha256=index.tokenizer_sha256)
-    if (entries := load_vocabulary(path / TOKENIZER_FILE).source.vocab_size) != index.vocab_size:
-        raise UserError(
-            f"the index of {path} states a vocab_size of {index.vocab_size:,}, but {TOKENIZER_FILE} has {entries:,} "
-            f"entries: {REMEDY}"
-        )
+    sizes = load_vocabulary(path / TOKENIZER_FILE).sizes
+    for name, stated, size in zip(("", "target_"), index.vocab_sizes, sizes, strict=True):
+        if stated != size:
+            raise UserError(
+                f"the index of {path} states a {name}vocab_size of {stated:,}, but {TOKENIZER_FILE} has {size:,} "
+                f"entries: {REMEDY}"
+            )
 
 
 def _inside(folder: Path, name: str) -> Path:

@@ -69,7 +69,7 @@ class Split:
     Shards are read and verified on demand; a plan holds those of its window.
 
     Args:
-        vocab_size: every id must be below it.
+        vocab_sizes: every id of a side must be below its size; a second size of 0 is the first one, too.
         lengths: content of the file of lengths, if another process of this node has read and verified it.
     """
 
@@ -79,13 +79,13 @@ class Split:
         info: SplitInfo,
         files: ShardFiles | None = None,
         *,
-        vocab_size: int | None = None,
+        vocab_sizes: tuple[int, int] | None = None,
         lengths: Sealed | None = None,
     ) -> None:
         self.folder = folder
         self.info = info
         self.files = files or LocalFiles(folder)
-        self.vocab_size = vocab_size
+        self.vocab_sizes = vocab_sizes
         self.shard_starts = np.concatenate([[0], np.cumsum([shard.pairs for shard in info.shards], dtype=np.int64)])
         """Shape: (shards + 1). First pair id of each shard."""
         self.sealed_lengths = lengths or _hold_lengths(folder / info.lengths_file, info)
@@ -232,10 +232,11 @@ class Split:
                     f"{self.folder / info.file} does not hold the tokens that the index states, or longer sentences: "
                     f"{REMEDY}"
                 )
-            if self.vocab_size is not None and column.values.max(initial=0) >= self.vocab_size:
+            entries = self.vocab_sizes and (self.vocab_sizes[side] or self.vocab_sizes[0])
+            if entries is not None and column.values.max(initial=0) >= entries:
                 raise UserError(
                     f"{self.folder / info.file} holds id {column.values.max()}, but the vocabulary of the index has "
-                    f"{self.vocab_size}: {REMEDY}"
+                    f"{entries}: {REMEDY}"
                 )
         return columns, content
 

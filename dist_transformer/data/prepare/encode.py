@@ -1,4 +1,4 @@
-"""The middle stages: learn the vocabulary, encode each chunk's text to ids, and drop unfit pairs."""
+"""Encoding of each chunk's text to ids, and the pairs that are dropped as unfit."""
 
 import itertools
 from collections import Counter
@@ -13,9 +13,10 @@ import pyarrow as pa
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.format import TokenLists
 from dist_transformer.data.prepare.duplicates import pair_keys, write_keys
-from dist_transformer.data.prepare.ingest import SHUFFLE, VOCABULARY, Chunk, Report, pair_hash
+from dist_transformer.data.prepare.ingest import SHUFFLE, Chunk, Report, pair_hash
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.prepare.tasks import TaskRunner
+from dist_transformer.data.prepare.vocabularies import tokenizer_path
 from dist_transformer.data.prepare.words import words_of
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
@@ -136,9 +137,10 @@ def encode_chunks(
     gathered = runner.ranks.gather([dict(counted) for counted in (total, *unknown)])
     sums: list[Counter[str]] = [sum(map(Counter, one), Counter()) for one in zip(*gathered, strict=True)]
     everywhere, *unknown = sums
-    for language, counted in zip(settings.languages, unknown, strict=True):
+    for side, (language, counted) in enumerate(zip(settings.languages, unknown, strict=True)):
+        learned = any(side in one.sides and one.tokenizer is None for one in settings.vocabularies)
         if counted:
-            remedy = "" if settings.tokenizer else ": --byte-fallback or a higher --character-coverage keeps them"
+            remedy = ": --byte-fallback or a higher --character-coverage keeps them" * learned
             report(_unknown_line(language, counted) + remedy)
     stated = [reason for reason in DROP_REASONS if reason != LONG_LINE or everywhere[reason]]
     return Counter({reason: everywhere[reason] for reason in stated}), everywhere["tokens"]
@@ -162,50 +164,6 @@ def _blocks(sizes: np.ndarray) -> Iterator[slice]:
         yield slice(first, stop)
 
 
-def make_tokenizer(
-    work: Work, settings: PrepareSettings, chunks: Sequence[Chunk], held_out: np.ndarray, report: Report
-) -> None:
-    """Write the tokenizer to the data folder: the given one, or one that is learned from the text."""
-    if settings.tokenizer is not None:
-        load_vocabulary(settings.tokenizer).save(tokenizer_path(work))
-        return
-    assert settings.vocab_size is not None
-    pairs = sum(chunk.pairs for chunk in chunks) - len(held_out)
-    if (taken := work.result("vocabulary")) is None:
-        rows = _sample(settings, chunks, held_out, pairs)
-        taken = 0
-
-        def texts() -> Iterator[str]:
-            nonlocal taken
-            for chunk, chosen in zip(chunks, rows, strict=True):
-                taken += len(chosen)
-                for column in chunk.texts(work, chosen):
-                    yield from column
-
-        settings.learning.learn(texts()).save(tokenizer_path(work))
-        work.keep_result("vocabulary", taken)
-    tokenizer = load_vocabulary(tokenizer_path(work)).source
-    fewer = f"; the text gives fewer than the {settings.vocab_size:,} asked for"
-    report(
-        f"vocabulary: {tokenizer.vocab_size:,} entries, {tokenizer.kind}, {tokenizer.text_rule}"
-        + (f", tags {' '.join(tokenizer.tags)}" if tokenizer.tags else "")
-        + (f", learned from a sample of {taken:,} of {pairs:,} pairs" if taken < pairs else "")
-        + (fewer if tokenizer.vocab_size < settings.vocab_size else "")
-    )
-
-
-def _sample(
-    settings: PrepareSettings, chunks: Sequence[Chunk], held_out: np.ndarray, pairs: int
-) -> Iterator[np.ndarray]:
-    """Yield the rows of each chunk to learn the vocabulary from: all but the held-out ones, or a sample by hash."""
-    bound = 2**64 * settings.vocab_sample_pairs // max(1, pairs)
-    for chunk in chunks:
-        rows = np.setdiff1d(np.arange(chunk.pairs), chunk.rows_of(held_out))
-        if pairs > settings.vocab_sample_pairs:
-            rows = rows[pair_hash(chunk.first + rows, settings.seed, VOCABULARY) < np.uint64(bound)]
-        yield rows
-
-
 def write_validation_keys(work: Work, pairs: Sequence[Pair]) -> None:
     """Write the keys of the validation pairs, which training pairs are compared with."""
     if _validation_keys(work).exists():
@@ -222,7 +180,3 @@ def read_validation_keys(work: Work) -> np.ndarray:
 
 def _validation_keys(work: Work) -> Path:
     return work.folder / "keys-validation.arrow"
-
-
-def tokenizer_path(work: Work) -> Path:
-    return work.data / shards.TOKENIZER_FILE

@@ -22,6 +22,7 @@ from dist_transformer.data.text.files import Pair, PairSource
 from dist_transformer.data.vocabulary.normalization import Normalization, clean, first_folded, folds, is_blank
 
 Report = Callable[[str], None]
+Normalizations = tuple[Normalization | None, Normalization | None]
 
 # At most 4 bytes each, so that a column stays below the 2 GiB limit of Arrow's strings.
 CHUNK_CHARACTERS = 2**26
@@ -124,8 +125,8 @@ class SurveyChunk:
     seed: int
     valid_pairs: int
     """Number of candidates for the validation text; 0 if validation text is given."""
-    normalization: Normalization | None
-    """Rule of the vocabulary. Target lines that NFKC changes are counted if it is part of the rule."""
+    normalizations: Normalizations
+    """Rules of both sides. Target lines that NFKC changes are counted if it is part of their rule."""
 
     @property
     def name(self) -> str:
@@ -135,10 +136,11 @@ class SurveyChunk:
         # A pair that was not read counts as empty here.
         sources, targets = self.chunk.texts(self.work, np.arange(self.chunk.pairs))
         empty = np.fromiter(
-            map(is_empty, sources, targets, itertools.repeat(self.normalization)), dtype=bool, count=len(sources)
+            map(is_empty, sources, targets, itertools.repeat(self.normalizations)), dtype=bool, count=len(sources)
         )
         numbers = self.chunk.first + np.flatnonzero(~empty)
-        cleaned = (clean(target, self.normalization) for target in targets if folds(self.normalization))
+        rule = self.normalizations[1]
+        cleaned = (clean(target, rule) for target in targets if folds(rule))
         folded = Counter(filter(None, map(first_folded, cleaned)))
         progress(self.chunk.pairs)
         return {
@@ -206,7 +208,7 @@ def read_sources(runner: TaskRunner, settings: PrepareSettings, chunk_pairs: int
 
 
 def survey_chunks(
-    runner: TaskRunner, settings: PrepareSettings, chunks: Sequence[Chunk], normalization: Normalization | None
+    runner: TaskRunner, settings: PrepareSettings, chunks: Sequence[Chunk], normalizations: Normalizations
 ) -> Survey:
     wanted = 0 if settings.validation else settings.valid_pairs
     survey = Survey(usable=0, candidates=np.zeros(0, dtype=np.int64), folded=Counter())
@@ -221,7 +223,7 @@ def survey_chunks(
             chunk=chunk,
             seed=settings.seed,
             valid_pairs=wanted,
-            normalization=normalization,
+            normalizations=normalizations,
         )
         for chunk in chunks
     ]
@@ -237,11 +239,12 @@ def warn_of_folding(settings: PrepareSettings, survey: Survey, pairs: int, repor
     share = survey.folded.total() / max(1, pairs)
     if share > _FOLDED_ALLOWANCE:
         # Equally frequent characters are ordered by code point, so that the order of the chunks does not matter.
+        flags, given = settings.vocabularies[-1].flags, settings.vocabularies[-1].tokenizer
         character = min(survey.folded, key=lambda found: (-survey.folded[found], found))
         report(
             f"warning: NFKC changes {share:.1%} of the target lines, for example {character!r} -> "
             f"{unicodedata.normalize('NFKC', character)!r}: --normalization clean-nfc keeps them"
-            + (", without --tokenizer" if settings.tokenizer else "")
+            + (f", without {flags}tokenizer" if given else "")
         )
 
 
@@ -259,6 +262,6 @@ def first_by_hash(numbers: np.ndarray, seed: int, count: int) -> np.ndarray:
     return numbers[np.argsort(pair_hash(numbers, seed, HOLD_OUT))[:count]]
 
 
-def is_empty(source: str, target: str, normalization: Normalization | None) -> bool:
-    """Return whether a rule leaves nothing but white space of at least one side."""
-    return is_blank(source, normalization) or is_blank(target, normalization)
+def is_empty(source: str, target: str, normalizations: Normalizations) -> bool:
+    """Return whether the rules leave nothing but white space of at least one side."""
+    return any(map(is_blank, (source, target), normalizations))

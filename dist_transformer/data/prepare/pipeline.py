@@ -30,8 +30,6 @@ from dist_transformer.data.prepare.duplicates import count_repeats
 from dist_transformer.data.prepare.encode import (
     LONG_LINE,
     encode_chunks,
-    make_tokenizer,
-    tokenizer_path,
     write_validation_keys,
 )
 from dist_transformer.data.prepare.ingest import (
@@ -47,14 +45,19 @@ from dist_transformer.data.prepare.mpi_ranks import MpiRanks
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.prepare.shuffle import shard_path, write_shards
 from dist_transformer.data.prepare.tasks import TaskRunner
+from dist_transformer.data.prepare.vocabularies import (
+    check_tokenizers,
+    make_tokenizer,
+    normalizations,
+    tokenizer_path,
+)
 from dist_transformer.data.prepare.words import words_of
 from dist_transformer.data.prepare.work_dir import Work, fingerprint, refuse_existing, work_folder
 from dist_transformer.data.prepare.worker_pool import WorkerPool
 from dist_transformer.data.text.files import Pair
 from dist_transformer.data.text.lines import LONGEST_LINE
 from dist_transformer.data.vocabulary.files import load_vocabulary
-from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
-from dist_transformer.data.vocabulary.tokenizer import Tokenizer, Vocabulary
+from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.runtime.launch import as_typed
 
 # Pairs that are read, encoded and filtered at a time: about 20 MB of text.
@@ -62,6 +65,9 @@ CHUNK_PAIRS = 50_000
 
 # A vocabulary beside it is that of a model.
 _WEIGHTS_FILE = "model.safetensors"
+
+# Pairs whose targets are encoded by another vocabulary, to find the marks of their language.
+_MARKED_PAIRS = 20_000
 
 # Classes in the index, for messages.
 _INDEX = (DataIndex, SplitInfo, ShardInfo, TextInfo, LanguageMarks)
@@ -111,27 +117,11 @@ def _checked(settings: PrepareSettings, report: Report) -> str:
     """Make all checks that do not read the whole text, and return the fingerprint of the preparation."""
     refuse_existing(settings.out)
     _ = settings.languages
-    if settings.tokenizer is not None:
-        _check_tokenizer(settings, load_vocabulary(settings.tokenizer).source, report)
+    check_tokenizers(settings, report)
     for source in (*settings.sources, *settings.validation):
         # A misspelt name or a wrong column should fail now, not after hours of reading.
         next(source.pairs(), None)
     return fingerprint(settings, CHUNK_PAIRS)
-
-
-def _check_tokenizer(settings: PrepareSettings, tokenizer: Tokenizer, report: Report) -> None:
-    if settings.lowercase and not tokenizer.lowercase:
-        raise UserError(
-            f"{settings.tokenizer} keeps case, which excludes lowercase: leave out --lowercase or --tokenizer"
-        )
-    if settings.normalization not in (None, tokenizer.normalization):
-        raise UserError(
-            f"{settings.tokenizer} has the normalization {tokenizer.normalization or 'of its own table'}, which "
-            f"excludes {settings.normalization}: leave out --normalization or --tokenizer"
-        )
-    tokenizer.source.tag_ids(settings.source_tags)
-    note = ", --vocab-size has no effect" if settings.vocab_size not in (None, tokenizer.vocab_size) else ""
-    report(f"vocabulary: {tokenizer.vocab_size:,} entries from {settings.tokenizer}, {tokenizer.text_rule}{note}")
 
 
 @contextlib.contextmanager
@@ -152,7 +142,7 @@ def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None
     work, ranks = runner.work, runner.ranks
     chunks = read_sources(runner, settings, CHUNK_PAIRS, report)
     pairs_read = sum(chunk.pairs for chunk in chunks)
-    survey = survey_chunks(runner, settings, chunks, _normalization(settings))
+    survey = survey_chunks(runner, settings, chunks, normalizations(settings))
     warn_of_folding(settings, survey, pairs_read, report)
     validation = ranks.lead(lambda: _validation(work, settings, chunks, survey, report), kinds=(_Validation,))
     ranks.lead(lambda: make_tokenizer(work, settings, chunks, validation.held_out, report))
@@ -165,12 +155,6 @@ def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None
     repeats = count_repeats(runner, chunks, kept)
     infos = write_shards(runner, chunks, kept, tokens, settings.pairs_per_shard)
     ranks.lead(lambda: _finish(work, settings, infos, validation, pairs_read, dropped, overlap, repeats))
-
-
-def _normalization(settings: PrepareSettings) -> Normalization | None:
-    if settings.tokenizer is not None:
-        return load_vocabulary(settings.tokenizer).source.normalization
-    return settings.normalization or DEFAULT_NORMALIZATION
 
 
 def _validation(
@@ -198,9 +182,9 @@ def _validation(
 
 def _given_validation(settings: PrepareSettings, report: Report) -> _Validation:
     read = [pair for source in settings.validation for pair in source.pairs()]
-    normalization = _normalization(settings)
+    rules = normalizations(settings)
     given = [pair for pair in read if pair is not None]
-    pairs = [pair for pair in given if not is_empty(*pair, normalization)]
+    pairs = [pair for pair in given if not is_empty(*pair, rules)]
     names = ", ".join(source.name for source in settings.validation)
     if not pairs:
         raise UserError(f"the validation text ({names}) has no pair with text on both sides: give other files")
@@ -237,6 +221,7 @@ def _finish(
     if settings.keep_text is not None:
         _copy_text(settings.keep_text, work.data / "text")
     source_language, target_language = settings.languages
+    vocab_size, target_vocab_size = tokenizer.sizes
     index = DataIndex(
         format_version=shards.FORMAT_VERSION,
         corpus=settings.corpus or settings.sources[0].name,
@@ -246,7 +231,8 @@ def _finish(
         source_tags=settings.source_tags,
         lowercase=tokenizer.target.lowercase,
         tokenizer_sha256=tokenizer.sha256,
-        vocab_size=tokenizer.source.vocab_size,
+        vocab_size=vocab_size,
+        target_vocab_size=target_vocab_size,
         sources=tuple(source.name for source in settings.sources),
         seed=settings.seed,
         max_tokens=settings.max_tokens,
@@ -265,16 +251,24 @@ def _finish(
         valid_text=valid_text,
         train=train,
         valid=valid,
-        marks=_marks(work.data / train.shards[0].file, tokenizer.source),
+        marks=_marks(work.data / train.shards[0].file, tokenizer),
     )
     shards.write_index(work.data, index)
     work.complete()
 
 
-def _marks(shard: Path, tokenizer: Tokenizer) -> LanguageMarks:
-    """Find the marks of both languages in one shard, which is a random sample of the pairs."""
-    sides = (side.values[side.offsets[0] : side.offsets[-1]] for side in shards.read_shard(shard))
-    return find_marks(*sides, first_piece=tokenizer.first_piece)
+def _marks(shard: Path, vocabulary: Vocabulary) -> LanguageMarks:
+    """Find the marks of both languages in one shard, which is a random sample of the pairs.
+
+    They are entries of the sources: text on the wrong side is encoded with these.
+    """
+    source, target = shards.read_shard(shard)
+    if vocabulary.target.content != vocabulary.source.content:
+        rows = target.take(np.arange(min(_MARKED_PAIRS, len(target.lengths))))
+        ids = [part.tolist() for part in np.split(rows.values, rows.offsets[1:-1])]
+        target = words_of(vocabulary, 0).encode([*map(vocabulary.target.decode, ids)])
+    sides = (side.values[side.offsets[0] : side.offsets[-1]] for side in (source, target))
+    return find_marks(*sides, first_piece=vocabulary.source.first_piece)
 
 
 def _copy_text(source: Path, target: Path) -> None:

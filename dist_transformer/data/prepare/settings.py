@@ -10,6 +10,20 @@ from dist_transformer.data.text.files import PairSource
 from dist_transformer.data.vocabulary.learning import LearnedKind, Learning
 from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
 
+_SIDES = (("source", "--src-", (0,)), ("target", "--tgt-", (1,)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VocabularyChoice:
+    """A vocabulary of a preparation: one that exists, or one that is learned."""
+
+    sides: tuple[int, ...]
+    """Sides of the pairs that it is for: 0, the sources; 1, the targets."""
+    flags: str
+    """How its flags begin: `--`, `--src-` or `--tgt-`."""
+    tokenizer: Path | None
+    vocab_size: int | None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrepareSettings:
@@ -20,6 +34,9 @@ class PrepareSettings:
     """Validation text; empty: `valid_pairs` pairs are held out from the sources."""
     vocab_size: int | None = None
     """Vocabulary entries, special tokens and bytes included; required unless a tokenizer is given."""
+    source_vocab_size: int | None = None
+    """Entries of a vocabulary of the sources alone; the targets then have one of their own, too."""
+    target_vocab_size: int | None = None
     vocabulary: LearnedKind = "byte-bpe"
     """Kind of vocabulary to learn: byte-level BPE, or SentencePiece's unigram or BPE."""
     byte_fallback: bool = False
@@ -28,6 +45,10 @@ class PrepareSettings:
     """Share of the characters of the text that are pieces of SentencePiece; None: 0.9995."""
     tokenizer: Path | None = None
     """A model or data folder, its tokenizer.json, or a model of SentencePiece: use its vocabulary unchanged."""
+    source_tokenizer: Path | None = None
+    """As `tokenizer`, for the sources alone: its tokenizer of sources is used."""
+    target_tokenizer: Path | None = None
+    """As `tokenizer`, for the targets alone: its tokenizer of targets is used."""
     tags: tuple[str, ...] = ()
     """Tags to reserve in a vocabulary that is learned."""
     source_tags: tuple[str, ...] = ()
@@ -65,26 +86,26 @@ class PrepareSettings:
             raise UserError(
                 "there is no text to prepare: give --src and --tgt, --tsv, --jsonl, --parquet, --dataset or --toy"
             )
-        if self.tokenizer is not None and self.tokenizer.is_dir():
-            object.__setattr__(self, "tokenizer", self.tokenizer / TOKENIZER_FILE)
-        if self.tokenizer is None and self.vocab_size is None:
-            raise UserError(
-                "vocab_size is missing: give --vocab-size (37000 is the paper's, 10000 suits 30,000 pairs), "
-                "or a model folder, a tokenizer.json or a SentencePiece model with --tokenizer"
-            )
-        if self.tokenizer is None:
-            _ = self.learning
-            if missing := [tag for tag in self.source_tags if tag not in self.tags]:
-                raise UserError(f"--src-tag {missing[0]} is not in the vocabulary to be learned: give it to --tag, too")
+        for name in ("tokenizer", "source_tokenizer", "target_tokenizer"):
+            if (path := getattr(self, name)) is not None and path.is_dir():
+                object.__setattr__(self, name, path / TOKENIZER_FILE)
+        learned = [choice for choice in self.vocabularies if choice.tokenizer is None]
+        for choice in learned:
+            _ = self.learning(choice)
+        if self._learns_tags and (missing := [tag for tag in self.source_tags if tag not in self.tags]):
+            raise UserError(f"--src-tag {missing[0]} is not in the vocabulary to be learned: pass it to --tag, too")
         new = {
-            f"--tag reserves {' '.join(self.tags)} in a new vocabulary": self.tags,
             f"--vocabulary {self.vocabulary} learns a new vocabulary": self.vocabulary != "byte-bpe",
             "--byte-fallback is for a new vocabulary": self.byte_fallback,
             "--character-coverage is for a new vocabulary": self.character_coverage is not None,
         }
-        if self.tokenizer is not None and (given := next((text for text, value in new.items() if value), None)):
+        useless = [text for text, value in new.items() if value and not learned]
+        if self.tags and not self._learns_tags:
+            useless.insert(0, f"--tag reserves {' '.join(self.tags)} in a new vocabulary")
+        if useless:
+            flag = f"{self.vocabularies[0].flags}tokenizer"
             raise UserError(
-                f"{given}, but --tokenizer gives an existing one: leave out {given.split()[0]} or --tokenizer"
+                f"{useless[0]}, but {flag} names an existing one: leave out {useless[0].split()[0]} or {flag}"
             )
         for field, least, most in (
             ("max_tokens", 2, 2**20),
@@ -107,15 +128,56 @@ class PrepareSettings:
             )
 
     @property
-    def learning(self) -> Learning:
-        """Vocabulary to learn, if no tokenizer is given."""
-        assert self.vocab_size is not None
+    def vocabularies(self) -> tuple[VocabularyChoice, ...]:
+        """One vocabulary for both sides, or one for each.
+
+        Raises:
+            UserError: a side has none, or both kinds are asked for.
+        """
+        own = [
+            VocabularyChoice(
+                sides=sides,
+                flags=flags,
+                tokenizer=getattr(self, f"{name}_tokenizer"),
+                vocab_size=getattr(self, f"{name}_vocab_size"),
+            )
+            for name, flags, sides in _SIDES
+        ]
+        joint = VocabularyChoice(sides=(0, 1), flags="--", tokenizer=self.tokenizer, vocab_size=self.vocab_size)
+        chosen = [one for one in (joint, *own) if one.tokenizer is not None or one.vocab_size is not None]
+        if not chosen:
+            raise UserError(
+                "vocab_size is missing: set --vocab-size (37000 is the paper's, 10000 suits 30,000 pairs), or pass a "
+                "model folder, a tokenizer.json or a SentencePiece model to --tokenizer"
+            )
+        if chosen == [joint]:
+            return (joint,)
+        if joint in chosen:
+            raise UserError(
+                f"--vocab-size and --tokenizer are for one vocabulary of both languages, {chosen[1].flags}vocab-size "
+                f"and {chosen[1].flags}tokenizer for one of their own: leave out one kind"
+            )
+        if missing := [one.flags for one in own if one not in chosen]:
+            raise UserError(
+                f"{chosen[0].flags}vocab-size and {chosen[0].flags}tokenizer are for one language, and the other has "
+                f"no vocabulary: set {missing[0]}vocab-size or {missing[0]}tokenizer, too"
+            )
+        return tuple(own)
+
+    @property
+    def _learns_tags(self) -> bool:
+        """Whether the vocabulary of the sources, which has the tags, is a new one."""
+        return self.vocabularies[0].tokenizer is None
+
+    def learning(self, choice: VocabularyChoice) -> Learning:
+        """Return how a vocabulary is learned."""
+        assert choice.vocab_size is not None
         return Learning(
             kind=self.vocabulary,
-            vocab_size=self.vocab_size,
+            vocab_size=choice.vocab_size,
             lowercase=self.lowercase,
             normalization=self.normalization or DEFAULT_NORMALIZATION,
-            tags=self.tags,
+            tags=self.tags if 0 in choice.sides else (),
             byte_fallback=self.byte_fallback,
             character_coverage=self.character_coverage,
         )

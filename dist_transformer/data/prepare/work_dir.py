@@ -46,7 +46,8 @@ _LAYOUT = 2
 # Bytes of the largest result of a task.
 _RESULT_BYTES = 2**28
 # Settings that do not affect the result (where to write, how to work), and files, which are identified separately.
-_NOT_IN_FINGERPRINT = {"out", "workers", "keep_text", "sources", "validation", "tokenizer"}
+_TOKENIZERS = {"tokenizer", "source_tokenizer", "target_tokenizer"}
+_NOT_IN_FINGERPRINT = {"out", "workers", "keep_text", "sources", "validation", *_TOKENIZERS}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +115,7 @@ def fingerprint(settings: PrepareSettings, chunk_pairs: int) -> str:
             for field in dataclasses.fields(settings)
             if field.name not in _NOT_IN_FINGERPRINT
         },
-        "tokenizer": identity(settings.tokenizer) if settings.tokenizer else None,
+        "tokenizers": [identity(one.tokenizer) if one.tokenizer else None for one in settings.vocabularies],
         "sources": [described(source) for source in settings.sources],
         "validation": [described(source) for source in settings.validation],
     }

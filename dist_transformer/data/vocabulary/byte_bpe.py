@@ -1,4 +1,4 @@
-"""One joint byte-level BPE for both languages.
+"""Byte-level BPE.
 
 Text is normalised (cleaned, NFKC or NFC, optionally lowercase) and split into words, and the UTF-8 bytes of each word
 are merged into pieces. All 256 bytes are in the vocabulary, so `<unk>` never occurs, and decoding returns exactly the
@@ -62,9 +62,9 @@ _FORMER_WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
 
 class ByteBpe(Tokenizer):
-    """Joint byte-level BPE. `<unk>` never occurs, and decoding returns exactly the normalised text."""
+    """Byte-level BPE. `<unk>` never occurs, and decoding returns exactly the normalised text."""
 
-    kind = "joint byte-level BPE"
+    kind = "byte-level BPE"
     encodes_words_apart = True
     library = "tokenizers"
     normalization: Normalization
@@ -144,7 +144,7 @@ def learn_byte_bpe(
     normalization: Normalization = DEFAULT_NORMALIZATION,
     tags: Sequence[str] = (),
 ) -> ByteBpe:
-    """Learn a joint vocabulary of at most `vocab_size` entries (special tokens, tags and bytes included).
+    """Learn a vocabulary of at most `vocab_size` entries (special tokens, tags and bytes included).
 
     A small text may give fewer, because pairs that occur only once are not merged: they would not help with other text.
     The same texts and settings give the same file, byte for byte.

@@ -7,7 +7,7 @@ from pathlib import Path
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import TOKENIZER_BYTES, read_small
 from dist_transformer.config.plain import parse_json
-from dist_transformer.data.vocabulary import marian, sentence_piece
+from dist_transformer.data.vocabulary import marian, pair, sentence_piece
 from dist_transformer.data.vocabulary.byte_bpe import parse_byte_bpe
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 
@@ -40,6 +40,15 @@ def _parse(content: bytes) -> Vocabulary:
     """Parse the content of a file. The last result is cached, because every chunk and stage of a preparation needs it.
 
     Raises:
+        ValueError: as `_parse_any`.
+    """
+    return _parse_any(content)
+
+
+def _parse_any(content: bytes) -> Vocabulary:
+    """Parse the content of a file of any kind.
+
+    Raises:
         ValueError: the content is no vocabulary; the message continues a sentence that begins with the file's name.
     """
     if _OURS.match(content):
@@ -47,6 +56,8 @@ def _parse(content: bytes) -> Vocabulary:
         kind = parts["kind"] if isinstance(parts, dict) else None
         if kind == marian.KIND:
             return marian.parse_marian(content, parts)
+        if kind == pair.KIND:
+            return pair.parse_pair(content, parts, _parse_any)
         if kind == sentence_piece.KIND:
             return sentence_piece.parse_sentence_piece(content, parts)
     if content.startswith(_MODEL) and not content.lstrip().startswith(b"{"):

@@ -214,7 +214,7 @@ def learn_sentence_piece(
     lowercase: bool = False,
     tags: Sequence[str] = (),
 ) -> SentencePiece:
-    """Learn a joint vocabulary of at most `vocab_size` entries (special tokens and tags included).
+    """Learn a vocabulary of at most `vocab_size` entries (special tokens and tags included).
 
     The same texts and settings give the same file, byte for byte.
 

@@ -32,6 +32,11 @@ def check_size(vocab_size: int, tags: Sequence[str], *, all_bytes: bool) -> None
         raise UserError(f"vocab_size {vocab_size} is too large: give at most {LARGEST_VOCABULARY:,}")
 
 
+def show_sizes(sizes: tuple[int, int]) -> str:
+    """Write sizes of vocabularies for reports, such as "8,000" or "4,000 + 8,000"."""
+    return " + ".join(f"{size:,}" for size in sizes if size)
+
+
 class Vocabulary(ABC):
     """Tokenizers of the sources and of the targets; one object for both if the vocabulary is joint.
 
@@ -59,6 +64,11 @@ class Vocabulary(ABC):
     @abstractmethod
     def target(self) -> "Tokenizer":
         """Tokenizer of the targets."""
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Entries of the sources and, if they have entries of their own, of the targets; otherwise 0."""
+        return self.source.vocab_size, 0
 
 
 class Tokenizer(Vocabulary):

@@ -132,7 +132,12 @@ def preset_name(settings: dict[str, Any]) -> str | None:
     for name, preset in PRESETS.items():
         plain = to_plain(preset)
         model = settings.get("model")
-        if not isinstance(model, dict) or {**model, "vocab_size": 0} != plain["model"]:
+        if not isinstance(model, dict):
+            continue
+        network = {**model, "vocab_size": 0}
+        if network.pop("target_vocab_size", 0) and network.get("tie_embeddings") == "target":
+            network["tie_embeddings"] = plain["model"]["tie_embeddings"]
+        if network != plain["model"]:
             continue
         if all(settings.get(group) == plain[group] for group in ("batch", "optimizer")):
             return name

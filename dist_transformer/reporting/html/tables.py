@@ -23,7 +23,7 @@ _METRIC_NAMES = {
 # Columns of the table that compares score files.
 _COMPARED = ("Model", "File", "Sentences", "BLEU", "chrF", "TER (lower is better)", "Signature of BLEU")
 # These have no default, or come from the data.
-_GIVEN = frozenset({"data", "run_dir", "vocab_size"})
+_GIVEN = frozenset({"data", "run_dir", "vocab_size", "target_vocab_size"})
 # Entries of a start that are not about its machine.
 _NOT_OF_THE_MACHINE = ("step", "time", "settings")
 _ENVIRONMENT_NAMES = {

@@ -1,0 +1,123 @@
+"""The vocabularies of a preparation: those that exist are checked, and others are learned from the text."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dist_transformer.base.errors import UserError
+from dist_transformer.data.folder.format import TOKENIZER_FILE
+from dist_transformer.data.prepare.ingest import VOCABULARY, Chunk, Normalizations, Report, pair_hash
+from dist_transformer.data.prepare.settings import PrepareSettings, VocabularyChoice
+from dist_transformer.data.prepare.work_dir import Work
+from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
+from dist_transformer.data.vocabulary.pair import wrap_pair
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer, Vocabulary
+
+
+def tokenizer_path(work: Work) -> Path:
+    return work.data / TOKENIZER_FILE
+
+
+def check_tokenizers(settings: PrepareSettings, report: Report) -> None:
+    """Check the vocabularies that exist.
+
+    Raises:
+        UserError: one cannot be read, or does not do what the settings ask of it.
+    """
+    for choice in settings.vocabularies:
+        if (tokenizer := _given(choice)) is not None:
+            _check(settings, choice, tokenizer)
+            if 0 in choice.sides:
+                tokenizer.tag_ids(settings.source_tags)
+            wants_another_size = choice.vocab_size not in (None, tokenizer.vocab_size)
+            report(
+                f"{_name(settings, choice)}: {tokenizer.vocab_size:,} entries from {choice.tokenizer}, "
+                f"{tokenizer.text_rule}" + f", {choice.flags}vocab-size has no effect" * wants_another_size
+            )
+
+
+def _given(choice: VocabularyChoice) -> Tokenizer | None:
+    """Read the tokenizer of a side of a vocabulary that exists; the source stands for both."""
+    if choice.tokenizer is None:
+        return None
+    vocabulary = load_vocabulary(choice.tokenizer)
+    return vocabulary.source if 0 in choice.sides else vocabulary.target
+
+
+def _check(settings: PrepareSettings, choice: VocabularyChoice, tokenizer: Tokenizer) -> None:
+    path, flag = choice.tokenizer, f"{choice.flags}tokenizer"
+    if settings.lowercase and not tokenizer.lowercase:
+        raise UserError(f"{path} keeps case, which excludes lowercase: leave out --lowercase or {flag}")
+    if settings.normalization not in (None, tokenizer.normalization):
+        raise UserError(
+            f"{path} has the normalization {tokenizer.normalization or 'of its own table'}, which excludes "
+            f"{settings.normalization}: leave out --normalization or {flag}"
+        )
+
+
+def _name(settings: PrepareSettings, choice: VocabularyChoice) -> str:
+    """Return how reports call a vocabulary."""
+    languages = [settings.languages[side] for side in choice.sides]
+    return "vocabulary" if len(languages) > 1 else f"vocabulary of {languages[0]}"
+
+
+def normalizations(settings: PrepareSettings) -> Normalizations:
+    """Return the rules for text of sources and targets, which are known before the vocabularies are learned."""
+    rules: list[Normalization | None] = [settings.normalization or DEFAULT_NORMALIZATION] * 2
+    for choice in settings.vocabularies:
+        if (tokenizer := _given(choice)) is not None:
+            for side in choice.sides:
+                rules[side] = tokenizer.normalization
+    return rules[0], rules[1]
+
+
+def make_tokenizer(
+    work: Work, settings: PrepareSettings, chunks: Sequence[Chunk], held_out: np.ndarray, report: Report
+) -> None:
+    """Write the vocabulary to the data folder: what exists, and what is learned from the text."""
+    pairs = sum(chunk.pairs for chunk in chunks) - len(held_out)
+    if (taken := work.result("vocabulary")) is None:
+        rows = [*_sample(settings, chunks, held_out, pairs)]
+        taken = sum(map(len, rows))
+
+        def texts(sides: Sequence[int]) -> Iterator[str]:
+            for chunk, chosen in zip(chunks, rows, strict=True):
+                columns = chunk.texts(work, chosen)
+                for side in sides:
+                    yield from columns[side]
+
+        parts: list[Vocabulary] = [
+            load_vocabulary(choice.tokenizer)
+            if choice.tokenizer is not None
+            else settings.learning(choice).learn(texts(choice.sides))
+            for choice in settings.vocabularies
+        ]
+        vocabulary = parts[0] if len(parts) == 1 else wrap_pair(*parts)
+        vocabulary.save(tokenizer_path(work))
+        work.keep_result("vocabulary", taken)
+    vocabulary = load_vocabulary(tokenizer_path(work))
+    for choice in settings.vocabularies:
+        if choice.tokenizer is None:
+            assert choice.vocab_size is not None
+            tokenizer = vocabulary.source if 0 in choice.sides else vocabulary.target
+            fewer = f"; the text gives fewer than the {choice.vocab_size:,} asked for"
+            report(
+                f"{_name(settings, choice)}: {tokenizer.vocab_size:,} entries, {tokenizer.kind}, {tokenizer.text_rule}"
+                + (f", tags {' '.join(tokenizer.tags)}" if tokenizer.tags else "")
+                + (f", learned from a sample of {taken:,} of {pairs:,} pairs" if taken < pairs else "")
+                + (fewer if tokenizer.vocab_size < choice.vocab_size else "")
+            )
+
+
+def _sample(
+    settings: PrepareSettings, chunks: Sequence[Chunk], held_out: np.ndarray, pairs: int
+) -> Iterator[np.ndarray]:
+    """Yield the rows of each chunk to learn vocabularies from: all but the held-out ones, or a sample by hash."""
+    bound = 2**64 * settings.vocab_sample_pairs // max(1, pairs)
+    for chunk in chunks:
+        rows = np.setdiff1d(np.arange(chunk.pairs), chunk.rows_of(held_out))
+        if pairs > settings.vocab_sample_pairs:
+            rows = rows[pair_hash(chunk.first + rows, settings.seed, VOCABULARY) < np.uint64(bound)]
+        yield rows
