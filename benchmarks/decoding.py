@@ -233,7 +233,7 @@ def ctranslate2_works(
 ) -> dict[str, Translate]:
     import ctranslate2
 
-    pieces = tokenizer.pieces
+    pieces = (tokenizer.pieces, tokenizer.pieces)
     save_for_ctranslate2(model, pieces, folder)
     translator = ctranslate2.Translator(
         str(folder),

@@ -45,7 +45,7 @@ def random_model(toy_tokenizer: Tokenizer) -> Transformer:
             ffn_width=32,
             encoder_layers=1,
             decoder_layers=1,
-            tie_embeddings=False,
+            tie_embeddings="none",
             max_positions=160,
             vocab_size=toy_tokenizer.vocab_size,
         )

@@ -101,7 +101,7 @@ def test_directions_come_back_and_are_chosen(
 
 
 def test_a_tied_matrix_is_stored_once(model_info: ModelInfo, tmp_path: Path) -> None:
-    config = replace(model_info.model, tie_embeddings=True)
+    config = replace(model_info.model, tie_embeddings="all")
     write_again(tmp_path / "m", replace(model_info, model=config), Transformer(config))
     stored = safetensors.torch.load_file(tmp_path / "m" / "model.safetensors")
     assert [name for name, tensor in stored.items() if tensor.shape[0] == config.vocab_size] == ["embedding"]

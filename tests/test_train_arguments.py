@@ -56,11 +56,11 @@ def test_everyday_flags() -> None:
 
 def test_nested_settings_have_flags_of_their_names() -> None:
     flags = (
-        "--model.width 64 --model.head-width 8 --model.norm pre --model.no-tie-embeddings --batch.packs-per-step 4 "
+        "--model.width 64 --model.head-width 8 --model.norm pre --model.tie-embeddings none --batch.packs-per-step 4 "
         "--batch.max_source_tokens 99 --optimizer.schedule cosine --optimizer.peak-lr 2e-3"
     )
     config, tiny = settings(["--preset", "tiny", *FOLDERS, *flags.split()]), PRESETS["tiny"]
-    assert config.model == dataclasses.replace(tiny.model, width=64, head_width=8, norm="pre", tie_embeddings=False)
+    assert config.model == dataclasses.replace(tiny.model, width=64, head_width=8, norm="pre", tie_embeddings="none")
     assert config.batch == dataclasses.replace(tiny.batch, packs_per_step=4, max_source_tokens=99)
     assert config.optimizer == dataclasses.replace(tiny.optimizer, schedule="cosine", peak_lr=2e-3)
 

@@ -154,7 +154,8 @@ class HuggingFace(OfOurNetwork):
         return float(json.loads((lane / "tokens.json").read_text()))
 
     def read(self, weights: Path, config: ModelConfig) -> Transformer:
-        return of_marian(load_file(weights), config, range(config.vocab_size))
+        entries = range(config.vocab_size)
+        return of_marian(load_file(weights), config, (entries, entries))
 
 
 class CompiledHuggingFace(HuggingFace):

@@ -127,8 +127,10 @@ _COUNTERPARTS: dict[tuple[str, ...], str] = {
     ("--src-lang and --tgt-lang", _DIRECTION): "langs lang-pairs language-pair lang-pair direction",
     ("--vocab-size", _DATA): "src-vocab-size tgt-vocab-size num-words bpe-size num-operations num-merges vocab-size "
     "joint-vocab-size dim-vocabs",
-    ("--tokenizer", _DATA): "vocab vocabs src-vocab tgt-vocab srcdict tgtdict source-vocab target-vocab spm-model bpe "
-    "bpe-codes codes sentencepiece-model sentencepiece-vocabs tokenizer v",
+    ("--tokenizer", _DATA): "vocab vocabs spm-model bpe bpe-codes codes sentencepiece-model sentencepiece-vocabs "
+    "tokenizer v",
+    ("--src-tokenizer", _DATA): "src-vocab srcdict source-vocab",
+    ("--tgt-tokenizer", _DATA): "tgt-vocab tgtdict target-vocab",
     ("--max-tokens", "--batch.max-source-tokens and --batch.max-target-tokens", "--max-extra-tokens"): "max-length "
     "max-len src-seq-length tgt-seq-length max-seq-length max-source-length max-target-length",
     ("--lowercase",): "lower lc do-lower-case",

@@ -9,8 +9,8 @@ from dist_transformer.base.markdown import code, escaped, yaml_string
 from dist_transformer.evaluation.bleu import Score
 from dist_transformer.export import ctranslate2_peer, huggingface
 from dist_transformer.export.ctranslate2 import SUPPRESSED
-from dist_transformer.export.sentencepiece_files import language_code
-from dist_transformer.model_folder import ModelInfo
+from dist_transformer.export.sentencepiece_files import MODEL_FILE, language_code
+from dist_transformer.model_folder import TOKENIZER_FILE, ModelInfo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,9 +23,9 @@ class Card:
     info: ModelInfo
     """Description of the model, for the exported direction."""
     tags: Sequence[str]
-    """Tags of the vocabulary."""
-    tokenizer_library: str
-    """Library that reads the tokenizer's file: `tokenizers` or `sentencepiece`."""
+    """Tags of the targets' vocabulary, which are never part of an output."""
+    tokenizer_libraries: tuple[str, ...]
+    """Libraries that read the tokenizer's file, or those of sources and of targets: `tokenizers` or `sentencepiece`."""
     parameters: int
     license: str | None
     dev_name: str
@@ -113,7 +113,7 @@ trained with dist_transformer and exported for {self.library}.
 
     @property
     def _is_piecewise(self) -> bool:
-        return self.tokenizer_library == "sentencepiece"
+        return self.tokenizer_libraries[0] == "sentencepiece"
 
     def _limits(self) -> str:
         """Name the texts that the tokenizer does not take as they are."""
@@ -129,14 +129,25 @@ trained with dist_transformer and exported for {self.library}.
     def _usage(self) -> str:
         tags = self.info.direction.tags
         front = language_code(*tags) if self._is_piecewise else ""
-        if self.library == "transformers":
-            text = _TRANSFORMERS
-        else:
-            text = _CTRANSLATE2_PIECES if self._is_piecewise else _CTRANSLATE2
+        libraries = self.tokenizer_libraries
+        # A variable of the example, and the name of its file.
+        names = {"tokenizer": _FILES[libraries[0]]}
+        if len(libraries) > 1:
+            names["target"] = f"{ctranslate2_peer.TARGET}{_FILES[libraries[1]]}"
+        row = ", ".join([*(json.dumps(tag) for tag in tags), "*row", '"</s>"'])
+        text = _TRANSFORMERS if self.library == "transformers" else _CTRANSLATE2
         return text.format(
             texts=", ".join(json.dumps(front + text, ensure_ascii=False) for text in ("A sentence.", "Another one.")),
             needs="transformers (4.57 or later, 5)" + " and sentencepiece" * self._is_piecewise,
-            tokens=", ".join([*(json.dumps(tag) for tag in tags), "*row", '"</s>"']),
+            libraries=", ".join(sorted({*libraries})),
+            opened="\n".join(
+                f'{name} = {_OPENED[library]}(f"{{folder}}/{file}")'
+                for (name, file), library in zip(names.items(), libraries, strict=True)
+            ),
+            encoded=_ENCODED[libraries[0]],
+            tokens=f"[{row}]" if self._is_piecewise else "row.tokens",
+            decoded=_DECODED[libraries[-1]].format([*names][-1]),
+            files=" and ".join(f"`{file}`" for file in names.values()),
             length_penalty=self.length_penalty,
             longest=self.longest,
             beam=ctranslate2_peer.BEAM_SIZE,
@@ -194,39 +205,28 @@ print(tokenizer.batch_decode(outputs, skip_special_tokens=True))
 It needs only {needs}. `generation_config.json` has the settings of the search.
 """
 
+_FILES = {"tokenizers": TOKENIZER_FILE, "sentencepiece": MODEL_FILE}
+_OPENED = {"tokenizers": "tokenizers.Tokenizer.from_file", "sentencepiece": "sentencepiece.SentencePieceProcessor"}
+_ENCODED = {"tokenizers": "encode_batch(lines)", "sentencepiece": "encode(lines, out_type=str)"}
+_DECODED = {
+    "tokenizers": "{0}.decode([{0}.token_to_id(token) for token in each.hypotheses[0]])",
+    "sentencepiece": "{0}.decode_pieces(each.hypotheses[0])",
+}
 _CTRANSLATE2 = """## Use
 
 ```python
-import ctranslate2, tokenizers
+import ctranslate2, {libraries}
 folder = "."  # this folder; elsewhere, its path
-tokenizer, translator = tokenizers.Tokenizer.from_file(f"{{folder}}/tokenizer.json"), ctranslate2.Translator(folder)
+{opened}
+translator, lines = ctranslate2.Translator(folder), ["A sentence.", "Another one."]
 search = dict(beam_size={beam}, patience={patience}, length_penalty={length_penalty}, max_decoding_length={longest})
 search |= dict(min_decoding_length=0, disable_unk=True, suppress_sequences={never})
-rows = tokenizer.encode_batch(["A sentence.", "Another one."])
-found = translator.translate_batch([row.tokens for row in rows], **search)
-print([tokenizer.decode([tokenizer.token_to_id(token) for token in each.hypotheses[0]]) for each in found])
+found = translator.translate_batch([{tokens} for row in tokenizer.{encoded}], **search)
+print([{decoded} for each in found])
 ```
 
-The tokens are the pieces of `tokenizer.json`, which ends every source with `</s>`. CTranslate2 stores no search
-settings in the folder: pass those above.
-"""
-
-_CTRANSLATE2_PIECES = """## Use
-
-```python
-import ctranslate2, sentencepiece
-folder = "."  # this folder; elsewhere, its path
-tokenizer = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/sentencepiece.model")
-translator = ctranslate2.Translator(folder)
-search = dict(beam_size={beam}, patience={patience}, length_penalty={length_penalty}, max_decoding_length={longest})
-search |= dict(min_decoding_length=0, disable_unk=True, suppress_sequences={never})
-rows = tokenizer.encode(["A sentence.", "Another one."], out_type=str)
-found = translator.translate_batch([[{tokens}] for row in rows], **search)
-print([tokenizer.decode_pieces(each.hypotheses[0]) for each in found])
-```
-
-The tokens are the pieces of `sentencepiece.model`; every source ends with `</s>`. CTranslate2 stores no search settings
-in the folder: pass those above.
+The tokens are the pieces of {files}; every source ends with `</s>`. CTranslate2 stores no search settings in the
+folder: pass those above.
 """
 
 _DIFFERENCES_TRANSFORMERS = """\

@@ -11,6 +11,9 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIALS, UNK_ID
 from dist_transformer.model.transformer import Transformer
 
+Pieces = tuple[Sequence[str], Sequence[str]]
+"""Vocabularies of sources and of targets."""
+
 _END = SPECIALS[EOS_ID]
 # Never part of an output; for <unk>, CTranslate2 has its own flag.
 SUPPRESSED = [[SPECIALS[0]], [SPECIALS[BOS_ID]]]
@@ -24,13 +27,11 @@ def refuse_what_ctranslate2_lacks(config: ModelConfig) -> None:
         raise UserError(f"model.attention is {config.attention}: CTranslate2 supports only softmax attention")
 
 
-def save_for_ctranslate2(
-    model: Transformer, pieces: Sequence[str], out: Path, *, quantization: str | None = None
-) -> None:
+def save_for_ctranslate2(model: Transformer, pieces: Pieces, out: Path, *, quantization: str | None = None) -> None:
     """Fill the folder `out` with a CTranslate2 model. Its tokens are pieces; a source ends with `</s>`.
 
     Args:
-        pieces: vocabulary by id.
+        pieces: vocabularies of sources and targets by id.
         quantization: one of `libraries.QUANTIZATIONS`; None: fp32.
 
     Raises:
@@ -56,18 +57,19 @@ def save_for_ctranslate2(
         if pre_norm:
             _norm(getattr(spec, side).layer_norm, state, f"{side}_norm")
     if config.begin_with_pad:
-        name = "embedding" if config.tie_embeddings else "target_embedding"
+        name = "embedding" if config.tie_embeddings == "all" else "target_embedding"
         state[name] = state[name].copy()
         state[name][BOS_ID] = state[name][PAD_ID]
     source = state["embedding"]
+    target = state.get("target_embedding", source)
     spec.encoder.embeddings[0].weight = source
-    spec.decoder.embeddings.weight = state.get("target_embedding", source)
-    spec.decoder.projection.weight = state.get("output_projection", source)
+    spec.decoder.embeddings.weight = target
+    spec.decoder.projection.weight = state.get("output_projection", target)
     if "output_bias" in state:
         spec.decoder.projection.bias = state["output_bias"]
     spec.decoder.start_from_zero_embedding = False
-    spec.register_source_vocabulary(list(pieces))
-    spec.register_target_vocabulary(list(pieces))
+    spec.register_source_vocabulary(list(pieces[0]))
+    spec.register_target_vocabulary(list(pieces[1]))
     spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = SPECIALS[BOS_ID], _END, SPECIALS[UNK_ID]
     spec.config.decoder_start_token = SPECIALS[BOS_ID]
     spec.config.layer_norm_epsilon = config.norm_epsilon
@@ -115,7 +117,7 @@ def _norm(theirs: Any, state: dict[str, np.ndarray], name: str) -> None:
 
 def translate_ids(
     translator: Any,
-    pieces: Sequence[str],
+    pieces: Pieces,
     sources: Sequence[list[int]],
     *,
     beam_size: int,
@@ -128,13 +130,14 @@ def translate_ids(
     """Return the best hypothesis of each source as ids without special tokens.
 
     Args:
+        pieces: vocabularies of sources and targets by id.
         longest: most tokens per output.
         patience: the search ends when `patience` × `beam_size` hypotheses have ended.
         tags: tags of the vocabulary, which are never part of an output.
         max_batch_tokens: padded source tokens per batch.
     """
     found = translator.translate_batch(
-        [[*(pieces[token] for token in source), _END] for source in sources],
+        [[*(pieces[0][token] for token in source), _END] for source in sources],
         beam_size=beam_size,
         length_penalty=length_penalty,
         patience=patience,
@@ -147,5 +150,5 @@ def translate_ids(
         disable_unk=True,
         suppress_sequences=[*SUPPRESSED, *([tag] for tag in tags)],
     )
-    ids = {piece: token for token, piece in enumerate(pieces)}
+    ids = {piece: token for token, piece in enumerate(pieces[1])}
     return [[ids[piece] for piece in result.hypotheses[0]] for result in found]

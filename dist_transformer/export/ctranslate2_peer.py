@@ -10,15 +10,17 @@ import torch
 from tokenizers import Tokenizer as Backend
 
 from dist_transformer.base.files import TOKENIZER_BYTES, read_small, write_file
-from dist_transformer.data.vocabulary.tokenizer import EOS_ID, Vocabulary
-from dist_transformer.export.ctranslate2 import save_for_ctranslate2, translate_ids
+from dist_transformer.data.vocabulary.tokenizer import EOS_ID, Tokenizer, Vocabulary
+from dist_transformer.export.ctranslate2 import Pieces, save_for_ctranslate2, translate_ids
 from dist_transformer.export.peer import SENTENCES, IdPair
 from dist_transformer.export.sentencepiece_files import MODEL_FILE, PieceTokenizer
-from dist_transformer.export.tokenizer_files import source_tokenizer
+from dist_transformer.export.tokenizer_files import whole_tokenizer
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import TOKENIZER_FILE
 
-VOCABULARY_FILE = "shared_vocabulary.json"
+TARGET = "target_"
+"""How the names of the targets' files begin, if they have a vocabulary of their own."""
+_VOCABULARY_FILE = "{}_vocabulary.json"
 BEAM_SIZE = 4
 PATIENCE = 2
 """Factor on the beam size. With 1, the search ends with the fourth finished hypothesis, though others may be better."""
@@ -40,24 +42,49 @@ def write_ctranslate2(
     Raises:
         UserError: CTranslate2 does not support the model.
     """
-    save_for_ctranslate2(model, tokenizer.source.pieces, folder, quantization=quantization)
-    if tokenizer.source.library == "sentencepiece":
-        write_file(folder / MODEL_FILE, tokenizer.source.library_file)
+    pieces = (tokenizer.source.pieces, tokenizer.target.pieces)
+    save_for_ctranslate2(model, pieces, folder, quantization=quantization)
+    _write_side(folder, tokenizer.source, "", tags)
+    if tokenizer.sizes[1]:
+        _write_side(folder, tokenizer.target, TARGET, ())
+
+
+def _write_side(folder: Path, side: Tokenizer, name: str, tags: Sequence[str]) -> None:
+    """Write the tokenizer of one side; `name` is the beginning of its file's name."""
+    if side.library == "sentencepiece":
+        write_file(folder / f"{name}{MODEL_FILE}", side.library_file)
     else:
-        write_file(folder / TOKENIZER_FILE, source_tokenizer(tokenizer, tags, knows_specials=False))
+        write_file(folder / f"{name}{TOKENIZER_FILE}", whole_tokenizer(side, tags, knows_specials=False))
 
 
 class _WholeTokenizer:
     """A tokenizer.json that holds all rules, read by `tokenizers`."""
 
-    def __init__(self, folder: Path) -> None:
-        self._backend = Backend.from_file(str(folder / TOKENIZER_FILE))
+    def __init__(self, file: Path) -> None:
+        self._backend = Backend.from_file(str(file))
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         return [row.ids for row in self._backend.encode_batch(list(lines))]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         return [self._backend.decode(list(row)) for row in ids]
+
+
+def _open_side(
+    folder: Path, name: str, pieces: Sequence[str], front: Sequence[str] = ()
+) -> _WholeTokenizer | PieceTokenizer:
+    model = folder / f"{name}{MODEL_FILE}"
+    if model.exists():
+        return PieceTokenizer(str(model), pieces, front)
+    return _WholeTokenizer(folder / f"{name}{TOKENIZER_FILE}")
+
+
+def _pieces(folder: Path) -> Pieces:
+    """Read the library's own files of the vocabularies: one if both are the same."""
+    shared = folder / _VOCABULARY_FILE.format("shared")
+    files = [shared] if shared.exists() else [folder / _VOCABULARY_FILE.format(side) for side in ("source", "target")]
+    found: list[list[str]] = [json.loads(read_small(file, most=TOKENIZER_BYTES)) for file in files]
+    return found[0], found[-1]
 
 
 class CTranslate2Peer:
@@ -83,11 +110,11 @@ class CTranslate2Peer:
 
         self.longest = longest
         self.tags = tags
-        self.pieces: list[str] = json.loads(read_small(folder / VOCABULARY_FILE, most=TOKENIZER_BYTES))
-        self.reads_nul = not (model := folder / MODEL_FILE).exists()
-        self.tokenizer: _WholeTokenizer | PieceTokenizer = (
-            _WholeTokenizer(folder) if self.reads_nul else PieceTokenizer(str(model), self.pieces, front)
-        )
+        self.pieces = _pieces(folder)
+        self.reads_nul = not (folder / MODEL_FILE).exists()
+        self.tokenizer = _open_side(folder, "", self.pieces[0], front)
+        has_two = any((folder / f"{TARGET}{name}").exists() for name in (MODEL_FILE, TOKENIZER_FILE))
+        self.detokenizer = _open_side(folder, TARGET, self.pieces[1]) if has_two else self.tokenizer
         self.translator: Any = ctranslate2.Translator(
             str(folder), device=device.type, device_index=device.index or 0, intra_threads=torch.get_num_threads()
         )
@@ -103,12 +130,12 @@ class CTranslate2Peer:
         return self.tokenizer.encode(lines)
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        return self.tokenizer.decode(ids)
+        return self.detokenizer.decode(ids)
 
     def log_probabilities(self, pairs: Sequence[IdPair]) -> list[np.ndarray]:
         found = self.translator.score_batch(
-            [[self.pieces[token] for token in (*source, EOS_ID)] for source, _ in pairs],
-            [[self.pieces[token] for token in target] for _, target in pairs],
+            [[self.pieces[0][token] for token in (*source, EOS_ID)] for source, _ in pairs],
+            [[self.pieces[1][token] for token in target] for _, target in pairs],
             max_batch_size=SENTENCES,
             max_input_length=0,
         )

@@ -46,7 +46,7 @@ from dist_transformer.export.huggingface import (
     write_huggingface,
 )
 from dist_transformer.export.libraries import LIBRARIES, QUANTIZATIONS, Target
-from dist_transformer.export.marian import numbering_of, refuse_what_marian_lacks
+from dist_transformer.export.marian import numberings_of, refuse_what_marian_lacks
 from dist_transformer.export.peer import Exported, require_library
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator
@@ -254,9 +254,10 @@ class _Job:
         if self.settings.to == "hf":
             write_huggingface(folder, self.model, self.tokenizer, self.info)
             self._write_generation_config(folder, BeamSettings().length_penalty)
-            return HuggingFacePeer(folder, self.device, tags, numbering=numbering_of(self.tokenizer, self.model.config))
+            numberings = numberings_of(self.tokenizer, self.model.config)
+            return HuggingFacePeer(folder, self.device, tags, numberings=numberings)
         write_ctranslate2(folder, self.model, self.tokenizer, tags, quantization=quantization)
-        return CTranslate2Peer(folder, self.device, longest=self.longest, tags=self.tokenizer.source.tags, front=tags)
+        return CTranslate2Peer(folder, self.device, longest=self.longest, tags=self.tokenizer.target.tags, front=tags)
 
     def _write_generation_config(self, folder: Path, length_penalty: float) -> None:
         write_generation_config(folder, self.tokenizer, self.model.config, length_penalty=length_penalty)
@@ -270,13 +271,14 @@ class _Job:
             yield check()
 
     def _card(self, made: Export) -> Card:
-        settings = self.settings
+        settings, source, target = self.settings, self.tokenizer.source, self.tokenizer.target
+        has_two = self.tokenizer.sizes[1] > 0
         return Card(
             name=settings.name or settings.out.absolute().name,
             library=LIBRARIES[settings.to],
             info=self.info,
-            tags=self.tokenizer.source.tags,
-            tokenizer_library=self.tokenizer.source.library,
+            tags=self.tokenizer.target.tags,
+            tokenizer_libraries=(source.library, target.library)[: 1 + has_two],
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
             license=settings.license,
             dev_name=settings.source.name,

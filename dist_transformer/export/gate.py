@@ -248,7 +248,8 @@ class Gate:
 
     def decoding(self) -> Check:
         # Libraries differ in how they write <unk>, which no search chooses.
-        rows = self.tokenizer.source.encode_batch(self.texts)
+        side = self.tokenizer.target if self.tokenizer.sizes[1] else self.tokenizer.source
+        rows = side.encode_batch(self.texts)
         ids = [[token for token in row if token != UNK_ID] for row in rows]
         wrong = _differing([self.tokenizer.target.decode(row) for row in ids], self.peer.decode(ids))
         found = "the same text for all these ids"

@@ -12,10 +12,10 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import write_file
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, PAD_ID, UNK_ID, Vocabulary
-from dist_transformer.export.marian import Numbering, marian_model, numbering_of
+from dist_transformer.export.marian import Numbering, Numberings, marian_model, numberings_of
 from dist_transformer.export.peer import IdPair, in_batches
 from dist_transformer.export.sentencepiece_files import SOURCE_FILE, language_code, marian_tokenizer_files
-from dist_transformer.export.tokenizer_files import CONFIG_FILE, source_tokenizer, tokenizer_config
+from dist_transformer.export.tokenizer_files import CONFIG_FILE, tokenizer_config, whole_tokenizer
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import TOKENIZER_FILE, ModelInfo
 
@@ -40,20 +40,25 @@ def write_huggingface(folder: Path, model: Transformer, tokenizer: Vocabulary, i
     Raises:
         UserError: `MarianMTModel` does not support the model.
     """
-    marian = marian_model(model, numbering_of(tokenizer, model.config))
+    marian = marian_model(model, numberings_of(tokenizer, model.config))
     _quiet()
     marian.save_pretrained(folder)
-    if tokenizer.source.library == "sentencepiece":
+    if tokenizer.source.library == tokenizer.target.library == "sentencepiece":
         for name, content in marian_tokenizer_files(tokenizer, info).items():
             write_file(folder / name, content)
+    elif tokenizer.sizes[1]:
+        raise UserError(
+            "transformers has no tokenizer for two vocabularies, unless both are of SentencePiece: export it with "
+            "--to ctranslate2"
+        )
     else:
-        write_file(folder / TOKENIZER_FILE, source_tokenizer(tokenizer, info.direction.tags, knows_specials=True))
+        write_file(folder / TOKENIZER_FILE, whole_tokenizer(tokenizer.source, info.direction.tags, knows_specials=True))
         write_file(folder / CONFIG_FILE, tokenizer_config(model.config.max_positions))
 
 
 def write_generation_config(folder: Path, tokenizer: Vocabulary, config: ModelConfig, *, length_penalty: float) -> None:
     """Write the default search settings of `generate`."""
-    ids = numbering_of(tokenizer, config)
+    ids = numberings_of(tokenizer, config)[1]
     never = {PAD_ID, UNK_ID, BOS_ID, *tokenizer.target.tag_ids(tokenizer.target.tags)}
     settings = {
         "num_beams": BEAM_SIZE,
@@ -76,13 +81,13 @@ class HuggingFacePeer:
     precision = "float32"
 
     def __init__(
-        self, folder: Path, device: torch.device, tags: Sequence[str] = (), *, numbering: Numbering | None = None
+        self, folder: Path, device: torch.device, tags: Sequence[str] = (), *, numberings: Numberings | None = None
     ) -> None:
         """Load the folder.
 
         Args:
             tags: tags in front of every source.
-            numbering: ids of the folder, from and to which ours are converted; None: they are the same.
+            numberings: ids of the folder, from and to which ours are converted; None: they are the same.
         """
         from transformers import AutoTokenizer
 
@@ -93,9 +98,12 @@ class HuggingFacePeer:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self.model: Any = _load(folder).to(device).eval()
         config = self.model.config
-        self.pad, self.begin, self.end = config.pad_token_id, config.decoder_start_token_id, config.eos_token_id
-        self.numbering = numbering or Numbering(range(config.vocab_size))
-        self.ours = self.numbering.ours()
+        self.begin, self.end = config.decoder_start_token_id, config.eos_token_id
+        self.numberings = numberings or (
+            Numbering(range(config.vocab_size)),
+            Numbering(range(config.decoder_vocab_size)),
+        )
+        self.ours = [numbering.ours() for numbering in self.numberings]
         self.never: list[int] = []
         """Tokens that greedy search does not choose, beside those of the folder's settings."""
 
@@ -105,20 +113,22 @@ class HuggingFacePeer:
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         rows = self.tokenizer([self.front + line for line in lines], verbose=False)["input_ids"]
-        return [[self.ours[token] for token in row] for row in rows]
+        return [[self.ours[0][token] for token in row] for row in rows]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        rows = [self.numbering.of(row) for row in ids]
+        rows = [self.numberings[1].of(row) for row in ids]
         return cast(list[str], self.tokenizer.batch_decode(rows, skip_special_tokens=True))
 
     @torch.inference_mode()
     def log_probabilities(self, pairs: Sequence[IdPair]) -> list[np.ndarray]:
         found = [np.empty(0)] * len(pairs)
         for places in in_batches([max(map(len, pair)) for pair in pairs], size=16):
-            sources, outputs = ([self.numbering.of(pairs[i][side]) for i in places] for side in (0, 1))
-            tokens, mask = self._padded([[*row, self.end] for row in sources])
-            targets, target_mask = self._padded([[self.begin, *row] for row in outputs])
-            labels, _ = self._padded([[*row, self.end] for row in outputs])
+            sources, outputs = (
+                [numbering.of(pairs[i][side]) for i in places] for side, numbering in enumerate(self.numberings)
+            )
+            tokens, mask = self._padded([[*row, self.end] for row in sources], side=0)
+            targets, target_mask = self._padded([[self.begin, *row] for row in outputs], side=1)
+            labels, _ = self._padded([[*row, self.end] for row in outputs], side=1)
             logits = self.model(
                 input_ids=tokens, attention_mask=mask, decoder_input_ids=targets, decoder_attention_mask=target_mask
             ).logits
@@ -131,20 +141,20 @@ class HuggingFacePeer:
     def greedy(self, sources: Sequence[list[int]], longest: int) -> list[list[int]]:
         found: list[list[int]] = [[] for _ in sources]
         for places in in_batches([len(source) for source in sources]):
-            tokens, mask = self._padded([[*self.numbering.of(sources[i]), self.end] for i in places])
+            tokens, mask = self._padded([[*self.numberings[0].of(sources[i]), self.end] for i in places], side=0)
             rows = self.model.generate(
                 input_ids=tokens,
                 attention_mask=mask,
                 max_new_tokens=longest,
                 num_beams=1,
-                **({"suppress_tokens": [*self.never, self.pad]} if self.never else {}),
+                **({"suppress_tokens": [*self.never, self.numberings[1].pad]} if self.never else {}),
                 # These settings are for beams only.
                 early_stopping=False,
                 length_penalty=1.0,
             ).tolist()
             for i, row in zip(places, rows, strict=True):
                 end = row.index(self.end) if self.end in row else len(row)
-                found[i] = [self.ours[token] for token in row[1:end]]
+                found[i] = [self.ours[1][token] for token in row[1:end]]
         return found
 
     @torch.inference_mode()
@@ -158,10 +168,10 @@ class HuggingFacePeer:
                 texts[i] = text
         return texts
 
-    def _padded(self, sentences: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _padded(self, sentences: list[list[int]], *, side: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Pad sentences; return ids and mask."""
-        longest = max(map(len, sentences))
-        tokens = torch.tensor([row + [self.pad] * (longest - len(row)) for row in sentences])
+        longest, pad = max(map(len, sentences)), self.numberings[side].pad
+        tokens = torch.tensor([row + [pad] * (longest - len(row)) for row in sentences])
         mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in sentences])
         return tokens.to(self.model.device), mask.to(self.model.device)
 

@@ -19,14 +19,13 @@ from dist_transformer.model.transformer import Transformer
 if TYPE_CHECKING:
     from transformers import MarianMTModel
 
-SHARED = (
+BIAS = "final_logits_bias"
+_SHARED, _ENCODER, _DECODER, _OUTPUT = (
     "model.shared.weight",
     "model.encoder.embed_tokens.weight",
     "model.decoder.embed_tokens.weight",
     "lm_head.weight",
 )
-"""Names of the matrix with a row for each entry of the vocabulary."""
-BIAS = "final_logits_bias"
 
 # Marian's constants, which have no counterpart among our weights.
 _CONSTANTS = {
@@ -67,11 +66,29 @@ class Numbering:
         return [found[i] for i in range(len(found))]
 
 
-def numbering_of(vocabulary: Vocabulary, config: ModelConfig) -> Numbering:
+Numberings = tuple[Numbering, Numbering]
+"""Ids of sources and targets in a folder."""
+
+
+def numberings_of(vocabulary: Vocabulary, config: ModelConfig) -> Numberings:
     """Return the ids of a model in a folder: those of the folder that it was imported from, or else our own."""
     if is_of_marian(vocabulary, config):
-        return Numbering(vocabulary.their_ids)
-    return Numbering(range(vocabulary.source.vocab_size))
+        source, target = vocabulary.their_ids
+        return Numbering(source), Numbering(target)
+    return own_numberings(config)
+
+
+def own_numberings(config: ModelConfig) -> Numberings:
+    """Return ids that are our own."""
+    return Numbering(range(config.vocab_size)), Numbering(range(config.output_size))
+
+
+def matrices_of(config: ModelConfig) -> dict[str, tuple[str, int]]:
+    """Return Marian's matrices with a row per entry: our name, and the side whose entries they have."""
+    if config.tie_embeddings == "all":
+        return dict.fromkeys((_SHARED, _ENCODER, _DECODER, _OUTPUT), ("embedding", 1))
+    output = "target_embedding" if config.tie_embeddings == "target" else "output_projection"
+    return {_ENCODER: ("embedding", 0), _DECODER: ("target_embedding", 1), _OUTPUT: (output, 1)}
 
 
 def is_of_marian(vocabulary: Vocabulary, config: ModelConfig) -> TypeGuard[MarianVocabulary]:
@@ -79,11 +96,11 @@ def is_of_marian(vocabulary: Vocabulary, config: ModelConfig) -> TypeGuard[Maria
     return isinstance(vocabulary, MarianVocabulary) and config.begin_with_pad
 
 
-def marian_model(model: Transformer, numbering: Numbering | None = None) -> "MarianMTModel":
+def marian_model(model: Transformer, numberings: Numberings | None = None) -> "MarianMTModel":
     """Build a `MarianMTModel` that computes the same function; its parameters are copies.
 
     Args:
-        numbering: ids of the folder; None: our own.
+        numberings: ids of the folder; None: our own.
 
     Raises:
         UserError: it does not support the configuration.
@@ -92,11 +109,14 @@ def marian_model(model: Transformer, numbering: Numbering | None = None) -> "Mar
 
     config = model.config
     refuse_what_marian_lacks(config)
-    numbering = numbering or Numbering(range(config.vocab_size))
-    entries = numbering.ours()
+    numberings = numberings or own_numberings(config)
+    entries = [numbering.ours() for numbering in numberings]
+    target = numberings[1]
+    shares = config.tie_embeddings == "all"
     marian = MarianMTModel(
         MarianConfig(
-            vocab_size=len(entries),
+            vocab_size=len(entries[0]),
+            decoder_vocab_size=len(entries[1]),
             d_model=config.width,
             encoder_layers=config.encoder_layers,
             decoder_layers=config.decoder_layers,
@@ -110,21 +130,22 @@ def marian_model(model: Transformer, numbering: Numbering | None = None) -> "Mar
             attention_dropout=config.attention_dropout,
             activation_dropout=config.ffn_dropout,
             scale_embedding=True,
-            share_encoder_decoder_embeddings=True,
-            tie_word_embeddings=True,
-            pad_token_id=numbering.pad,
-            bos_token_id=numbering.begin,
-            eos_token_id=numbering.end,
-            decoder_start_token_id=numbering.begin,
+            share_encoder_decoder_embeddings=shares,
+            tie_word_embeddings=config.tie_embeddings != "none",
+            # Both embeddings must have it; attention does not read it.
+            pad_token_id=min(numbering.pad for numbering in numberings),
+            bos_token_id=target.begin,
+            eos_token_id=target.end,
+            decoder_start_token_id=target.begin,
             forced_eos_token_id=None,
         )
     )
     weights = marian_weights(model)
-    weights[BIAS] = weights[BIAS][:, entries]
+    weights[BIAS] = weights[BIAS][:, entries[1]]
     if config.begin_with_pad:
-        entries[numbering.begin] = PAD_ID
-    for name in SHARED:
-        weights[name] = weights[name][entries]
+        entries[1][target.begin] = PAD_ID
+    for name, (_, side) in matrices_of(config).items():
+        weights[name] = weights[name][entries[side]]
     left, unknown = marian.load_state_dict(weights, strict=False)
     if set(left) != _CONSTANTS or unknown:
         raise UserError(
@@ -141,7 +162,6 @@ def refuse_what_marian_lacks(config: ModelConfig) -> None:
         "norm_epsilon": 1e-5,
         "positions": "sinusoidal",
         "attention": "softmax",
-        "tie_embeddings": True,
     }
     for name, value in wanted.items():
         if getattr(config, name) != value:
@@ -183,6 +203,6 @@ def marian_weights(model: Transformer) -> dict[str, torch.Tensor]:
                 attention(f"{theirs}.encoder_attn", f"{ours}.cross_attention")
                 norm(f"{theirs}.encoder_attn_layer_norm", f"{ours}.cross_residual")
             feed_forward(theirs, ours)
-    out |= dict.fromkeys(SHARED, state["embedding"][:, order])
-    out[BIAS] = state.get("output_bias", state["embedding"].new_zeros(model.config.vocab_size))[None]
+    out |= {name: state[ours][:, order] for name, (ours, _) in matrices_of(model.config).items()}
+    out[BIAS] = state.get("output_bias", state["embedding"].new_zeros(model.config.output_size))[None]
     return out

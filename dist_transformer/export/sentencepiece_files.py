@@ -26,20 +26,31 @@ def marian_tokenizer_files(tokenizer: Vocabulary, info: ModelInfo) -> dict[str, 
             f"transformers' MarianTokenizer takes one tag in front of a text, and this direction has {' '.join(tags)}: "
             "export it with --to ctranslate2"
         )
-    source, table = tokenizer.source, tokenizer.table if is_of_marian(tokenizer, info.model) else None
-    pieces = {language_code(piece) if piece in source.tags else piece: i for i, piece in enumerate(source.pieces)}
+    is_theirs = is_of_marian(tokenizer, info.model)
+    tables = tokenizer.tables if is_of_marian(tokenizer, info.model) else _tables(tokenizer)
     return {
-        SOURCE_FILE: source.library_file,
+        SOURCE_FILE: tokenizer.source.library_file,
         "target.spm": tokenizer.target.library_file,
-        "vocab.json": table or json.dumps(pieces, indent=1, ensure_ascii=False) + "\n",
+        **dict(zip(("vocab.json", "target_vocab.json"), tables, strict=False)),
         # Their table has no <s>: a tokenizer that names one would add it.
         CONFIG_FILE: tokenizer_config(
             info.model.max_positions,
             "MarianTokenizer",
-            has_begin=table is None,
+            has_begin=not is_theirs,
+            has_two=len(tables) > 1,
             languages=(direction.source_language, direction.target_language),
         ),
     }
+
+
+def _tables(tokenizer: Vocabulary) -> list[str]:
+    """Write the table of ids, or one of the sources and one of the targets."""
+    sides = [tokenizer.source, tokenizer.target] if tokenizer.sizes[1] else [tokenizer.source]
+    tables = [
+        {language_code(piece) if piece in side.tags else piece: i for i, piece in enumerate(side.pieces)}
+        for side in sides
+    ]
+    return [json.dumps(table, indent=1, ensure_ascii=False) + "\n" for table in tables]
 
 
 def language_code(*tags: str) -> str:

@@ -4,24 +4,24 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIALS, UNK_ID, Vocabulary
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIALS, UNK_ID, Tokenizer
 
 CONFIG_FILE = "tokenizer_config.json"
 
 _END = SPECIALS[EOS_ID]
 
 
-def source_tokenizer(tokenizer: Vocabulary, tags: Sequence[str], *, knows_specials: bool) -> str:
-    """Return our tokenizer.json with the tags before every text and `</s>` after it.
+def whole_tokenizer(tokenizer: Tokenizer, tags: Sequence[str], *, knows_specials: bool) -> str:
+    """Return the tokenizer.json of a side with the tags before every text and `</s>` after it.
 
     Args:
         knows_specials: keep the list of special tokens. A text that spells one may then become that token, unless the
             program sets `split_special_tokens`. Without the list this cannot happen, and decoding keeps all tokens.
     """
-    state: dict[str, Any] = json.loads(tokenizer.content)
+    state: dict[str, Any] = json.loads(tokenizer.library_file)
     if not knows_specials:
         state["added_tokens"] = []
-    added = dict(zip((*tags, _END), (*tokenizer.source.tag_ids(tags), EOS_ID), strict=True))
+    added = dict(zip((*tags, _END), (*tokenizer.tag_ids(tags), EOS_ID), strict=True))
     *before, end = ({"SpecialToken": {"id": name, "type_id": 0}} for name in added)
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     state["post_processor"] = {
@@ -38,6 +38,7 @@ def tokenizer_config(
     tokenizer_class: str = "PreTrainedTokenizerFast",
     *,
     has_begin: bool = True,
+    has_two: bool = False,
     languages: tuple[str, str] | None = None,
 ) -> str:
     """Return the config that transformers 4 and 5 read in addition to the vocabulary.
@@ -45,6 +46,7 @@ def tokenizer_config(
     Args:
         tokenizer_class: a name that both versions know; transformers 5 writes one that 4 does not know.
         has_begin: whether the vocabulary has `<s>`.
+        has_two: whether the targets have a vocabulary of their own.
         languages: source and target language, which a `MarianTokenizer` states.
     """
     config = {
@@ -54,6 +56,7 @@ def tokenizer_config(
         **({"bos_token": SPECIALS[BOS_ID]} if has_begin else {}),
         "eos_token": _END,
         **({} if languages is None else dict(zip(("source_lang", "target_lang"), languages, strict=True))),
+        **({"separate_vocabs": True} if has_two else {}),
         "model_max_length": max_positions,
         "padding_side": "right",
         "model_input_names": ["input_ids", "attention_mask"],

@@ -1,6 +1,5 @@
 """Import of a published model: nothing is written unless our model gives the same outputs as theirs."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.text.lines import read_lines
 from dist_transformer.data.text.toy_corpus import make_toy_corpus
 from dist_transformer.data.vocabulary.marian import MarianVocabulary
+from dist_transformer.data.vocabulary.tokenizer import show_sizes
 from dist_transformer.export.gate import COMPARED_LINES, DevText, Gate, Progress
 from dist_transformer.export.huggingface import longest_output
 from dist_transformer.importing.marian_folder import our_weights
@@ -50,10 +50,13 @@ def import_marian(
     original = open_original(settings.folder, settings.program)
     config, vocabulary = original.config, original.vocabulary
     tags = vocabulary.source.tags
-    if config.vocab_size != vocabulary.source.vocab_size - 1:
+    # Ours has an <s>, too.
+    source, target = vocabulary.sizes
+    sizes = (source - 1, target and target - 1)
+    if config.vocab_sizes != sizes:
         raise UserError(
-            f"{settings.folder} has {config.vocab_size:,} entries in its settings and "
-            f"{vocabulary.source.vocab_size - 1:,} in its vocabulary: give a whole folder"
+            f"{settings.folder} has {show_sizes(config.vocab_sizes)} entries in its settings and {show_sizes(sizes)} "
+            "in its vocabulary: give a whole folder"
         )
     info = _info(settings, config, vocabulary, original.languages)
     progress.stage("reading")
@@ -90,7 +93,7 @@ def _info(
         Direction(source_language=source, target_language=str(target))
     ]
     return ModelInfo(
-        model=dataclasses.replace(config, vocab_size=vocabulary.source.vocab_size),
+        model=config.for_vocabularies(*vocabulary.sizes),
         tokenizer_sha256=vocabulary.sha256,
         source_language=directions[0].source_language,
         target_language=directions[0].target_language,

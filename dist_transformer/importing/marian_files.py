@@ -22,7 +22,7 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.marian import MarianVocabulary, wrap_marian
 from dist_transformer.data.vocabulary.sentence_piece import read_model
 from dist_transformer.data.vocabulary.tokenizer import PAD_ID, SPECIALS
-from dist_transformer.export.marian import BIAS, SHARED
+from dist_transformer.export.marian import BIAS, matrices_of
 from dist_transformer.importing.marian_folder import NEVER
 
 _PAD = SPECIALS[PAD_ID]
@@ -30,11 +30,11 @@ _DECODER = "decoder.yml"
 _SETTINGS = "special:model.yml"
 _DEEPEST = 8
 _TABLES = (".yml", ".yaml", ".json")
+_SPLITTERS = ("source.spm", "target.spm")
 _REMEDY = "give Marian's decoder.yml, next to the files that it names"
 # Values that our model has; a version of Marian without the setting has the first one.
 _EXPRESSED: dict[str, tuple[str, ...]] = {
     "type": ("transformer",),
-    "tied-embeddings-all": ("true",),
     "input-types": ("[]", "['sequence', 'sequence']"),
     "factors-dim-emb": ("0",),
     "lemma-dim-emb": ("0",),
@@ -71,7 +71,7 @@ class MarianFiles:
     @property
     def has_sentencepiece(self) -> bool:
         """Whether Marian itself splits text."""
-        return self.vocabularies[0].suffix == ".spm"
+        return all(file.suffix == ".spm" for file in self.vocabularies)
 
 
 def find_marian_files(path: Path) -> MarianFiles:
@@ -104,44 +104,53 @@ def find_marian_files(path: Path) -> MarianFiles:
 
 
 def read_marian_vocabulary(files: MarianFiles) -> MarianVocabulary:
-    """Read the vocabularies, which must be the same for both sides.
+    """Read the vocabularies: one for both sides if their files are the same.
 
     Raises:
-        UserError: they are not, or are of a kind that is not supported.
+        UserError: they are of a kind that is not supported.
     """
-    source, target = files.vocabularies
-    contents = [_read(file, TOKENIZER_BYTES) for file in files.vocabularies]
-    if contents[0] != contents[1]:
-        raise UserError(f"{source} and {target} are two vocabularies, which a model here cannot express")
-    if files.has_sentencepiece:
+    sides = [_side(files, file, model) for file, model in zip(files.vocabularies, _SPLITTERS, strict=True)]
+    tables, models = ([side[part] for side in sides] for part in (0, 1))
+    second = {} if tables[0] == tables[1] else {"target_table": tables[1]}
+    try:
+        return wrap_marian(source=models[0], target=models[1], table=tables[0], **second)
+    except ValueError as error:
+        said = str(error)
+        for name, file in zip(("target_vocab.json", "vocab.json"), files.vocabularies[::-1], strict=True):
+            said = said.replace(name, file.name)
+        raise UserError(f"{files.weights.parent} {said}: {_REMEDY}") from None
+
+
+def _side(files: MarianFiles, file: Path, splitter: str) -> tuple[bytes, bytes]:
+    """Read the vocabulary of one side; give its table of ids, with an entry `<pad>`, and its SentencePiece model.
+
+    Args:
+        splitter: name of the model next to the weights, if Marian did not split text itself.
+    """
+    content = _read(file, TOKENIZER_BYTES)
+    if file.suffix == ".spm":
         try:
-            backend = read_model(contents[0]).backend
+            backend = read_model(content).backend
         except ValueError as error:
-            raise UserError(f"{source} {error}: {_REMEDY}") from None
+            raise UserError(f"{file} {error}: {_REMEDY}") from None
         pieces = [backend.id_to_piece(i) for i in range(backend.get_piece_size())]
         for i in (backend.eos_id(), backend.unk_id()):
             if i >= 0 and pieces[i] not in SPECIALS:
-                raise UserError(f"{source} spells a special token {pieces[i]!r}, not </s> or <unk>: {_REMEDY}")
-        entries = {piece: i for i, piece in enumerate(pieces)}
-        models = [contents[0]] * 2
-    elif source.suffix in _TABLES:
-        values = _yaml(contents[0], source)
+                raise UserError(f"{file} spells a special token {pieces[i]!r}, not </s> or <unk>: {_REMEDY}")
+        entries, model = {piece: i for i, piece in enumerate(pieces)}, content
+    elif file.suffix in _TABLES:
+        values = _yaml(content, file)
         try:
             entries = {piece: int(number) for piece, number in values.items()}
         except (TypeError, ValueError):
-            raise UserError(f"{source} is not a table of ids: {_REMEDY}") from None
-        places = [files.weights.with_name(name) for name in ("source.spm", "target.spm")]
+            raise UserError(f"{file} is not a table of ids: {_REMEDY}") from None
         remedy = "Marian's text was split before it, and a model here needs what split it"
-        models = [_read(place, TOKENIZER_BYTES, remedy) for place in places]
+        model = _read(files.weights.with_name(splitter), TOKENIZER_BYTES, remedy)
     else:
-        raise UserError(f"{source} is a vocabulary of a kind that a model here cannot express, such as factors")
+        raise UserError(f"{file} is a vocabulary of a kind that a model here cannot express, such as factors")
     if _PAD in entries:
-        raise UserError(f"{source} has {_PAD}, which a model here needs for the begin of the decoder")
-    table = json.dumps({**entries, _PAD: len(entries)}, ensure_ascii=False).encode()
-    try:
-        return wrap_marian(source=models[0], target=models[1], table=table)
-    except ValueError as error:
-        raise UserError(f"{files.weights.parent} {error}: {_REMEDY}".replace("vocab.json", source.name)) from None
+        raise UserError(f"{file} has {_PAD}, which a model here needs for the begin of the decoder")
+    return json.dumps({**entries, _PAD: len(entries)}, ensure_ascii=False).encode(), model
 
 
 class MarianWeights:
@@ -165,8 +174,11 @@ class MarianWeights:
             text = self._array(archive, _SETTINGS, None).tobytes().rstrip(b"\0")
         self.settings = _yaml(text, path)
 
-    def config(self) -> ModelConfig:
-        """Return our settings; `vocab_size` is theirs, with `<pad>`.
+    def config(self, *, has_two: bool) -> ModelConfig:
+        """Return our settings; sizes of vocabularies are theirs, with `<pad>`.
+
+        Args:
+            has_two: whether the targets have a vocabulary of their own.
 
         Raises:
             UserError: our model cannot express theirs.
@@ -182,6 +194,9 @@ class MarianWeights:
             ffn_width = int(values["transformer-dim-ffn"])
             if int(values.get("transformer-decoder-dim-ffn", 0)) not in (0, ffn_width):
                 raise self._lacks("feed-forward layers of different widths in encoder and decoder")
+            sizes = [int(size) + 1 for size in self.settings["dim-vocabs"]]
+            if not has_two and sizes[0] != sizes[1]:
+                raise self._lacks(f"a vocabulary of two sizes, {values['dim-vocabs']:.100}")
             return ModelConfig(
                 width=int(values["dim-emb"]),
                 encoder_layers=int(values["enc-depth"]),
@@ -193,19 +208,36 @@ class MarianWeights:
                 positions="sinusoidal_t2t",
                 output_bias=True,
                 begin_with_pad=True,
-                vocab_size=int(self.settings["dim-vocabs"][1]) + 1,
+                tie_embeddings=self._ties(values, has_two=has_two),
+                vocab_size=sizes[0],
+                target_vocab_size=sizes[1] if has_two else 0,
             )
         except (KeyError, ValueError, TypeError, IndexError) as error:
             raise UserError(f"{self.path} has settings that are incomplete ({error}): {_REMEDY}") from None
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Read the arrays, with a row for `<pad>`: zeros, which are never an output.
+    def _ties(self, values: dict[str, str], *, has_two: bool) -> Literal["all", "target", "none"]:
+        """Return which matrices are one."""
+        everything, sources, target = (
+            values.get(f"tied-embeddings{end}", "false") == "true" for end in ("-all", "-src", "")
+        )
+        if everything or (sources and target):
+            if has_two:
+                raise self._lacks("two vocabularies with one embedding")
+            return "all"
+        if sources:
+            raise self._lacks("one embedding and an output apart from it (tied-embeddings-src)")
+        return "target" if target else "none"
+
+    def tensors(self, config: ModelConfig) -> dict[str, torch.Tensor]:
+        """Read the arrays, with rows for `<pad>`: zeros, which are never an output.
+
+        Args:
+            config: that of `config`.
 
         Raises:
             UserError: an array is missing or of another shape, or there are more.
         """
-        config = self.config()
-        rows = config.vocab_size - 1
+        rows = config.output_size - 1
         found: dict[str, torch.Tensor] = {}
         left = {*self._sizes} - {_SETTINGS}
         with self._open() as archive:
@@ -216,8 +248,13 @@ class MarianWeights:
             if self.settings.get("output-omit-bias") != "true":
                 bias = self._array(archive, _LOGIT_BIAS, (1, rows))
                 left.discard(_LOGIT_BIAS)
-            embedding = torch.from_numpy(self._array(archive, _EMBEDDING, (rows, config.width)))
-            left.discard(_EMBEDDING)
+            matrices: dict[str, torch.Tensor] = {}
+            for name, side in matrices_of(config).items():
+                theirs, is_transposed = self._matrix(config, *side)
+                shape = (config.vocab_sizes[side[1]] or config.vocab_size) - 1, config.width
+                array = self._array(archive, theirs, shape[::-1] if is_transposed else shape)
+                matrices[name] = torch.from_numpy(array.T if is_transposed else array)
+                left.discard(theirs)
         if left:
             raise self._lacks(f"the weights {min(left)}")
         # Marian multiplies rows by matrices from the right.
@@ -225,9 +262,17 @@ class MarianWeights:
             name: tensor.T if name.endswith(("proj.weight", "fc1.weight", "fc2.weight")) else tensor[0]
             for name, tensor in found.items()
         }
-        found |= dict.fromkeys(SHARED, torch.cat([embedding, torch.zeros(1, config.width)]))
+        found |= {name: torch.cat([matrix, torch.zeros(1, config.width)]) for name, matrix in matrices.items()}
         found[BIAS] = torch.cat([torch.from_numpy(bias), torch.full((1, 1), NEVER)], dim=1)
         return found
+
+    def _matrix(self, config: ModelConfig, ours: str, side: int) -> tuple[str, bool]:
+        """Return Marian's name of a matrix of the vocabulary, and whether it is stored with a column per entry."""
+        if ours == "output_projection":
+            # Older versions multiply by it from the right.
+            is_older = f"{_OUTPUT}t" not in self._sizes
+            return _OUTPUT if is_older else f"{_OUTPUT}t", is_older
+        return _EMBEDDING if config.tie_embeddings == "all" else f"{('encoder', 'decoder')[side]}_{_EMBEDDING}", False
 
     @contextmanager
     def _open(self) -> Iterator[zipfile.ZipFile]:
@@ -276,7 +321,8 @@ class MarianWeights:
         return UserError(f"{self.path} has {what}, which a model here cannot express")
 
 
-_EMBEDDING, _LOGIT_BIAS = "Wemb", "decoder_ff_logit_out_b"
+_EMBEDDING, _OUTPUT = "Wemb", "decoder_ff_logit_out_W"
+_LOGIT_BIAS = "decoder_ff_logit_out_b"
 
 
 def _places(config: ModelConfig) -> Iterator[tuple[str, str, tuple[int, int]]]:

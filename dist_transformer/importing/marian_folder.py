@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -11,8 +11,8 @@ from dist_transformer.base.files import SETTINGS_BYTES, TOKENIZER_BYTES, read_sm
 from dist_transformer.config.plain import parse_json
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.marian import MarianVocabulary, wrap_marian
-from dist_transformer.data.vocabulary.tokenizer import BOS_ID, PAD_ID
-from dist_transformer.export.marian import BIAS, SHARED, marian_weights
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID
+from dist_transformer.export.marian import BIAS, marian_weights, matrices_of
 from dist_transformer.model.transformer import Transformer
 
 CONFIG_FILE = "config.json"
@@ -20,21 +20,24 @@ TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 NEVER = -100.0
 """Bias of the output `<s>`, which their models lack: its probability is below e^-70 wherever theirs matter."""
 
+Tied = Literal["target", "none"]
+
 _ACTIVATIONS = {"swish": "swish", "silu": "swish", "relu": "relu", "gelu": "gelu"}
 _REMEDY = "give a folder of MarianMTModel that transformers wrote"
 
 
 def read_vocabulary(folder: Path) -> MarianVocabulary:
-    """Read the three files of the vocabulary.
+    """Read the files of the vocabulary: three, or four if the targets have a table of their own.
 
     Raises:
         UserError: one is missing, or cannot be used.
     """
-    source, target, table = (
-        _read(folder, name, TOKENIZER_BYTES) for name in ("source.spm", "target.spm", "vocab.json")
-    )
+    names = {"source": "source.spm", "target": "target.spm", "table": "vocab.json"}
+    if _json(folder, TOKENIZER_CONFIG_FILE).get("separate_vocabs"):
+        names["target_table"] = "target_vocab.json"
+    files = {name: _read(folder, file, TOKENIZER_BYTES) for name, file in names.items()}
     try:
-        return wrap_marian(source=source, target=target, table=table)
+        return wrap_marian(**files)
     except ValueError as error:
         raise UserError(f"{folder} {error}: {_REMEDY}") from None
 
@@ -46,8 +49,11 @@ def read_languages(folder: Path) -> tuple[str | None, str | None]:
     return (source if isinstance(source, str) else None, target if isinstance(target, str) else None)
 
 
-def read_config(folder: Path) -> ModelConfig:
+def read_config(folder: Path, vocabulary: MarianVocabulary) -> ModelConfig:
     """Read `config.json` as a model of ours.
+
+    Args:
+        vocabulary: that of the folder.
 
     Raises:
         UserError: it is not of a MarianMT model, or of one that our model cannot express.
@@ -66,8 +72,6 @@ def read_config(folder: Path) -> ModelConfig:
         "normalize_before": False,
         "normalize_embedding": False,
         "add_final_layer_norm": False,
-        "share_encoder_decoder_embeddings": True,
-        "tie_word_embeddings": True,
         "add_bias_logits": False,
     }
     for name, value in wanted.items():
@@ -79,10 +83,17 @@ def read_config(folder: Path) -> ModelConfig:
         raise lacks("different numbers of heads in encoder and decoder")
     if values.get("encoder_ffn_dim") != values.get("decoder_ffn_dim"):
         raise lacks("feed-forward layers of different widths in encoder and decoder")
-    if values.get("decoder_vocab_size") not in (None, values.get("vocab_size")):
-        raise lacks("two vocabularies")
-    if values.get("decoder_start_token_id") != values.get("pad_token_id"):
+    shares = values.get("share_encoder_decoder_embeddings", True)
+    ties: Tied = "target" if values.get("tie_word_embeddings", True) else "none"
+    if shares and ties == "none":
+        raise lacks("one embedding and an output apart from it")
+    ends = {ids[EOS_ID] for ids in vocabulary.their_ids}
+    if len(ends) > 1:
+        raise lacks("two ids of </s>")
+    if values.get("decoder_start_token_id") != vocabulary.their_ids[1][PAD_ID]:
         raise lacks("a decoder that does not begin with <pad>")
+    if vocabulary.sizes[1] and shares:
+        raise lacks("two vocabularies with one embedding")
     try:
         return ModelConfig(
             width=values["d_model"],
@@ -97,7 +108,9 @@ def read_config(folder: Path) -> ModelConfig:
             max_positions=values["max_position_embeddings"],
             output_bias=True,
             begin_with_pad=True,
+            tie_embeddings="all" if shares else ties,
             vocab_size=values["vocab_size"],
+            target_vocab_size=values["decoder_vocab_size"] if vocabulary.sizes[1] else 0,
         )
     except (KeyError, TypeError) as error:
         raise UserError(f"{path} is not the configuration of a MarianMT model ({error}): {_REMEDY}") from None
@@ -116,16 +129,17 @@ def our_weights(theirs: dict[str, torch.Tensor], config: ModelConfig, vocabulary
     assert model.output_bias is not None
     with torch.no_grad():
         model.output_bias[BOS_ID] = NEVER
-        model.embedding[BOS_ID] = model.embedding[PAD_ID]
     return model
 
 
-def of_marian(theirs: dict[str, torch.Tensor], config: ModelConfig, their_ids: Sequence[int]) -> Transformer:
+def of_marian(
+    theirs: dict[str, torch.Tensor], config: ModelConfig, their_ids: tuple[Sequence[int], Sequence[int]]
+) -> Transformer:
     """Make our model of their weights.
 
     Args:
         theirs: by the names of `MarianMTModel.state_dict()`.
-        their_ids: id of each entry of our vocabulary in theirs.
+        their_ids: id of each entry of our vocabularies, of sources and of targets, in theirs.
 
     Raises:
         UserError: the weights do not fit the configuration.
@@ -138,7 +152,8 @@ def of_marian(theirs: dict[str, torch.Tensor], config: ModelConfig, their_ids: S
     places = Transformer(config)
     for parameter, numbers in zip(places.parameters(), numbered, strict=True):
         parameter.data = numbers.view(parameter.shape)
-    rows = torch.tensor(their_ids)
+    rows = [torch.tensor(ids) for ids in their_ids]
+    matrices = matrices_of(config)
     flat = torch.cat([tensor.flatten() for tensor in state.values()])
     converted = marian_weights(places)
     if not config.output_bias:
@@ -146,9 +161,9 @@ def of_marian(theirs: dict[str, torch.Tensor], config: ModelConfig, their_ids: S
     for name, place in converted.items():
         tensor = theirs.get(name)
         if tensor is not None and name == BIAS:
-            tensor = tensor[:, rows]
-        elif tensor is not None and name in SHARED:
-            tensor = tensor[rows]
+            tensor = _take(tensor, rows[1], dim=1)
+        elif tensor is not None and name in matrices:
+            tensor = _take(tensor, rows[matrices[name][1]], dim=0)
         if tensor is None or tensor.shape != place.shape:
             raise UserError(f"the weights have no {name} that fits config.json: {_REMEDY}")
         if not tensor.isfinite().all():
@@ -157,6 +172,12 @@ def of_marian(theirs: dict[str, torch.Tensor], config: ModelConfig, their_ids: S
     parts = flat.split(sizes)
     model.load_state_dict({name: part.view(state[name].shape) for name, part in zip(state, parts, strict=True)})
     return model
+
+
+def _take(tensor: torch.Tensor, places: torch.Tensor, *, dim: int) -> torch.Tensor | None:
+    """Return the entries of our vocabulary; None if the tensor is of another size."""
+    fits = tensor.dim() == 2 and tensor.shape[dim] == int(places.max()) + 1
+    return tensor.index_select(dim, places) if fits else None
 
 
 def _read(folder: Path, name: str, most: int) -> bytes:

@@ -15,7 +15,7 @@ from dist_transformer.base.checks import Check
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import write_file
 from dist_transformer.data.vocabulary.marian import MarianVocabulary
-from dist_transformer.data.vocabulary.tokenizer import EOS_ID, PAD_ID, UNK_ID
+from dist_transformer.data.vocabulary.tokenizer import EOS_ID, PAD_ID, UNK_ID, Tokenizer
 from dist_transformer.export.gate import LEAST_IDENTICAL
 from dist_transformer.export.marian import Numbering
 from dist_transformer.export.peer import SENTENCES, IdPair
@@ -26,6 +26,28 @@ _SCORES = " ||| WordScores= "
 _LONGEST_LINE = 100_000
 
 
+class _Side:
+    """Spelling of the entries of one side, and its SentencePiece model."""
+
+    def __init__(self, table: Path, tokenizer: Tokenizer, ours: Sequence[int]) -> None:
+        """Write the table of ids.
+
+        Args:
+            ours: our id of each of theirs.
+        """
+        self.table, self.ours = table, ours
+        pieces = [tokenizer.pieces[i] for i in ours]
+        self.ids = {piece: token for piece, token in zip(pieces, ours, strict=True) if token != PAD_ID}
+        self.spelling = {token: piece for piece, token in self.ids.items()}
+        self.splitter = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.library_file)
+        entries = {piece: number for number, piece in enumerate(pieces) if piece in self.ids}
+        # JSON is YAML.
+        write_file(table, json.dumps(entries, ensure_ascii=False, indent=0))
+
+    def spell(self, row: Sequence[int]) -> list[str]:
+        return [self.spelling[token] for token in row]
+
+
 class MarianPeer:
     """Marian's `score` and `decode`, on the CPU. They read pieces, and their ids from a file in `folder`."""
 
@@ -34,67 +56,60 @@ class MarianPeer:
     def __init__(
         self, program: Path, files: MarianFiles, vocabulary: MarianVocabulary, folder: Path, tags: Sequence[str]
     ) -> None:
-        """Write the table of ids.
+        """Write the tables of ids.
 
         Args:
             tags: tags in front of every source.
         """
         self.program, self.files, self.folder, self.front = program, files, folder, [*tags]
-        numbering = Numbering(vocabulary.their_ids)
-        self.ours = numbering.ours()
-        pieces = [vocabulary.source.pieces[i] for i in self.ours]
-        self.ids = {piece: ours for piece, ours in zip(pieces, self.ours, strict=True) if ours != PAD_ID}
-        self.spelling = {ours: piece for piece, ours in self.ids.items()}
-        table = {piece: number for number, piece in enumerate(pieces) if piece in self.ids}
-        self.table = folder / "ids.yml"
-        # JSON is YAML.
-        write_file(self.table, json.dumps(table, ensure_ascii=False, indent=0))
-        self.splitters = [
-            sentencepiece.SentencePieceProcessor(model_proto=side.library_file)
-            for side in (vocabulary.source, vocabulary.target)
+        sides = (vocabulary.source, vocabulary.target)
+        self.sides = [
+            _Side(folder / f"{name}.yml", side, Numbering(ids).ours())
+            for name, side, ids in zip(("source", "target"), sides, vocabulary.their_ids, strict=True)
         ]
 
     def reads(self, text: str) -> bool:
         return "\0" not in text
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        front = [self.ids[tag] for tag in self.front]
-        splitter = self.splitters[0]
+        side = self.sides[0]
+        front = [side.ids[tag] for tag in self.front]
         if self.files.has_sentencepiece:
             # Marian takes the numbers of the library.
-            rows = [[self.ours[number] for number in splitter.encode(line)] for line in lines]
+            rows = [[side.ours[number] for number in side.splitter.encode(line)] for line in lines]
         else:
-            rows = [[self.ids.get(piece, UNK_ID) for piece in splitter.encode(line, out_type=str)] for line in lines]
+            split = side.splitter.encode(list(lines), out_type=str)
+            rows = [[side.ids.get(piece, UNK_ID) for piece in row] for row in split]
         return [[*front, *row, EOS_ID] for row in rows]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         if self.files.has_sentencepiece:
-            texts = [self.splitters[1].decode_pieces(self._spell(row)) for row in ids]
+            texts = [self.sides[1].splitter.decode_pieces(self.sides[1].spell(row)) for row in ids]
         else:
             # What OPUS-MT does after Marian; pieces may come from either model.
-            texts = ["".join(self._spell(row)).replace("\u2581", " ") for row in ids]
+            texts = ["".join(self.sides[1].spell(row)).replace("\u2581", " ") for row in ids]
         return [text.strip(" ") for text in texts]
 
     def log_probabilities(self, pairs: Sequence[IdPair]) -> list[np.ndarray]:
-        sides = [self.folder / name for name in ("source", "target")]
-        for side, file in enumerate(sides):
-            write_file(file, "".join(f"{' '.join(self._spell(pair[side]))}\n" for pair in pairs))
-        common = ("--vocabs", self.table, self.table, "--max-length", _LONGEST_LINE, "--mini-batch", SENTENCES)
-        lines = self._run("score", "--model", self.files.weights, *common, "--train-sets", *sides, "--word-scores")
+        files = [self.folder / name for name in ("source", "target")]
+        for number, (file, side) in enumerate(zip(files, self.sides, strict=True)):
+            write_file(file, "".join(f"{' '.join(side.spell(pair[number]))}\n" for pair in pairs))
+        common = ("--vocabs", *self.tables, "--max-length", _LONGEST_LINE, "--mini-batch", SENTENCES)
+        lines = self._run("score", "--model", self.files.weights, *common, "--train-sets", *files, "--word-scores")
         found = [np.array(line.partition(_SCORES)[2].split(), dtype=float) for line in lines]
         if len(found) != len(pairs):
             raise UserError(f"{self.program} scored {len(found):,} of {len(pairs):,} pairs: try a newer version")
         return found
 
     def greedy(self, sources: Sequence[list[int]], longest: int) -> list[list[int]]:
-        lines = [" ".join(self._spell(source)) for source in sources]
-        found = self._translate(lines, [len(source) for source in sources], longest, self.table)
-        return [[self.ids[piece] for piece in line.split()][: longest - 1] for line in found]
+        lines = [" ".join(self.sides[0].spell(source)) for source in sources]
+        found = self._translate(lines, [len(source) for source in sources], longest, self.tables)
+        return [[self.sides[1].ids[piece] for piece in line.split()][: longest - 1] for line in found]
 
     def texts(self, vocabulary: MarianVocabulary, lines: Sequence[str], longest: int) -> Check:
         """Check greedy translations of text, which Marian splits and joins itself."""
         sources = vocabulary.source.encode_batch(lines)
-        theirs = self._translate(lines, [len(source) for source in sources], longest, self.files.vocabularies[0])
+        theirs = self._translate(lines, [len(source) for source in sources], longest, self.files.vocabularies)
         same = 0
         for row, line in zip(self.greedy(sources, longest), theirs, strict=True):
             text, whole = vocabulary.target.decode(row), line.strip(" ")
@@ -107,7 +122,14 @@ class MarianPeer:
             f"{LEAST_IDENTICAL:.1%} must be",
         )
 
-    def _translate(self, lines: Sequence[str], lengths: Sequence[int], longest: int, vocabulary: Path) -> list[str]:
+    @property
+    def tables(self) -> list[Path]:
+        """Files of ids of both sides."""
+        return [side.table for side in self.sides]
+
+    def _translate(
+        self, lines: Sequence[str], lengths: Sequence[int], longest: int, vocabularies: Sequence[Path]
+    ) -> list[str]:
         """Translate greedily.
 
         Args:
@@ -121,7 +143,7 @@ class MarianPeer:
             write_file(file, "".join(f"{lines[i]}\n" for i in places))
             factor = math.ceil(longest / (min(lengths[i] for i in places) + 1))
             output = self._run(
-                *("decode", "--models", self.files.weights, "--vocabs", vocabulary, vocabulary, "--input", file),
+                *("decode", "--models", self.files.weights, "--vocabs", *vocabularies, "--input", file),
                 *("--beam-size", 1, "--max-length", _LONGEST_LINE, "--max-length-factor", factor),
                 *("--mini-batch", SENTENCES, "--maxi-batch", 100, "--maxi-batch-sort", "src"),
             )
@@ -130,9 +152,6 @@ class MarianPeer:
             for i, line in zip(places, output, strict=True):
                 found[i] = line
         return found
-
-    def _spell(self, row: Sequence[int]) -> list[str]:
-        return [self.spelling[token] for token in row]
 
     def _run(self, *command: object) -> list[str]:
         threads = ("--cpu-threads", torch.get_num_threads(), "--quiet")

@@ -43,7 +43,7 @@ class Original:
     """A model of another program."""
 
     config: ModelConfig
-    """Its settings as ours; `vocab_size` is that of its embedding, with `<pad>`."""
+    """Its settings as ours; sizes of vocabularies are those of its embeddings, with `<pad>`."""
     vocabulary: MarianVocabulary
     languages: tuple[str | None, str | None] = (None, None)
     """Source and target language; None where it names none."""
@@ -63,17 +63,19 @@ def open_original(path: Path, program: str | None) -> Original:
     """
     if (path / CONFIG_FILE).exists():
         require_library("transformers")
-        config, vocabulary = read_config(path), read_vocabulary(path)
+        vocabulary = read_vocabulary(path)
+        config = read_config(path, vocabulary)
         load = functools.partial(_by_transformers, path, vocabulary)
         return Original(config=config, vocabulary=vocabulary, languages=read_languages(path), load=load)
     files = find_marian_files(path)
     weights = MarianWeights(files.weights)
-    config, vocabulary = weights.config(), read_marian_vocabulary(files)
+    vocabulary = read_marian_vocabulary(files)
+    config = weights.config(has_two=vocabulary.sizes[1] > 0)
     command = find_program(program)
     return Original(
         config=config,
         vocabulary=vocabulary,
-        load=functools.partial(_by_marian, command, files, weights, vocabulary),
+        load=functools.partial(_by_marian, command, files, weights, config, vocabulary),
     )
 
 
@@ -81,10 +83,11 @@ def open_original(path: Path, program: str | None) -> Original:
 def _by_transformers(
     folder: Path, vocabulary: MarianVocabulary, device: torch.device, tags: Sequence[str]
 ) -> Iterator[Loaded]:
-    peer = HuggingFacePeer(folder, device, tags, numbering=Numbering(vocabulary.their_ids))
+    source, target = map(Numbering, vocabulary.their_ids)
+    peer = HuggingFacePeer(folder, device, tags, numberings=(source, target))
     # Theirs reads `</s>` in a text as the end of the text. Ours keeps it text, so that is not compared.
     peer.tokenizer.split_special_tokens = True
-    peer.never = peer.numbering.of([UNK_ID, *vocabulary.source.tag_ids(vocabulary.source.tags)])
+    peer.never = target.of([UNK_ID, *vocabulary.target.tag_ids(vocabulary.target.tags)])
     yield Loaded(peer=peer, weights=dict(peer.model.state_dict()))
 
 
@@ -93,6 +96,7 @@ def _by_marian(
     program: Path,
     files: MarianFiles,
     weights: MarianWeights,
+    config: ModelConfig,
     vocabulary: MarianVocabulary,
     device: torch.device,
     tags: Sequence[str],
@@ -101,4 +105,4 @@ def _by_marian(
     with leaving_at_sigterm(), tempfile.TemporaryDirectory() as folder:
         peer = MarianPeer(program, files, vocabulary, Path(folder), tags)
         more = (functools.partial(peer.texts, vocabulary),) if files.has_sentencepiece else ()
-        yield Loaded(peer=peer, weights=weights.tensors(), more=more)
+        yield Loaded(peer=peer, weights=weights.tensors(config), more=more)

@@ -29,7 +29,7 @@ def test_ctranslate2_finds_the_hypotheses_of_ours(tmp_path: Path) -> None:
 
     model = make_model()
     sources = [source for source in make_sources(40) if source]
-    pieces = names_of(model)
+    pieces = (names_of(model), names_of(model))
     save_for_ctranslate2(model, pieces, tmp_path / "model")
     translator = ctranslate2.Translator(str(tmp_path / "model"), device="cpu", compute_type="float32")
     longest = max(map(len, sources)) + 20
@@ -55,7 +55,7 @@ def test_ctranslate2_finds_the_hypotheses_of_ours(tmp_path: Path) -> None:
 def test_what_is_not_written_for_ctranslate2(change: dict[str, object], message: str, tmp_path: Path) -> None:
     model = make_model(**change)
     with pytest.raises(UserError, match=message):
-        save_for_ctranslate2(model, names_of(model), tmp_path / "model")
+        save_for_ctranslate2(model, (names_of(model), names_of(model)), tmp_path / "model")
     assert not list(tmp_path.iterdir())
 
 

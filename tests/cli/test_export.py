@@ -1,5 +1,6 @@
 """dist-transformer export: what it prints, writes and refuses."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import torch
 from dist_transformer.base.errors import UserError
 from dist_transformer.cli import export as command
 from dist_transformer.export import gate, huggingface
+from dist_transformer.model_folder import ModelInfo, write_model_folder
 from tests.conftest import run_command
 
 Lines = tuple[list[str], list[str]]
@@ -76,10 +78,13 @@ def test_a_failed_check_is_printed_before_the_refusal(
 
 
 @pytest.mark.system
-def test_the_tool_refuses_what_marian_lacks(model_folder: Path, files: list[object], tmp_path: Path) -> None:
-    """`random_model` has embeddings that are not tied: one sentence, status 1, before the dev text is looked at."""
+def test_the_tool_refuses_what_marian_lacks(files: list[object], model_info: ModelInfo, tmp_path: Path) -> None:
+    """One sentence, status 1, before weights and dev text are looked at."""
+    info = dataclasses.replace(model_info, model=dataclasses.replace(model_info.model, norm="pre"))
+    model_folder = tmp_path / "model"
+    write_model_folder(model_folder, info=info, weights={}, tokenizer_json=b"")
     words = ["--model", model_folder, "--to", "hf", *files, "--out", tmp_path / "out"]
     said = run_command(sys.executable, "-m", "dist_transformer", "export", *words, status=1)
-    assert "error: MarianMTModel does not support tie_embeddings = False: only True" in said
+    assert "error: MarianMTModel does not support norm = 'pre': only 'post'" in said
     assert "Traceback" not in said
     assert not (tmp_path / "out").exists()

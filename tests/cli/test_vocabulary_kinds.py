@@ -19,12 +19,14 @@ from tests.serving.running import running_server
 pytestmark = pytest.mark.slow
 
 TOOL = (sys.executable, "-m", "dist_transformer")
-KINDS = {
+JOINT, TWO = ("--vocab-size", 400), ("--src-vocab-size", 380, "--tgt-vocab-size", 360)
+KINDS: dict[str, tuple[object, ...]] = {
     # The others belong to a slice.
-    "unigram": ("sentencepiece",),
-    "bpe-bytes": ("sentencepiece-bpe", "--byte-fallback"),
-    "unigram-bytes": ("sentencepiece", "--byte-fallback"),
-    "bpe": ("sentencepiece-bpe",),
+    "unigram": ("sentencepiece", *JOINT),
+    "bpe-bytes": ("sentencepiece-bpe", "--byte-fallback", *JOINT),
+    "unigram-bytes": ("sentencepiece", "--byte-fallback", *JOINT),
+    "bpe": ("sentencepiece-bpe", *JOINT),
+    "two-bytes": ("sentencepiece", "--byte-fallback", *TWO),
 }
 CLEAN, PLANTED = "Our hungry guests sing.", "\ufeffOur hung\u00adry\u00a0guests sing.\u200b"
 
@@ -45,7 +47,7 @@ def lived(kind: str, toy_data: DataFolder, tmp_path_factory: pytest.TempPathFact
         text = (toy_data.path / "text" / f"train.{language}").read_text(encoding="utf-8")
         (folder / f"train.{language}").write_text(f"{text}{rare}\n\u200b\u00ad\n", encoding="utf-8")
     files = ("--src", folder / "train.en", "--tgt", folder / "train.de", "--valid-pairs", 100)
-    words = (*files, "--vocab-size", 400, "--tag", "<2de>", "--src-tag", "<2de>", "--vocabulary", *KINDS[kind])
+    words = (*files, "--tag", "<2de>", "--src-tag", "<2de>", "--vocabulary", *KINDS[kind])
     said = run_command(*TOOL, "prepare", *words, "--workers", 2, "--out", folder / "data")
     (folder / "prepared.txt").write_text(said)
     data_and_run = ("--data", folder / "data", "--run-dir", folder / "run", "--save-every", 2)
@@ -87,7 +89,7 @@ def test_the_folders_hold_the_librarys_own_file(kind: str, lived: Path, tmp_path
     theirs = DataFolder.open(tmp_path / "data").tokenizer().source
     assert theirs.pieces == [piece for piece in ours.pieces if piece != "<2de>"]
     refused = run_command(*TOOL, "prepare", *files, "--byte-fallback", "--out", tmp_path / "more", status=1)
-    assert "--byte-fallback is for a new vocabulary, but --tokenizer gives an existing one" in " ".join(refused.split())
+    assert "--byte-fallback is for a new vocabulary, but --tokenizer names an existing one" in " ".join(refused.split())
 
 
 def test_translations_and_scores(lived: Path, tmp_path: Path) -> None:

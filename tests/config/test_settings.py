@@ -32,6 +32,8 @@ REFUSED: list[tuple[type, dict[str, Any], str, str, str]] = [
     (ModelConfig, {"width": 100}, "width", "100", "multiple of heads (8), or give head_width"),
     (ModelConfig, {"width": 7, "heads": 1}, "width", "7", "even"),
     (ModelConfig, {"vocab_size": -1}, "vocab_size", "-1", "tokenizer"),
+    (ModelConfig, {"target_vocab_size": -1}, "target_vocab_size", "-1", "tokenizer"),
+    (ModelConfig, {"target_vocab_size": 5}, "tie_embeddings", "'all'", "two vocabularies cannot share all three"),
     *[
         (BatchConfig, {name: 0}, name, "0", ABOVE_0)
         for name in (
@@ -157,7 +159,7 @@ def test_base_is_the_papers() -> None:
     assert (model.width, model.ffn_width, model.heads) == (512, 2048, 8)
     assert (model.dropout, model.attention_dropout, model.ffn_dropout) == (0.1, 0.0, 0.0)
     assert (model.norm, model.activation, model.positions) == ("post", "relu", "sinusoidal")
-    assert model.tie_embeddings
+    assert model.tie_embeddings == "all"
     assert config.max_steps == 100_000
     optimizer = config.optimizer
     assert (optimizer.schedule, optimizer.warmup_steps, optimizer.lr_scale) == ("noam", 4000, 1.0)
@@ -396,3 +398,28 @@ def test_reading_json(tmp_path: Path) -> None:
         read_json(tmp_path)
     file.write_text('{"ä": 1}', encoding="utf-8")
     assert read_json(file) == {"ä": 1}
+
+
+@pytest.mark.parametrize(("value", "written"), [("all", True), ("target", "target"), ("none", False)])
+def test_tied_embeddings_are_written_as_they_were_when_they_were_a_switch(value: Any, written: object) -> None:
+    """So that older runs keep their settings and their identity."""
+    model = ModelConfig(tie_embeddings=value)
+    plain = to_plain(model)
+    assert plain["tie_embeddings"] == written
+    assert "target_vocab_size" not in plain
+    assert from_plain(ModelConfig, plain, "config.json") == model
+    assert from_plain(ModelConfig, {**plain, "tie_embeddings": value}, "config.json") == model
+
+
+def test_two_vocabularies_untie_the_sources_alone() -> None:
+    shapes = {}
+    for ties in ("all", "target", "none"):
+        model = ModelConfig(tie_embeddings=ties).for_vocabularies(30, 20)  # type: ignore[arg-type]
+        shapes[ties] = (model.tie_embeddings, model.vocab_sizes, model.output_size)
+    assert shapes == {
+        "all": ("target", (30, 20), 20),
+        "target": ("target", (30, 20), 20),
+        "none": ("none", (30, 20), 20),
+    }
+    joint = ModelConfig().for_vocabularies(30, 0)
+    assert (joint.tie_embeddings, joint.output_size) == ("all", 30)

@@ -23,7 +23,7 @@ def card(info: ModelInfo, name: str, library: str, tokenizer: str) -> str:
             library=library,
             info=info,
             tags=[name],
-            tokenizer_library=tokenizer,
+            tokenizer_libraries=(tokenizer,),
             parameters=1,
             license=name,
             dev_name=name,

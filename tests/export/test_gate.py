@@ -16,7 +16,9 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.config.directions import Direction
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
-from dist_transformer.data.vocabulary.tokenizer import Tokenizer
+from dist_transformer.data.vocabulary.learning import LearnedKind, Learning
+from dist_transformer.data.vocabulary.pair import wrap_pair
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer, Vocabulary
 from dist_transformer.export import ctranslate2_peer, gate, huggingface, tokenizer_files
 from dist_transformer.export import export as module
 from dist_transformer.export.export import Export, ExportSettings, export
@@ -49,10 +51,13 @@ def make_settings(
         seed: int = 5,
         changes: dict[str, object] | None = None,
         directions: tuple[Direction, ...] = (),
+        vocabulary: Vocabulary | None = None,
         **more: object,
     ):
         tags = [tag for direction in directions for tag in direction.tags]
-        tokenizer = learn_byte_bpe(itertools.chain(*toy_lines), vocab_size=400, tags=tags) if tags else toy_tokenizer
+        tokenizer = vocabulary or toy_tokenizer
+        if tags and vocabulary is None:
+            tokenizer = learn_byte_bpe(itertools.chain(*toy_lines), vocab_size=400, tags=tags)
         torch.manual_seed(seed)
         config = ModelConfig(
             width=16,
@@ -61,9 +66,9 @@ def make_settings(
             encoder_layers=2,
             decoder_layers=1,
             max_positions=160,
-            vocab_size=tokenizer.vocab_size,
         )
-        model = Transformer(dataclasses.replace(config, **(changes or {}))).eval()
+        changed = dataclasses.replace(config, **(changes or {}))
+        model = Transformer(changed.for_vocabularies(*tokenizer.sizes)).eval()
         with torch.no_grad():
             # Biases and norms, too: a forgotten one would otherwise be the zero or one it starts at.
             for name, parameter in model.named_parameters():
@@ -173,7 +178,7 @@ def in_card(settings: ExportSettings) -> str:
     "changes",
     [
         {},
-        {"norm": "pre", "positions": "learned", "tie_embeddings": False},
+        {"norm": "pre", "positions": "learned", "tie_embeddings": "none"},
         {"activation": "swish", "output_bias": True},
     ],
     ids=["post", "pre", "bias"],
@@ -200,6 +205,54 @@ def test_a_folder_for_ctranslate2(
     # The card is the code that users run.
     exec(compiled, {})
     assert capsys.readouterr().out.strip() == str(made.outputs[:3])
+
+
+@pytest.mark.usefixtures("few_lines")
+@pytest.mark.parametrize(
+    ("to", "kinds", "ties"),
+    [
+        ("hf", ("sentencepiece", "sentencepiece-bpe"), "target"),
+        ("hf", ("sentencepiece-bpe", "sentencepiece"), "none"),
+        ("ctranslate2", ("byte-bpe", "sentencepiece"), "none"),
+        ("ctranslate2", ("sentencepiece", "byte-bpe"), "target"),
+    ],
+)
+def test_two_vocabularies(
+    to: str,
+    kinds: tuple[LearnedKind, LearnedKind],
+    ties: str,
+    make_settings: Callable[..., ExportSettings],
+    toy_lines: Lines,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tag, size = "<2de>", {"sentencepiece": 150, "sentencepiece-bpe": 140, "byte-bpe": 300}
+    source, target = (
+        Learning(kind=kind, vocab_size=size[kind], tags=tags).learn(lines)
+        for kind, lines, tags in zip(kinds, toy_lines, ((tag,), ()), strict=True)
+    )
+    one = Direction(source_language="en", target_language="de", tags=(tag,))
+    changes = {"tie_embeddings": ties, "output_bias": True}
+    settings = make_settings(to=to, vocabulary=wrap_pair(source, target), changes=changes, directions=(one,))
+    made, checks = run(settings)
+    assert [check.name for check in checks] == ROWS
+    assert failed(checks) == []
+    example = in_card(settings)
+    shown = '">>2de<<A sentence.", ">>2de<<Another one."' if to == "hf" else '"A sentence.", "Another one."'
+    front = ">>2de<<" if to == "hf" else ""
+    assert shown in example
+    lines = ", ".join(repr(front + line) for line in made.dev.sources[:3])
+    monkeypatch.chdir(settings.out)
+    capsys.readouterr()
+    exec(compile(example.replace(shown, lines), "card", "exec"), {})
+    assert capsys.readouterr().out.strip() == str(made.outputs[:3])
+
+
+def test_transformers_has_no_tokenizer_for_two_of_bytes(
+    make_settings: Callable[..., ExportSettings], toy_lines: Lines
+) -> None:
+    sides = (learn_byte_bpe(lines, vocab_size=300) for lines in toy_lines)
+    assert refused(make_settings(to="hf", vocabulary=wrap_pair(*sides)), "has no tokenizer for two vocabularies") == []
 
 
 @pytest.mark.usefixtures("few_lines")
@@ -261,13 +314,13 @@ def test_other_token_ids_are_refused(
 ) -> None:
     """A tokenizer that makes `</s>` of the text `</s>`: only hostile strings show it."""
     peer = {"hf": huggingface, "ctranslate2": ctranslate2_peer}[to]
-    config, write = huggingface.tokenizer_config, peer.source_tokenizer
+    config, write = huggingface.tokenizer_config, peer.whole_tokenizer
     monkeypatch.setattr(
         huggingface,
         "tokenizer_config",
         lambda positions: config(positions).replace('"split_special_tokens": true', '"split_special_tokens": false'),
     )
-    monkeypatch.setattr(peer, "source_tokenizer", lambda *given, **_: write(*given, knows_specials=True))
+    monkeypatch.setattr(peer, "whole_tokenizer", lambda *given, **_: write(*given, knows_specials=True))
     assert "token ids" in refused(make_settings(to=to), "was not written")
 
 
@@ -398,7 +451,6 @@ def test_what_is_there_stays(make_settings: Callable[..., ExportSettings]) -> No
     [
         ("hf", {"norm": "pre"}, "MarianMTModel does not support norm = 'pre'"),
         ("hf", {"positions": "learned"}, "MarianMTModel does not support positions = 'learned'"),
-        ("hf", {"tie_embeddings": False}, "MarianMTModel does not support tie_embeddings = False"),
         ("hf", {"head_width": 4}, "MarianMTModel has no separate head width"),
         ("hf", {"attention": "distant"}, "MarianMTModel does not support attention = 'distant'"),
         ("ctranslate2", {"attention": "distant"}, "CTranslate2 supports only softmax attention"),
@@ -468,7 +520,7 @@ def test_a_direction_must_be_chosen(make_settings: Callable[..., ExportSettings]
 def test_forgotten_tags_are_found(
     make_settings: Callable[..., ExportSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = tokenizer_files.source_tokenizer
-    monkeypatch.setattr(huggingface, "source_tokenizer", lambda one, tags, **more: whole(one, tags[1:], **more))
+    whole = tokenizer_files.whole_tokenizer
+    monkeypatch.setattr(huggingface, "whole_tokenizer", lambda one, tags, **more: whole(one, tags[1:], **more))
     settings = make_settings(to="hf", directions=DIRECTIONS, direction="de-en")
     assert refused(settings, r"was not written, .*\(token ids\)") == ["token ids"]

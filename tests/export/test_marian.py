@@ -123,7 +123,6 @@ def test_positions_are_those_of_marian_in_another_order() -> None:
         {"norm_epsilon": 1e-6},
         {"positions": "learned"},
         {"attention": "distant"},
-        {"tie_embeddings": False},
         {"head_width": 8},
     ],
 )

@@ -192,8 +192,9 @@ def read_tokenizer(lab: Lab, content: bytes) -> None:
 def read_marian(lab: Lab, content: bytes) -> None:
     """The checks of an import begin after this."""
     files = find_marian_files(lab.folder / "marian")
-    read_marian_vocabulary(files).source.encode("a sentence")
-    MarianWeights(files.weights).tensors()
+    vocabulary, weights = read_marian_vocabulary(files), MarianWeights(files.weights)
+    vocabulary.source.encode("a sentence")
+    weights.tensors(weights.config(has_two=vocabulary.sizes[1] > 0))
 
 
 def read_packed(lab: Lab, content: bytes) -> None:

@@ -10,6 +10,10 @@ import numpy as np
 import sentencepiece
 
 Arrays = dict[str, np.ndarray]
+Kind = Literal["spm", "yml"]
+Lines = tuple[Sequence[str], Sequence[str]]
+
+SIDES, STACKS = ("source", "target"), ("encoder", "decoder")
 
 WIDTH, HEADS, INNER = 16, 2, 24
 SETTINGS: dict[str, Any] = {
@@ -50,47 +54,73 @@ def learn(text: Sequence[str], **more: Any) -> bytes:
     return written.getvalue()
 
 
-def write_vocabulary(folder: Path, lines: tuple[Sequence[str], Sequence[str]], kind: Literal["spm", "yml"]) -> int:
-    """Write `joint.spm`, or `joint.yml` with `source.spm` and `target.spm`; return the number of entries."""
+def write_vocabularies(folder: Path, lines: Lines, kind: Kind, *, two: bool = False) -> tuple[list[Path], list[int]]:
+    """Write `joint.spm`, or `joint.yml` with `source.spm` and `target.spm`, or with `two` one of each side.
+
+    Returns:
+        the vocabularies that Marian reads, and their entries.
+    """
+    models = {side: learn(text) for side, text in zip(SIDES, lines, strict=True)}
     if kind == "spm":
-        (folder / "joint.spm").write_bytes(content := learn([*lines[0], *lines[1]]))
-        return sentencepiece.SentencePieceProcessor(model_proto=content).get_piece_size()
-    pieces: set[str] = set()
-    for side, text in zip(("source", "target"), lines, strict=True):
-        (folder / f"{side}.spm").write_bytes(content := learn(text))
-        library = sentencepiece.SentencePieceProcessor(model_proto=content)
-        pieces |= {library.id_to_piece(i) for i in range(2, library.get_piece_size())}
+        contents = [models[side] for side in SIDES] if two else [learn([*lines[0], *lines[1]])] * 2
+        files = [folder / f"{name}.spm" for name in (SIDES if two else ("joint", "joint"))]
+        for file, content in zip(files, contents, strict=True):
+            file.write_bytes(content)
+        return files, [len(pieces_of(content)) + 2 for content in contents]
+    for side, content in models.items():
+        (folder / f"{side}.spm").write_bytes(content)
+    pieces = [pieces_of(content) for content in models.values()]
+    tables = [table_of(side) for side in (pieces if two else [pieces[0] | pieces[1]] * 2)]
+    files = [folder / f"{name}.yml" for name in (SIDES if two else ("joint", "joint"))]
+    for file, table in zip(files, tables, strict=True):
+        file.write_text("".join(f"{_spelled(word, i)}: {i}\n" for i, word in enumerate(table)))
+    return files, [len(table) for table in tables]
+
+
+def pieces_of(model: bytes) -> set[str]:
+    library = sentencepiece.SentencePieceProcessor(model_proto=model)
+    return {library.id_to_piece(i) for i in range(2, library.get_piece_size())}
+
+
+def table_of(pieces: set[str]) -> list[str]:
     table = ["</s>", "<unk>", ">>de<<", *sorted(pieces)]
     # Words that a reader of YAML may take for something else.
-    table += [word for word in ("yes", "1.5") if word not in pieces]
-    rows = "".join(
-        f"{json.dumps(word, ensure_ascii=False) if i < 9 else _bare(word)}: {i}\n" for i, word in enumerate(table)
-    )
-    (folder / "joint.yml").write_text(rows)
-    return len(table)
+    return [*table, *(word for word in ("yes", "1.5") if word not in pieces)]
 
 
-def _bare(word: str) -> str:
-    return word if word in ("yes", "1.5") else json.dumps(word, ensure_ascii=False)
+def _spelled(word: str, number: int) -> str:
+    return word if number > 8 and word in ("yes", "1.5") else json.dumps(word, ensure_ascii=False)
 
 
-def write_decoder(folder: Path, kind: Literal["spm", "yml"], model: str = "model.npz") -> Path:
+def write_decoder(folder: Path, vocabularies: Sequence[Path]) -> Path:
     file = folder / "decoder.yml"
-    file.write_text(
-        f"relative-paths: false\nmodels:\n  - {model}\nvocabs:\n  - joint.{kind}\n  - joint.{kind}\nbeam-size: 6\n"
-    )
+    listed = "".join(f"  - {vocabulary.name}\n" for vocabulary in vocabularies)
+    file.write_text(f"relative-paths: false\nmodels:\n  - model.npz\nvocabs:\n{listed}beam-size: 6\n")
     return file
 
 
-def random_arrays(entries: int) -> Arrays:
-    """Return weights by Marian's names. They are no multiples of one another, and no bias is zero."""
+def random_arrays(entries: Sequence[int], ties: str) -> Arrays:
+    """Return weights by Marian's names. They are no multiples of one another, and no bias is zero.
+
+    Args:
+        entries: of both sides.
+        ties: `all`, `target`, or `none`; with an older version of Marian, `none, older`.
+    """
     rng = np.random.default_rng(0)
 
     def draw(*shape: int, scale: float = 0.3) -> np.ndarray:
         return (rng.standard_normal(shape) * scale).astype(np.float32)
 
-    arrays = {"Wemb": draw(entries, WIDTH), "decoder_ff_logit_out_b": draw(1, entries)}
-    for side, count in (("encoder", SETTINGS["enc-depth"]), ("decoder", SETTINGS["dec-depth"])):
+    arrays = {"decoder_ff_logit_out_b": draw(1, entries[1])}
+    if ties == "all":
+        arrays["Wemb"] = draw(entries[1], WIDTH)
+    else:
+        arrays |= {f"{name}_Wemb": draw(size, WIDTH) for name, size in zip(STACKS, entries, strict=True)}
+    if ties == "none":
+        arrays["decoder_ff_logit_out_Wt"] = draw(entries[1], WIDTH)
+    elif ties == "none, older":
+        arrays["decoder_ff_logit_out_W"] = draw(WIDTH, entries[1])
+    for side, count in zip(STACKS, (SETTINGS["enc-depth"], SETTINGS["dec-depth"]), strict=True):
         for layer in range(1, count + 1):
             name = f"{side}_l{layer}"
             norms = [f"{name}_ffn_ffn"]
@@ -111,15 +141,14 @@ def write_npz(file: Path, arrays: Arrays, settings: dict[str, Any]) -> None:
     np.savez(file, **arrays, **{"special:model.yml": np.frombuffer(text.encode() + b"\0", np.int8)})
 
 
-def write_model(
-    folder: Path, lines: tuple[Sequence[str], Sequence[str]], kind: Literal["spm", "yml"] = "spm", **more: Any
-) -> Arrays:
+def write_model(folder: Path, lines: Lines, kind: Kind = "spm", *, two: bool = False, ties: str = "all") -> Arrays:
     """Write a whole folder; return its weights."""
     folder.mkdir()
-    entries = write_vocabulary(folder, lines, kind)
-    write_decoder(folder, kind)
-    arrays = random_arrays(entries)
-    write_npz(folder / "model.npz", arrays, SETTINGS | {"dim-vocabs": [entries, entries]} | more)
+    vocabularies, entries = write_vocabularies(folder, lines, kind, two=two)
+    write_decoder(folder, vocabularies)
+    arrays = random_arrays(entries, ties)
+    tied = {"tied-embeddings-all": ties == "all", "tied-embeddings": ties == "target"}
+    write_npz(folder / "model.npz", arrays, SETTINGS | {"dim-vocabs": entries} | tied)
     return arrays
 
 
@@ -166,18 +195,21 @@ def log_probabilities(arrays: Arrays, source: Sequence[int], target: Sequence[in
         angles = np.arange(count)[:, None] * 10000 ** (-np.arange(half) / (half - 1))
         return np.concatenate([np.sin(angles), np.cos(angles)], 1)
 
-    x = weights["Wemb"][list(source)] * WIDTH**0.5 + positions(len(source))
+    embeddings = [weights.get("Wemb", weights.get(f"{name}_Wemb")) for name in STACKS]
+    older = weights.get("decoder_ff_logit_out_W")
+    output = weights.get("decoder_ff_logit_out_Wt", embeddings[1] if older is None else older.T)
+    x = embeddings[0][list(source)] * WIDTH**0.5 + positions(len(source))
     for layer in range(1, SETTINGS["enc-depth"] + 1):
         x = attend(f"encoder_l{layer}_self", x, x)
         x = feed_forward(f"encoder_l{layer}_ffn", x)
     # The decoder begins with zeros, and sees each token one place later.
-    shifted = np.concatenate([np.zeros((1, WIDTH)), weights["Wemb"][list(target)][:-1]])
+    shifted = np.concatenate([np.zeros((1, WIDTH)), embeddings[1][list(target)][:-1]])
     y = shifted * WIDTH**0.5 + positions(len(target))
     for layer in range(1, SETTINGS["dec-depth"] + 1):
         y = attend(f"decoder_l{layer}_self", y, y, causal=True)
         y = attend(f"decoder_l{layer}_context", y, x)
         y = feed_forward(f"decoder_l{layer}_ffn", y)
-    logits = y @ weights["Wemb"].T + weights["decoder_ff_logit_out_b"]
+    logits = y @ output.T + weights["decoder_ff_logit_out_b"]
     logits -= logits.max(1, keepdims=True)
     values = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     return values[np.arange(len(target)), list(target)]

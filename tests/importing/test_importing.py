@@ -18,7 +18,7 @@ from dist_transformer.base.checks import Check
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.files import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, PAD_ID, SPECIALS
-from dist_transformer.export import huggingface, marian
+from dist_transformer.export import huggingface
 from dist_transformer.export.export import ExportSettings, export
 from dist_transformer.export.libraries import Target
 from dist_transformer.importing import importing, marian_folder
@@ -28,6 +28,7 @@ from dist_transformer.inference.translator import Translator
 from dist_transformer.model_folder import load_model, write_model_folder
 
 CPU = torch.device("cpu")
+SHARED = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
 ROWS = ["token ids", "decoding", "log-probabilities", "greedy search"]
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -41,6 +42,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "one head, gelu": {"heads": 1, "activation": "gelu", "positions": 100},
     "BPE": {"model_type": "bpe", "layers": (1, 2), "ffn": 24},
+    "two vocabularies": {"two": True},
+    "two vocabularies, an output apart": {"two": True, "tied": False, "languages": (">>de<<", ">>nl<<")},
 }
 
 
@@ -65,26 +68,36 @@ def write_folder(
     languages: tuple[str, ...] = (),
     positions: int = 512,
     model_type: str = "unigram",
+    two: bool = False,
+    tied: bool = True,
 ) -> MarianMTModel:
     """Write a folder with random weights, large biases too, and `.spm` files that SentencePiece learned."""
     folder.mkdir()
-    pieces: set[str] = set()
+    pieces: list[set[str]] = []
     for side, text in zip(("source", "target"), lines, strict=True):
         written = io.BytesIO()
         settings = {"vocab_size": 150, "model_type": model_type, "hard_vocab_limit": False, "minloglevel": 2}
         sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(text), model_writer=written, **settings)
         (folder / f"{side}.spm").write_bytes(written.getvalue())
         library = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
-        pieces |= {library.id_to_piece(i) for i in range(3, library.get_piece_size())}
-    table = ["</s>", "<unk>", *languages, *sorted(pieces), "<pad>"]
-    (folder / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(table)}, ensure_ascii=False))
-    names = {"source_lang": "en", "target_lang": "de", "tokenizer_class": "MarianTokenizer"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+        pieces.append({library.id_to_piece(i) for i in range(3, library.get_piece_size())})
+    # <pad> has another id in each table.
+    tables = [
+        ["</s>", "<unk>", *languages, *sorted(one), "<pad>"] for one in (pieces if two else [pieces[0] | pieces[1]])
+    ]
+    for file, table in zip(("vocab.json", "target_vocab.json"), tables, strict=False):
+        (folder / file).write_text(json.dumps({piece: i for i, piece in enumerate(table)}, ensure_ascii=False))
+    names: dict[str, object] = {"source_lang": "en", "target_lang": "de", "tokenizer_class": "MarianTokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names | ({"separate_vocabs": True} if two else {})))
     torch.manual_seed(0)
-    pad = len(table) - 1
+    pads = [len(table) - 1 for table in tables]
+    pad = pads[-1]
     model = MarianMTModel(
         MarianConfig(
-            vocab_size=len(table),
+            vocab_size=len(tables[0]),
+            decoder_vocab_size=len(tables[-1]),
+            share_encoder_decoder_embeddings=not two,
+            tie_word_embeddings=tied,
             d_model=width,
             encoder_layers=layers[0],
             decoder_layers=layers[1],
@@ -95,7 +108,7 @@ def write_folder(
             activation_function=activation,
             max_position_embeddings=positions,
             scale_embedding=True,
-            pad_token_id=pad,
+            pad_token_id=min(pads),
             eos_token_id=0,
             forced_eos_token_id=0,
             decoder_start_token_id=pad,
@@ -104,10 +117,12 @@ def write_folder(
     ).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "shared" not in name and "embed_positions" not in name:
+            if "shared" not in name and "embed" not in name:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
-        model.model.shared.weight.mul_(8)
-        model.model.shared.weight[pad] = 0
+        embeddings = [model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight]
+        for weight, zeros in zip(embeddings if two else embeddings[:1], pads, strict=True):
+            weight.mul_(8)
+            weight[zeros] = 0
         model.final_logits_bias.normal_(std=2)
     model.save_pretrained(folder)
     return model
@@ -147,17 +162,21 @@ def test_a_folder_of_any_shape(folder: Path, tmp_path: Path) -> None:
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
     model, tokenizer, info = load_model(tmp_path / "model", CPU)
     # By the files themselves.
-    table = json.loads((folder / "vocab.json").read_text())
+    files = [folder / name for name in ("vocab.json", "target_vocab.json") if (folder / name).exists()]
+    tables = [json.loads(file.read_text()) for file in files]
+    table = tables[-1]
     theirs = safetensors.torch.load_file(folder / "model.safetensors")
-    assert tokenizer.source.pieces[: len(SPECIALS)] == [*SPECIALS]
-    assert {*tokenizer.source.pieces} == {*table, "<s>"}
+    for side, entries in ((tokenizer.source, tables[0]), (tokenizer.target, table)):
+        assert side.pieces[: len(SPECIALS)] == [*SPECIALS]
+        assert {*side.pieces} == {*entries, "<s>"}
     assert tokenizer.source.library_file == (folder / "source.spm").read_bytes()
     assert tokenizer.target.library_file == (folder / "target.spm").read_bytes()
     assert model.output_bias is not None
-    for ours, piece in enumerate(tokenizer.source.pieces):
+    for ours, piece in enumerate(tokenizer.target.pieces):
         if ours != BOS_ID:
             assert model.output_bias[ours] == theirs["final_logits_bias"][0, table[piece]]
-    assert torch.equal(model.embedding[BOS_ID], model.embedding[PAD_ID])
+    for name, weight in model.embedding_weights().items():
+        assert torch.equal(weight[BOS_ID], weight[PAD_ID]), name
     languages = [piece for piece in table if piece.startswith(">>")]
     assert [*tokenizer.source.tags] == languages
     names = [f"en-{language.strip('<>')}" for language in languages] or ["en-de"]
@@ -173,7 +192,7 @@ def test_a_folder_of_any_shape(folder: Path, tmp_path: Path) -> None:
     assert again.keys() == theirs.keys()
     for name, tensor in theirs.items():
         assert torch.equal(again[name], tensor), name
-    for name in ("source.spm", "target.spm", "vocab.json"):
+    for name in ("source.spm", "target.spm", *(file.name for file in files)):
         assert (out / name).read_bytes() == before[name]
     huggingface.write_generation_config(out, tokenizer, info.model, length_penalty=1.0)
     assert generated(out, table) == generated(folder, table)
@@ -218,15 +237,17 @@ def test_the_vocabulary_splits_each_side_by_its_own_model(folder: Path, tmp_path
     vocabulary = marian_folder.read_vocabulary(folder)
     vocabulary.save(tmp_path / "tokenizer.json")
     again = load_vocabulary(tmp_path / "tokenizer.json")
-    table = json.loads((folder / "vocab.json").read_text())
     for name, side in (("source", again.source), ("target", again.target)):
+        file = folder / "target_vocab.json"
+        table = json.loads((file if name == "target" and file.exists() else folder / "vocab.json").read_text())
         library = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{name}.spm"))
         for text in ("Our hungry guests sing.", "Unsere Gäste singen 北京!", "</s> <pad> >>de<<"):
             pieces = library.encode(text, out_type=str)
             expected = [piece if piece in table and piece not in SPECIALS else "<unk>" for piece in pieces]
             assert [side.pieces[token] for token in side.encode(text)] == expected
             assert len(side.token_starts(side.normalize(text))) == len(side.encode(side.normalize(text)))
-        assert side.decode(side.encode("hungry")) == "hungry"
+        word = {"source": "hungry", "target": "Gäste"}[name]
+        assert side.decode(side.encode(word)) == word
     assert again.source.encode("Our guests") != again.target.encode("Our guests")
 
 
@@ -280,6 +301,15 @@ def add_entry(name: str) -> Callable[[Path], object]:
     return change
 
 
+def give_second_table(folder: Path, *, end: int = 0) -> None:
+    """Give the targets a table of their own, maybe with another id of `</s>`."""
+    table = json.loads((folder / "vocab.json").read_text())
+    other = next(piece for piece, number in table.items() if number == end)
+    table["</s>"], table[other] = table[other], table["</s>"]
+    (folder / "target_vocab.json").write_text(json.dumps(table))
+    edit("tokenizer_config.json", separate_vocabs=True)(folder)
+
+
 FC1 = "model.decoder.layers.1.fc1.weight"
 
 
@@ -304,7 +334,7 @@ def as_pickle(more: object = None) -> Callable[[Path], object]:
 
     def write(folder: Path) -> None:
         weights: dict[str, Any] = safetensors.torch.load_file(folder / "model.safetensors")
-        weights |= {name: weights["model.shared.weight"].clone() for name in marian.SHARED}
+        weights |= {name: weights["model.shared.weight"].clone() for name in SHARED}
         (folder / "model.safetensors").unlink()
         torch.save(weights | ({} if more is None else {"more": more}), folder / "pytorch_model.bin")
 
@@ -329,10 +359,13 @@ def test_a_folder_of_an_older_version_in_half_precision(plain: Path, tmp_path: P
         (edit("config.json", model_type="bart"), "is of a model of type 'bart', not marian"),
         (edit("config.json", scale_embedding=False), "has scale_embedding = False, which a model here cannot express"),
         (edit("config.json", activation_function="tanh"), "has the activation 'tanh', which"),
-        (edit("config.json", share_encoder_decoder_embeddings=False), "share_encoder_decoder_embeddings = False"),
+        (edit("config.json", tie_word_embeddings=False), "has one embedding and an output apart from it, which"),
+        (edit("config.json", share_encoder_decoder_embeddings=False), "do not fit its config.json (missing: "),
         (edit("config.json", decoder_attention_heads=8), "different numbers of heads"),
         (edit("config.json", decoder_ffn_dim=2), "feed-forward layers of different widths"),
-        (edit("config.json", decoder_vocab_size=7), "two vocabularies"),
+        (edit("tokenizer_config.json", separate_vocabs=True), "target_vocab.json cannot be read (No such file"),
+        (give_second_table, "has two vocabularies with one embedding, which"),
+        (lambda folder: give_second_table(folder, end=5), "has two ids of </s>, which"),
         (edit("config.json", decoder_start_token_id=0), "does not begin with <pad>"),
         (edit("config.json", vocab_size=9, decoder_vocab_size=9), "has 9 entries in its settings and"),
         (edit("config.json", d_model="wide"), "is not the configuration of a MarianMT model"),

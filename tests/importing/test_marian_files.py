@@ -1,12 +1,11 @@
 """Marian's own files become models that compute what Marian computes."""
 
-import dataclasses
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,32 +18,44 @@ from dist_transformer.export.marian import Numbering
 from dist_transformer.importing.marian_files import MarianWeights, find_marian_files, read_marian_vocabulary
 from dist_transformer.importing.marian_folder import our_weights
 from dist_transformer.inference.scoring import score_ids
-from tests.importing.marian_npz import SETTINGS, log_probabilities, write_decoder, write_model, write_npz
+from tests.importing.marian_npz import SETTINGS, Kind, learn, log_probabilities, write_decoder, write_model, write_npz
 
 CPU = torch.device("cpu")
 Lines = tuple[list[str], list[str]]
 
 
-@pytest.mark.parametrize("kind", ["spm", "yml"])
+@pytest.mark.parametrize(
+    ("kind", "two", "ties"),
+    [
+        ("spm", False, "all"),
+        ("yml", False, "all"),
+        ("spm", False, "target"),
+        ("spm", True, "target"),
+        ("yml", True, "none"),
+        ("spm", True, "none, older"),
+    ],
+)
 def test_log_probabilities_are_those_of_the_formulas(
-    kind: Literal["spm", "yml"], toy_lines: Lines, tmp_path: Path
+    kind: Kind, two: bool, ties: str, toy_lines: Lines, tmp_path: Path
 ) -> None:
-    arrays = write_model(tmp_path / "model", toy_lines, kind)
+    arrays = write_model(tmp_path / "model", toy_lines, kind, two=two, ties=ties)
     files = find_marian_files(tmp_path / "model")
     weights, vocabulary = MarianWeights(files.weights), read_marian_vocabulary(files)
-    config = dataclasses.replace(weights.config(), vocab_size=vocabulary.source.vocab_size)
-    model = our_weights(weights.tensors(), config, vocabulary)
+    assert (vocabulary.sizes[1] > 0) == two
+    config = weights.config(has_two=two)
+    assert config.tie_embeddings == ties.split(",", maxsplit=1)[0]
+    model = our_weights(weights.tensors(config), config.for_vocabularies(*vocabulary.sizes), vocabulary)
     texts = ("Our hungry guests sing.", "Die alten Ärzte 北京!")
     pair = (vocabulary.source.encode(texts[0]), vocabulary.target.encode(texts[1]))
-    theirs = [Numbering(vocabulary.their_ids).of([*row, EOS_ID]) for row in pair]
+    theirs = [Numbering(ids).of([*row, EOS_ID]) for ids, row in zip(vocabulary.their_ids, pair, strict=True)]
     # Their ids, by the library and the file alone.
-    names = ("joint", "joint") if kind == "spm" else ("source", "target")
-    for name, text, row in zip(names, texts, theirs, strict=True):
+    names = ("joint", "joint") if kind == "spm" and not two else ("source", "target")
+    for name, file, text, row in zip(names, files.vocabularies, texts, theirs, strict=True):
         library = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "model" / f"{name}.spm"))
         if kind == "spm":
             assert row == [*library.encode(text), 0]
         else:
-            entries = [line.rpartition(": ")[0].strip('"') for line in files.vocabularies[0].read_text().splitlines()]
+            entries = [line.rpartition(": ")[0].strip('"') for line in file.read_text().splitlines()]
             assert [entries[i] for i in row] == [
                 piece if piece in entries else "<unk>" for piece in [*library.encode(text, out_type=str), "</s>"]
             ]
@@ -86,12 +97,12 @@ def rename(vocabulary: str) -> Callable[[Path], object]:
 
 
 def name_two(folder: Path) -> None:
-    write_decoder(folder, "spm").rename(folder / "a.decoder.yml")
-    write_decoder(folder, "spm").rename(folder / "b.decoder.yml")
+    for name in "ab":
+        write_decoder(folder, [folder / "joint.spm"] * 2).rename(folder / f"{name}.decoder.yml")
 
 
 def take_other_target(folder: Path) -> None:
-    (folder / "other.spm").write_bytes((folder / "joint.spm").read_bytes() + b"\n")
+    (folder / "other.spm").write_bytes(learn(["Ganz andere Worte."] * 20))
     file = folder / "decoder.yml"
     file.write_text(file.read_text().replace("joint.spm\nbeam", "other.spm\nbeam"))
 
@@ -101,7 +112,9 @@ def take_other_target(folder: Path) -> None:
     [
         (edit(type="s2s"), "has type: s2s, which a model here cannot express"),
         (edit(transformer_decoder_autoreg="rnn"), "has transformer-decoder-autoreg: rnn, which"),
-        (edit(tied_embeddings_all=False), "has tied-embeddings-all: false, which"),
+        (edit(tied_embeddings_all=False), "has no weights encoder_Wemb, which its settings demand"),
+        (edit(tied_embeddings_all=False, tied_embeddings_src=True), "has one embedding and an output apart from it"),
+        (edit(dim_vocabs=[3, 4]), "has a vocabulary of two sizes, ['3', '4'], which"),
         (edit(lemma_dim_emb=8), "has lemma-dim-emb: 8, which"),
         (edit(input_types=["sequence", "class"]), "has input-types: ['sequence', 'class'], which"),
         (edit(transformer_preprocess="n"), "has transformer-preprocess: n, which"),
@@ -125,7 +138,7 @@ def take_other_target(folder: Path) -> None:
         (lambda folder: (folder / "decoder.yml").write_text("models: [a, b]"), "names 2 models and 0 vocabularies"),
         (name_two, "has 2 models: name one of them, such as"),
         (rename("joint.fsv"), "is a vocabulary of a kind that a model here cannot express, such as factors"),
-        (take_other_target, "are two vocabularies, which a model here cannot express"),
+        (take_other_target, "has two vocabularies with one embedding, which"),
     ],
 )
 def test_what_cannot_be_expressed_is_named(
@@ -147,8 +160,9 @@ def whole(toy_lines: Lines, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read_all(path: Path) -> None:
     files = find_marian_files(path)
-    read_marian_vocabulary(files)
-    MarianWeights(files.weights).tensors()
+    has_two = read_marian_vocabulary(files).sizes[1] > 0
+    weights = MarianWeights(files.weights)
+    weights.tensors(weights.config(has_two=has_two))
 
 
 def test_aliases_that_multiply_are_refused_at_once(whole: Path, tmp_path: Path) -> None:

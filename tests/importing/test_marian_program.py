@@ -4,7 +4,7 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -18,12 +18,11 @@ from dist_transformer.importing.marian_files import MarianWeights
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model_folder import load_model
-from tests.importing.marian_npz import write_decoder, write_vocabulary
+from tests.importing.marian_npz import Kind, write_decoder, write_vocabularies
 from tests.importing.test_importing import ROWS, Silent
 
 CPU = torch.device("cpu")
 Lines = tuple[list[str], list[str]]
-Kind = Literal["spm", "yml"]
 
 
 @pytest.fixture(scope="module")
@@ -38,30 +37,23 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment / "bin" / "pymarian"
 
 
-def train(program: Path, folder: Path, lines: Lines, kind: Kind, *more: object) -> Path:
+def train(program: Path, folder: Path, lines: Lines, kind: Kind, *more: object, two: bool = False) -> Path:
     """Train for some steps; return decoder.yml."""
     folder.mkdir()
-    entries = write_vocabulary(folder, lines, kind)
-    vocabulary = folder / f"joint.{kind}"
+    vocabularies, entries = write_vocabularies(folder, lines, kind, two=two)
     files = [folder / name for name in ("train.en", "train.de")]
     for side, file in enumerate(files):
         file.write_text("".join(f"{line}\n" for line in lines[side]))
     common = ("--cpu-threads", 1, "--seed", 1, "--workspace", 128, "--tempdir", folder, "--quiet")
     size = ("--dim-emb", 32, "--enc-depth", 2, "--dec-depth", 1, "--transformer-heads", 2, "--transformer-dim-ffn", 48)
     batch = ("--mini-batch", 64, "--learn-rate", 0.003, "--label-smoothing", 0.1)
-    data = ("--train-sets", *files, "--vocabs", vocabulary, vocabulary, "--dim-vocabs", entries, entries)
-    kinds = more or (
-        "--after",
-        "150u",
-        "--type",
-        "transformer",
-        "--tied-embeddings-all",
-        "--transformer-ffn-activation",
-        "swish",
-    )
-    command = (program, "train", "--model", folder / "model.npz", *common, *size, *batch, *data, *kinds)
+    data = ("--train-sets", *files, "--vocabs", *vocabularies, "--dim-vocabs", *entries)
+    command = (program, "train", "--model", folder / "model.npz", *common, *size, *batch, *data, *more)
     subprocess.run([*map(str, command)], check=True, capture_output=True, timeout=600)
-    return write_decoder(folder, kind)
+    return write_decoder(folder, vocabularies)
+
+
+ALL, TARGET = "--tied-embeddings-all", "--tied-embeddings"
 
 
 @pytest.mark.slice(name="marian")
@@ -69,11 +61,17 @@ def test_trained_models_agree_with_their_own_program(
     program: Path, toy_lines: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importing, "COMPARED_LINES", 50)
-    kinds: tuple[Kind, ...] = ("spm", "yml")
-    for kind in kinds:
-        decoder = train(program, tmp_path / kind, toy_lines, kind)
+    kinds: dict[str, tuple[Kind, bool, tuple[str, ...]]] = {
+        "spm": ("spm", False, (ALL,)),
+        "yml": ("yml", False, (ALL,)),
+        "two-spm": ("spm", True, (TARGET,)),
+        "two-yml": ("yml", True, ()),
+    }
+    transformer = ("--after", "150u", "--type", "transformer", "--transformer-ffn-activation", "swish")
+    for name, (kind, two, ties) in kinds.items():
+        decoder = train(program, tmp_path / name, toy_lines, kind, *transformer, *ties, two=two)
         before = {file.name: file.read_bytes() for file in decoder.parent.iterdir()}
-        out = tmp_path / f"{kind}-model"
+        out = tmp_path / f"{name}-model"
         checks = run(decoder, out, program)
         rows = [*ROWS, "text"] if kind == "spm" else ROWS
         assert [(check.name, check.state) for check in checks] == [(name, "ok") for name in rows]
@@ -92,15 +90,15 @@ def test_trained_models_agree_with_their_own_program(
         "ssru": ("--type", "transformer", "--transformer-decoder-autoreg", "rnn", "--dec-cell", "ssru"),
     }
     for name, more in recurrent.items():
-        decoder = train(program, tmp_path / name, toy_lines, "spm", *more, "--tied-embeddings-all", "--after", "1u")
+        decoder = train(program, tmp_path / name, toy_lines, "spm", *more, ALL, "--after", "1u")
         with pytest.raises(
             UserError, match=f"has {'transformer-decoder-autoreg: rnn' if name == 'ssru' else 'type: s2s'}"
         ):
             run(decoder, tmp_path / "no", program)
 
 
-def with_papers_positions(weights: MarianWeights, config: Any = MarianWeights.config) -> ModelConfig:
-    return dataclasses.replace(config(weights), positions="sinusoidal")
+def with_papers_positions(weights: MarianWeights, *, has_two: bool, config: Any = MarianWeights.config) -> ModelConfig:
+    return dataclasses.replace(config(weights, has_two=has_two), positions="sinusoidal")
 
 
 def run(decoder: Path, out: Path, program: Path) -> list[Check]:

@@ -24,7 +24,7 @@ def make_model(seed: int = 3, *, sharpness: float = 3.0, vocab_size: int = 23, *
     """Random, with an output projection large enough that hypotheses differ and some end early."""
     torch.manual_seed(seed)
     shape = {"width": 16, "heads": 2, "ffn_width": 32, "encoder_layers": 2, "decoder_layers": 2, "max_positions": 64}
-    config = ModelConfig(**{**shape, "tie_embeddings": False, "vocab_size": vocab_size, **settings})  # type: ignore[arg-type]
+    config = ModelConfig(**{**shape, "tie_embeddings": "none", "vocab_size": vocab_size, **settings})  # type: ignore[arg-type]
     model = Transformer(config).eval()
     with torch.no_grad():
         model.output_projection.mul_(sharpness)

@@ -28,7 +28,7 @@ def model(tokenizer: Tokenizer) -> Transformer:
     """Untrained; 160 positions."""
     torch.manual_seed(3)
     small = {"width": 16, "heads": 2, "ffn_width": 32, "encoder_layers": 1, "decoder_layers": 1, "max_positions": 160}
-    return Transformer(ModelConfig(**small, tie_embeddings=False, vocab_size=tokenizer.vocab_size)).eval()  # type: ignore[arg-type]
+    return Transformer(ModelConfig(**small, tie_embeddings="none", vocab_size=tokenizer.vocab_size)).eval()  # type: ignore[arg-type]
 
 
 def read_by_the_model(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:

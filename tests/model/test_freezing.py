@@ -6,7 +6,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.model.freezing import PARTS, frozen_names
 from tests.model.small_batches import make_model
 
-NAMES = [name for name, _ in make_model(norm="pre", output_bias=True, tie_embeddings=False).named_parameters()]
+NAMES = [name for name, _ in make_model(norm="pre", output_bias=True, tie_embeddings="none").named_parameters()]
 
 
 def test_parts_by_hand() -> None:

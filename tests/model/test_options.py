@@ -21,7 +21,8 @@ __all__ = ["one_thread"]
         {"dropout": 0.3},
         {"attention_dropout": 0.3},
         {"ffn_dropout": 0.3},
-        {"tie_embeddings": False},
+        {"tie_embeddings": "target"},
+        {"tie_embeddings": "none"},
         {"head_width": 5},
         {"embedding_init": "xavier"},
     ],
@@ -81,8 +82,22 @@ def test_an_output_bias_is_part_of_the_logits(smoothing: float) -> None:
     assert model.weights_of_pieces().keys() == {"embedding", "output_bias"}
 
 
+def test_a_target_matrix_is_embedding_and_output() -> None:
+    model = make_model(tie_embeddings="target", target_vocab_size=30)
+    assert {name: weight.shape[0] for name, weight in model.embedding_weights().items()} == {
+        "embedding": 40,
+        "target_embedding": 30,
+    }
+    hidden_TD = torch.randn(3, 16)
+    torch.testing.assert_close(model.logits(hidden_TD), hidden_TD @ model.target_embedding.t())
+    tokens = torch.tensor([7, 29])
+    assert torch.equal(model._embed_target(tokens, tokens), model._embed(model.target_embedding, tokens, tokens))
+    same = make_model(tie_embeddings="target")
+    assert torch.equal(same.output_weight, same.target_embedding)
+
+
 def test_untied_embeddings_have_one_use_each() -> None:
-    model = make_model(tie_embeddings=False).eval()
+    model = make_model(tie_embeddings="none").eval()
     assert list(model.embedding_weights()) == ["embedding", "target_embedding", "output_projection"]
     assert list(make_model().embedding_weights()) == ["embedding"]
 

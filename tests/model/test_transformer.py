@@ -46,7 +46,10 @@ def test_size_of_the_papers_models(preset: str, parameters: int) -> None:
         ({}, 0),
         ({"norm": "pre"}, 2 * 2 * 8),
         ({"positions": "learned"}, 20 * 8),
-        ({"tie_embeddings": False}, 2 * 10 * 8),
+        ({"tie_embeddings": "target"}, 10 * 8),
+        ({"tie_embeddings": "none"}, 2 * 10 * 8),
+        ({"tie_embeddings": "target", "target_vocab_size": 7, "output_bias": True}, 7 * 8 + 7),
+        ({"tie_embeddings": "none", "target_vocab_size": 7}, 2 * 7 * 8),
         # Inner width 12: each of the three attentions has 3 · 12 · (8 + 1) and 12 · 8 + 8, not 4 · 8 · (8 + 1).
         ({"head_width": 6}, 3 * (324 + 104 - 288)),
         ({"activation": "gelu"}, 0),
@@ -84,7 +87,7 @@ def test_flops_of_big() -> None:
 
 def test_flops_are_six_a_matrix_element() -> None:
     """One source and one target token pass every matrix once."""
-    config = replace(SMALL, head_width=5, tie_embeddings=False)
+    config = replace(SMALL, head_width=5, tie_embeddings="none")
     with torch.device("meta"):
         model = Transformer(config)
     embeddings = {"embedding", "target_embedding"}
@@ -130,7 +133,7 @@ def test_embeddings_start_at_the_scale_that_the_config_names() -> None:
     assert normal.embedding.std().item() == pytest.approx(32**-0.5, rel=0.02)
     bound = math.sqrt(6 / (3000 + 32))
     assert bound * 0.99 < xavier.embedding.abs().max().item() <= bound
-    untied = make_model(tie_embeddings=False, vocab_size=3000, width=32)
+    untied = make_model(tie_embeddings="none", vocab_size=3000, width=32)
     for weight in untied.embedding_weights().values():
         assert weight.std().item() == pytest.approx(32**-0.5, rel=0.02)
 
@@ -139,7 +142,7 @@ def test_every_parameter_is_initialised() -> None:
     """Memory that no one wrote would keep the NaN that deterministic mode fills it with."""
     torch.use_deterministic_algorithms(True)
     try:
-        for options in ({}, {"tie_embeddings": False, "positions": "learned", "norm": "pre"}):
+        for options in ({}, {"tie_embeddings": "none", "positions": "learned", "norm": "pre"}):
             assert all(parameter.isfinite().all() for parameter in make_model(**options).parameters())
     finally:
         torch.use_deterministic_algorithms(False)
@@ -249,10 +252,10 @@ def test_last_states_are_normalised(norm: str) -> None:
         torch.testing.assert_close(states.var(1, correction=0), torch.ones(len(states)), rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("tie_embeddings", [True, False])
-def test_a_decoder_may_begin_with_the_vector_of_pad(tie_embeddings: bool) -> None:
+@pytest.mark.parametrize("tie_embeddings", ["all", "target", "none"])
+def test_a_decoder_may_begin_with_the_vector_of_pad(tie_embeddings: str) -> None:
     model, plain = (make_model(begin_with_pad=begins, tie_embeddings=tie_embeddings) for begins in (True, False))
-    name = "embedding" if tie_embeddings else "target_embedding"
+    name = "embedding" if tie_embeddings == "all" else "target_embedding"
     with torch.no_grad():
         plain.get_parameter(name)[BOS] = plain.get_parameter(name)[PAD]
     assert torch.equal(hidden_states(model, BATCH), hidden_states(plain, BATCH))
@@ -263,7 +266,7 @@ def test_a_decoder_may_begin_with_the_vector_of_pad(tie_embeddings: bool) -> Non
 
 
 def test_loss_is_that_of_the_logits() -> None:
-    for options in ({}, {"tie_embeddings": False}):
+    for options in ({}, {"tie_embeddings": "none"}):
         model = make_model(**options)
         sums = model(BATCH, 0.1)
         logits = model.logits(hidden_states(model, BATCH))

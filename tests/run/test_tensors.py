@@ -21,7 +21,7 @@ def test_the_shapes_of_a_model_by_hand() -> None:
     assert shapes["encoder_norm.weight"] == (8,)
     assert "positions.table" not in shapes
     assert parameter_shapes(dataclasses.replace(MODEL, positions="learned"))["positions.table"] == (16, 8)
-    assert parameter_shapes(dataclasses.replace(MODEL, tie_embeddings=False))["output_projection"] == (5, 8)
+    assert parameter_shapes(dataclasses.replace(MODEL, tie_embeddings="none"))["output_projection"] == (5, 8)
 
 
 def rewrite(file: Path, change: Callable[[dict[str, torch.Tensor]], None], **metadata: str) -> None:

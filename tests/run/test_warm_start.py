@@ -16,8 +16,10 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
+from dist_transformer.data.vocabulary.pair import wrap_pair
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.model.transformer import Transformer
+from dist_transformer.model_folder import ModelInfo, write_model_folder
 from dist_transformer.preflight.dry_run import run_dry_run
 from dist_transformer.run.warm_start import InitialWeights, read_initial_weights
 from dist_transformer.runtime.world import World
@@ -53,7 +55,7 @@ def test_dropout_and_length_may_differ(model_folder: Path, toy_tokenizer: Tokeni
         ({"decoder_layers": 3}, "model.decoder_layers = 1, not 3"),
         ({"norm": "pre"}, "model.norm = 'post', not 'pre'"),
         ({"positions": "learned"}, "model.positions = 'sinusoidal', not 'learned'"),
-        ({"tie_embeddings": True}, "model.tie_embeddings = False, not True"),
+        ({"tie_embeddings": "all"}, "model.tie_embeddings = 'none', not 'all'"),
     ],
 )
 def test_another_network_is_refused_by_the_fields(
@@ -113,6 +115,32 @@ def test_pieces_of_both_vocabularies_keep_their_vectors(
         for piece, i in own.items():
             origin = expected[name][theirs[piece]] if piece in shared else dict(drawn.named_parameters())[name][i]
             assert torch.equal(parameter[i], origin), (name, piece)
+
+
+@pytest.mark.parametrize("ties", ["target", "none"])
+def test_pieces_of_each_side_keep_their_vectors(
+    ties: Any, toy_tokenizer: Tokenizer, other_tokenizer: Tokenizer, model_info: ModelInfo, tmp_path: Path
+) -> None:
+    """From one vocabulary, whose matrix is that of all uses, to two."""
+    torch.manual_seed(6)
+    theirs = Transformer(dataclasses.replace(model_info.model, tie_embeddings="all"))
+    info = dataclasses.replace(model_info, model=theirs.config)
+    weights = {name: parameter.detach() for name, parameter in theirs.named_parameters()}
+    write_model_folder(tmp_path / "model", info=info, weights=weights, tokenizer_json=toy_tokenizer.content)
+    pair = wrap_pair(other_tokenizer, toy_tokenizer)
+    config = dataclasses.replace(theirs.config, tie_embeddings=ties).for_vocabularies(*pair.sizes)
+    initial = read_initial_weights(tmp_path / "model", config, pair, vocabulary="shared_pieces")
+    assert initial.note.startswith("sources: ")
+    assert f"targets: {toy_tokenizer.vocab_size} of {toy_tokenizer.vocab_size} pieces" in initial.note
+    model = Transformer(config)
+    drawn = model.embedding.detach().clone()
+    initial.put_into(model)
+    for name in ("target_embedding", *(["output_projection"] if ties == "none" else [])):
+        assert torch.equal(model.get_parameter(name), theirs.embedding), name
+    places = {piece: i for i, piece in enumerate(toy_tokenizer.pieces)}
+    assert set(other_tokenizer.pieces) - set(places)
+    for i, piece in enumerate(other_tokenizer.pieces):
+        assert torch.equal(model.embedding[i], theirs.embedding[places[piece]] if piece in places else drawn[i])
 
 
 def test_the_same_vocabulary_needs_no_rows(

@@ -1,7 +1,7 @@
-"""The vocabulary of a MarianMT folder: two SentencePiece models that share one table of ids.
+"""The vocabulary of a MarianMT folder: two SentencePiece models that share one table of ids, or have one each.
 
-`tokenizer.json` holds the three files byte for byte, in base64. A piece has the id of its spelling in the table,
-whatever model it comes from; what the table lacks becomes `<unk>`. Their ids are in another order: `</s>` and `<unk>`
+`tokenizer.json` holds the files byte for byte, in base64. A piece has the id of its spelling in the table, whatever
+model it comes from; what the table lacks becomes `<unk>`. Their ids are in another order: `</s>` and `<unk>`
 come first, `<pad>` last, and there is no `<s>`, because their decoder begins with `<pad>`. Entries such as `>>de<<` are
 tags.
 """
@@ -29,6 +29,7 @@ from dist_transformer.data.vocabulary.tokenizer import (
 KIND = "marian"
 
 _FILES = ("source", "target", "table")
+_SECOND_TABLE = "target_table"
 _TAG = re.compile(r">>.+<<")
 _SPACE = "\u2581"
 
@@ -38,20 +39,28 @@ class MarianVocabulary(Vocabulary):
 
     Args:
         source: model of the sources, `source.spm`; `target`, of the targets; `table`, `vocab.json`.
+        target_table: `target_vocab.json`, if the targets have a table of their own.
 
     Raises:
         ValueError: a file cannot be used; the message continues a sentence that begins with the file's name.
     """
 
-    def __init__(self, content: bytes, *, source: bytes, target: bytes, table: bytes) -> None:
+    def __init__(
+        self, content: bytes, *, source: bytes, target: bytes, table: bytes, target_table: bytes | None = None
+    ) -> None:
         super().__init__(content)
-        self.table = table
-        self.their_ids = _order(_entries(table))
-        """Id of each entry in `table`; that of `<s>` is the one of `<pad>`."""
-        names = {number: piece for piece, number in _entries(table).items()}
-        pieces = [names[number] for number in self.their_ids]
-        pieces[BOS_ID] = SPECIALS[BOS_ID]
-        self._sides = tuple(_Side(content, model, pieces) for model in (source, target))
+        self.tables = (table,) if target_table is None else (table, target_table)
+        """Tables of the sources and the targets, or one of both."""
+        names = ("vocab.json", "target_vocab.json")
+        read = [_entries(content, name) for content, name in zip(self.tables, names, strict=False)]
+        # Those of both sides may be one object.
+        entries = (read[0], read[-1])
+        self.their_ids = (_order(entries[0]), _order(entries[1]))
+        """Id of each entry in the table of a side; that of `<s>` is the one of `<pad>`."""
+        self._sides = tuple(
+            _Side(content, model, _pieces(side, ids))
+            for model, side, ids in zip((source, target), entries, self.their_ids, strict=True)
+        )
 
     @property
     def source(self) -> Tokenizer:
@@ -60,6 +69,10 @@ class MarianVocabulary(Vocabulary):
     @property
     def target(self) -> Tokenizer:
         return self._sides[1]
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self.source.vocab_size, self.target.vocab_size if len(self.tables) > 1 else 0
 
 
 class _Side(ModelTokenizer):
@@ -90,27 +103,30 @@ def parse_marian(content: bytes, parts: dict[str, Any]) -> MarianVocabulary:
     Raises:
         ValueError: they do not fit together; the message continues a sentence that begins with the file's name.
     """
-    if parts.keys() != {"kind", *_FILES} or not all(isinstance(parts[name], str) for name in _FILES):
+    names = parts.keys() - {"kind"}
+    if names - {_SECOND_TABLE} != {*_FILES} or not all(isinstance(parts[name], str) for name in names):
         raise ValueError("is not a tokenizer file (it does not have the parts of one)")
     try:
-        files = {name: base64.b64decode(parts[name], validate=True) for name in _FILES}
+        files = {name: base64.b64decode(parts[name], validate=True) for name in names}
     except binascii.Error as error:
         raise ValueError(f"is not a tokenizer file ({error})") from None
     return MarianVocabulary(content, **files)
 
 
-def wrap_marian(*, source: bytes, target: bytes, table: bytes) -> MarianVocabulary:
-    """Make a vocabulary of the content of `source.spm`, `target.spm` and `vocab.json`.
+def wrap_marian(*, source: bytes, target: bytes, table: bytes, target_table: bytes | None = None) -> MarianVocabulary:
+    """Make a vocabulary of the content of `source.spm`, `target.spm`, `vocab.json` and maybe `target_vocab.json`.
 
     Raises:
         ValueError: a file cannot be used; the message continues a sentence that begins with the folder's name.
     """
     files = dict(zip(_FILES, (source, target, table), strict=True))
+    if target_table is not None:
+        files[_SECOND_TABLE] = target_table
     parts = {"kind": KIND} | {name: base64.b64encode(file).decode("ascii") for name, file in files.items()}
     return MarianVocabulary(json.dumps(parts).encode("ascii"), **files)
 
 
-def _entries(table: bytes) -> dict[str, int]:
+def _entries(table: bytes, file: str) -> dict[str, int]:
     """Read a table of ids.
 
     Raises:
@@ -119,21 +135,19 @@ def _entries(table: bytes) -> dict[str, int]:
     try:
         entries = parse_json(table)
     except ValueError as error:
-        raise ValueError(f"has a vocab.json that cannot be read ({error})") from None
+        raise ValueError(f"has a {file} that cannot be read ({error})") from None
     if not isinstance(entries, dict) or not all(type(number) is int for number in entries.values()):
-        raise ValueError("has a vocab.json that is not a table of ids")
+        raise ValueError(f"has a {file} that is not a table of ids")
     if len(entries) > LARGEST_VOCABULARY or {*entries.values()} != {*range(len(entries))}:
-        raise ValueError(
-            f"has a vocab.json whose {len(entries):,} entries do not have the ids 0 to {len(entries) - 1:,}"
-        )
+        raise ValueError(f"has a {file} whose {len(entries):,} entries do not have the ids 0 to {len(entries) - 1:,}")
     for name in SPECIALS:
         if (name in entries) == (name == SPECIALS[BOS_ID]):
             has = "has" if name in entries else "lacks"
-            raise ValueError(f"has a vocab.json that {has} {name}: their decoder begins with <pad>")
+            raise ValueError(f"has a {file} that {has} {name}: their decoder begins with <pad>")
     try:
         check_tags([*filter(_TAG.fullmatch, entries)])
     except UserError as error:
-        raise ValueError(f"has a vocab.json with an entry that is no language ({error})") from None
+        raise ValueError(f"has a {file} with an entry that is no language ({error})") from None
     return entries
 
 
@@ -143,3 +157,11 @@ def _order(entries: dict[str, int]) -> list[int]:
     rest = sorted((number, piece) for piece, number in entries.items() if piece not in SPECIALS)
     tags = [number for number, piece in rest if _TAG.fullmatch(piece)]
     return [*specials, *tags, *(number for number, piece in rest if not _TAG.fullmatch(piece))]
+
+
+def _pieces(entries: dict[str, int], their_ids: Sequence[int]) -> list[str]:
+    """Return the spelling of each of our entries."""
+    names = {number: piece for piece, number in entries.items()}
+    pieces = [names[number] for number in their_ids]
+    pieces[BOS_ID] = SPECIALS[BOS_ID]
+    return pieces

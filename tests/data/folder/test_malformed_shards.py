@@ -39,7 +39,7 @@ for path in shards:
         max_target_tokens=5,
     )
     try:
-        found = Split(path.parent, info, vocab_size=20).tokens(np.arange(4))
+        found = Split(path.parent, info, vocab_sizes=(20, 0)).tokens(np.arange(4))
         print(path.name, "read", [array.tolist() for array in found], flush=True)
     except UserError as error:
         print(path.name, "refused", error, flush=True)

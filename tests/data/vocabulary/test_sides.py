@@ -38,7 +38,7 @@ def pair() -> Pair:
 def model() -> Transformer:
     torch.manual_seed(1)
     size = {"width": 16, "heads": 2, "ffn_width": 32, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 280}
-    model = Transformer(ModelConfig(**size, tie_embeddings=True)).eval()  # type: ignore[arg-type]
+    model = Transformer(ModelConfig(**size, tie_embeddings="all")).eval()  # type: ignore[arg-type]
     # The single bytes have the same ids on both sides, so outputs are made of merged pieces.
     model.embedding.data[:260] = 0
     return model

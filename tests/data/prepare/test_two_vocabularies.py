@@ -1,0 +1,104 @@
+"""Preparation with a vocabulary for each language."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dist_transformer.base.errors import UserError
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.prepare.settings import PrepareSettings
+from dist_transformer.data.text.files import line_files
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
+from dist_transformer.data.vocabulary.files import load_vocabulary
+from tests.data.prepare.preparing import corpus, run, with_validation, write_pairs
+
+PAIRS = corpus(60)
+TWO: dict[str, Any] = {"vocab_size": None, "source_vocab_size": 276, "target_vocab_size": 270}
+
+
+def test_each_is_learned_from_its_own_language(tmp_path: Path) -> None:
+    valid = with_validation(tmp_path, [("another here", "ein anderes da")])
+    index, report = run(tmp_path, PAIRS, **TWO, **valid, tags=("<2de>",), source_tags=("<2de>",))
+    data = DataFolder.open(tmp_path / "out")
+    vocabulary = data.tokenizer()
+    expected = [
+        learn_byte_bpe([pair[side] for pair in PAIRS], vocab_size=size, tags=tags)
+        for side, size, tags in ((0, 276, ("<2de>",)), (1, 270, ()))
+    ]
+    assert [vocabulary.source.pieces, vocabulary.target.pieces] == [side.pieces for side in expected]
+    assert index.vocab_sizes == vocabulary.sizes == (276, 270)
+    assert [line for line in report if line.startswith("vocabulary")] == [
+        "vocabulary of en: 276 entries, byte-level BPE, clean text, NFKC, tags <2de>",
+        "vocabulary of de: 270 entries, byte-level BPE, clean text, NFKC",
+    ]
+    ids = np.arange(data.train.info.pairs)
+    source, source_lengths, target, target_lengths = data.train.tokens(ids)
+    sides = [
+        np.split(side, np.cumsum(lengths)[:-1])
+        for side, lengths in ((source, source_lengths), (target, target_lengths))
+    ]
+    found = {(expected[0].decode(row), expected[1].decode(other)) for row, other in zip(*sides, strict=True)}
+    assert found == {*PAIRS}
+    assert all(row[0] == vocabulary.source.tag_ids(["<2de>"])[0] for row in sides[0])
+
+
+def test_marks_are_entries_of_the_sources(tmp_path: Path) -> None:
+    """Text on the wrong side is encoded with these."""
+    index, _ = run(tmp_path, PAIRS, **TWO)
+    source = load_vocabulary(tmp_path / "out" / "tokenizer.json").source
+    english, german = ([source.encode(pair[side]) for pair in PAIRS] for side in (0, 1))
+    assert (index.marks.side_of(english), index.marks.side_of(german)) == ("source", "target")
+
+
+def test_one_may_exist_and_the_other_be_learned(tmp_path: Path) -> None:
+    run(tmp_path, PAIRS, "first")
+    joint = load_vocabulary(tmp_path / "first" / "tokenizer.json")
+    mixed = {"vocab_size": None, "source_tokenizer": tmp_path / "first", "target_vocab_size": 270}
+    index, report = run(tmp_path, PAIRS, "second", **mixed)
+    second = load_vocabulary(tmp_path / "second" / "tokenizer.json")
+    assert second.source.content == joint.content
+    assert index.vocab_sizes == (joint.sizes[0], 270)
+    assert any(line.startswith("vocabulary of en: ") for line in report)
+    # Both sides of that pair.
+    both = dict.fromkeys(("source_tokenizer", "target_tokenizer"), tmp_path / "second")
+    run(tmp_path, PAIRS, "third", vocab_size=None, **both)
+    assert load_vocabulary(tmp_path / "third" / "tokenizer.json").content == second.content
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vocab_size": None}, "vocab_size is missing: set --vocab-size"),
+        ({"source_vocab_size": 300}, "leave out one kind"),
+        ({"vocab_size": None, "source_vocab_size": 300}, "set --tgt-vocab-size or --tgt-tokenizer, too"),
+        ({"vocab_size": None, "target_vocab_size": 300}, "set --src-vocab-size or --src-tokenizer, too"),
+        ({**TWO, "source_vocab_size": 10}, "vocab_size 10 is too small"),
+        ({**TWO, "source_tags": ("<2de>",)}, "--src-tag <2de> is not in the vocabulary to be learned"),
+        (
+            {**TWO, "source_vocab_size": None, "source_tokenizer": Path("t"), "tags": ("<2de>",)},
+            "--tag reserves <2de> in a new vocabulary, but --src-tokenizer names an existing one",
+        ),
+        (
+            {"vocab_size": None, "source_tokenizer": Path("t"), "target_tokenizer": Path("t"), "byte_fallback": True},
+            "--byte-fallback is for a new vocabulary, but --src-tokenizer names an existing one",
+        ),
+    ],
+)
+def test_contradictions_are_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    files = write_pairs(tmp_path, "train", PAIRS)
+    settings = {"out": tmp_path / "out", "sources": tuple(line_files([files[0]], [files[1]]))}
+    with pytest.raises(UserError, match=said):
+        PrepareSettings(**{**settings, "vocab_size": 400, **changes})  # type: ignore[arg-type]
+
+
+def test_an_index_of_other_sizes_is_refused(tmp_path: Path) -> None:
+    run(tmp_path, PAIRS, **TWO)
+    file = tmp_path / "out" / "index.json"
+    index = json.loads(file.read_text())
+    del index["target_vocab_size"]
+    file.write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"states a target_vocab_size of 0, but tokenizer\.json has 270 entries"):
+        DataFolder.open(tmp_path / "out")
