@@ -190,6 +190,33 @@ def parse_arguments() -> argparse.Namespace:
         metavar="TAG",
         help="tags of the vocabulary to put in front of every source sentence, in this order (default: none)",
     )
+    parser.add_argument(
+        "--segmentations",
+        type=int,
+        default=defaults["segmentations"],
+        metavar="K",
+        help="draw K segmentations of each training sentence, one for each of K epochs; takes K times the disk "
+        "(default %(default)s: the best one)",
+    )
+    parser.add_argument(
+        "--segmentation-dropout",
+        type=float,
+        metavar="P",
+        help="probability with which BPE leaves a merge out (Provilkov et al. 2020; default 0.1)",
+    )
+    parser.add_argument(
+        "--segmentation-alpha",
+        type=float,
+        metavar="A",
+        help="exponent of the probabilities by which the 64 best segmentations of a unigram model are drawn (Kudo "
+        "2018; default 0.1)",
+    )
+    parser.add_argument(
+        "--segmented-side",
+        choices=("both", "source", "target"),
+        default=defaults["segmented_side"],
+        help="side whose segmentations are drawn (default %(default)s)",
+    )
     parser.add_argument("--lowercase", action="store_true", help="lowercase all text (default: keep case)")
     parser.add_argument(
         "--normalization",
@@ -265,6 +292,10 @@ def settings_from(arguments: argparse.Namespace, scratch: Path, workers: int) ->
         tokenizer=arguments.tokenizer,
         source_tokenizer=arguments.src_tokenizer,
         target_tokenizer=arguments.tgt_tokenizer,
+        segmentations=arguments.segmentations,
+        segmentation_dropout=arguments.segmentation_dropout,
+        segmentation_alpha=arguments.segmentation_alpha,
+        segmented_side=arguments.segmented_side,
         tags=tuple(arguments.tag),
         source_tags=tuple(arguments.src_tag),
         lowercase=arguments.lowercase,

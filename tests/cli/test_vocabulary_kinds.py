@@ -26,6 +26,7 @@ KINDS: dict[str, tuple[object, ...]] = {
     "bpe-bytes": ("sentencepiece-bpe", "--byte-fallback", *JOINT),
     "unigram-bytes": ("sentencepiece", "--byte-fallback", *JOINT),
     "bpe": ("sentencepiece-bpe", *JOINT),
+    "sampled": ("sentencepiece", *JOINT, "--segmentations", 3, "--segmentation-alpha", 0.2),
     "two-bytes": ("sentencepiece", "--byte-fallback", *TWO),
 }
 CLEAN, PLANTED = "Our hungry guests sing.", "\ufeffOur hung\u00adry\u00a0guests sing.\u200b"
@@ -90,6 +91,11 @@ def test_the_folders_hold_the_librarys_own_file(kind: str, lived: Path, tmp_path
     assert theirs.pieces == [piece for piece in ours.pieces if piece != "<2de>"]
     refused = run_command(*TOOL, "prepare", *files, "--byte-fallback", "--out", tmp_path / "more", status=1)
     assert "--byte-fallback is for a new vocabulary, but --tokenizer names an existing one" in " ".join(refused.split())
+
+
+def test_the_data_proves_what_the_run_trained_on(lived: Path) -> None:
+    said = run_command(*TOOL, "verify", lived / "run", "--data", lived / "data")
+    assert "FAIL" not in said
 
 
 def test_translations_and_scores(lived: Path, tmp_path: Path) -> None:

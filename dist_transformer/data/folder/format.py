@@ -163,22 +163,37 @@ class ShardInfo(_Counts):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitInfo(_Counts):
     shards: tuple[ShardInfo, ...]
+    """All pairs in their first segmentation, then in their second one, in as many shards, and so on."""
+    segmentations: int = dataclasses.field(default=1, metadata=OMIT_DEFAULT)
+    """Segmentations of each pair. An epoch takes one of them."""
     lengths_file: str
     lengths_sha256: str
     max_source_tokens: int
     max_target_tokens: int
 
     @property
-    def pairs(self) -> int:
+    def rows(self) -> int:
+        """Pairs of all segmentations."""
         return sum(shard.pairs for shard in self.shards)
 
     @property
+    def pairs(self) -> int:
+        return self.rows // self.segmentations
+
+    @property
     def source_tokens(self) -> int:
-        return sum(shard.source_tokens for shard in self.shards)
+        """Source tokens of an epoch, the mean over the segmentations; `target_tokens` likewise."""
+        return sum(shard.source_tokens for shard in self.shards) // self.segmentations
 
     @property
     def target_tokens(self) -> int:
-        return sum(shard.target_tokens for shard in self.shards)
+        return sum(shard.target_tokens for shard in self.shards) // self.segmentations
+
+    def __post_init__(self) -> None:
+        _Counts.__post_init__(self)
+        count, pairs = self.segmentations, [shard.pairs for shard in self.shards]
+        if count < 1 or pairs != pairs[: len(pairs) // count] * count:
+            raise UserError(f"segmentations is {count}, but the shards do not repeat as many times: {REMEDY}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -272,7 +287,7 @@ def read_shard(path: Path, content: Content | None = None, *, checked: bool = Fa
     return TokenLists.from_arrow(batch.column("src")), TokenLists.from_arrow(batch.column("tgt"))
 
 
-def write_split(folder: Path, shards: Sequence[ShardInfo]) -> SplitInfo:
+def write_split(folder: Path, shards: Sequence[ShardInfo], *, segmentations: int = 1) -> SplitInfo:
     """Write `lengths.npy` for the shards of a folder, in their order. Memory does not grow with their number."""
     longest = [0, 0]
     for shard in shards:
@@ -292,6 +307,7 @@ def write_split(folder: Path, shards: Sequence[ShardInfo]) -> SplitInfo:
         del lengths
     return SplitInfo(
         shards=tuple(shards),
+        segmentations=segmentations,
         lengths_file=LENGTHS_FILE,
         lengths_sha256=sha256_of(path),
         max_source_tokens=longest[0],

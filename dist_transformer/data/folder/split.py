@@ -257,7 +257,7 @@ def index_states(sha256: str, most_bytes: int = LISTING_BYTES) -> Stated:
 
 def most_lengths_bytes(info: SplitInfo) -> int:
     """Return the maximum bytes of the file of lengths of a split."""
-    return _LARGEST_HEADER + 2 * info.pairs * np.dtype(np.uint32).itemsize
+    return _LARGEST_HEADER + 2 * info.rows * np.dtype(np.uint32).itemsize
 
 
 def _hold_lengths(path: Path, info: SplitInfo) -> Sealed:
@@ -271,10 +271,10 @@ def _as_array(content: Content, path: Path, info: SplitInfo) -> np.ndarray:
         shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(header)
     except Exception as error:  # numpy passes its header to Python's own parser, which raises errors of many types
         raise UserError(f"{path} cannot be read ({error}): {REMEDY}") from None
-    if version != (1, 0) or shape != (info.pairs, 2) or dtype not in (np.uint16, np.uint32) or is_fortran:
-        raise UserError(f"{path} holds {dtype} of shape {shape}, but ({info.pairs}, 2) was stated: {REMEDY}")
-    if len(content) != header.tell() + 2 * info.pairs * dtype.itemsize:
-        raise UserError(f"{path} has {len(content):,} bytes, which is not the size for {info.pairs:,} pairs: {REMEDY}")
+    if version != (1, 0) or shape != (info.rows, 2) or dtype not in (np.uint16, np.uint32) or is_fortran:
+        raise UserError(f"{path} holds {dtype} of shape {shape}, but ({info.rows}, 2) was stated: {REMEDY}")
+    if len(content) != header.tell() + 2 * info.rows * dtype.itemsize:
+        raise UserError(f"{path} has {len(content):,} bytes, which is not the size for {info.rows:,} pairs: {REMEDY}")
     lengths = np.frombuffer(content, dtype, offset=header.tell()).reshape(shape)
     lengths.flags.writeable = False
     return lengths

@@ -162,6 +162,7 @@ def open_training_data(
             corpus=corpus,
             first_id=int(first_id),
             skipped=None if skipped is None else skipped[corpus],
+            segmentations=split.info.segmentations,
         )
         for corpus, (split, first_id) in enumerate(zip(splits, pairs.first_ids, strict=False))
     ]

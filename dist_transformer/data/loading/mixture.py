@@ -98,7 +98,7 @@ class Corpora:
 
     def __init__(self, splits: Sequence[Split]) -> None:
         self.splits = splits
-        self.first_ids = np.cumsum([0, *(split.info.pairs for split in splits)])
+        self.first_ids = np.cumsum([0, *(split.info.rows for split in splits)])
 
     @property
     def longest(self) -> tuple[int, int]:

@@ -149,7 +149,8 @@ class Plan:
         admit: called before a window is planned or planning continues in it.
         corpus: index of this corpus in the run.
         first_id: offset of all pair ids, for a corpus that is one of several.
-        skipped: number of pairs that fit no pack, if they were counted already.
+        skipped: number of pairs that fit no pack in one of their segmentations, if they were counted already.
+        segmentations: segmentations of each pair, one after the other in `lengths`. Epoch e takes number e modulo this.
     """
 
     def __init__(
@@ -164,16 +165,18 @@ class Plan:
         corpus: int = 0,
         first_id: int = 0,
         skipped: int | None = None,
+        segmentations: int = 1,
     ) -> None:
         self.lengths, self.shard_starts = lengths, np.asarray(shard_starts)
         self.budgets, self.window_shards, self.seed = budgets, window_shards, seed
         self.admit, self.corpus, self.first_id = admit, corpus, first_id
-        self.shards = len(self.shard_starts) - 1
+        self.segmentations = segmentations
+        self.pairs, self.shards = (count // segmentations for count in (len(lengths), len(self.shard_starts) - 1))
         self.windows = max(1, -(-self.shards // window_shards))
         self.skipped = self._count_unfit() if skipped is None else skipped
-        if self.skipped == len(lengths):
+        if self.skipped == self.pairs:
             raise UserError(
-                f"none of the {len(lengths)} pairs fits a pack of {budgets.max_source_tokens} source and "
+                f"none of the {self.pairs} pairs fits a pack of {budgets.max_source_tokens} source and "
                 f"{budgets.max_target_tokens} target tokens: raise --batch.max-target-tokens, or prepare more data"
             )
 
@@ -233,7 +236,8 @@ class Plan:
     def _shards(self, epoch: int, window: int) -> list[int]:
         """Return the shards of a window, sorted."""
         shard_order = np.random.default_rng([self.seed, epoch]).permutation(self.shards)
-        return np.sort(shard_order[window * self.window_shards :][: self.window_shards]).tolist()
+        chosen = np.sort(shard_order[window * self.window_shards :][: self.window_shards])
+        return (chosen + epoch % self.segmentations * self.shards).tolist()
 
     def _shards_of(self, pairs: np.ndarray) -> np.ndarray:
         return np.searchsorted(self.shard_starts, pairs, side="right") - 1
@@ -245,7 +249,7 @@ class Plan:
         carried = np.array(position.carry_over, dtype=np.int64)
         pairs = np.concatenate([carried[:0], *(np.arange(span.start, span.stop) for span in spans)])
         if self.skipped:
-            pairs = pairs[self._fits(np.concatenate([self.lengths[:0], *(self.lengths[span] for span in spans)]))]
+            pairs = pairs[self._fit(pairs)]
         np.random.default_rng([self.seed, position.epoch, position.window]).shuffle(pairs)
         order = np.concatenate([carried, pairs])
         return order, self.lengths.take(order, axis=0)
@@ -277,7 +281,7 @@ class Plan:
                 f"epoch {position.epoch + 1} has no sentence pair, because every shard of data folder "
                 f"{self.corpus + 1} was left out: fix the folder, and start the same command again"
             )
-        fitting = len(self.lengths) - self.skipped
+        fitting = self.pairs - self.skipped
         return [
             EpochSummary(
                 corpus=self.corpus,
@@ -289,13 +293,18 @@ class Plan:
             )
         ]
 
-    def _fits(self, lengths: np.ndarray) -> np.ndarray:
-        return (lengths[:, 0] <= self.budgets.max_source_tokens) & (lengths[:, 1] <= self.budgets.max_target_tokens)
+    def _fit(self, pairs: np.ndarray) -> np.ndarray:
+        """Return whether pairs fit a pack in all their segmentations, so that every epoch has the same pairs."""
+        fit = np.ones(len(pairs), dtype=bool)
+        for segmentation in range(self.segmentations):
+            lengths = self.lengths.take(pairs % self.pairs + segmentation * self.pairs, axis=0)
+            fit &= (lengths <= self.budgets.tokens).all(axis=1)
+        return fit
 
     def _count_unfit(self) -> int:
         chunk = 2**20
-        starts = range(0, len(self.lengths), chunk)
-        return sum(int((~self._fits(self.lengths[start : start + chunk])).sum()) for start in starts)
+        starts = range(0, self.pairs, chunk)
+        return sum(int((~self._fit(np.arange(start, min(start + chunk, self.pairs)))).sum()) for start in starts)
 
 
 class Course:

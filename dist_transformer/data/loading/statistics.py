@@ -57,7 +57,7 @@ class Lengths:
 
 
 def count_lengths(split: Split) -> tuple[Lengths, Lengths]:
-    """Count the lengths of the source and the target side of a split."""
+    """Count the lengths of the source and the target side of a split, in all segmentations."""
     sizes = (split.info.max_source_tokens + 1, split.info.max_target_tokens + 1)
     counts = [np.zeros(size, dtype=np.int64) for size in sizes]
     for start in range(0, len(split.lengths), _CHUNK_PAIRS):
@@ -68,7 +68,14 @@ def count_lengths(split: Split) -> tuple[Lengths, Lengths]:
 
 def first_epoch(split: Split, budgets: Budgets, *, window_shards: int, seed: int) -> EpochSummary:
     """Plan the first epoch and return its figures."""
-    plan = Plan(split.lengths, split.shard_starts, budgets=budgets, window_shards=window_shards, seed=seed)
+    plan = Plan(
+        split.lengths,
+        split.shard_starts,
+        budgets=budgets,
+        window_shards=window_shards,
+        seed=seed,
+        segmentations=split.info.segmentations,
+    )
     return next(step.ended[0] for step in epoch_steps(plan, packs_per_step=1) if step.ended)
 
 

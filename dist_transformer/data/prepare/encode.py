@@ -13,10 +13,11 @@ import pyarrow as pa
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.format import TokenLists
 from dist_transformer.data.prepare.duplicates import pair_keys, write_keys
-from dist_transformer.data.prepare.ingest import SHUFFLE, Chunk, Report, pair_hash
+from dist_transformer.data.prepare.ingest import SEGMENTATION, SHUFFLE, Chunk, Report, pair_hash
 from dist_transformer.data.prepare.settings import PrepareSettings
+from dist_transformer.data.prepare.shuffle import write_sorted
 from dist_transformer.data.prepare.tasks import TaskRunner
-from dist_transformer.data.prepare.vocabularies import tokenizer_path
+from dist_transformer.data.prepare.vocabularies import strengths_of, tokenizer_path
 from dist_transformer.data.prepare.words import words_of
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
@@ -50,6 +51,9 @@ class EncodeChunk:
     max_length_ratio: float
     source_tags: tuple[str, ...]
     keep_overlap: bool
+    segmentations: int
+    strengths: tuple[float | None, ...]
+    """Strength of each side's sampling, None for a side that has its best segmentation; empty: none is drawn."""
 
     @property
     def name(self) -> str:
@@ -83,20 +87,52 @@ class EncodeChunk:
         unlike &= ~empty & ~too_long & ~long_line
 
         kept = np.flatnonzero(~(empty | too_long | unlike | long_line))
-        keys = pair_keys(source.take(kept), target.take(kept))
+        best = [source.take(kept), target.take(kept)]
+        variants = self._sampled(sides, rows[kept], sizes[kept], best) if self.strengths else [best]
+        longest = np.max([np.maximum(one.lengths + len(tags), other.lengths) for one, other in variants], axis=0)
+        places = np.flatnonzero(longest < self.max_tokens)
+        too_long[np.delete(kept, places)] = True
+        keys = pair_keys(*(side.take(places) for side in best))
         in_validation = np.isin(keys, read_validation_keys(self.work))
         if not self.keep_overlap:
-            kept, keys = kept[~in_validation], keys[~in_validation]
+            places, keys = places[~in_validation], keys[~in_validation]
         write_keys(self.work, self.chunk, keys)
-        order = pair_hash(self.chunk.first + rows[kept], self.seed, SHUFFLE)
+        order = pair_hash(self.chunk.first + rows[kept[places]], self.seed, SHUFFLE)
         by_order = np.argsort(order)
-        kept_sides = {"src": source.take(kept[by_order]).prefixed(tags), "tgt": target.take(kept[by_order])}
-        columns = {side: lists.to_arrow() for side, lists in kept_sides.items()}
-        shards.write_batch(self.chunk.ids(self.work), {"order": pa.array(order[by_order]), **columns})
+        places = places[by_order]
+        columns = [(one.take(places).prefixed(tags), other.take(places)) for one, other in variants]
+        write_sorted(self.chunk.ids(self.work), order[by_order], columns)
+        tokens = sum(len(side.values) for pair in columns for side in pair)
         masks = (empty, too_long, unlike, in_validation, long_line)
         found = dict(zip(DROP_REASONS, (int(mask.sum()) for mask in masks), strict=True))
-        tokens = sum(len(lists.values) for lists in kept_sides.values())
         return {"counts": {**found, "tokens": tokens}, "unknown": unknown}
+
+    def _sampled(
+        self, sides: Sequence[Tokenizer], rows: np.ndarray, sizes: np.ndarray, best: Sequence[TokenLists]
+    ) -> list[list[TokenLists]]:
+        """Draw all segmentations of rows of the chunk; return both sides of each."""
+        found: list[list[TokenLists]] = [[] for _ in range(self.segmentations)]
+        for side, (tokenizer, strength) in enumerate(zip(sides, self.strengths, strict=True)):
+            if strength is None:
+                for variant in found:
+                    variant.append(best[side])
+                continue
+            parts: list[list[TokenLists]] = [[best[side].take(np.arange(0))] for _ in found]
+            for block in _blocks(sizes):
+                texts, numbers = self.chunk.texts(self.work, rows[block])[side], self.chunk.first + rows[block]
+                seeds = np.stack(
+                    [
+                        pair_hash(numbers, self.seed, SEGMENTATION + 2 * variant + side)
+                        for variant in range(self.segmentations)
+                    ],
+                    axis=1,
+                ).tolist()
+                drawn = [tokenizer.sample(text, strength, each) for text, each in zip(texts, seeds, strict=True)]
+                for part, lists in zip(parts, zip(*drawn, strict=True), strict=True):
+                    part.append(TokenLists.from_lists(lists, best[side].values.dtype))
+            for variant, part in zip(found, parts, strict=True):
+                variant.append(TokenLists.concatenate(part))
+        return found
 
 
 def _unknown(tokenizer: Tokenizer, texts: Sequence[str], ids: TokenLists) -> Iterator[str]:
@@ -121,6 +157,8 @@ def encode_chunks(
         for counted, more in zip(unknown, found["unknown"], strict=True):
             counted.update(more)
 
+    strengths = runner.ranks.lead(lambda: strengths_of(settings, load_vocabulary(tokenizer_path(runner.work))))
+
     def task(chunk: Chunk) -> EncodeChunk:
         return EncodeChunk(
             work=runner.work,
@@ -131,6 +169,8 @@ def encode_chunks(
             max_length_ratio=settings.max_length_ratio,
             source_tags=settings.source_tags,
             keep_overlap=settings.keep_overlap,
+            segmentations=settings.segmentations,
+            strengths=strengths,
         )
 
     runner.run("encode", map(task, chunks), collect, sizes=[chunk.pairs for chunk in chunks])

@@ -29,6 +29,8 @@ CHUNK_CHARACTERS = 2**26
 
 # Purposes of the hash of a pair's number; each gives other hashes.
 SHUFFLE, HOLD_OUT, VOCABULARY = 1, 2, 3
+SEGMENTATION = 4
+"""The first of two purposes, of sources and of targets, for each segmentation."""
 # Share of target lines that NFKC may change without a warning. Above it, scores on the raw references have a ceiling.
 _FOLDED_ALLOWANCE = 0.01
 

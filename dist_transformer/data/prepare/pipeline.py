@@ -118,6 +118,11 @@ def _checked(settings: PrepareSettings, report: Report) -> str:
     refuse_existing(settings.out)
     _ = settings.languages
     check_tokenizers(settings, report)
+    if settings.segmentations > 1:
+        report(
+            f"segmentations: {settings.segmentations} of each training sentence are drawn, so the training shards need "
+            f"{settings.segmentations} times the disk of one"
+        )
     for source in (*settings.sources, *settings.validation):
         # A misspelt name or a wrong column should fail now, not after hours of reading.
         next(source.pairs(), None)
@@ -207,7 +212,7 @@ def _require_pairs(kept: int, dropped: Counter[str], settings: PrepareSettings) 
 def _finish(
     work: Work,
     settings: PrepareSettings,
-    infos: Sequence[ShardInfo | None],
+    infos: Sequence[Sequence[ShardInfo]],
     validation: _Validation,
     pairs_read: int,
     dropped: Counter[str],
@@ -216,7 +221,7 @@ def _finish(
 ) -> None:
     """Complete the data folder. An interrupted preparation may have written some of its files."""
     tokenizer = load_vocabulary(tokenizer_path(work))
-    train = shards.write_split(work.data, _move_shards(work, infos))
+    train = shards.write_split(work.data, _move_shards(work, infos, settings), segmentations=settings.segmentations)
     valid, valid_text, too_long = _write_validation(validation.pairs, work.data, tokenizer, settings)
     if settings.keep_text is not None:
         _copy_text(settings.keep_text, work.data / "text")
@@ -279,15 +284,16 @@ def _copy_text(source: Path, target: Path) -> None:
             shutil.copyfile(file, copy)
 
 
-def _move_shards(work: Work, infos: Sequence[ShardInfo | None]) -> list[ShardInfo]:
-    """Move the shards to the data folder and number them; shards without pairs are skipped."""
+def _move_shards(work: Work, infos: Sequence[Sequence[ShardInfo]], settings: PrepareSettings) -> list[ShardInfo]:
+    """Move the shards to the data folder and number them, one segmentation after the other, without empty ones."""
     moved: list[ShardInfo] = []
-    for number, info in enumerate(infos):
-        if info is not None:
-            name = f"train-{len(moved):05}.arrow"
-            if (path := shard_path(work, number)).exists():
-                move(path, work.data / name)
-            moved.append(dataclasses.replace(info, file=name))
+    for segmentation in range(settings.segmentations):
+        for number, info in enumerate(infos):
+            if info:
+                name = f"train-{len(moved):05}.arrow"
+                if (path := shard_path(work, number, segmentation)).exists():
+                    move(path, work.data / name)
+                moved.append(dataclasses.replace(info[segmentation], file=name))
     return moved
 
 

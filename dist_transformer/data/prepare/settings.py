@@ -3,13 +3,16 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.folder.format import TOKENIZER_FILE
 from dist_transformer.data.text.files import PairSource
 from dist_transformer.data.vocabulary.learning import LearnedKind, Learning
 from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 
+_STRENGTH = 0.1
 _SIDES = (("source", "--src-", (0,)), ("target", "--tgt-", (1,)))
 
 
@@ -56,6 +59,16 @@ class PrepareSettings:
     lowercase: bool = False
     normalization: Normalization | None = None
     """Rule of a learned vocabulary for text; None: that of the given tokenizer, or clean."""
+    segmentations: int = 1
+    """Segmentations of each training sentence: epoch e trains on number e modulo this. They are drawn if there are
+    several, and the shards need as many times the disk."""
+    segmentation_dropout: float | None = None
+    """Probability with which BPE leaves a merge out (Provilkov et al. 2020); None: 0.1."""
+    segmentation_alpha: float | None = None
+    """Exponent of the probabilities by which a unigram model's 64 best segmentations are drawn (Kudo 2018); None:
+    0.1."""
+    segmented_side: Literal["both", "source", "target"] = "both"
+    """Side whose segmentations are drawn; the other one has its best one in all epochs."""
     max_tokens: int = 256
     """Maximum tokens per side, the special token and the tags included; longer pairs are dropped."""
     max_length_ratio: float = 3.0
@@ -107,12 +120,14 @@ class PrepareSettings:
             raise UserError(
                 f"{useless[0]}, but {flag} names an existing one: leave out {useless[0].split()[0]} or {flag}"
             )
+        self._check_segmentations()
         for field, least, most in (
             ("max_tokens", 2, 2**20),
             ("pairs_per_shard", 1, 2**30),
             ("valid_pairs", 1, 2**30),
             ("vocab_sample_pairs", 1, 2**40),
             ("workers", 1, 1024),
+            ("segmentations", 1, 1000),
             ("seed", 0, 2**63 - 1),
         ):
             if (value := getattr(self, field)) < least:
@@ -126,6 +141,45 @@ class PrepareSettings:
                 f"pairs_per_shard {self.pairs_per_shard} × max_tokens {self.max_tokens} exceeds what one Arrow batch "
                 "holds (2^31 tokens): lower one of them"
             )
+
+    def _check_segmentations(self) -> None:
+        for name in ("segmentation_dropout", "segmentation_alpha"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1:
+                raise UserError(f"{name} is {value}: it must be above 0 and at most 1; 0.1 is usual")
+        set_alone = {
+            "--segmentation-dropout": self.segmentation_dropout is not None,
+            "--segmentation-alpha": self.segmentation_alpha is not None,
+            "--segmented-side": self.segmented_side != "both",
+        }
+        if self.segmentations == 1 and (flag := next((flag for flag, value in set_alone.items() if value), None)):
+            raise UserError(f"{flag} is for several segmentations: set --segmentations to 2 or more, or leave it out")
+
+    @property
+    def sampled_sides(self) -> tuple[int, ...]:
+        """Sides whose segmentations are drawn: 0, the sources; 1, the targets."""
+        sides = {"both": (0, 1), "source": (0,), "target": (1,)}[self.segmented_side]
+        return sides if self.segmentations > 1 else ()
+
+    def strength(self, tokenizer: Tokenizer) -> float:
+        """Return what `Tokenizer.sample` takes for a side.
+
+        Raises:
+            UserError: its kind of vocabulary is not sampled, or by another setting.
+        """
+        values = {"dropout": self.segmentation_dropout, "alpha": self.segmentation_alpha}
+        if tokenizer.sampled_by is None:
+            raise UserError(
+                f"--segmentations {self.segmentations} needs BPE or a unigram model, and a {tokenizer.kind} vocabulary "
+                "has one segmentation of a text: leave it out"
+            )
+        own = values.pop(tokenizer.sampled_by)
+        if own is None and any(value is not None for value in values.values()):
+            raise UserError(
+                f"--segmentation-{next(iter(values))} is not for a {tokenizer.kind} vocabulary: set "
+                f"--segmentation-{tokenizer.sampled_by}"
+            )
+        return _STRENGTH if own is None else own
 
     @property
     def vocabularies(self) -> tuple[VocabularyChoice, ...]:

@@ -11,7 +11,6 @@ group as one sorted file. No file is opened more than `_OPENS` times.
 
 import dataclasses
 import itertools
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +36,10 @@ _OPENS = 10
 # Minimum number of tasks (if there are as many shards): more than the cores of a machine, so that all have work.
 _LEAST_TASKS = 64
 
-_Pairs = tuple[np.ndarray, TokenLists, TokenLists]
+_Sides = Sequence[TokenLists]
+"""Sources and targets of the same pairs."""
+_Pairs = tuple[np.ndarray, Sequence[_Sides]]
+"""Hashes, and the sides of each segmentation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,16 +62,16 @@ class Merge:
     name: str
 
     def run(self, progress: Progress) -> int:
-        order, source, target = _merged([_read(self.work, name, self.pairs, self.count) for name in self.pairs.files])
-        columns = {"order": pa.array(order), "src": source.to_arrow(), "tgt": target.to_arrow()}
-        shards.write_batch(self.work.folder / _file(self.name), columns)
+        parts = [_read(self.work, name, self.pairs, self.count) for name in self.pairs.files]
+        order, segmentations = _merged(parts)
+        write_sorted(self.work.folder / _file(self.name), order, segmentations)
         progress(len(order))
         return len(order)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WriteShards:
-    """Task that writes neighbouring shards. Its result is their infos, None for a shard without pairs."""
+    """Task that writes neighbouring shards, in every segmentation. Its result is their infos; empty without pairs."""
 
     work: Work
     pairs: _Range
@@ -80,24 +82,25 @@ class WriteShards:
     def name(self) -> str:
         return f"shards-{self.pairs.first:07}"
 
-    def run(self, progress: Progress) -> list[dict[str, Any] | None]:
+    def run(self, progress: Progress) -> list[list[dict[str, Any]]]:
         parts = [_read(self.work, name, self.pairs, self.count) for name in self.pairs.files]
-        written: list[dict[str, Any] | None] = []
+        written: list[list[dict[str, Any]]] = []
         for shard in range(self.pairs.first, self.pairs.stop):
-            _, source, target = _merged([_cut(part, shard, shard + 1, self.count) for part in parts])
-            if len(source.lengths) == 0:  # only if shards have few pairs
-                written.append(None)
-            else:
-                info = shards.write_shard(shard_path(self.work, shard), source, target)
-                written.append(dataclasses.asdict(info))
+            order, segmentations = _merged([_cut(part, shard, shard + 1, self.count) for part in parts])
+            infos = [
+                shards.write_shard(shard_path(self.work, shard, number), *sides)
+                for number, sides in enumerate(segmentations)
+                if len(order)  # there may be none if shards have few pairs
+            ]
+            written.append(list(map(dataclasses.asdict, infos)))
             progress(1)
         return written
 
 
 def write_shards(
     runner: TaskRunner, chunks: Sequence[Chunk], pairs: int, tokens: int, pairs_per_shard: int
-) -> list[ShardInfo | None]:
-    """Write all training shards to the work folder; return their infos, None for a shard without pairs.
+) -> list[list[ShardInfo]]:
+    """Write all training shards to the work folder; return the infos of each one's segmentations, none without pairs.
 
     Collective: every rank must call it.
     """
@@ -122,13 +125,13 @@ def write_shards(
         for whole in ranges
         for first in range(whole.first, whole.stop, at_once)
     ]
-    written: dict[int, list[dict[str, Any] | None]] = {}
+    written: dict[int, list[list[dict[str, Any]]]] = {}
     sizes = [task.pairs.stop - task.pairs.first for task in last]
     runner.run("write", last, written.__setitem__, unit="shard", sizes=sizes)
     for others in runner.ranks.gather(dict(written)):
         written.update(others)
     infos = itertools.chain.from_iterable(written[task] for task in range(len(last)))
-    return [None if info is None else ShardInfo(**info) for info in infos]
+    return [[ShardInfo(**info) for info in shard] for shard in infos]
 
 
 def plan_passes(
@@ -190,29 +193,40 @@ def _file(name: str) -> str:
 
 def _read(work: Work, name: str, pairs: _Range, count: int) -> _Pairs:
     """Copy the pairs of a range from a file, because thousands of files must not stay mapped."""
-    batch = shards.read_batch(work.folder / name)
-    whole = (
-        batch.column("order").to_numpy(),
-        TokenLists.from_arrow(batch.column("src")),
-        TokenLists.from_arrow(batch.column("tgt")),
-    )
-    order, *sides = _cut(whole, pairs.first, pairs.stop, count)
-    source, target = (TokenLists.concatenate([side]) for side in sides)
-    return order.copy(), source, target
+    order, *columns = shards.read_batch(work.folder / name).columns
+    sides = list(map(TokenLists.from_arrow, columns))
+    whole = (order.to_numpy(), list(zip(sides[::2], sides[1::2], strict=True)))
+    cut, segmentations = _cut(whole, pairs.first, pairs.stop, count)
+    return cut.copy(), [[TokenLists.concatenate([side]) for side in sides] for sides in segmentations]
+
+
+def write_sorted(path: Path, order: np.ndarray, segmentations: Sequence[_Sides]) -> None:
+    """Write pairs that are sorted by their hashes.
+
+    Args:
+        segmentations: sources and targets of each segmentation.
+    """
+    columns = {
+        f"{name}-{number}": side.to_arrow()
+        for number, sides in enumerate(segmentations)
+        for name, side in zip(("src", "tgt"), sides, strict=True)
+    }
+    shards.write_batch(path, {"order": pa.array(order), **columns})
 
 
 def _merged(parts: Sequence[_Pairs]) -> _Pairs:
     """Join pairs in the order of their hashes."""
     order = np.concatenate([part[0] for part in parts])
     by_order = np.argsort(order)
-    source, target = (
-        TokenLists.concatenate(list(map(operator.itemgetter(side), parts))).take(by_order) for side in (1, 2)
-    )
-    return order[by_order], source, target
+    merged = [
+        [TokenLists.concatenate(list(lists)).take(by_order) for lists in zip(*sides, strict=True)]
+        for sides in zip(*(part[1] for part in parts), strict=True)
+    ]
+    return order[by_order], merged
 
 
-def shard_path(work: Work, shard: int) -> Path:
-    return work.folder / f"shard-{shard:07}.arrow"
+def shard_path(work: Work, shard: int, segmentation: int) -> Path:
+    return work.folder / f"shard-{shard:07}-{segmentation}.arrow"
 
 
 def _edge(shard: int, count: int) -> int:
@@ -221,9 +235,9 @@ def _edge(shard: int, count: int) -> int:
 
 def _cut(part: _Pairs, first: int, stop: int, count: int) -> _Pairs:
     """Select the pairs of shards `first` up to `stop`."""
-    order, source, target = part
+    order, segmentations = part
     start, end = (_place(order, _edge(shard, count)) for shard in (first, stop))
-    return order[start:end], source.slice(start, end), target.slice(start, end)
+    return order[start:end], [[side.slice(start, end) for side in sides] for sides in segmentations]
 
 
 def _place(order: np.ndarray, edge: int) -> int:

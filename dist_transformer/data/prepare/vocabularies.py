@@ -29,6 +29,8 @@ def check_tokenizers(settings: PrepareSettings, report: Report) -> None:
     for choice in settings.vocabularies:
         if (tokenizer := _given(choice)) is not None:
             _check(settings, choice, tokenizer)
+            if {*choice.sides} & {*settings.sampled_sides}:
+                settings.strength(tokenizer)
             if 0 in choice.sides:
                 tokenizer.tag_ids(settings.source_tags)
             wants_another_size = choice.vocab_size not in (None, tokenizer.vocab_size)
@@ -61,6 +63,17 @@ def _name(settings: PrepareSettings, choice: VocabularyChoice) -> str:
     """Return how reports call a vocabulary."""
     languages = [settings.languages[side] for side in choice.sides]
     return "vocabulary" if len(languages) > 1 else f"vocabulary of {languages[0]}"
+
+
+def strengths_of(settings: PrepareSettings, vocabulary: Vocabulary) -> tuple[float | None, ...]:
+    """Return the strength of each side's sampling, None for a side that is not sampled; empty if none is.
+
+    Raises:
+        UserError: a side's kind of vocabulary is not sampled by these settings.
+    """
+    sides = (vocabulary.source, vocabulary.target)
+    sampled = settings.sampled_sides
+    return tuple(settings.strength(side) if i in sampled else None for i, side in enumerate(sides)) if sampled else ()
 
 
 def normalizations(settings: PrepareSettings) -> Normalizations:

@@ -5,9 +5,11 @@ are merged into pieces. All 256 bytes are in the vocabulary, so `<unk>` never oc
 normalised text. `tokenizer.json` holds everything: the normalisation, the rule for words and the tags.
 """
 
+import functools
 import itertools
 import json
 from collections.abc import Iterable, Sequence
+from random import Random
 from typing import Any, get_args
 
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
@@ -23,6 +25,7 @@ from dist_transformer.data.vocabulary.normalization import (
     normalizer_of,
     rule_name,
 )
+from dist_transformer.data.vocabulary.segmentation import merge
 from dist_transformer.data.vocabulary.tokenizer import SPECIALS, Tokenizer, check_size
 
 # A combining mark, or the zero-width (non-)joiner that many scripts use inside words; it belongs to what it follows.
@@ -66,6 +69,7 @@ class ByteBpe(Tokenizer):
 
     kind = "byte-level BPE"
     encodes_words_apart = True
+    sampled_by = "dropout"
     library = "tokenizers"
     normalization: Normalization
 
@@ -104,6 +108,23 @@ class ByteBpe(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [row.ids for row in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    @functools.cached_property
+    def _merges(self) -> tuple[dict[tuple[str, str], int], dict[str, int]]:
+        """Ranks of the merges, and ids of the pieces."""
+        model = json.loads(self.content)["model"]
+        merges = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+        return {(left, right): rank for rank, (left, right) in enumerate(merges)}, model["vocab"]
+
+    def sample(self, text: str, strength: float, seeds: Sequence[int]) -> list[list[int]]:
+        ranks, ids = self._merges
+        words = [word for word, _ in self._backend.pre_tokenizer.pre_tokenize_str(self.normalize(text))]
+        found = []
+        for seed in seeds:
+            random = Random(seed)
+            pieces = (merge(word, lambda *pair: ranks.get(pair), dropout=strength, random=random) for word in words)
+            found.append([ids[piece] for row in pieces for piece in row])
+        return found
 
     def token_starts(self, text: str) -> list[int]:
         return [start for start, _ in self._backend.encode(text, add_special_tokens=False).offsets]

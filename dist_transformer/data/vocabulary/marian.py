@@ -83,14 +83,17 @@ class _Side(ModelTokenizer):
     def __init__(self, content: bytes, model: bytes, pieces: Sequence[str]) -> None:
         super().__init__(content, read_model(model), pieces, None, tags=[*filter(_TAG.fullmatch, pieces)])
         # Text that spells a special token or a tag is not one.
-        self._ids = {piece: i for i, piece in enumerate(pieces) if i >= self.first_piece}
+        self._numbers = {piece: i for i, piece in enumerate(pieces) if i >= self.first_piece}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        rows = self._backend.encode(list(texts), out_type=str, num_threads=1)
-        return [[self._ids.get(piece, UNK_ID) for piece in row] for row in rows]
+        return list(map(self._ids, self._backend.encode(list(texts), out_type=str, num_threads=1)))
+
+    def _ids(self, pieces: Sequence[str]) -> list[int]:
+        return [self._numbers.get(piece, UNK_ID) for piece in pieces]
 
     def unknown(self, text: str) -> list[str]:
-        return [char for piece in self._backend.encode(text, out_type=str) if piece not in self._ids for char in piece]
+        pieces = self._backend.encode(text, out_type=str)
+        return [character for piece in pieces if piece not in self._numbers for character in piece]
 
     def decode(self, ids: Sequence[int]) -> str:
         pieces = [self._pieces[i] for i in ids if i >= self.first_piece or i == UNK_ID]

@@ -6,13 +6,17 @@ come first, then the tags, then the other pieces in the library's order. Text is
 
 import base64
 import binascii
+import functools
 import io
 import itertools
 import json
+import re
 import tempfile
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any, Literal, get_args
 
 import sentencepiece
@@ -22,6 +26,7 @@ from dist_transformer.base.files import write_file
 from dist_transformer.config.directions import check_tags
 from dist_transformer.data.vocabulary.normalization import Normalization, cleans, rule_name
 from dist_transformer.data.vocabulary.normalization_table import normalization_table
+from dist_transformer.data.vocabulary.segmentation import N_BEST, Sampling, draw, merge
 from dist_transformer.data.vocabulary.sentence_piece_file import check_sentence_piece_file, without_file_names
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIALS, UNK_ID, Tokenizer
 
@@ -31,6 +36,8 @@ ModelType = Literal["unigram", "bpe"]
 _PARTS = {"kind", "normalization", "tags", "ids", "model"}
 # How the library writes a space.
 _SPACE = "\u2581"
+# Models whose pieces are characters or words have one segmentation.
+_SAMPLED_BY: dict[str, Sampling] = {"unigram": "alpha", "BPE": "dropout"}
 # The sums that learning makes depend on the number of threads.
 _LEARNING_THREADS = 16
 _LONGEST_SENTENCE = 2**16
@@ -64,9 +71,14 @@ class ModelTokenizer(Tokenizer):
         tags: Sequence[str],
     ) -> None:
         self._backend = model.backend
+        self.sampled_by: Sampling | None = _SAMPLED_BY.get(model.kind)
+        if self.sampled_by == "dropout" and any(_SPACE in piece.lstrip(_SPACE) for piece in pieces):
+            # Words are merged apart here.
+            self.sampled_by = None
         lowercase = self._backend.normalize("ABC") == self._backend.normalize("abc")
         super().__init__(content, normalization, lowercase=lowercase, tags=tags)
         self.library_file = model.content
+        self._has_bytes = any(map(self._backend.is_byte, range(self._backend.get_piece_size())))
         self._pieces = list(pieces)
 
     @property
@@ -89,6 +101,48 @@ class ModelTokenizer(Tokenizer):
         # What a table of its own removes is not known here.
         tries = self.normalization is None and not any(map(str.isalnum, text))
         return super().is_blank(text) or (tries and not self.encode(text))
+
+    def sample(self, text: str, strength: float, seeds: Sequence[int]) -> list[list[int]]:
+        if self.sampled_by == "alpha":
+            best = self._backend.nbest_encode(
+                self._readable(text), nbest_size=N_BEST, out_type="immutable_proto"
+            ).nbests
+            rows = [self._ids([piece.piece for piece in each.pieces]) for each in best]
+            scores = [each.score for each in best]
+            return [draw(rows, scores, alpha=strength, random=Random(seed)) for seed in seeds]
+        words = re.split(f"(?={_SPACE})", self._backend.normalize(self._readable(text)))
+        found = []
+        for seed in seeds:
+            random = Random(seed)
+            merged = (merge(word, self._rank, dropout=strength, random=random) for word in words)
+            found.append(self._ids(self._as_encoded(itertools.chain.from_iterable(merged))))
+        return found
+
+    def _as_encoded(self, pieces: Iterable[str]) -> list[str]:
+        """Write characters that are no pieces as the library does: as bytes, or those in a row as one unknown piece."""
+        found: list[str] = []
+        for is_known, group in itertools.groupby(pieces, key=self._ranks.__contains__):
+            if is_known:
+                found += group
+            elif self._has_bytes:
+                found += (f"<0x{byte:02X}>" for byte in "".join(group).encode("utf-8"))
+            else:
+                found.append("".join(group))
+        return found
+
+    @abstractmethod
+    def _ids(self, pieces: Sequence[str]) -> list[int]:
+        """Return the ids of pieces of the library, or of characters that it lacks."""
+
+    @functools.cached_property
+    def _ranks(self) -> dict[str, float]:
+        backend = self._backend
+        no_text = (backend.is_control, backend.is_byte, backend.is_unused)
+        numbers = (i for i in range(backend.get_piece_size()) if not any(holds(i) for holds in no_text))
+        return {backend.id_to_piece(i): -backend.get_score(i) for i in numbers}
+
+    def _rank(self, left: str, right: str) -> float | None:
+        return self._ranks.get(left + right)
 
     def token_starts(self, text: str) -> list[int]:
         return [piece.begin for piece in self._backend.encode(text, out_type="immutable_proto").pieces]
@@ -141,13 +195,15 @@ class SentencePiece(ModelTokenizer):
         if taken := {*SPECIALS, *tags} & {*pieces}:
             raise ValueError(f"has a piece of text that is spelled {min(taken)}, like a special token or a tag")
         super().__init__(content, model, [*SPECIALS, *tags, *pieces], normalization, tags=tags)
-        has_bytes = any(map(backend.is_byte, range(backend.get_piece_size())))
-        self.kind = f"SentencePiece {model.kind}" + " with byte fallback" * has_bytes
+        self.kind = f"SentencePiece {model.kind}" + " with byte fallback" * self._has_bytes
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         # One thread: preparations and servers have processes of their own.
         rows = self._backend.encode([self._readable(text) for text in texts], num_threads=1)
         return [[self._ours[piece] for piece in row] for row in rows]
+
+    def _ids(self, pieces: Sequence[str]) -> list[int]:
+        return [self._ours[self._backend.piece_to_id(piece)] for piece in pieces]
 
     def unknown(self, text: str) -> list[str]:
         found = self._backend.encode(self._readable(text), out_type="immutable_proto").pieces

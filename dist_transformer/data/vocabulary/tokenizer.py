@@ -14,6 +14,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import write_file
 from dist_transformer.config.directions import check_tags
 from dist_transformer.data.vocabulary.normalization import Normalization, clean, is_blank
+from dist_transformer.data.vocabulary.segmentation import Sampling
 
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
@@ -90,6 +91,8 @@ class Tokenizer(Vocabulary):
     """Content of the file of that library."""
     encodes_words_apart: bool
     """Whether `a b` is encoded as `a` and then ` b`, so that ids of words can be looked up."""
+    sampled_by: Sampling | None
+    """What `sample` takes; None if the kind has only one segmentation."""
 
     def __init__(
         self, content: bytes, normalization: Normalization | None, *, lowercase: bool, tags: Sequence[str] = ()
@@ -141,6 +144,14 @@ class Tokenizer(Vocabulary):
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
+
+    @abstractmethod
+    def sample(self, text: str, strength: float, seeds: Sequence[int]) -> list[list[int]]:
+        """Encode a text once for each seed, in a segmentation that is drawn.
+
+        Args:
+            strength: the dropout of BPE, or the alpha of a unigram model, as `sampled_by` says.
+        """
 
     @abstractmethod
     def token_starts(self, text: str) -> list[int]:

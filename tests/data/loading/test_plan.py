@@ -20,6 +20,8 @@ class Corpus:
     """Lengths drawn from a seed, for shards of the given sizes, and how to plan them."""
 
     shard_sizes: tuple[int, ...]
+    """Of each segmentation."""
+    segmentations: int
     max_source_tokens: int
     max_target_tokens: int
     max_sentences: int
@@ -30,7 +32,7 @@ class Corpus:
 
     @property
     def lengths(self) -> np.ndarray:
-        size = (sum(self.shard_sizes), 2)
+        size = (self.segmentations * sum(self.shard_sizes), 2)
         return np.random.default_rng(self.seed).integers(1, self.longest + 1, size=size).astype(np.uint16)
 
     def plan(self, **changes: Any) -> Plan:
@@ -40,10 +42,14 @@ class Corpus:
             max_sentences=self.max_sentences,
         )
         options = {"budgets": budgets, "window_shards": self.window_shards, "seed": self.seed, **changes}
-        return Plan(self.lengths, np.concatenate([[0], np.cumsum(self.shard_sizes)]), **options)
+        options["segmentations"] = self.segmentations
+        starts = np.concatenate([[0], np.cumsum(self.shard_sizes * self.segmentations)])
+        return Plan(self.lengths, starts, **options)
 
     def fits(self) -> np.ndarray:
-        return (self.lengths <= [self.max_source_tokens, self.max_target_tokens]).all(axis=1)
+        """Whether each pair fits in all its segmentations."""
+        fits = (self.lengths <= [self.max_source_tokens, self.max_target_tokens]).all(axis=1)
+        return fits.reshape(self.segmentations, -1).all(axis=0)
 
 
 corpora = st.builds(
@@ -51,6 +57,7 @@ corpora = st.builds(
     # Empty shards and shards of one pair; up to a few hundred pairs, so that windows are both shorter and longer than
     # the pool of 64.
     shard_sizes=st.lists(st.one_of(st.sampled_from([0, 1, 2]), st.integers(0, 150)), min_size=1, max_size=7).map(tuple),
+    segmentations=st.integers(1, 3),
     max_source_tokens=st.integers(1, 120),
     max_target_tokens=st.integers(1, 120),
     max_sentences=st.integers(1, 20),
@@ -62,6 +69,7 @@ corpora = st.builds(
 
 HAND_MADE = Corpus(
     shard_sizes=(0, 1, 0, 140, 1, 70),
+    segmentations=1,
     max_source_tokens=60,
     max_target_tokens=64,
     max_sentences=9,
@@ -97,8 +105,9 @@ def contents(step: Step) -> tuple[Any, ...]:
 def test_every_pair_that_fits_comes_once_in_every_epoch(corpus: Corpus) -> None:
     plan, fitting = corpus.plan(), np.flatnonzero(corpus.fits()).tolist()
     assert plan.skipped == sum(corpus.shard_sizes) - len(fitting)
-    for number in (0, 1):
-        assert sorted(pairs_of(epoch(plan, corpus.packs_per_step, number))) == fitting
+    for number in range(corpus.segmentations + 1):
+        first = number % corpus.segmentations * sum(corpus.shard_sizes)
+        assert sorted(pairs_of(epoch(plan, corpus.packs_per_step, number))) == [first + pair for pair in fitting]
 
 
 @quick
@@ -197,6 +206,15 @@ def hand_plan(lengths: list[tuple[int, int]], source: int, target: int, sentence
     budgets = Budgets(max_source_tokens=source, max_target_tokens=target, max_sentences=sentences)
     table = np.array(lengths, dtype=np.uint16).reshape(-1, 2)
     return Plan(table, np.array([0, len(lengths)]), budgets=budgets, window_shards=1, seed=0)
+
+
+def test_a_pair_too_long_in_one_segmentation_is_in_no_epoch() -> None:
+    """Three pairs, each in two segmentations; by hand."""
+    lengths = np.array([(5, 5), (2, 3), (4, 4), (6, 5), (2, 9), (4, 4)], dtype=np.uint16)
+    budgets = Budgets(max_source_tokens=10, max_target_tokens=8, max_sentences=9)
+    plan = Plan(lengths, np.array([0, 3, 6]), budgets=budgets, window_shards=1, seed=0, segmentations=2)
+    assert plan.skipped == 1
+    assert [sorted(pairs_of(epoch(plan, 1, number))) for number in range(3)] == [[0, 2], [3, 5], [0, 2]]
 
 
 def test_pairs_too_long_for_the_budgets_are_skipped_and_counted() -> None:
