@@ -273,7 +273,10 @@ class Gate:
         )
 
     def greedy(self) -> Check:
-        """Check greedy outputs: each of their tokens must be our most probable one after the tokens before it."""
+        """Check greedy outputs: each of their tokens must be our most probable one after the tokens before it.
+
+        Tokens that are as probable as that one, up to the difference that log-probabilities may have, count as it.
+        """
         # Neither we nor CTranslate2 search for an empty text.
         sources = [source for source, _ in self.pairs if len(source) > len(self.prefix)]
         outputs = in_parts(
@@ -284,24 +287,24 @@ class Gate:
         )
         pairs = list(zip(sources, outputs, strict=True))
         same = 0
-        for output, choices in zip(outputs, self._choices(pairs), strict=True):
+        for output, gaps in zip(outputs, self._gaps(pairs), strict=True):
             # An output at the limit may not have ended.
-            ended = [*output, EOS_ID] if len(output) < self.longest - 1 else output
-            same += choices[: len(ended)] == ended
+            compared = gaps if len(output) < self.longest - 1 else gaps[:-1]
+            same += all(gap <= LARGEST_DIFFERENCE for gap in compared)
         return Check.that(
             same >= LEAST_IDENTICAL * len(pairs),
             name="greedy search",
             found=f"{same:,} of {len(pairs):,} outputs are identical; {LEAST_IDENTICAL:.1%} must be",
         )
 
-    def _choices(self, pairs: Sequence[IdPair]) -> list[list[float]]:
-        """Find our most probable token after each prefix of the targets, from the empty prefix on."""
+    def _gaps(self, pairs: Sequence[IdPair]) -> list[list[float]]:
+        """Compute how much less probable each target token is than our most probable one, as a difference of logs."""
         target = self.tokenizer.target
         never = [PAD_ID, UNK_ID, BOS_ID, *target.tag_ids(target.tags)]
 
-        def read(logits_TV: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        def read(logits_TV: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
             logits_TV[:, never] = -torch.inf
-            return logits_TV.argmax(1)
+            return logits_TV.amax(1) - logits_TV.gather(1, targets_T[:, None])[:, 0]
 
         return read_targets(self.model, pairs, read, device=self.model.embedding.device)
 
