@@ -64,7 +64,7 @@ def test_every_direction_is_validated_by_name(runs: dict[int, Path]) -> None:
     one, two = (read_records(runs[ranks], "valid") for ranks in (1, 2))
     assert [record["step"] for record in two] == [10, 20]
     for record, other in zip(two, one, strict=True):
-        for name in ("loss", "nll", "bleu"):
+        for name in ("loss", "nll", "bleu", "chrf", "ter"):
             there, back = record[f"en-de/{name}"], record[f"de-en/{name}"]
             assert record[name] == pytest.approx((there + back) / 2)
         assert record["en-de/nll"] != record["de-en/nll"]
