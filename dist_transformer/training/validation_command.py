@@ -76,6 +76,9 @@ class ValidationCommand:
             write_file(file, "".join(f"{line}\n" for line in lines), durable=False)
             words = [word.replace(placeholder, str(file)) for word in words]
         program = _Program(words, folder, minutes=self.minutes)
+        endings = self.preemption.watchdog.endings
+        endings.append(program.end)
+        held.callback(endings.remove, program.end)
         held.callback(program.end)
         return program
 

@@ -75,6 +75,15 @@ def test_every_direction_is_validated_by_name(runs: dict[int, Path]) -> None:
     assert sorted(state["best"]) == [[record["step"], record["nll"]] for record in two]
 
 
+def test_the_scores_do_not_depend_on_the_ranks(runs: dict[int, Path]) -> None:
+    one, two = ([sheet for sheet in read_sheets(runs[ranks]) if sheet.step == 10] for ranks in (1, 2))
+    assert [[s.hypothesis for s in sheet.samples] for sheet in one] == [
+        [s.hypothesis for s in sheet.samples] for sheet in two
+    ]
+    assert [sheet.scores for sheet in one] == [sheet.scores for sheet in two]
+    assert [len(sheet.scores) for sheet in one] == [3, 3]
+
+
 def test_samples_and_the_report_have_both(runs: dict[int, Path]) -> None:
     sheets = read_sheets(runs[2])
     assert [(sheet.step, sheet.direction) for sheet in sheets] == [

@@ -72,7 +72,6 @@ def test_stopped_twice_a_run_ends_as_if_it_was_not(toy_data: DataFolder, tmp_pat
     assert (run_dir / "metrics.jsonl").read_text() == before
 
 
-# Waits until it is ended, the first time; later its score is 7.
 SCORER = """
 import sys, time
 from pathlib import Path
@@ -84,13 +83,17 @@ print(7)
 """
 
 
+def scorer(began: Path) -> str:
+    """Return a command that makes the file `began` and waits, or prints a score if the file is there."""
+    return shlex.join([sys.executable, "-c", SCORER, str(began), "{hypothesis}"])
+
+
 def test_a_validation_that_is_stopped_is_done_after_the_resume(
     toy_data: DataFolder, tmp_path: Path, jobs: list[Job]
 ) -> None:
     """One rank of two is told to end while a program scores the last validation."""
     began = tmp_path / "began"
-    command = shlex.join([sys.executable, "-c", SCORER, str(began), "{hypothesis}"])
-    flags = ("--max-steps", 2, "--validate-every", 2, "--validate-sentences", 2, "--validation-command", command)
+    flags = ("--max-steps", 2, "--validate-every", 2, "--validate-sentences", 2, "--validation-command", scorer(began))
     flags = (*flags, "--best-by", "command", "--evaluation-timeout-minutes", 0.2)
     job = Job(tmp_path, toy_data, tmp_path / "run", *flags).start_ranks()
     jobs.append(job)
@@ -119,7 +122,9 @@ def test_whatever_happens_to_one_rank_ends_all(toy_data: DataFolder, tmp_path: P
     limit = (*RARELY, "--timeout-minutes", 0.2)
     frozen = Job(tmp_path, toy_data, tmp_path / "frozen", *limit, fault="1:3:SIGSTOP").start_ranks()
     raised = Job(tmp_path, toy_data, tmp_path / "raised", *RARELY, fault="1:3:raise").start_ranks()
-    orphaned = Job(tmp_path, toy_data, tmp_path / "orphaned", *RARELY, "--max-steps", 10**6).start_deepspeed()
+    began = tmp_path / "began"
+    scored = ("--validate-every", 1, "--validate-sentences", 2, "--validation-command", scorer(began))
+    orphaned = Job(tmp_path, toy_data, tmp_path / "orphaned", *scored, "--max-steps", 10**6).start_deepspeed()
     limited = Job(tmp_path, toy_data, tmp_path / "limited", *RARELY, "--walltime-minutes", 0.01).start_ranks()
     interrupted = Job(tmp_path, toy_data, tmp_path / "interrupted", *RARELY, "--max-steps", 10**6).start_ranks()
     jobs += [frozen, raised, orphaned, limited, interrupted]
@@ -154,10 +159,11 @@ def test_whatever_happens_to_one_rank_ends_all(toy_data: DataFolder, tmp_path: P
     rank_1.send_signal(signal.SIGCONT)
     assert rank_1.wait(PATIENCE) == 1, frozen.output
 
-    orphaned.wait_for_training()
+    orphaned.wait_for(began.exists)
     launcher = psutil.Process(orphaned.processes[0].pid)
+    # DeepSpeed's launcher of the node, the ranks, and the program that scores.
     family = launcher.children(recursive=True)
-    assert len(family) == 3
+    assert len(family) == 4
     launcher.kill()
     _, alive = psutil.wait_procs(family, timeout=PATIENCE)
     assert alive == [], orphaned.output
