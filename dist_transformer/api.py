@@ -14,12 +14,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from dist_transformer.averaging.choice import Measure, choose_weights
+from dist_transformer.averaging.choice import choose_weights
 from dist_transformer.averaging.comparison import compare_with_newest
 from dist_transformer.averaging.mean import average as write_mean
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import write_file
 from dist_transformer.config.flags import over
+from dist_transformer.config.measures import Measure
 from dist_transformer.config.stated import refuse_without_effect, stated_by_values
 from dist_transformer.config.table3 import preset_with_variant
 from dist_transformer.config.wrong_names import known_parameters, refuse_wrong_settings
@@ -145,6 +146,9 @@ def train(
         flags = ["--preset", preset, "--variant", variant, "--config", file, "--run-dir", Path(run_dir)]
         extensions = [word for name in imports for word in ("--import", name)]
         ranks = ["--processes", processes] if processes > 1 else []
+        if (command := settings.get("validation_command")) is not None:
+            # A file of settings may come from a stranger, so none may name a program alone.
+            flags += ["--validation-command", command]
         program = [sys.executable, "-m", "dist_transformer", "train"]
         status, error = run_child([*program, *extensions, *flags, *ranks])
     if status not in (0, INTERRUPTED):
@@ -172,7 +176,8 @@ def average(
     Args:
         last: number of newest weight files of `run_dir` to average; `every` is the training time between them in
             minutes.
-        best: number of best weight files instead, `by` the `nll` or `bleu` of their validation.
+        best: number of best weight files instead, `by` a measure of their validation: `nll`, `bleu`, `chrf`, `ter` or
+            `command`; by default the one by which the run ranked them.
         checkpoints: weight files, checkpoints or model folders instead.
 
     Returns:

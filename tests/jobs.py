@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import psutil
@@ -80,8 +80,12 @@ class Job:
 
     def wait_for_training(self, records: int = 1) -> None:
         """Wait until the metrics have at least this many records."""
-        metrics, deadline = self.run_dir / "metrics.jsonl", time.monotonic() + PATIENCE
-        while not (metrics.exists() and metrics.read_text().count("\n") >= records):
+        metrics = self.run_dir / "metrics.jsonl"
+        self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= records)
+
+    def wait_for(self, happened: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not happened():
             assert time.monotonic() < deadline, self.output
             assert self.processes[0].poll() is None, self.output
             time.sleep(0.05)

@@ -41,6 +41,7 @@ SMALL = (
 )
 
 FENCE = re.compile(r"^```(?P<kind>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
+FLAG = re.compile(r"--[a-z][\w.-]*")
 LINK = re.compile(r"\]\((?P<markdown>[^()\s]+)\)|\b(?:src|srcset|href)=\"(?P<html>[^\"]+)\"")
 
 
@@ -135,6 +136,19 @@ def test_the_pictures_of_the_pages_are_small() -> None:
     sizes = {picture.name: picture.stat().st_size for picture in (DOCS / "images").rglob("*.png")}
     assert {name: size for name, size in sizes.items() if size >= 150_000} == {}
     assert sum(picture.stat().st_size for picture in (DOCS / "images" / "pictures").iterdir()) < 600_000
+
+
+def test_the_pages_for_newcomers_name_flags_that_exist() -> None:
+    """Flags of other toolkits are in the first column of a table."""
+    helps = "".join(file.read_text("utf-8") for file in (ROOT / "tests" / "cli" / "help").glob("*.txt"))
+    known = {flag.replace("_", "-") for flag in re.findall(FLAG, helps)}
+    for name in ("coming_from.md", "troubleshooting.md"):
+        lines = (DOCS / name).read_text("utf-8").splitlines()
+        ours = [line.partition("|")[2].partition("|")[2] if line.startswith("|") else line for line in lines]
+        named = {flag.replace("_", "-") for line in ours for flag in re.findall(FLAG, line)}
+        assert len(named) > 15
+        # A flag of DeepSpeed's launcher.
+        assert named - known <= {"--master-port"}, name
 
 
 def prose(page: Path) -> str:

@@ -4,16 +4,15 @@ import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any
 
 from dist_transformer.averaging.sources import weight_file_metadata
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.measures import MEASURES, Measure, badness
 from dist_transformer.config.plain import read_json
 from dist_transformer.run.layout import METRICS_FILE, SETTINGS_FILE, WEIGHTS, read_records, weight_files
 from dist_transformer.runtime.launch import as_typed, own_command
 
-Measure = Literal["nll", "bleu"]
-"""Score of a validation: -log p per target token (lower is better), or sacreBLEU of translations (higher is better)."""
 MOST_REGULAR = 5
 """Most weight files that are averaged if no number is given; the paper averages 5 of base."""
 
@@ -182,8 +181,7 @@ def best_weights(run_dir: Path, count: int, by: Measure | None = None) -> Chosen
         remedy = "use --by nll" if records else "use --last, or train with --validate-every above 0"
         raise UserError(f"{run_dir / METRICS_FILE} has no validation with {by}: {remedy}")
     files = weight_files(run_dir)
-    sign = 1 if by == "nll" else -1
-    ranked = sorted(values, key=lambda step: (sign * values[step], step))
+    ranked = sorted(values, key=lambda step: (badness(by, values[step]), step))
     kept = [step for step in ranked if step in files]
     if len(kept) < count:
         listed = f" ({', '.join(map(str, sorted(kept)))})" if kept else ""
@@ -194,7 +192,7 @@ def best_weights(run_dir: Path, count: int, by: Measure | None = None) -> Chosen
         )
     before_worst = ranked[: ranked.index(kept[count - 1])]
     lost = ", ".join(map(str, sorted(set(before_worst) - set(kept))))
-    decimals = 2 if by == "bleu" else 4
+    decimals = 2 if by in ("bleu", "chrf", "ter") else 4
     listed = ", ".join(f"step {step} ({values[step]:.{decimals}f})" for step in sorted(kept[:count]))
     return _chosen(
         files,
@@ -207,10 +205,10 @@ def best_weights(run_dir: Path, count: int, by: Measure | None = None) -> Chosen
 def _own_measure(settings: Path) -> Measure:
     """Read the measure that a run's settings name, which may come from a stranger."""
     by = read_json(settings).get("best_by")
-    for measure in get_args(Measure):
+    for measure in MEASURES:
         if by == measure:
-            return cast(Measure, measure)
-    raise UserError(f"{settings}: best_by must be one of {', '.join(get_args(Measure))}, not {by!r:.60}: use --by")
+            return measure
+    raise UserError(f"{settings}: best_by must be one of {', '.join(MEASURES)}, not {by!r:.60}: use --by")
 
 
 def _files(count: int) -> str:

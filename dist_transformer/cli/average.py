@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
+from dist_transformer.config.measures import MEASURES
 from dist_transformer.data.text.lines import require_readable
 from dist_transformer.inference.options import (
     add_decoding_options,
@@ -179,9 +180,10 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--by",
-        choices=["nll", "bleu"],
-        help="score for --best: nll, lowest loss per target token without label smoothing; bleu, highest BLEU (0 to "
-        "100) of the translated validation sentences (default: the run's best_by)",
+        choices=MEASURES,
+        help="score for --best: nll, lowest loss per target token without label smoothing; bleu or chrf, highest score "
+        "(0 to 100) of the translated validation sentences; ter, lowest; command, highest score of the run's "
+        "validation_command (default: the run's best_by)",
     )
     parser.add_argument(
         "--checkpoints", type=Path, nargs="+", metavar="A", help="weight files, checkpoints or model folders"

@@ -72,6 +72,12 @@ def parse_training(arguments: Sequence[str], *, prog: str) -> tuple[TrainConfig,
                 raise UserError(f"{chosen.config} has data_weights and no data: give the folders with --data")
             # Weights are checked with their folders. The flag replaces these.
             values["data"] = [""] * len(weights)
+        if values.get("validation_command") is not None and "validation_command" not in stated:
+            # The file may come from a stranger.
+            raise UserError(
+                f"{chosen.config} has a validation_command, and no file may name a program to run: pass "
+                "--validation-command on the command line, with the same words, others, or None"
+            )
         default = over(default, values, str(chosen.config))
         # A run's config.json has all settings, meant or not.
         stated = ({} if of_a_run else stated_by_values(values, str(chosen.config))) | stated

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import OmitArgPrefixes
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.measures import Measure, require_measurable
 from dist_transformer.config.plain import OMIT_DEFAULT, written
 from dist_transformer.config.registry import ATTENTIONS, POSITIONS, SCHEDULES
 from dist_transformer.config.requirements import (
@@ -24,7 +25,6 @@ from dist_transformer.config.requirements import (
 
 EMBEDDED_CORPUS = ("embedded corpus",)
 """Placeholder for the synthetic corpus where --test-mode expects a data folder."""
-
 
 _YEAR_MINUTES = 365 * 24 * 60
 # Sizes above every batch that was ever trained, so that products of them stay far below 64 bits.
@@ -173,12 +173,7 @@ class BatchConfig:
         if self.target_tokens_per_step is not None:
             self._set_packs(self.target_tokens_per_step)
         remedy = f"it cannot be above packs_per_step ({self.packs_per_step})"
-        require(
-            self.packs_at_once <= self.packs_per_step,
-            "packs_per_micro_batch",
-            self.packs_per_micro_batch,
-            remedy,
-        )
+        require(self.packs_at_once <= self.packs_per_step, "packs_per_micro_batch", self.packs_per_micro_batch, remedy)
 
     def _set_packs(self, tokens: int) -> None:
         """Put a step's tokens in packs. They are not kept, so a run has one setting for the size of a step."""
@@ -210,8 +205,7 @@ class BatchConfig:
                 f"packs_per_step is {self.packs_per_step} but {world_size} processes were started: "
                 "raise --batch.packs-per-step (and lower --batch.max-target-tokens to keep the batch), or start fewer"
             )
-        per_round = world_size * self.packs_at_once
-        return -(-self.packs_per_step // per_round)
+        return -(-self.packs_per_step // (world_size * self.packs_at_once))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -303,19 +297,25 @@ class ValidationConfig:
 
     validate_every: int = 1000
     """Steps between validations; 0: never."""
-    validate_sentences: int = 500
-    """Sentences per direction that a validation translates for BLEU and samples; 0: loss only."""
-    best_by: Literal["nll", "bleu"] = "nll"
-    """Score that patience and keep_best compare: nll (loss per token, unsmoothed) or bleu; the mean over directions."""
+    validate_sentences: int = 1500
+    """Most sentences per direction that a validation translates for BLEU, chrF, TER and samples: all of a smaller set,
+    otherwise the same ones each time, spread evenly over it; 0: loss only."""
+    best_by: Measure = "nll"
+    """Score that patience and keep_best compare: nll (loss per token, unsmoothed) and ter are better if lower; bleu,
+    chrf and command (the number of validation_command) if higher. The mean over directions."""
+    validation_command: str | None = field(default=None, metadata=OMIT_DEFAULT)
+    """Program that scores the translations, with {source}, {hypothesis} and {reference} for its files; its score is the
+    last word that it prints. Rank 0 runs it, without a shell."""
+    validation_command_minutes: float = field(default=30.0, metadata=OMIT_DEFAULT)
+    """End validation_command after this time; the validation then has no score of it."""
     patience: int = 0
     """Stop after this many validations without a new best score; 0: never."""
 
     def __post_init__(self) -> None:
         require_not_negative(self, "validate_every", "validate_sentences", "patience")
-        has_bleu = self.best_by == "nll" or self.validate_sentences > 0
-        require(has_bleu, "best_by", self.best_by, "BLEU needs sentences: set validate_sentences above 0")
-        needs_validation = self.patience == 0 or self.validate_every > 0
-        require(needs_validation, "patience", self.patience, "it counts validations: set validate_every above 0")
+        require_positive(self, "validation_command_minutes")
+        require_measurable(self.best_by, sentences=self.validate_sentences, command=self.validation_command)
+        require(self.patience == 0 or self.validate_every > 0, "patience", self.patience, "set validate_every above 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -39,6 +39,11 @@ _WITHOUT_EFFECT: dict[str, tuple[Callable[[TrainConfig], bool], str]] = {
     ),
     "validate_sentences": (_never_validates, "--validate-every is 0: raise that"),
     "best_by": (_never_validates, "--validate-every is 0: raise that"),
+    "validation_command": (_never_validates, "--validate-every is 0: raise that"),
+    "validation_command_minutes": (
+        lambda config: config.validation.validation_command is None,
+        "it limits --validation-command: set that too",
+    ),
     "keep_best": (_never_validates, "--validate-every is 0: raise that"),
 }
 

@@ -73,6 +73,7 @@ _COUNTERPARTS: dict[tuple[str, ...], str] = {
     ("--validate-every",): "validate-interval validate-interval-updates valid-freq valid-steps eval-steps eval-every "
     "eval-interval",
     ("--best-by",): "best-checkpoint-metric metric-for-best-model optimized-metric valid-metrics",
+    ("--validation-command",): "valid-script-path",
     ("--patience",): "early-stopping early-stopping-patience max-num-checkpoint-not-improved",
     ("--log-every",): "log-interval log-freq logging-steps disp-freq report-every",
     (_WANDB,): "wandb wandb-project use-wandb report-to",
@@ -94,8 +95,10 @@ _COUNTERPARTS: dict[tuple[str, ...], str] = {
     ("--model.encoder-layers",): "enc-layers enc-depth num-encoder-layers",
     ("--model.decoder-layers",): "dec-layers dec-depth num-decoder-layers",
     ("--model.dropout",): "transformer-dropout dropout-rate",
+    ("--model.ffn-dropout",): "activation-dropout relu-dropout transformer-dropout-ffn",
     ("--model.activation",): "activation-fn transformer-ffn-activation",
-    ("--model.norm, post or pre",): "encoder-normalize-before pre-norm layer-norm-first transformer-postprocess",
+    ("--model.norm, post or pre",): "encoder-normalize-before decoder-normalize-before pre-norm layer-norm-first "
+    "transformer-postprocess",
     ("--model.positions",): "position-encoding encoder-learned-pos transformer-train-position-embeddings",
     ("--model.max-positions",): "max-source-positions max-target-positions max-seq-len",
     ("--model.tie-embeddings all, the default",): "share-all-embeddings share-embeddings tied-embeddings-all "

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import LISTING_BYTES, make_folder, write_file
+from dist_transformer.config.measures import LABELS
 from dist_transformer.config.plain import read_json
 from dist_transformer.inference.attention_maps import cross_attention_maps, readable_pieces
 from dist_transformer.inference.translator import Translator
@@ -52,7 +53,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleSheet:
-    """The samples of one validation, and its score."""
+    """The samples of one validation, and its scores."""
 
     step: int
     sentences: int
@@ -61,6 +62,12 @@ class SampleSheet:
     signature: str
     """sacreBLEU's signature of `bleu`."""
     samples: tuple[Sample, ...]
+    chrf: float | None = None
+    """chrF of the same sentences; None in sheets of versions that did not compute it."""
+    ter: float | None = None
+    """TER of the same sentences, as `chrf`."""
+    signatures: dict[str, str] = field(default_factory=dict)
+    """sacreBLEU's signatures of `chrf` and `ter`, by name."""
     source_language: str | None = None
     """Language of the sources; None if the run has one direction. Otherwise there is one sheet per direction."""
     target_language: str | None = None
@@ -74,8 +81,22 @@ class SampleSheet:
         _require(isinstance(self.sentences, int) and self.sentences >= 0, "sentences is not a count")
         _require(isinstance(self.bleu, int | float), "bleu is not a number")
         _require(isinstance(self.signature, str), "signature is not a string")
+        for name in ("chrf", "ter"):
+            _require(isinstance(getattr(self, name), int | float | None), f"{name} is not a number")
+        texts = isinstance(self.signatures, dict) and all(isinstance(text, str) for text in self.signatures.values())
+        _require(texts, "signatures has a value that is not a string")
         for name in ("source_language", "target_language"):
             _require(isinstance(getattr(self, name), str | None), f"{name} is not a string")
+
+    @property
+    def scores(self) -> dict[str, tuple[float, str]]:
+        """Score and signature of each metric, by its label."""
+        found = {LABELS["bleu"]: (self.bleu, self.signature)}
+        if self.chrf is not None:
+            found[LABELS["chrf"]] = self.chrf, self.signatures.get("chrf", "")
+        if self.ter is not None:
+            found[LABELS["ter"]] = self.ter, self.signatures.get("ter", "")
+        return found
 
 
 def make_samples(

@@ -139,6 +139,8 @@ def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
         save_every=_SAVED_AT,
         validate_every=_SAVED_AT,
         validate_sentences=_DECODED,
+        best_by="nll",
+        validation_command=None,
         log_every=5,
         patience=0,
         keep_checkpoints=2,

@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from dist_transformer.base.errors import printable
 from dist_transformer.base.files import append_to, make_folder
+from dist_transformer.config.measures import MEASURES, badness
 from dist_transformer.reporting.figures import as_png
 
 if TYPE_CHECKING:
@@ -28,13 +30,14 @@ RARE = "z_more"
 
 # Group of each kind of record. `end` has none: it repeats the values of the last `train` record.
 _GROUPS = {"train": "train", "valid": "valid", "epoch": f"{RARE}/epoch", "checkpoint": f"{RARE}/checkpoint"}
-# Function that returns the better of two validation scores, by the score's name.
-_BETTER: dict[str, Callable[[float, float], float]] = {"nll": min, "bleu": max}
 # Charts with several curves, by title. They are the same for all runs, because TensorBoard merges equal layouts.
 _CHARTS = {
     "loss: training and validation": ("train/loss", "valid/loss"),
     "nll per token, unsmoothed: training and validation": ("train/nll", "valid/nll"),
     "BLEU: validation, and the best so far": ("valid/bleu", "valid/best_bleu"),
+    "chrF: validation, and the best so far": ("valid/chrf", "valid/best_chrf"),
+    "TER: validation, and the best so far": ("valid/ter", "valid/best_ter"),
+    "score of the validation command, and the best so far": ("valid/command", "valid/best_command"),
     "learning rate": ("train/learning_rate",),
     "gradient norm": ("train/gradient_norm",),
     "target tokens/s": ("train/target_tokens_per_second",),
@@ -47,6 +50,7 @@ _RESULTS = (
     "valid/bleu",
     "train/nll",
     "train/target_tokens_per_second",
+    *(f"valid/{best}{name}" for name in ("chrf", "ter", "command") for best in ("best_", "")),
 )
 
 
@@ -130,10 +134,10 @@ class Board:
         self._file.flush()
 
     def _update_best(self, values: Mapping[str, Any]) -> None:
-        for name, better in _BETTER.items():
+        for name in MEASURES:
             value = values.get(name)
             if value is not None and math.isfinite(value):
-                self._best[name] = better(self._best.get(name, value), value)
+                self._best[name] = min(self._best.get(name, value), value, key=partial(badness, name))
 
     def _add(self, make: Callable[[], list[Any]], step: int) -> None:
         """Write summaries and flush them."""

@@ -37,6 +37,8 @@ _UNSHOWN = {
     "cache_gib",
     "memory_gib",
     "log_every",
+    "validation_command",
+    "validation_command_minutes",
     *(limit.name for limit in dataclasses.fields(TimeoutConfig)),
 }
 
@@ -197,7 +199,10 @@ def samples_table(sheet: SampleSheet) -> str:
         "| " + " | ".join(map(escaped, (sample.source, sample.reference, sample.hypothesis))) + " |"
         for sample in sheet.samples
     ]
-    head = f"BLEU {sheet.bleu:.2f} on {sheet.sentences:,} sentences ({escaped(sheet.signature)})"
+    on = f"on {sheet.sentences:,} sentences"
+    head = "; ".join(
+        f"{name} {value:.2f} {on} ({escaped(signature)})" for name, (value, signature) in sheet.scores.items()
+    )
     return "\n".join((head, "", "| source | reference | hypothesis |", "|---|---|---|", *rows))
 
 

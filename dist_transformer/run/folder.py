@@ -126,6 +126,7 @@ def open_run(
                 notes += [kept] if kept else []
             notes += [f"setting changed: {line}" for line in check_settings(run_dir, described, before)]
             require_own_checkpoint(run_dir, reader, described)
+            require_same_measure(run_dir, described, before, reader.state)
             by_main(lambda: require_ledger(run_dir, reader))
             by_main(lambda: notes.extend(lost_records(run_dir, reader.state["step"])))
             notes += average_notes(reader.state, config.ema_decay)
@@ -283,6 +284,25 @@ def check_settings(run_dir: Path, wanted: dict[str, Any], before: dict[str, Any]
             )
         changed.append(f"{name}: {old!r} -> {new!r}")
     return changed
+
+
+def require_same_measure(run_dir: Path, wanted: dict[str, Any], before: dict[str, Any], state: dict[str, Any]) -> None:
+    """Refuse to rank validations by another measure than the ones that the checkpoint has ranked.
+
+    Args:
+        state: the state in the checkpoint.
+
+    Raises:
+        UserError: the measure, or the program that computes it, has changed; the error names the setting.
+    """
+    names = ("best_by", "validation_command") if before.get("best_by") == "command" else ("best_by",)
+    changed = [name for name in names if before.get(name) != wanted.get(name)]
+    if state["best"] and changed:
+        old, new = before.get(changed[0]), wanted.get(changed[0])
+        raise UserError(
+            f"{run_dir} has ranked its validations with {changed[0]} = {old!r}, not {new!r}, and two measures "
+            "cannot be compared: use the old value, or another --run-dir"
+        )
 
 
 def require_own_checkpoint(run_dir: Path, reader: CheckpointReader, described: dict[str, Any]) -> None:

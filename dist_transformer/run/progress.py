@@ -2,8 +2,9 @@
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
+from dist_transformer.config.measures import Measure, badness
 from dist_transformer.data.loading.mixture import MixturePosition, position_from_json
 from dist_transformer.data.loading.plan import Position
 from dist_transformer.run.ledger import GENESIS
@@ -32,16 +33,20 @@ class Progress:
     source_tokens: int = 0
     target_tokens: int = 0
 
-    def rank_validation(self, value: float, *, by: Literal["nll", "bleu"], keep: int) -> bool:
+    def rank_validation(self, value: float | None, *, by: Measure, keep: int) -> bool:
         """Rank this step's validation among the best `keep` (at least one), and remember those.
+
+        Args:
+            value: None if the measure could not be computed: the validation is then neither ranked nor counted.
 
         Returns:
             whether it is the best so far; a value equal to the best is not better.
         """
-        sign = 1 if by == "nll" else -1
-        self.best = sorted([*self.best, (self.step, value)], key=lambda entry: (sign * entry[1], entry[0]))
-        self.best = self.best[: max(1, keep)]
         self.validated_step = self.step
+        if value is None:
+            return False
+        self.best = sorted([*self.best, (self.step, value)], key=lambda entry: (badness(by, entry[1]), entry[0]))
+        self.best = self.best[: max(1, keep)]
         improved = self.best[0][0] == self.step
         self.validations_since_best = 0 if improved else self.validations_since_best + 1
         return improved

@@ -8,7 +8,7 @@ import site
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TextIO
@@ -55,11 +55,14 @@ def environment_of_no_task() -> dict[str, str]:
 
     What describes the whole job stays, such as SLURM's job number and time limit.
     """
+    return without_place(environment_of_child())
+
+
+def without_place(environment: Mapping[str, str]) -> dict[str, str]:
+    """Copy an environment without the variables that describe this process's place in a launch."""
     place = {*RANK_VARIABLES, *_OTHER_PLACE_VARIABLES, LAUNCH_VARIABLE}
     return {
-        name: value
-        for name, value in environment_of_child().items()
-        if name not in place and not name.startswith(_PLACE_PREFIXES)
+        name: value for name, value in environment.items() if name not in place and not name.startswith(_PLACE_PREFIXES)
     }
 
 

@@ -47,6 +47,7 @@ from dist_transformer.training.fault_tolerance.watchdog import Watchdog
 from dist_transformer.training.logbook import Logbook
 from dist_transformer.training.trainer import Saver, Trainer
 from dist_transformer.training.validation import Validator
+from dist_transformer.training.validation_command import ValidationCommand
 
 # Presets on the corpora that they are made for stay far below: `multi30k` plans about 170 epochs at most, WMT's `big`
 # 60, the demo 6. Even a few thousand sentences are memorized long before. A preset on the wrong corpus is far above:
@@ -167,6 +168,7 @@ def assemble(
         engine=engine,
         progress=progress,
         validators=validators,
+        command=_make_command(config, preemption),
         logbook=logbook,
         saver=saver,
         reporter=reporter,
@@ -218,6 +220,11 @@ def _make_validators(config: TrainConfig, data: TrainingData) -> tuple[Validator
     return tuple(
         Validator(folder, data.budgets, config.batch, sentences=sentences, named=len(folders) > 1) for folder in folders
     )
+
+
+def _make_command(config: TrainConfig, preemption: Preemption) -> ValidationCommand | None:
+    command, minutes = config.validation.validation_command, config.validation.validation_command_minutes
+    return None if command is None else ValidationCommand(command, minutes=minutes, preemption=preemption)
 
 
 def _check_lengths(config: TrainConfig, data: TrainingData, validators: Sequence[Validator]) -> None:

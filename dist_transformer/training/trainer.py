@@ -1,5 +1,6 @@
 """The training loop. `assembly` builds its parts."""
 
+import dataclasses
 import gc
 import hashlib
 import itertools
@@ -34,7 +35,8 @@ from dist_transformer.training.engine.engine import Engine
 from dist_transformer.training.fault_tolerance.preemption import Preemption
 from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
 from dist_transformer.training.logbook import Computed, Logbook
-from dist_transformer.training.validation import Validator, summarize
+from dist_transformer.training.validation import ValidationResult, Validator, summarize
+from dist_transformer.training.validation_command import ValidationCommand
 
 
 def micro_batch_seed(seed: int, epoch: int, step: int, first_pack: int) -> int:
@@ -137,6 +139,8 @@ class Trainer:
     progress: Progress
     validators: tuple[Validator, ...]
     """One per direction; empty if the run is not validated."""
+    command: ValidationCommand | None
+    """Program that scores the translations of a validation, if there is one."""
     logbook: Logbook
     saver: Saver
     reporter: Reporter
@@ -172,7 +176,14 @@ class Trainer:
     def _train(self) -> str | None:
         """Train until the run is finished or a stop is requested; return the reason for a stop."""
         if self._owes_validation():
-            self._validate()
+            stopped_by = self._validate()
+            if stopped_by is not None or self._is_finished():
+                self.sharing.close()
+                if stopped_by is None:
+                    # The checkpoint of this step is from before its validation.
+                    self.saver.begin(interrupted=False)
+                    self.saver.end()
+                return stopped_by
         stopped_by = None
         steps = self._prefetched_steps()
         for step, micro_batches, stall in steps:
@@ -189,7 +200,7 @@ class Trainer:
             if saves or self._is_due(self.config.log_every):
                 self.logbook.end_interval()
             if validates:
-                self._validate()
+                stopped_by = self._validate() or stopped_by
             if saves:
                 self.saver.begin(interrupted=not is_regular)
             if stopped_by is not None or self._out_of_patience():
@@ -253,15 +264,37 @@ class Trainer:
                 f"{progress.step}): lower the learning rate, or resume with --precision fp32 from the last checkpoint"
             )
 
-    def _validate(self) -> None:
-        """Measure loss and BLEU, and rank the result among the best. Collective: every rank must call it."""
-        progress, by = self.progress, self.config.validation.best_by
-        results = []
+    def _validate(self) -> str | None:
+        """Measure loss and scores, and rank the result among the best. Collective: every rank must call it.
+
+        Returns:
+            why all ranks stop now, before the validation is complete; it is then done after the resume.
+        """
+        progress, results = self.progress, list[ValidationResult]()
+        self.watchdog.enter(Phase.EVALUATION, progress.step)
         for validator in self.validators:
-            self.watchdog.enter(Phase.EVALUATION, progress.step)
-            results.append(validator.run(self.engine, step=progress.step))
+            result = validator.run(self.engine, step=progress.step)
+            if self.command is not None:
+                outcome = self.command.score(
+                    sources=validator.sources, hypotheses=result.hypotheses, references=validator.references
+                )
+                if outcome.stopped_by is not None:
+                    return outcome.stopped_by
+                if outcome.problem is not None:
+                    self.reporter.say(
+                        f"step {progress.step}: the validation command {outcome.problem}; training continues without "
+                        "its score"
+                    )
+                result = dataclasses.replace(result, command=outcome.score)
+            results.append(result)
+            self.watchdog.progress()
             if len(self.validators) > 1:
-                self.reporter.say(f"step {progress.step}: {validator.direction.name} {results[-1].text}")
+                self.reporter.say(f"step {progress.step}: {validator.direction.name} {result.text}")
+        self._record_validation(results)
+        return None
+
+    def _record_validation(self, results: list[ValidationResult]) -> None:
+        progress, by = self.progress, self.config.validation.best_by
         sheets = [result.sheet for result in results if result.sheet is not None]
         if sheets and self.world.is_main:
             self.reporter.fence()
@@ -269,10 +302,13 @@ class Trainer:
         for sheet in sheets:
             self.reporter.samples(sheet)
         values, text = summarize(results)
-        improved = progress.rank_validation(values[by], by=by, keep=self.config.checkpoints.keep_best)
+        improved = progress.rank_validation(values.get(by), by=by, keep=self.config.checkpoints.keep_best)
         self.reporter.record("valid", progress.step, values)
-        best = "best" if improved else "best was {1:.3f} at step {0}".format(*progress.best[0])
-        self.reporter.say(f"step {progress.step}: validation {text}, {best}")
+        if improved:
+            text += ", best"
+        elif progress.best:
+            text += ", best was {1:.3f} at step {0}".format(*progress.best[0])
+        self.reporter.say(f"step {progress.step}: validation {text}")
 
     def _is_due(self, every: int) -> bool:
         return self.progress.step % every == 0
@@ -289,7 +325,8 @@ class Trainer:
         return 0 < self.config.validation.patience <= self.progress.validations_since_best
 
     def _is_finished(self) -> bool:
-        return self.progress.step >= self.config.max_steps or self._out_of_patience()
+        done = self.progress.step >= self.config.max_steps and not self._owes_validation()
+        return done or self._out_of_patience()
 
     def _why_finished(self) -> str:
         patience = self.config.validation.patience

@@ -1,6 +1,6 @@
-"""Validate a model: loss on all validation pairs, BLEU of a bounded sample by beam search, sample translations."""
+"""Validate a model: loss on all validation pairs, scores of translations by beam search, sample translations."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,12 +8,13 @@ import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.directions import Direction
+from dist_transformer.config.measures import LABELS
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.collate import Collator, epoch_steps
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Plan
-from dist_transformer.evaluation.bleu import corpus_bleu
+from dist_transformer.evaluation.bleu import Score, corpus_bleu, corpus_chrf, count_edits, edit_rate
 from dist_transformer.evaluation.samples import SampleSheet, make_samples
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator
@@ -35,38 +36,53 @@ class ValidationResult:
     """Training loss (label-smoothed) per token."""
     nll: float
     """-log p per token, without label smoothing."""
+    hypotheses: list[str]
+    """Translations of the validator's `sources`."""
     sheet: SampleSheet | None
-    """BLEU and samples; None if no sentence is translated."""
+    """Scores and samples; None if no sentence is translated."""
+    command: float | None = None
+    """Score by the program of `validation_command`, if there is one and it has succeeded."""
 
     @property
     def values(self) -> dict[str, float]:
-        bleu = {} if self.sheet is None else {"bleu": self.sheet.bleu}
-        return {"loss": self.loss, "nll": self.nll, "ppl": perplexity(self.nll), **bleu}
+        sheet = self.sheet
+        scores = {} if sheet is None else {"bleu": sheet.bleu, "chrf": sheet.chrf, "ter": sheet.ter}
+        scores["command"] = self.command
+        known = {name: score for name, score in scores.items() if score is not None}
+        return {"loss": self.loss, "nll": self.nll, "ppl": perplexity(self.nll), **known}
 
     @property
     def text(self) -> str:
-        bleu = "" if self.sheet is None else f", BLEU {self.sheet.bleu:.1f} ({self.sheet.sentences} lines)"
-        return f"nll {self.nll:.3f}, ppl {perplexity(self.nll):.2f}{bleu}"
+        lines = "" if self.sheet is None else f" ({self.sheet.sentences} lines)"
+        return _describe(self.values) + lines
 
 
 def summarize(results: Sequence[ValidationResult]) -> tuple[dict[str, float], str]:
     """Return the values of a validation for its record, and a text for the user.
 
     Every direction has equal weight: the values are means over the directions (`ppl` is that of the mean `nll`). If
-    there are several directions, the values of each follow, with names such as `en-de/nll`.
+    there are several directions, the values of each follow, with names such as `en-de/nll`. A measure that one of them
+    lacks has no mean.
     """
     if len(results) == 1:
         return results[0].values, results[0].text
     mean = {
         name: sum(result.values[name] for result in results) / len(results)
         for name in results[0].values
-        if name != "ppl"
+        if name != "ppl" and all(name in result.values for result in results)
     }
     values = {**mean, "ppl": perplexity(mean["nll"])}
+    text = f"{_describe(values)}, mean of {len(results)} directions"
     for result in results:
         values |= {f"{result.direction.name}/{name}": value for name, value in result.values.items()}
-    bleu = f", BLEU {mean['bleu']:.1f}" if "bleu" in mean else ""
-    return values, f"nll {mean['nll']:.3f}, ppl {values['ppl']:.2f}{bleu}, mean of {len(results)} directions"
+    return values, text
+
+
+def _describe(values: Mapping[str, float]) -> str:
+    scores = "".join(f", {LABELS[name]} {values[name]:.1f}" for name in ("bleu", "chrf", "ter") if name in values)
+    # Its scale is not known: COMET is below 1.
+    command = f", {LABELS['command']} {values['command']:.4g}" if "command" in values else ""
+    return f"nll {values['nll']:.3f}, ppl {values['ppl']:.2f}{scores}{command}"
 
 
 class Validator:
@@ -102,10 +118,12 @@ class Validator:
         self.sources, self.references = ([text[i] for i in chosen] for text in texts)
 
     def run(self, engine: Engine, *, step: int) -> ValidationResult:
-        """Measure loss and BLEU. Collective: every rank must call it."""
+        """Measure loss and scores. Collective: every rank must call it."""
         loss, nll = self._losses(engine)
-        sheet = self._translate(engine.plain_model(), engine.device, step) if self.sources else None
-        return ValidationResult(direction=self.direction, loss=loss, nll=nll, sheet=sheet)
+        sheet, hypotheses = None, list[str]()
+        if self.sources:
+            sheet, hypotheses = self._translate(engine.plain_model(), engine.device, step)
+        return ValidationResult(direction=self.direction, loss=loss, nll=nll, sheet=sheet, hypotheses=hypotheses)
 
     @torch.no_grad()
     def _losses(self, engine: Engine) -> tuple[float, float]:
@@ -120,23 +138,37 @@ class Validator:
         loss, nll, tokens = distributed.all_reduce_sum(sums).tolist()
         return loss / tokens, nll / tokens
 
-    def _translate(self, model: Transformer, device: torch.device, step: int) -> SampleSheet:
+    def _translate(self, model: Transformer, device: torch.device, step: int) -> tuple[SampleSheet, list[str]]:
         translator = Translator(model, self.tokenizer, device, BeamSettings(), tags=self.direction.tags)
         hypotheses = [translation.text for translation in translator.translate_distributed(self.sources)]
-        target_language = self.direction.target_language
-        bleu, signature = corpus_bleu(
-            hypotheses, self.references, target_language=target_language, lowercase=self.tokenizer.target.lowercase
-        )
+        target_language, lowercase = self.direction.target_language, self.tokenizer.target.lowercase
+        bleu = corpus_bleu(hypotheses, self.references, target_language=target_language, lowercase=lowercase)
+        chrf = corpus_chrf(hypotheses, self.references, lowercase=lowercase)
+        ter = _shared_ter(hypotheses, self.references, target_language=target_language)
         samples = make_samples(
             translator, self.sources, self.references, hypotheses, count=_SAMPLES, with_attention=_MAPS
         )
         languages = (self.direction.source_language, target_language) if self.named else (None, None)
-        return SampleSheet(
+        sheet = SampleSheet(
             step=step,
             sentences=len(hypotheses),
-            bleu=bleu,
-            signature=signature,
+            bleu=bleu.value,
+            signature=bleu.signature,
+            chrf=chrf.value,
+            ter=ter.value,
+            signatures={"chrf": chrf.signature, "ter": ter.signature},
             samples=samples,
             source_language=languages[0],
             target_language=languages[1],
         )
+        return sheet, hypotheses
+
+
+def _shared_ter(hypotheses: Sequence[str], references: Sequence[str], *, target_language: str) -> Score:
+    """Compute sacreBLEU's TER; each rank counts the edits of its share. Collective: every rank must call it."""
+    share = slice(distributed.rank(), None, distributed.world_size())
+    counted = count_edits(hypotheses[share], references[share], target_language=target_language)
+    parts = distributed.gather_objects(counted)
+    # Sums of whole numbers do not depend on the shares.
+    edits, words = sum(part[0] for part in parts), sum(part[1] for part in parts)
+    return Score(edit_rate(edits, words), parts[0][2])

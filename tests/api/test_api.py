@@ -139,6 +139,17 @@ def test_bad_arguments_are_one_sentence(model: TrainedModel, model_folder: Path,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_program_of_the_caller_is_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of settings alone may not name one."""
+    started: list[list[str]] = []
+    monkeypatch.setattr(api, "run_child", lambda words: (started.append([str(word) for word in words]) or 0, None))
+    api.train(data="d", run_dir="r", best_by="command", validation_command="comet {hypothesis}")
+    api.train(data="d", run_dir="r")
+    place = started[0].index("--validation-command")
+    assert started[0][place + 1] == "comet {hypothesis}"
+    assert "--validation-command" not in started[1]
+
+
 @pytest.mark.system
 def test_the_package_alone_imports_no_torch() -> None:
     program = "import sys, dist_transformer; print('torch' in sys.modules, hasattr(dist_transformer, 'loda'))"

@@ -165,11 +165,13 @@ def test_the_best_by_validation(run: Path) -> None:
     assert best_weights(run, 3, "bleu").steps == (10, 20, 30)
 
 
-@pytest.mark.parametrize(("best_by", "step"), [("nll", 10), ("bleu", 20)])
+@pytest.mark.parametrize(("best_by", "step"), [("nll", 10), ("bleu", 20), ("chrf", 20), ("ter", 10), ("command", 20)])
 def test_the_measure_is_the_one_of_the_run(run: Path, best_by: str, step: int) -> None:
     for saved in (10, 20):
         save(run, saved)
-    validate(run, {"step": 10, "nll": 1.5, "bleu": 20.0}, {"step": 20, "nll": 1.75, "bleu": 30.0}, best_by=best_by)
+    lower, higher = ({"nll": 1.5, "ter": 60.0}, {"bleu": 20.0, "chrf": 40.0, "command": 0.5})
+    other = {"nll": 1.75, "ter": 70.0, "bleu": 30.0, "chrf": 50.0, "command": 0.75}
+    validate(run, {"step": 10, **lower, **higher}, {"step": 20, **other}, best_by=best_by)
     best = best_weights(run, 1)
     assert best.steps == (step,)
     assert best.how.startswith(f"best validation {best_by} at step {step} ")
@@ -218,5 +220,7 @@ def test_a_measure_of_a_strange_run_is_refused(run: Path, best_by: object) -> No
     validate(run, {"step": 10, "nll": 1.5, "[a](b)": 1.0}, best_by="nll")
     settings = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**settings, "best_by": best_by}))
-    with pytest.raises(UserError, match=r"config\.json: best_by must be one of nll, bleu, not .*: use --by"):
+    with pytest.raises(
+        UserError, match=r"config\.json: best_by must be one of nll, bleu, chrf, ter, command, not .*: use --by"
+    ):
         best_weights(run, 1)

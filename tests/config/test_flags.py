@@ -197,6 +197,7 @@ WITHOUT_EFFECT = [
     ("--data-weights", "1", ""),
     ("--validate-sentences", "9", "--validate-every 0"),
     ("--keep-best", "9", "--validate-every 0"),
+    ("--validation-command-minutes", "9", ""),
     ("--batch.packs-per-step", "8", "--batch.target-tokens-per-step 4096"),
 ]
 
@@ -212,6 +213,18 @@ def test_a_setting_without_effect_is_refused(flag: str, value: str, others: str,
     file = written(tmp_path / "mine.json", {group: {name: setting} for group in groups} or {name: setting})
     with pytest.raises(UserError, match=rf"mine\.json: {'.'.join([*groups, name])} "):
         parsed(*HERE, "--config", file, *others.split())
+
+
+def test_a_file_starts_no_program(tmp_path: Path) -> None:
+    """It may come from a stranger. Words of the user take the place of its own."""
+    command = {"validation_command": "theirs {hypothesis}", "best_by": "command"}
+    file = written(tmp_path / "config.json", {**to_plain(PRESETS["base"]), "data_sha256": ["0"], **command})
+    with pytest.raises(UserError, match=r"config\.json has a validation_command, and no file may name a program"):
+        parsed("--config", file, "--run-dir", "r")
+    config = parsed("--config", file, "--run-dir", "r", "--validation-command", "mine {hypothesis}")
+    assert (config.validation.validation_command, config.validation.best_by) == ("mine {hypothesis}", "command")
+    config = parsed("--config", file, "--run-dir", "r", "--validation-command", "None", "--best-by", "nll")
+    assert config.validation.validation_command is None
 
 
 def test_a_setting_with_effect_is_taken(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_every_direction_is_validated_by_name(runs: dict[int, Path]) -> None:
     one, two = (read_records(runs[ranks], "valid") for ranks in (1, 2))
     assert [record["step"] for record in two] == [10, 20]
     for record, other in zip(two, one, strict=True):
-        for name in ("loss", "nll", "bleu"):
+        for name in ("loss", "nll", "bleu", "chrf", "ter"):
             there, back = record[f"en-de/{name}"], record[f"de-en/{name}"]
             assert record[name] == pytest.approx((there + back) / 2)
         assert record["en-de/nll"] != record["de-en/nll"]
@@ -73,6 +73,15 @@ def test_every_direction_is_validated_by_name(runs: dict[int, Path]) -> None:
         )
     state = json.loads((runs[2] / "checkpoints/step-00000020/state.json").read_text())
     assert sorted(state["best"]) == [[record["step"], record["nll"]] for record in two]
+
+
+def test_the_scores_do_not_depend_on_the_ranks(runs: dict[int, Path]) -> None:
+    one, two = ([sheet for sheet in read_sheets(runs[ranks]) if sheet.step == 10] for ranks in (1, 2))
+    assert [[s.hypothesis for s in sheet.samples] for sheet in one] == [
+        [s.hypothesis for s in sheet.samples] for sheet in two
+    ]
+    assert [sheet.scores for sheet in one] == [sheet.scores for sheet in two]
+    assert [len(sheet.scores) for sheet in one] == [3, 3]
 
 
 def test_samples_and_the_report_have_both(runs: dict[int, Path]) -> None:

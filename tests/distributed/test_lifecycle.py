@@ -1,8 +1,11 @@
 """Jobs that end before their run does: signals, time limit, hangs, errors, launchers that die. Real ranks."""
 
 import re
+import shlex
 import signal
 import socket
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +15,9 @@ from safetensors.torch import load_file
 
 from dist_transformer.averaging.sources import weight_file_metadata
 from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.run.checkpoint.reader import CheckpointReader
 from dist_transformer.run.layout import read_records, weight_files
+from dist_transformer.run.progress import Progress
 from dist_transformer.runtime.launch import free_port
 from dist_transformer.training.fault_tolerance.signals import INTERRUPTED
 from tests.jobs import PATIENCE, Job
@@ -67,12 +72,59 @@ def test_stopped_twice_a_run_ends_as_if_it_was_not(toy_data: DataFolder, tmp_pat
     assert (run_dir / "metrics.jsonl").read_text() == before
 
 
+SCORER = """
+import sys, time
+from pathlib import Path
+began = Path(sys.argv[1])
+if not began.exists():
+    began.touch()
+    time.sleep(600)
+print(7)
+"""
+
+
+def scorer(began: Path) -> str:
+    """Return a command that makes the file `began` and waits, or prints a score if the file is there."""
+    return shlex.join([sys.executable, "-c", SCORER, str(began), "{hypothesis}"])
+
+
+def test_a_validation_that_is_stopped_is_done_after_the_resume(
+    toy_data: DataFolder, tmp_path: Path, jobs: list[Job]
+) -> None:
+    """One rank of two is told to end while a program scores the last validation."""
+    began = tmp_path / "began"
+    flags = ("--max-steps", 2, "--validate-every", 2, "--validate-sentences", 2, "--validation-command", scorer(began))
+    flags = (*flags, "--best-by", "command", "--evaluation-timeout-minutes", 0.2)
+    job = Job(tmp_path, toy_data, tmp_path / "run", *flags).start_ranks()
+    jobs.append(job)
+    job.wait_for(began.exists)
+    (program,) = [process for process in psutil.Process(job.processes[0].pid).children() if SCORER in process.cmdline()]
+    # Longer than a rank may make no progress.
+    time.sleep(15)
+    assert program.is_running()
+    job.processes[1].send_signal(signal.SIGTERM)
+    assert job.statuses() == [INTERRUPTED] * 2, job.output
+    assert "stopped at step 2, SIGTERM on rank 1" in job.output
+    assert not program.is_running()
+    assert read_records(job.run_dir, "valid") == []
+    assert job.checkpoints == ["step-00000002"]
+    last = Job(tmp_path, toy_data, job.run_dir, *flags).start_ranks()
+    jobs.append(last)
+    assert last.statuses() == [0, 0], last.output
+    (record,) = read_records(job.run_dir, "valid")
+    assert (record["step"], record["command"]) == (2, 7.0)
+    assert Progress.from_json(CheckpointReader(job.run_dir / "checkpoints/step-00000002").state).best == [(2, 7.0)]
+    assert "finished at step 2: all steps done" in last.output
+
+
 def test_whatever_happens_to_one_rank_ends_all(toy_data: DataFolder, tmp_path: Path, jobs: list[Job]) -> None:
     """Started together, for they wait most of the time."""
     limit = (*RARELY, "--timeout-minutes", 0.2)
     frozen = Job(tmp_path, toy_data, tmp_path / "frozen", *limit, fault="1:3:SIGSTOP").start_ranks()
     raised = Job(tmp_path, toy_data, tmp_path / "raised", *RARELY, fault="1:3:raise").start_ranks()
-    orphaned = Job(tmp_path, toy_data, tmp_path / "orphaned", *RARELY, "--max-steps", 10**6).start_deepspeed()
+    began = tmp_path / "began"
+    scored = ("--validate-every", 1, "--validate-sentences", 2, "--validation-command", scorer(began))
+    orphaned = Job(tmp_path, toy_data, tmp_path / "orphaned", *scored, "--max-steps", 10**6).start_deepspeed()
     limited = Job(tmp_path, toy_data, tmp_path / "limited", *RARELY, "--walltime-minutes", 0.01).start_ranks()
     interrupted = Job(tmp_path, toy_data, tmp_path / "interrupted", *RARELY, "--max-steps", 10**6).start_ranks()
     jobs += [frozen, raised, orphaned, limited, interrupted]
@@ -107,10 +159,11 @@ def test_whatever_happens_to_one_rank_ends_all(toy_data: DataFolder, tmp_path: P
     rank_1.send_signal(signal.SIGCONT)
     assert rank_1.wait(PATIENCE) == 1, frozen.output
 
-    orphaned.wait_for_training()
+    orphaned.wait_for(began.exists)
     launcher = psutil.Process(orphaned.processes[0].pid)
+    # DeepSpeed's launcher of the node, the ranks, and the program that scores.
     family = launcher.children(recursive=True)
-    assert len(family) == 3
+    assert len(family) == 4
     launcher.kill()
     _, alive = psutil.wait_procs(family, timeout=PATIENCE)
     assert alive == [], orphaned.output

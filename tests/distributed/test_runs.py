@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,9 @@ from typing import Any
 
 import pytest
 import torch
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
 from safetensors.torch import load_file
 
 from dist_transformer.averaging.mean import average
@@ -303,27 +307,56 @@ def test_the_end_names_the_weights_and_the_next_command(worlds: dict[int, Path],
     assert f"next:    {average}" in output
 
 
+# Says how many of the files it has seen, but 9 the third time, and fails the fifth time. It keeps the hypotheses.
+SCORER = """
+import sys
+from pathlib import Path
+source, hypothesis, reference = (Path(word).read_text("utf-8") for word in sys.argv[2:])
+calls = len(list(Path(sys.argv[1]).iterdir())) + 1
+Path(sys.argv[1], str(calls)).write_text(hypothesis, "utf-8")
+assert source.count("\\n") == hypothesis.count("\\n") == reference.count("\\n") == 5
+if calls == 5:
+    sys.exit("no model")
+print("score:", 9 if calls == 3 else calls)
+"""
+
+
 def test_the_best_weights_stay_and_validation_changes_nothing(toy_data: DataFolder, tmp_path: Path) -> None:
-    plain, run_dir = tmp_path / "plain", tmp_path / "run"
+    plain, run_dir, seen = tmp_path / "plain", tmp_path / "run", tmp_path / "seen"
+    seen.mkdir()
     steps = ("--max-steps", 12, "--save-every", 12)
     train(2, toy_data.path, plain, *steps)
     validation = ("--validate-every", 2, "--validate-sentences", 5, "--keep-weights", 1, "--keep-best", 2)
-    # Rates so high that the last validation is not the best one.
-    output = train(2, toy_data.path, run_dir, *steps, *validation, "--best-by", "bleu")
+    scorer = shlex.join([sys.executable, "-c", SCORER, str(seen), "{source}", "{hypothesis}", "{reference}"])
+    validation = (*validation, "--validation-command", scorer)
+    output = train(2, toy_data.path, run_dir, *steps, *validation, "--best-by", "command")
     weights = "weights/step-00000012.safetensors"
     whole, validated = load_file(plain / weights), load_file(run_dir / weights)
     assert all(whole[name].equal(validated[name]) for name in whole)
     records = read_records(run_dir, "valid")
-    assert [record["step"] for record in records] == [2, 4, 6, 8, 10, 12]
-    best = sorted(records, key=lambda record: (-record["bleu"], record["step"]))[:2]
-    wanted = {12, *(record["step"] for record in best)}
-    assert {int(file.stem[5:]) for file in (run_dir / "weights").glob("step-*")} == wanted
+    assert [(record["step"], record.get("command")) for record in records] == [
+        *((2, 1.0), (4, 2.0), (6, 9.0), (8, 4.0), (10, None), (12, 6.0))
+    ]
+    # The losses fall, so another measure has other steps.
+    assert min(records, key=lambda record: record["nll"])["step"] == 12
+    assert {int(file.stem[5:]) for file in (run_dir / "weights").glob("step-*")} == {6, 12}
+    assert "step 10: the validation command failed with status 1 (no model): check --validation-command" in output
+    assert "command 4 (5 lines), best was 9.000 at step 6" in output
     sheets = read_sheets(run_dir)
     assert [sheet.bleu for sheet in sheets] == [record["bleu"] for record in records]
     assert [sheet.sentences for sheet in sheets] == [5] * 6
     sources, references = toy_data.valid_text()
     assert (sheets[-1].samples[0].source, sheets[-1].samples[-1].reference) == (sources[0], references[-1])
-    assert f"BLEU {records[-1]['bleu']:.1f} (5 lines)" in output
+    assert f"BLEU {records[-1]['bleu']:.1f}, chrF {records[-1]['chrf']:.1f}, TER {records[-1]['ter']:.1f}" in output
+    for number, (record, sheet) in enumerate(zip(records, sheets, strict=True), 1):
+        hypotheses = (seen / str(number)).read_text("utf-8").removesuffix("\n").split("\n")
+        assert hypotheses == [sample.hypothesis for sample in sheet.samples]
+        ranked = [[sample.reference for sample in sheet.samples]]
+        for name, metric in (("bleu", BLEU()), ("chrf", CHRF()), ("ter", TER())):
+            assert record[name] == metric.corpus_score(hypotheses, ranked).score
+    # What was ranked by one measure is not continued by another.
+    output = train(1, toy_data.path, run_dir, *steps, *validation, "--best-by", "chrf", status=1)
+    assert "has ranked its validations with best_by = 'command', not 'chrf', and two measures cannot be" in output
 
 
 def test_the_plan_of_a_run_beside_what_it_measured(worlds: dict[int, Path]) -> None:

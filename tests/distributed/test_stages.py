@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
 from safetensors.torch import load_file
 
 from dist_transformer.data.folder.reader import DataFolder
@@ -133,3 +135,13 @@ def test_stages_translate_alike(results: dict[str, Any]) -> None:
         for ours, expected in zip(sheets, first, strict=True):
             assert [s["hypothesis"] for s in ours["samples"]] == [s["hypothesis"] for s in expected["samples"]]
             assert ours["bleu"] == expected["bleu"]
+
+
+def test_the_scores_are_those_of_sacrebleu(results: dict[str, Any]) -> None:
+    """Two ranks share the work; each sheet has all sentences as samples."""
+    for sheet in (sheet for case in CASES for sheet in results[case]["resume"]["sheets"]):
+        hypotheses = [sample["hypothesis"] for sample in sheet["samples"]]
+        references = [[sample["reference"] for sample in sheet["samples"]]]
+        for metric, name in ((CHRF(), "chrf"), (TER(), "ter")):
+            assert sheet[name] == metric.corpus_score(hypotheses, references).score
+            assert sheet["signatures"][name] == str(metric.get_signature())

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.evaluation.bleu import bleu_tokenizer, corpus_bleu, score, split_hyphens
+from dist_transformer.evaluation.bleu import (
+    bleu_tokenizer,
+    corpus_bleu,
+    corpus_chrf,
+    count_edits,
+    edit_rate,
+    score,
+    split_hyphens,
+)
 
 HYPOTHESES = ["The dog bit the man.", "It was not unexpected.", "The man bit him first."]
 REFERENCES = ["The dog had bit the man.", "No one was surprised.", "The man had bitten the dog."]
@@ -235,6 +243,29 @@ def test_the_table_fits_80_columns(lowercase: bool) -> None:
     # Signatures that are cut over lines are whole again when these are joined.
     joined = "".join(line[20:] for line in lines[8:])
     assert joined == "".join(getattr(scores, name).signature for name in values)
+
+
+def test_corpus_chrf_is_that_of_all_scores() -> None:
+    for lowercase in (False, True):
+        expected = score(WORSE, GERMAN, target_language="de", lowercase=lowercase).chrf
+        assert corpus_chrf(WORSE, GERMAN, lowercase=lowercase) == expected
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "references", "language"),
+    [
+        (HYPOTHESES, REFERENCES, "en"),
+        (["我爱北京。", "谢谢"], ["我们爱北京。", "多谢"], "zh"),
+        (["a", ""], ["", ""], "en"),
+        (["", ""], ["", ""], "en"),
+    ],
+)
+def test_the_edits_of_parts_give_the_ter_of_all(hypotheses: list[str], references: list[str], language: str) -> None:
+    expected = score(hypotheses, references, target_language=language).ter
+    parts = [count_edits(hypotheses[first::2], references[first::2], target_language=language) for first in range(2)]
+    assert edit_rate(sum(part[0] for part in parts), sum(part[1] for part in parts)) == expected.value
+    assert {part[2] for part in parts} == {expected.signature}
+    assert count_edits([], [], target_language=language) == (0, 0, "")
 
 
 def test_corpus_bleu_is_the_headline() -> None:

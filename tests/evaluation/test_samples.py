@@ -110,6 +110,7 @@ def sample_sheet(step: int = 1000, **settings: Any) -> SampleSheet:
     )
     second = dataclasses.replace(first, source="", source_tokens=["</s>"], attention_LTS=None)
     values = {"step": step, "sentences": 500, "bleu": 12.5, "signature": "nrefs:1|tok:13a", "samples": (first, second)}
+    values |= {"chrf": 40.5, "ter": 70.25, "signatures": {"chrf": "nrefs:1|nc:6", "ter": "nrefs:1|tok:tercom"}}
     return SampleSheet(**{**values, **settings})
 
 
@@ -122,6 +123,20 @@ def test_a_sheet_comes_back(tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert "eine Straße" in text
     assert json.loads(text)["bleu"] == 12.5
+
+
+def test_a_sheet_of_an_earlier_version_has_bleu_alone(tmp_path: Path) -> None:
+    path = write_sheet(tmp_path, sample_sheet())
+    values = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({name: values[name] for name in values.keys() - {"chrf", "ter", "signatures"}}))
+    (sheet,) = read_sheets(tmp_path)
+    assert (sheet.chrf, sheet.ter) == (None, None)
+    assert sheet.scores == {"BLEU": (12.5, "nrefs:1|tok:13a")}
+    assert [*sample_sheet().scores.items()] == [
+        ("BLEU", (12.5, "nrefs:1|tok:13a")),
+        ("chrF", (40.5, "nrefs:1|nc:6")),
+        ("TER", (70.25, "nrefs:1|tok:tercom")),
+    ]
 
 
 def test_the_sheets_of_several_directions_come_back(tmp_path: Path) -> None:
@@ -209,6 +224,10 @@ def put(*path: Any, value: object) -> Callable[[dict[str, Any]], None]:
         put("sentences", value=None),
         put("bleu", value="12"),
         put("signature", value=None),
+        put("chrf", value="12"),
+        put("ter", value=[1.0]),
+        put("signatures", value=["s"]),
+        put("signatures", "ter", value=1),
         put("samples", 0, "source", value=None),
         put("samples", 0, "source_tokens", value="a</s>"),
         put("samples", 0, "target_tokens", value=[1, 2]),

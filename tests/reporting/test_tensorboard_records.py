@@ -74,6 +74,17 @@ def test_the_best_validation_is_followed_through_a_resume(tmp_path: Path) -> Non
     assert lines_of(tmp_path)[0] == {"kind": "valid", "step": 1, "nll": None, "bleu": 10.0}
 
 
+def test_the_best_ter_is_the_lowest_and_the_other_scores_are_the_highest(tmp_path: Path) -> None:
+    reporter = Reporter(tmp_path, is_main=True, max_steps=4, first_step=0)
+    for step, value in ((1, 50.0), (2, 70.0), (3, 60.0)):
+        reporter.record("valid", step, dict.fromkeys(("ter", "chrf", "command"), value))
+    reporter.close()
+    found = scalars(tmp_path)
+    assert found["valid/best_ter"] == [(1, 50.0), (2, 50.0), (3, 50.0)]
+    assert found["valid/best_chrf"] == found["valid/best_command"] == [(1, 50.0), (2, 70.0), (3, 70.0)]
+    assert found["valid/ter"] == [(1, 50.0), (2, 70.0), (3, 60.0)]
+
+
 def test_settings_that_results_depend_on_are_shown(reporter: Reporter, tmp_path: Path) -> None:
     config = PRESETS["tiny"].changed(data=("data/news", "data/talks"), timeout_minutes=7.0, precision="bf16")
     config = dataclasses.replace(config, compile=True, model=dataclasses.replace(config.model, head_width=1))

@@ -28,6 +28,7 @@ from dist_transformer.run.folder import (
     describe_run,
     open_run,
     remove_newer,
+    require_same_measure,
     run_identity,
     shareable_settings,
     write_settings,
@@ -195,6 +196,29 @@ def test_the_rest_may_change_and_is_listed(config: TrainConfig, run_dir: Path) -
         "optimizer.peak_lr: 0.003 -> 0.001",
         "precision: None -> 'fp32'",
     ]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "name"),
+    [
+        ({"best_by": "nll"}, {"best_by": "ter"}, "best_by = 'nll', not 'ter'"),
+        (
+            {"best_by": "command", "validation_command": "a {hypothesis}"},
+            {"best_by": "command", "validation_command": "b {hypothesis}"},
+            "validation_command = 'a {hypothesis}', not 'b {hypothesis}'",
+        ),
+    ],
+)
+def test_a_ranking_by_another_measure_is_refused_by_name(
+    before: dict[str, Any], now: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as refused:
+        require_same_measure(tmp_path, now, before, {"best": [[10, 2.0]]})
+    assert f"has ranked its validations with {name}, and" in str(refused.value)
+    require_same_measure(tmp_path, now, before, {"best": []})
+    require_same_measure(tmp_path, before, before, {"best": [[10, 2.0]]})
+    # A program whose score ranks nothing may change.
+    require_same_measure(tmp_path, now | {"best_by": "nll"}, before | {"best_by": "nll"}, {"best": [[10, 2.0]]})
 
 
 def test_a_missing_or_damaged_settings_file_is_named(config: TrainConfig, run_dir: Path) -> None:

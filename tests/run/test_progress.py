@@ -1,10 +1,13 @@
 import json
+from collections.abc import Sequence
+
+import pytest
 
 from dist_transformer.data.loading.plan import Position
 from dist_transformer.run.progress import Progress
 
 
-def ranked(values: list[float], by: str, keep: int) -> tuple[Progress, list[bool]]:
+def ranked(values: Sequence[float | None], by: str, keep: int) -> tuple[Progress, list[bool]]:
     progress, improved = Progress(), []
     for number, value in enumerate(values, start=1):
         progress.step = 10 * number
@@ -19,11 +22,25 @@ def test_the_lowest_losses_are_remembered_best_first() -> None:
     assert progress.validations_since_best == 2
 
 
-def test_the_highest_bleu_is_the_best() -> None:
-    progress, improved = ranked([3.0, 1.0, 4.0], "bleu", keep=2)
+@pytest.mark.parametrize("by", ["bleu", "chrf", "command"])
+def test_the_highest_score_is_the_best(by: str) -> None:
+    progress, improved = ranked([3.0, 1.0, 4.0], by, keep=2)
     assert progress.best == [(30, 4.0), (10, 3.0)]
     assert improved == [True, False, True]
     assert progress.validations_since_best == 0
+
+
+def test_the_lowest_ter_is_the_best() -> None:
+    progress, improved = ranked([30.0, 10.0, 40.0], "ter", keep=2)
+    assert progress.best == [(20, 10.0), (10, 30.0)]
+    assert improved == [True, True, False]
+
+
+def test_a_validation_without_the_measure_is_not_ranked_and_does_not_count_for_patience() -> None:
+    progress, improved = ranked([3.0, 2.0, None], "command", keep=2)
+    assert progress.best == [(10, 3.0), (20, 2.0)]
+    assert improved == [True, False, False]
+    assert (progress.validations_since_best, progress.validated_step) == (1, 30)
 
 
 def test_equal_to_the_best_is_not_better() -> None:

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from dist_transformer.config.measures import LABELS
 from dist_transformer.reporting.html.curves import Chart, Series, draw, scientific
 from dist_transformer.reporting.html.markup import Html, element, join
 from dist_transformer.reporting.html.run import Run, number
@@ -152,10 +153,11 @@ def _best(run: Run) -> Html:
     best = best_validation(run)
     if best is None:
         return _figure("Best validation", "none", "no validation is recorded")
-    values = (("ppl", "ppl", ".2f"), ("BLEU", "bleu", ".1f"))
+    scores = ((LABELS[name], name, ".1f") for name in ("bleu", "chrf", "ter"))
+    values = (("ppl", "ppl", ".2f"), *scores, (LABELS["command"], "command", ".4g"))
     others = [f"{label} {value:{form}}" for label, name, form in values if (value := number(best, name)) is not None]
     nll = number(best, "nll")
-    note = ", ".join([*others, f"step {best['step']:,}", f"best of {len(run.valid):,} by {best_by(run)}"])
+    note = ", ".join([*others, f"step {best['step']:,}", f"best of {len(run.valid):,} by {LABELS[best_by(run)]}"])
     return _figure("Best validation", None if nll is None else f"nll {nll:.3f}", note)
 
 
@@ -182,8 +184,15 @@ def _charts(run: Run) -> list[Chart]:
     half = run.step // 2
     if sum(record["step"] >= half for record in run.train) >= _ENOUGH_FOR_A_CLOSE_LOOK:
         charts.append(_loss_chart(run, "Loss, second half", half))
-    bleu = Series(label="validation", points=_points(run.valid, "bleu"), style="second")
-    charts.append(Chart(title="Validation BLEU", unit="0 to 100", series=[bleu], steps=whole, from_zero=True))
+    scores = (
+        ("Validation BLEU", "0 to 100", "bleu"),
+        ("Validation chrF", "0 to 100", "chrf"),
+        ("Validation TER", "edits per 100 words, lower is better", "ter"),
+        ("Validation command", "its score", "command"),
+    )
+    for title, unit, name in scores:
+        series = Series(label="validation", points=_points(run.valid, name), style="second")
+        charts.append(Chart(title=title, unit=unit, series=[series], steps=whole, from_zero=name != "command"))
     single = (
         ("Learning rate", "of Adam", "learning_rate"),
         ("Gradient norm", "L2, before clipping", "gradient_norm"),

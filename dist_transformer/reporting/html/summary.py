@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from dist_transformer.config.measures import MEASURES, Measure, badness
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.reporting.html.run import Run, number
@@ -67,15 +68,15 @@ def judge(run: Run) -> Status:
     )
 
 
-def best_by(run: Run) -> str:
-    """Return the score by which the settings compare validations: `nll` or `bleu`."""
-    return "bleu" if run.settings.get("best_by") == "bleu" else "nll"
+def best_by(run: Run) -> Measure:
+    """Return the measure by which the settings compare validations."""
+    return next((measure for measure in MEASURES if run.settings.get("best_by") == measure), "nll")
 
 
 def best_validation(run: Run) -> dict[str, Any] | None:
     """Return the best validation; among equals, the first."""
-    name, sign = best_by(run), -1 if best_by(run) == "bleu" else 1
-    known = [(sign * value, record) for record in run.valid if (value := number(record, name)) is not None]
+    name = best_by(run)
+    known = [(badness(name, value), record) for record in run.valid if (value := number(record, name)) is not None]
     return min(known, key=lambda pair: pair[0])[1] if known else None
 
 

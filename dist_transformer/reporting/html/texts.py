@@ -37,12 +37,14 @@ def _sheet(run: Run, sheet: SampleSheet) -> Html:
         for sample in sheet.samples
     ]
     of_direction = "" if sheet.direction is None else f", {sheet.direction}"
+    scores = ", ".join(f"{value:.1f} {name}" for name, (value, _) in sheet.scores.items())
     scored = (
         f"Step {sheet.step:,}{of_direction}: {len(sheet.samples)} of {sheet.sentences:,} validation sentences, "
-        f"which score {sheet.bleu:.1f} BLEU."
+        f"which score {scores}."
     )
+    signatures = " · ".join(signature for _, signature in sheet.scores.values())
     return join(
-        element("p", scored, " ", element("span", sheet.signature, class_="mono soft")),
+        element("p", scored, " ", element("span", signatures, class_="mono soft")),
         _table(("Source", "Reference", "Hypothesis"), rows, "texts stacks"),
         _over_the_run(run, sheet, sheet.samples[0]),
     )

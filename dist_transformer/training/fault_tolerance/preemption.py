@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,11 @@ from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
 
 # Value of a ballot for the time limit, above every signal number.
 _TIME_LIMIT = 128
+# Value of a ballot for work that has ended, above both.
+_ENDED = 256
 _RANKS = 2**20
+# From a step to the next chance to stop, which is a step later.
+_AHEAD = (Phase.STEP, Phase.STEP, Phase.EVALUATION, Phase.CHECKPOINT)
 # Besides the measured times, a job reserves a twentieth of its time for the save at its end, at most a minute.
 _SPARE_SHARE, _SPARE_SECONDS = 0.05, 60.0
 
@@ -48,28 +53,57 @@ class Preemption:
 
         Collective: every rank must call it.
         """
-        self._ballot.fill_(self._wish() * _RANKS + self.world.rank)
-        self._exchange = distributed.begin_all_reduce_max(self._ballot, self._group)
+        self._send(self._wish(*_AHEAD))
 
     def outcome(self) -> str | None:
         """Return at the end of the step why all ranks stop now, or None if they continue; the same on all ranks."""
+        return _reason(*self._received())
+
+    def wait_until(self, has_ended: Callable[[], bool]) -> str | None:
+        """Wait for work of rank 0 that may take long, unless a rank is asked to stop.
+
+        Collective: every rank must call it.
+
+        Args:
+            has_ended: called on rank 0, in each round; it sets the pace.
+
+        Returns:
+            None if the work has ended, otherwise why all ranks stop now; the same on all ranks.
+        """
+        while True:
+            self.watchdog.progress()
+            self._send(_ENDED if self.world.is_main and has_ended() else self._wish(Phase.CHECKPOINT))
+            wish, rank = self._received()
+            if wish != 0:
+                return None if wish == _ENDED else _reason(wish, rank)
+
+    def _send(self, wish: int) -> None:
+        self._ballot.fill_(wish * _RANKS + self.world.rank)
+        self._exchange = distributed.begin_all_reduce_max(self._ballot, self._group)
+
+    def _received(self) -> tuple[int, int]:
+        """Wait for all ballots, and return the highest wish and a rank that has it."""
         if self._exchange is not None:
             self._exchange.wait()
-        wish, rank = divmod(int(self._ballot), _RANKS)
-        if wish == 0:
-            return None
-        return "the time limit is near" if wish == _TIME_LIMIT else f"{signal.Signals(wish).name} on rank {rank}"
+        return divmod(int(self._ballot), _RANKS)
 
-    def _wish(self) -> int:
-        if self._ends - time.monotonic() < self._needed():
+    def _wish(self, *ahead: Phase) -> int:
+        """Return the ballot of this rank; `ahead` is the work until it can stop later."""
+        if self._ends - time.monotonic() < self._needed(ahead):
             return _TIME_LIMIT
         received = self.watchdog.signals.received
         return 0 if received is None else int(received)
 
-    def _needed(self) -> float:
-        """Return the seconds that must be left at the start of a step; the next chance to stop is one step later."""
-        longest = self.watchdog.longest
-        return 2 * longest[Phase.STEP] + longest[Phase.EVALUATION] + longest[Phase.CHECKPOINT] + self._spare
+    def _needed(self, ahead: Sequence[Phase]) -> float:
+        """Return the seconds that must be left before the work `ahead`, as long as it took at most until now."""
+        return sum(self.watchdog.longest[phase] for phase in ahead) + self._spare
+
+
+def _reason(wish: int, rank: int) -> str | None:
+    """Describe for the user what a rank wishes; None if no rank wishes to stop."""
+    if wish == 0:
+        return None
+    return "the time limit is near" if wish == _TIME_LIMIT else f"{signal.Signals(wish).name} on rank {rank}"
 
 
 def seconds_left(walltime_minutes: float, *, age: float) -> float | None:

@@ -72,6 +72,8 @@ class Watchdog:
         self.limits = {**limits, Phase.LEAVING: _LEAVING_SECONDS}
         self.longest = dict.fromkeys(Phase, 0.0)
         """Longest seconds per phase so far, without the first step, which compiles."""
+        self.endings: list[Callable[[], object]] = []
+        """Calls that end processes of this rank. They are made before the watchdog ends the rank."""
         shortest = min(limits.values(), default=float("inf"))
         self._interval = max(_SHORTEST_BEAT_SECONDS, min(_BEAT_SECONDS, shortest / _BEATS_A_LIMIT))
         self._born = time.monotonic()
@@ -220,8 +222,8 @@ class Watchdog:
         self._within_reason(lambda: self._report(Failure(rank=self.world.rank, reason=reason, is_hang=True)))
         self._exit(reason)
 
-    def _within_reason(self, work: Callable[[], None]) -> None:
-        """Do work that uses files, but wait for it only for a limited time."""
+    def _within_reason(self, work: Callable[[], object]) -> None:
+        """Do work that uses files or other processes, but wait for it only for a limited time."""
         helper = threading.Thread(target=work, name="report", daemon=True)
         helper.start()
         helper.join(max(_REPORT_SECONDS, _REPORT_BEATS * self._interval))
@@ -259,6 +261,7 @@ class Watchdog:
         """End the process, unless this rank has ended well in the meantime."""
         if not self._closed.is_set():
             _tell(f"error: rank {self.world.rank} ends: {reason}")
+            self._within_reason(lambda: [end() for end in tuple(self.endings)])
             os._exit(1)
 
 

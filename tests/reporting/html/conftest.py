@@ -143,8 +143,8 @@ def sample(source: str, reference: str, hypothesis: str, *, with_map: bool = Fal
     )
 
 
-def write_samples(run: Path, step: int, bleu: float, *samples: Sample) -> None:
-    write_sheet(run, SampleSheet(step=step, sentences=500, bleu=bleu, signature=SIGNATURE, samples=samples))
+def write_samples(run: Path, step: int, bleu: float, *samples: Sample, **scores: Any) -> None:
+    write_sheet(run, SampleSheet(step=step, sentences=500, bleu=bleu, signature=SIGNATURE, samples=samples, **scores))
 
 
 @pytest.fixture

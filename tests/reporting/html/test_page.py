@@ -140,6 +140,31 @@ def test_curves(run_dir: Path, read_page: ReadPage) -> None:
     assert "4,000" in [text.text for text in speed.xpath(".//text")]
 
 
+def test_every_measure_of_a_validation_has_a_curve_and_the_best_has_its_figures(
+    tmp_path: Path, read_page: ReadPage
+) -> None:
+    scores = {"bleu": 20.0, "chrf": 45.0, "ter": 60.25, "command": 0.81234}
+    records = [train(step, nll=2.0) for step in (20, 40)]
+    records += [{"kind": "valid", "step": step, "nll": 1.5, **scores} for step in (20, 40)]
+    document = read_page(write_run(tmp_path, records, best_by="ter"))
+    assert curve_titles(document) == [
+        *("Loss", "Validation BLEU", "Validation chrF", "Validation TER", "Validation command")
+    ]
+    assert figures(document)["Best validation"] == [
+        "nll 1.500",
+        "BLEU 20.0, chrF 45.0, TER 60.2, command 0.8123, step 20, best of 2 by TER",
+    ]
+
+
+def test_the_samples_have_every_score_with_its_signature(tmp_path: Path, read_page: ReadPage) -> None:
+    run = write_run(tmp_path, RECORDS)
+    write_samples(run, 40, 20.0, sample("a", "b", "c"), chrf=45.0, ter=60.25, signatures={"chrf": "c", "ter": "t"})
+    text = words(section(read_page(run), "Sample translations").xpath("./p")[0])
+    assert text == (
+        f"Step 40: 1 of 500 validation sentences, which score 20.0 BLEU, 45.0 chrF, 60.2 TER. {SIGNATURE} · c · t"
+    )
+
+
 def test_a_long_run_has_a_close_look_at_its_second_half(tmp_path: Path, read_page: ReadPage) -> None:
     records = [train(step, nll=3.0, loss=4.0) for step in range(10, 201, 10)]
     document = read_page(write_run(tmp_path, records, max_steps=500))

@@ -72,6 +72,16 @@ def test_best_validation_by_loss_and_by_bleu(tmp_path: Path) -> None:
     assert best_validation(load_run(write_run(tmp_path, RECORDS[:2]))) is None
 
 
+@pytest.mark.parametrize(("best_by", "step"), [("chrf", 20), ("ter", 10), ("command", 20)])
+def test_best_validation_by_the_other_measures(tmp_path: Path, best_by: str, step: int) -> None:
+    """The last validation has no score of the program."""
+    scores = [{"chrf": 40.0, "ter": 60.0, "command": 0.5}, {"chrf": 50.0, "ter": 70.0, "command": 0.7}, {"nll": 1.0}]
+    records = [{"kind": "valid", "step": 10 * number, **values} for number, values in enumerate(scores, 1)]
+    best = best_validation(load_run(write_run(tmp_path, records, best_by=best_by)))
+    assert best is not None
+    assert best["step"] == step
+
+
 def test_the_first_of_equal_validations_is_the_best(tmp_path: Path) -> None:
     equal = [{"kind": "valid", "step": step, "nll": 1.0} for step in (10, 20)]
     assert best_validation(load_run(write_run(tmp_path, equal))) == equal[0]

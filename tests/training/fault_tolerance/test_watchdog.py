@@ -208,6 +208,7 @@ behind = Heartbeats.who_is_behind
 Heartbeats.who_is_behind = lambda self, *, wait_seconds: behind(self, wait_seconds=wait_seconds + 2)
 limits = {Phase.STEP: 1.5, Phase.EVALUATION: 1000}
 watchdog = Watchdog(World(), limits).start(LauncherWatch())
+watchdog.endings.append(lambda: print("ended", flush=True))
 watchdog.publish_in(Path(sys.argv[1]))
 watchdog.enter(Phase.EVALUATION, 1)
 time.sleep(1.8)
@@ -231,7 +232,7 @@ def test_a_hang_ends_the_process_with_its_stacks(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", HANG, str(tmp_path)], capture_output=True, text=True, check=False, timeout=PATIENCE
     )
-    assert (done.returncode, done.stdout) == (1, "healthy\n")
+    assert (done.returncode, done.stdout) == (1, "healthy\nended\n")
     stacks = (tmp_path / "hangs" / "rank-0.txt").read_text()
     for text in (done.stderr, stacks):
         assert "no progress in training, step 2" in text
